@@ -1,0 +1,275 @@
+"""Compiles kernels for GPUs that are not there, and reads from what the compiler wrote what they would use.
+
+Needs no GPU and no driver: Triton brings the compilers (LLVM for AMD, `ptxas` and `cuobjdump` for NVIDIA). A process whose
+kernels are interpreted cannot compile them, so there a second process does.
+"""
+
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from memtraffic import machine
+
+# name: Triton's backend, its name for the architecture, threads a warp
+TARGETS = {f"sm_{cc}": ("cuda", cc, 32) for cc in (75, 80, 86, 89, 90, 100, 120)}
+TARGETS |= {arch: ("hip", arch, 64) for arch in ("gfx908", "gfx90a", "gfx942", "gfx950")}
+TARGETS |= {arch: ("hip", arch, 32) for arch in ("gfx1100", "gfx1201")}
+
+
+class CompileError(Exception):
+    """A kernel could not be compiled for a target; the message is the compiler's."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel, as its compiler sees it: where the kernel is defined, argument types, constants, options."""
+
+    module: str
+    qualname: str
+    signature: dict
+    constants: dict
+    attributes: dict
+    options: dict
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel uses. Registers (of 32 bits) and spills (bytes) a thread, shared memory (bytes) a program.
+
+    `load_bits` and `store_bits` are the widths of the instructions that load from and store to global memory, each with how
+    many such instructions the code holds: {128: 2} is two instructions that move 16 bytes a thread.
+    """
+
+    kernel: str
+    target: str
+    num_warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    load_bits: dict = field(default_factory=dict)
+    store_bits: dict = field(default_factory=dict)
+
+    def __str__(self):
+        def widths(bits):
+            return " + ".join(f"{number} of {width} bits" for width, number in sorted(bits.items())) or "none"
+
+        return (
+            f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, {self.spill_bytes} bytes "
+            f"spilled, {self.shared_bytes} bytes shared; loads: {widths(self.load_bits)}; stores: {widths(self.store_bits)}"
+        )
+
+    as_dict = asdict
+
+
+def resources(fn, target, *tensors, num_warps=None):
+    """The `Resources` of each Triton kernel that `fn(*tensors)` launches, compiled for `target`. No kernel runs.
+
+    >>> [kernel] = resources(fused.softmax, "sm_90", torch.empty(1, 4096, device=machine.device()))
+    >>> kernel.spill_bytes
+    0
+
+    target: a key of `TARGETS`. num_warps: overrides what `fn` asks for.
+
+    Raises LookupError for an unknown target, CompileError if a kernel does not compile there, LookupError where kernels are
+    interpreted and a kernel is defined in no file that a second process could import.
+    """
+    if target not in TARGETS:
+        raise LookupError(f"no target is named {target!r}: give one of {', '.join(TARGETS)}")
+    found = launches(fn, *tensors)
+    if num_warps is not None:
+        found = [Launch(**{**vars(launch), "options": launch.options | {"num_warps": num_warps}}) for launch in found]
+    return compile_launches([(launch, target) for launch in found])
+
+
+def launches(fn, *tensors):
+    """Every `Launch` that `fn(*tensors)` makes. The kernels are noted, not run, so what they would write stays unwritten."""
+    from triton.runtime import autotuner, interpreter, jit
+
+    found = []
+
+    def note(kernel, *args, grid=None, warmup=False, **kwargs):
+        found.append(_describe(kernel, args, kwargs))
+
+    def note_tuned(tuner, *args, **kwargs):
+        for config in tuner.configs:
+            tuner.fn.run(*args, **kwargs | config.all_kwargs())
+
+    with (
+        _replaced(jit.JITFunction, "run", note),
+        _replaced(interpreter.InterpretedFunction, "run", note),
+        _replaced(autotuner.Autotuner, "run", note_tuned),
+    ):
+        fn(*tensors)
+    return found
+
+
+@contextmanager
+def _replaced(owner, name, value):
+    original = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _describe(kernel, args, kwargs):
+    """A launch's arguments as Triton specialises them: an int of 1 is a constant, one divisible by 16 is marked so."""
+    fn = kernel.fn
+    parameters = inspect.signature(fn).parameters
+    bound = inspect.signature(fn).bind(*args, **{name: kwargs[name] for name in kwargs if name in parameters})
+    bound.apply_defaults()
+    signature, constants, attributes = {}, {}, {}
+    for position, (name, value) in enumerate(bound.arguments.items()):
+        annotation = parameters[name].annotation
+        is_constexpr = str(getattr(annotation, "__name__", annotation)).endswith("constexpr")
+        is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
+        if is_constexpr or value is None or is_one:
+            signature[name], constants[name] = "constexpr", getattr(value, "value", value)
+            continue
+        signature[name] = _type_name(fn.__name__, name, value)
+        size = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if isinstance(size, int) and not isinstance(size, bool) and size % 16 == 0:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    options = {name: kwargs[name] for name in ("num_warps", "num_stages", "waves_per_eu") if name in kwargs}
+    return Launch(fn.__module__, fn.__qualname__, signature, constants, attributes, {"num_warps": 4} | options)
+
+
+def _type_name(kernel, name, value):
+    if isinstance(value, torch.Tensor):
+        from triton.runtime.jit import mangle_type
+
+        return mangle_type(value)
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    if isinstance(value, float):
+        return "fp32"
+    raise CompileError(f"{kernel}: cannot compile for an argument {name} of type {type(value).__name__}")
+
+
+def compile_launches(jobs):
+    """The `Resources` of each of `jobs`, pairs of a `Launch` and a target's name; raises as `resources`."""
+    if not machine.INTERPRETED:
+        return [_compile(launch, target) for launch, target in jobs]
+    for launch, _ in jobs:
+        if launch.module == "__main__":
+            raise LookupError(
+                f"{launch.qualname} is defined in a cell or a script: where kernels are interpreted a second process compiles "
+                "them, so put the kernel in a file that it can import"
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer"
+        paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+        worker = subprocess.run(
+            [sys.executable, "-c", "from memtraffic.targets import _worker; _worker()", str(answer)],
+            input=pickle.dumps(jobs),
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths},
+            capture_output=True,
+        )
+        if worker.returncode:
+            raise CompileError(worker.stderr.decode().strip().splitlines()[-1])
+        outcome = pickle.loads(answer.read_bytes())
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _worker():
+    """What the second process does: jobs in on stdin, their resources or the error out to a file."""
+    jobs = pickle.loads(sys.stdin.buffer.read())
+    try:
+        outcome = [_compile(launch, target) for launch, target in jobs]
+    except (CompileError, LookupError) as error:
+        outcome = error
+    Path(sys.argv[1]).write_bytes(pickle.dumps(outcome))
+
+
+def _compile(launch, target):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    backend, architecture, warp = TARGETS[target]
+    kernel = sys.modules.get(launch.module) or __import__(launch.module, fromlist=["_"])
+    for part in launch.qualname.split("."):
+        kernel = getattr(kernel, part)
+    while not isinstance(kernel, triton.JITFunction):  # unwrap autotuning and heuristics
+        kernel = kernel.fn
+    options = {name: value for name, value in launch.options.items() if backend == "hip" or name != "waves_per_eu"}
+    source = ASTSource(kernel, launch.signature, launch.constants, launch.attributes)
+    try:
+        compiled = triton.compile(source, target=GPUTarget(backend, architecture, warp), options=options)
+    except Exception as error:  # compilers raise whatever they like
+        raise CompileError(f"{kernel.__name__} does not compile for {target}: {error}") from error
+    read = _read_cubin if backend == "cuda" else _read_amdgcn
+    found = read(compiled.asm["cubin" if backend == "cuda" else "amdgcn"])
+    return Resources(
+        kernel=kernel.__name__, target=target, num_warps=options["num_warps"], shared_bytes=compiled.metadata.shared, **found
+    )
+
+
+def _read_cubin(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, sass = (_cuobjdump(option, file.name) for option in ("-res-usage", "-sass"))
+    counted = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage))
+    return {
+        "registers": int(counted["REG"]),
+        "spill_bytes": int(counted["STACK"]) + int(counted["LOCAL"]),
+        "load_bits": _widths(r"\b(?:LDG|LDGSTS)\.E((?:\.\w+)*)", sass, _sass_bits),
+        "store_bits": _widths(r"\bSTG\.E((?:\.\w+)*)", sass, _sass_bits),
+    }
+
+
+def _cuobjdump(option, path):
+    from triton import knobs
+
+    return subprocess.run([knobs.nvidia.cuobjdump.path, option, path], check=True, capture_output=True, text=True).stdout
+
+
+def _sass_bits(suffixes):
+    for suffix in suffixes.split("."):
+        if suffix in ("64", "128", "256"):
+            return int(suffix)
+        if suffix in ("U8", "S8", "U16", "S16"):
+            return int(suffix[1:])
+    return 32
+
+
+def _read_amdgcn(assembly):
+    def number(pattern):
+        return int(re.search(pattern, assembly)[1])
+
+    return {
+        "registers": number(r"; TotalNumVgprs: (\d+)") if "TotalNumVgprs" in assembly else number(r"; NumVgprs: (\d+)"),
+        "spill_bytes": number(r"; ScratchSize: (\d+)"),
+        "load_bits": _widths(r"\b(?:global|buffer|flat)_load_(\w+)", assembly, _amd_bits),
+        "store_bits": _widths(r"\b(?:global|buffer|flat)_store_(\w+)", assembly, _amd_bits),
+    }
+
+
+def _amd_bits(suffix):
+    if found := re.search(r"dwordx(\d)", suffix):
+        return 32 * int(found[1])
+    if found := re.search(r"(?:^|_)[biu](8|16|32|64|96|128)(?:_|$)", suffix):
+        return int(found[1])
+    return {"d": 32, "u": 16, "s": 16}[suffix[0]] if not suffix.endswith("byte") else 8
+
+
+def _widths(pattern, assembly, bits):
+    found = {}
+    for suffix in re.findall(pattern, assembly):
+        found[bits(suffix)] = found.get(bits(suffix), 0) + 1
+    return dict(sorted(found.items()))

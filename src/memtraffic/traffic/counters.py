@@ -1,0 +1,109 @@
+"""Reads hardware counters: what the caches and the memory of a GPU moved while a function ran.
+
+A second process runs the function under Nsight Compute (`ncu`), which flushes the caches before each kernel. So each kernel is
+counted alone, starting cold.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pandas as pd
+
+from memtraffic import machine
+from memtraffic.ladder import name_of, resolve
+
+METRICS = {
+    "instruction_read_bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
+    "l1_l2_read_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_write_sectors": "lts__t_sectors_op_write.sum",
+    "ns": "gpu__time_duration.sum",
+}
+COLUMNS = ("kernel", *METRICS)
+SECTOR_BYTES = 32
+
+
+class CountersError(RuntimeError):
+    """The counters cannot be read here; the message says why."""
+
+
+def counters(fn, m, n, dtype="float32", warmup=3):
+    """What the hardware moved in one call of `fn` on an M x N matrix: a DataFrame with a row for each kernel it ran.
+
+    Columns: `kernel`, its name; `instruction_read_bytes`, what its load instructions asked for, lane by lane;
+    `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
+    written to L2; `ns`, its duration. Each is the sum over the whole GPU.
+
+    fn: a rung's name, `module:function`, or a function that another process can import. It is called `warmup` times before.
+
+    Raises CountersError where there is no GPU, no `ncu` or no permission to read counters, or where `fn` fails; LookupError for
+    a function that another process cannot import.
+    """
+    name = name_of(fn)
+    resolve(name)
+    if not machine.HAS_GPU:
+        raise CountersError("counters: there is no GPU on this machine")
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise CountersError("counters: Nsight Compute's command `ncu` is not on the PATH")
+    job = json.dumps({"name": name, "m": m, "n": n, "dtype": dtype, "warmup": warmup})
+    paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+    with tempfile.NamedTemporaryFile(suffix=".csv") as log:
+        command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
+        command += ["--print-units", "base", "--metrics", ",".join(METRICS.values()), "--log-file", log.name]
+        command += [sys.executable, "-c", "from memtraffic.traffic.counters import _worker; _worker()", job]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+        said = log.read().decode()
+    if done.returncode or "ERR_NVGPUCTRPERM" in said:
+        why = "no permission to read them" if "ERR_NVGPUCTRPERM" in said else (done.stderr or said).strip().splitlines()[-1:]
+        raise CountersError(f"counters: {why if isinstance(why, str) else ''.join(why)}")
+    return parse(said)
+
+
+counters.columns = COLUMNS
+
+
+def parse(said):
+    """The DataFrame of `counters` from what `ncu --csv --page raw` printed. Raises CountersError if a counter is missing."""
+    table = "\n".join(line for line in said.splitlines() if line.startswith('"'))
+    rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
+    if not rows:
+        raise CountersError("counters: ncu saw no kernel")
+    if missing := [metric for metric in METRICS.values() if metric not in rows[0]]:
+        raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
+    return pd.DataFrame(
+        [
+            {"kernel": short_name(row["Kernel Name"])}
+            | {column: int(float(row[metric].replace(",", ""))) for column, metric in METRICS.items()}
+            for row in rows
+        ],
+        columns=list(COLUMNS),
+    )
+
+
+def short_name(kernel):
+    """A kernel's name without its template arguments: `void at::native::reduce_kernel<512, …>` is `reduce_kernel`."""
+    return kernel.split("(")[0].split("<")[0].removeprefix("void ").split("::")[-1]
+
+
+def _worker():
+    """What runs under ncu: warm up, then one call between start and stop."""
+    import torch
+
+    job = json.loads(sys.argv[1])
+    fn = resolve(job["name"])
+    x = torch.randn(job["m"], job["n"], device=machine.device()).to(getattr(torch, job["dtype"]))
+    for _ in range(job["warmup"]):
+        fn(x)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    fn(x)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
