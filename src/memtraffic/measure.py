@@ -4,6 +4,7 @@ Bandwidth is always the *least* traffic over the time: a softmax must read and w
 function that moves more is slower for it, not faster.
 """
 
+import functools
 import statistics
 
 import pandas as pd
@@ -33,37 +34,35 @@ def torch_softmax(x):
     return torch.softmax(x, dim=1)
 
 
-_made = {}
-
-
-def _once(make):
-    """A function that is made on its first call, so that importing this module compiles nothing."""
-
-    def call(x):
-        if make not in _made:
-            _made[make] = make()
-        return _made[make](x)
-
-    call.__doc__ = make.__doc__
-    return call
-
-
+@functools.cache
 def _script():
-    """The naive softmax through `torch.jit.script`."""
     return torch.jit.script(naive.softmax)
 
 
-def _compile():
+@functools.cache
+def _compile(multi_kernel):
+    import torch._dynamo
+
+    # One compilation a shape, and an error, not a silent return to eager mode, should there be too many of them.
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(naive.softmax, dynamic=False, options={"triton.multi_kernel": multi_kernel})
+
+
+def scripted(x):
+    """The naive softmax through `torch.jit.script`."""
+    return _script()(x)
+
+
+def compiled(x):
     """The naive softmax through `torch.compile`."""
-    return torch.compile(naive.softmax, dynamic=False)
+    return _compile(0)(x)
 
 
-def _compile_multi():
+def compiled_multi(x):
     """The naive softmax through `torch.compile`, allowed to keep a long row in registers (`triton.multi_kernel`)."""
-    return torch.compile(naive.softmax, dynamic=False, options={"triton.multi_kernel": 1})
+    return _compile(1)(x)
 
-
-scripted, compiled, compiled_multi = _once(_script), _once(_compile), _once(_compile_multi)
 
 PEERS = {
     "copy": copy,
@@ -123,7 +122,7 @@ def bench(names, shapes, dtype="float32", cold=True):
     rows = []
     for m, n in progress(shapes, "timing"):
         x = torch.randn(m, n, device=machine.device()).to(getattr(torch, dtype))
-        times = seconds([lambda fn=fn: fn(x) for fn in fns.values()], cold=cold)
+        times = seconds([functools.partial(fn, x) for fn in fns.values()], cold=cold)
         for name, samples in zip(fns, times, strict=True):
             rows.append({"impl": name, "m": m, "n": n, "dtype": dtype} | summary(samples, 2 * x.numel() * x.element_size()))
     return pd.DataFrame(rows, columns=list(bench.columns))
@@ -142,7 +141,7 @@ def summary(samples, n_bytes):
 def roof():
     """The GPU's two roofs, measured: a DataFrame of one row. Raises RuntimeError without a GPU.
 
-    Columns: `gpu`; `copy_gb_per_s`, a copy of 2 GiB, reads plus writes; `datasheet_gb_per_s`, 0 where the datasheet is not known;
+    Columns: `gpu`; `copy_gb_per_s`, a copy of 2 GiB, reads plus writes; `datasheet_gb_per_s`, 0 where it is not known;
     `fp32_tflop_per_s`, a float32 matrix product of 8192 cubed without TF32, at 2 operations a multiply-add; `l2_mib`.
     """
     machine.require_gpu("roof")

@@ -2,7 +2,8 @@
 
 A measured result is an *experiment*: a name and a call that returns a DataFrame. `experiment` treats it by mode:
 
-- `live` (a GPU): the call runs, and the page says on which GPU;
+- `live` (a GPU): the call runs, and the page says on which GPU; where the GPU's counters may not be read, it says so and
+  shows the recording;
 - `record` (`make record`, a GPU): it runs, and is written to `recordings/<gpu>/<name>.csv`;
 - `verify` (`make verify`, a GPU): it runs, and is kept beside the recording, to be compared with it by `drift`;
 - `replay` (no GPU): it is read from the recording.
@@ -24,6 +25,7 @@ import pandas as pd
 import torch
 
 from memtraffic import machine
+from memtraffic.traffic.counters import NoCounters
 
 MODES = ("live", "record", "verify", "replay")
 MEND = "`make record` on a GPU makes it anew, `git checkout book/recordings` brings the published one back"
@@ -49,13 +51,16 @@ def experiment(name, fn, *args, **kwargs):
     Raises RecordingError if the recording is missing, truncated, edited, of other columns or of another call.
     """
     call = describe(fn, *args, **kwargs)
-    if mode() == "replay":
-        folder = latest()
-        frame = read(folder, name, call, getattr(fn, "columns", None))
-        print(label(load_machine(folder)))
-        return frame
-    frame = fn(*args, **kwargs)
     columns = getattr(fn, "columns", None)
+    if mode() == "replay":
+        return _replay(name, call, columns)
+    try:
+        frame = fn(*args, **kwargs)
+    except NoCounters as error:
+        if mode() != "live":
+            raise
+        print(f"{error}, so this is a recording.")
+        return _replay(name, call, columns)
     if columns is not None and list(frame.columns) != list(columns):
         raise RecordingError(f"{name}: {call} returned columns {list(frame.columns)}, not {list(columns)}")
     text = to_csv(frame)
@@ -71,6 +76,13 @@ def experiment(name, fn, *args, **kwargs):
     else:
         print(f"Measured now on {machine.gpu_name()}.")
     return from_csv(text)
+
+
+def _replay(name, call, columns):
+    folder = latest()
+    frame = read(folder, name, call, columns)
+    print(label(load_machine(folder)))
+    return frame
 
 
 def describe(fn, *args, **kwargs):
@@ -107,11 +119,12 @@ def here():
     return root() / machine.slug(machine.gpu_name())
 
 
-def latest():
-    """The newest folder of recordings, the one the stored pages come from. Raises RecordingError if there is none."""
-    found = [(load_machine(path.parent)["date"], path.parent) for path in sorted(root().glob("*/machine.json"))]
+def latest(recordings=None):
+    """The newest folder in `recordings`, the one the stored pages come from. Raises RecordingError if there is none."""
+    recordings = recordings or root()
+    found = [(load_machine(path.parent)["date"], path.parent) for path in sorted(recordings.glob("*/machine.json"))]
     if not found:
-        raise RecordingError(f"{root()}: no recording; {MEND}")
+        raise RecordingError(f"{recordings}: no recording; {MEND}")
     return max(found)[1]
 
 
@@ -158,7 +171,9 @@ def write(folder, name, call, text):
     path = folder / "machine.json"
     about = load_machine(folder) if path.exists() else describe_machine() | {"experiments": {}}
     if name in about["experiments"] and about["experiments"][name]["call"] != call:
-        raise RecordingError(f"{folder / name}.csv: two experiments share this name, {about['experiments'][name]['call']} and {call}")
+        raise RecordingError(
+            f"{folder / name}.csv: two experiments share this name, {about['experiments'][name]['call']} and {call}"
+        )
     (folder / f"{name}.csv").write_text(text)
     about["experiments"][name] = {"call": call, "rows": len(text.splitlines()) - 1, "sha256": checksum(text)}
     path.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
@@ -192,8 +207,8 @@ def describe_machine():
 # ---- the whole book
 
 
-def record_book(book, notebooks):
-    """Executes `notebooks` in place in mode `record`, writing every experiment anew into `book/recordings/<gpu>`.
+def record_book(book):
+    """Executes the notebooks of the folder `book` in place and records every experiment into `book/recordings/<gpu>`.
 
     Nothing of the old recordings is replaced unless every notebook runs to its end. Needs nbclient and a GPU.
     """
@@ -207,10 +222,12 @@ def record_book(book, notebooks):
     fresh.mkdir(parents=True)
     done = {}
     os.environ |= {"MEMTRAFFIC_MODE": "record", "MEMTRAFFIC_RECORDINGS": str(fresh.resolve())}
-    for path in notebooks:
+    for path in sorted(book.glob("*.ipynb")):
         print(f"recording {path}", flush=True)
         notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+        NotebookClient(
+            notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        ).execute()
         done[path] = tidy(notebook)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(fresh / folder.name, folder)
@@ -243,7 +260,7 @@ def drift(book, limit=0.10, short_limit=0.20, short_us=20.0, noise_bytes=2**20):
 
     Raises RecordingError if an experiment was not measured, or if the GPU is not the recorded model.
     """
-    folder = latest_in(book / "recordings")
+    folder = latest(book / "recordings")
     about = load_machine(folder)
     if machine.gpu_name() != about["gpu"]:
         raise RecordingError(f"{folder}: recorded on {about['gpu']}, cannot be compared with {machine.gpu_name()}")
@@ -278,9 +295,3 @@ def compare(name, recorded, measured, limit=0.10, short_limit=0.20, short_us=20.
                 key = ", ".join(str(value) for value in was.values() if isinstance(value, str))
                 misses.append(f"{name} row {row} ({key}): {column} was {old}, is {new}{by}")
     return misses
-
-
-def latest_in(recordings):
-    """`latest` for the recordings of one book."""
-    os.environ["MEMTRAFFIC_RECORDINGS"] = str(recordings)
-    return latest()

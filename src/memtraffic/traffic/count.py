@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import machine
+from memtraffic.progress import Progress
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _ALIASES = {"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach"}
@@ -30,10 +31,10 @@ _FILLS = set(
 )
 # Not elementwise, but every element of every operand is needed once and every element of every result is produced.
 _WHOLE = set(
-    "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std std_mean norm linalg_vector_norm "
-    "cumsum cumprod cummax cummin logcumsumexp sort topk _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data "
-    "native_layer_norm native_layer_norm_backward mm bmm addmm baddbmm mv dot cat stack flip roll tril triu constant_pad_nd "
-    "_to_copy clone copy repeat _local_scalar_dense".split()
+    "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std std_mean norm "
+    "linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax _log_softmax _softmax_backward_data "
+    "_log_softmax_backward_data native_layer_norm native_layer_norm_backward mm bmm addmm baddbmm mv dot cat stack flip "
+    "roll tril triu constant_pad_nd _to_copy clone copy repeat _local_scalar_dense".split()
 )
 
 
@@ -191,6 +192,7 @@ class _Meter(TorchDispatchMode):
             result = real_call(executor, *args, **kwargs)
         finally:
             launch, self.launch = self.launch, None
+            launch.progress.end()
         self.traffic.ops.append(launch.op)
         return result
 
@@ -217,12 +219,14 @@ class _Meter(TorchDispatchMode):
         """Records one load or store of the program that is running."""
         from triton.runtime.interpreter import interpreter_builder
 
+        program, programs = tuple(interpreter_builder.grid_idx), tuple(interpreter_builder.grid_dim)
+        self.launch.progress.at(np.ravel_multi_index(program, programs), np.prod(programs))
         touched = np.asarray(pointers)[np.asarray(mask, dtype=bool)]
         self.launch.op.add(kind, int(touched.size), itemsize)
         for argument, addresses in self.launch.owners(kind, touched):
             if self.trace:
                 offsets = tuple(int(offset) // itemsize for offset in addresses)
-                self.traffic.accesses.append(Access(tuple(interpreter_builder.grid_idx), kind, argument, offsets))
+                self.traffic.accesses.append(Access(program, kind, argument, offsets))
 
 
 class _Launch:
@@ -232,6 +236,7 @@ class _Launch:
         self.op = op
         self.arguments = []  # name, first byte of the tensor, first and last byte of its storage
         self.holds_pointers = False
+        self.progress = Progress(f"{op.name}, program")
 
     def bind(self, name, value):
         if isinstance(value, tuple):

@@ -31,7 +31,11 @@ SECTOR_BYTES = 32
 
 
 class CountersError(RuntimeError):
-    """The counters cannot be read here; the message says why."""
+    """The counters of a function could not be read; the message says why."""
+
+
+class NoCounters(CountersError):
+    """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
 
 
 def counters(fn, m, n, dtype="float32", warmup=3):
@@ -41,18 +45,18 @@ def counters(fn, m, n, dtype="float32", warmup=3):
     `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
     written to L2; `ns`, its duration. Each is the sum over the whole GPU.
 
-    fn: a rung's name, `module:function`, or a function that another process can import. It is called `warmup` times before.
+    fn: a rung's name, `module:function`, or a function that another process can import, called `warmup` times before.
 
-    Raises CountersError where there is no GPU, no `ncu` or no permission to read counters, or where `fn` fails; LookupError for
-    a function that another process cannot import.
+    Raises NoCounters where there is no GPU, no `ncu` or no permission to read counters; CountersError where `fn` fails;
+    LookupError for a function that another process cannot import.
     """
     name = name_of(fn)
     resolve(name)
     if not machine.HAS_GPU:
-        raise CountersError("counters: there is no GPU on this machine")
+        raise NoCounters("counters: there is no GPU on this machine")
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise CountersError("counters: Nsight Compute's command `ncu` is not on the PATH")
+        raise NoCounters("counters: Nsight Compute's command `ncu` is not on the PATH")
     job = json.dumps({"name": name, "m": m, "n": n, "dtype": dtype, "warmup": warmup})
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
@@ -61,9 +65,10 @@ def counters(fn, m, n, dtype="float32", warmup=3):
         command += [sys.executable, "-c", "from memtraffic.traffic.counters import _worker; _worker()", job]
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
         said = log.read().decode()
-    if done.returncode or "ERR_NVGPUCTRPERM" in said:
-        why = "no permission to read them" if "ERR_NVGPUCTRPERM" in said else (done.stderr or said).strip().splitlines()[-1:]
-        raise CountersError(f"counters: {why if isinstance(why, str) else ''.join(why)}")
+    if "ERR_NVGPUCTRPERM" in said + done.stdout:
+        raise NoCounters("counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)")
+    if done.returncode:
+        raise CountersError(f"counters: {(done.stderr or said).strip().splitlines()[-1]}")
     return parse(said)
 
 

@@ -79,8 +79,13 @@ def formula(fn, inputs=None, fit=FIT, held_out=HELD_OUT):
             if (residual := counts[shape][side] - _evaluate(solution, *shape))
         ]
         if misses:
-            rows = "; ".join(f"at {m} x {n} it {verb} {found}, {float(left):+.4g} off" for (m, n), found, left in misses)
-            raise FormulaError(f"what it {verb} is not of the form a MN + b M + c N + d: best fit {_polynomial(solution)}; {rows}")
+            misses.sort(key=lambda miss: -abs(miss[2]))
+            rows = "; ".join(f"{m} x {n}: {verb} {found}, {float(left):+.4g}" for (m, n), found, left in misses[:4])
+            best = " + ".join(f"{float(value):.4g} {term}" for term, value in solution.items())
+            raise FormulaError(
+                f"what it {verb} is not of the form a MN + b M + c N + d: the nearest, {best}, misses {len(misses)} of "
+                f"{len(fitted) + len(checked)} shapes, most of all {rows}"
+            )
         sides.append(solution)
     return Formula(*sides, tuple(fitted), tuple(checked), tuple(refused))
 

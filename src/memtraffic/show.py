@@ -1,0 +1,211 @@
+"""What a chapter shows: kernels and their differences, tables, figures, claims, exercises.
+
+Everything here is written so that a notebook's output is the same text on every machine: numbers that were measured carry
+their unit, and nothing prints a path or a version.
+"""
+
+import difflib
+import html
+import inspect
+import textwrap
+
+import matplotlib.pyplot as plt
+from IPython.display import Markdown, display
+
+# Dark on white; the book inverts its figures on a dark page and turns the hues back.
+INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
+BLUE, ORANGE, GREEN, RED = "#0969da", "#bc4c00", "#1a7f37", "#cf222e"
+PROGRAM_COLORS = ("#9ec5fe", "#ffc9a3", "#a3dcb1", "#f3b1b6", "#cdb7f5", "#e8d98a")
+
+plt.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.edgecolor": MUTED,
+        "axes.grid": True,
+        "axes.labelcolor": INK,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": "medium",
+        "figure.dpi": 160,
+        "figure.facecolor": "white",
+        "font.size": 11,
+        "grid.color": GRID,
+        "lines.linewidth": 2,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+)
+
+
+# ---- numbers with their unit
+
+
+def us(microseconds):
+    """A duration: `us(101.4)` is `101 µs`."""
+    return f"{microseconds:.1f} µs" if microseconds < 20 else f"{microseconds:,.0f} µs"
+
+
+def gb_per_s(value):
+    """A bandwidth: `gb_per_s(3957.2)` is `3957 GB/s`."""
+    return f"{value:.0f} GB/s"
+
+
+def times(value):
+    """A ratio: `times(1.034)` is `1.03x`."""
+    return f"{value:.2f}x"
+
+
+def size(n_bytes):
+    """An amount of memory in units of 1000: `size(268510464)` is `268.5 MB`, `size(16384)` is `16.4 kB`."""
+    return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.1f} kB"
+
+
+def percent(value):
+    """A share or a change: `percent(0.916)` is `91.6 %`."""
+    return f"{100 * value:.1f} %"
+
+
+# ---- text
+
+
+def claim(sentence, holds):
+    """Prints `sentence` with a tick if it `holds`. Raises AssertionError, which repeats it, if not."""
+    if not bool(holds):
+        raise AssertionError(f"does not hold: {sentence}")
+    print(f"✓ {sentence}")
+
+
+def check(sentence, attempt, judge):
+    """Checks an exercise: prints that it is open while `attempt` is None, otherwise claims `sentence`.
+
+    judge: a function of the attempt, true for a right one.
+    """
+    if attempt is None:
+        print(f"○ {sentence}: your turn")
+    else:
+        claim(sentence, judge(attempt))
+
+
+def glue(name, value):
+    """Keeps `value`, a string, under `name` for the text of the book, which quotes it with the role `glue:text`."""
+    mime = "application/papermill.record/"
+    display({f"{mime}text/plain": repr(value)}, raw=True, metadata={"scrapbook": {"name": name, "mime_prefix": mime}})
+
+
+def source(*objects):
+    """Shows the source of functions or kernels."""
+    display(Markdown("```python\n" + "\n\n\n".join(map(_source, objects)) + "\n```"))
+
+
+def diff(below, above):
+    """Shows how the code of `above` differs from that of `below`, functions or kernels of two rungs."""
+    old, new = (_source(part).splitlines() for part in (below, above))
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=len(old) + len(new)))[3:]
+    display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
+
+
+def _source(function):
+    while not inspect.isfunction(function):  # a kernel wraps the function it was made of
+        function = function.fn
+    return textwrap.dedent(inspect.getsource(function)).rstrip()
+
+
+class Table:
+    """A small table: HTML in a page, one line a row elsewhere."""
+
+    def __init__(self, columns, rows):
+        self.columns, self.rows = columns, rows
+
+    def __repr__(self):
+        return "\n".join(" | ".join(row) for row in (self.columns, *self.rows))
+
+    def _repr_html_(self):
+        def line(cells, tag):
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        body = "".join(line(row, "td") for row in self.rows)
+        return f'<table class="dataframe">{line(self.columns, "th")}{body}</table>'
+
+
+def table(rows, **columns):
+    """Shows a table: for each row (a dict, or a DataFrame's), each of `columns`, a function of the row.
+
+    The name of a column is its heading, with `_` for a space.
+    """
+    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
+    headings = [name.replace("_", " ").strip() for name in columns]
+    display(Table(headings, [[str(of(row)) for of in columns.values()] for row in rows]))
+
+
+# ---- figures
+
+
+def axes(xlabel="", ylabel="", size=(7, 3.4)):
+    """Axes in the book's style; sizes in inches."""
+    _figure, ax = plt.subplots(figsize=size, layout="constrained")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    return ax
+
+
+def bars(labels, values, texts, xlabel, colors=BLUE, size=None):
+    """Horizontal bars from zero, the first on top, each with its text beside it. Returns the axes."""
+    ax = axes(xlabel=xlabel, size=size or (7, 0.6 + 0.42 * len(labels)))
+    drawn = ax.barh(list(labels), list(values), color=colors, height=0.65)
+    ax.bar_label(drawn, list(texts), padding=4)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.18 * max(values))
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def cells(accesses, shape, argument):
+    """Draws a matrix, each cell with its offset from the first element, in the colour of the program that touched it.
+
+    accesses: those of a traced count. argument: the name of the kernel's pointer. A cell that nobody touched stays white, one
+    touched more often than once says how often. Returns the axes.
+    """
+    m, n = shape
+    touched = {}
+    for access in accesses:
+        if access.argument == argument:
+            for offset in access.offsets:
+                touched.setdefault(offset, []).append(access.program[0])
+    ax = axes(size=(min(7, 0.75 * n + 1.4), 0.5 * m + 0.5))
+    for offset in range(m * n):
+        row, col = divmod(offset, n)
+        programs = touched.get(offset, [])
+        color = PROGRAM_COLORS[programs[0] % len(PROGRAM_COLORS)] if programs else "white"
+        ax.add_patch(plt.Rectangle((col, row), 1, 1, facecolor=color, edgecolor=MUTED))
+        text = str(offset) + (f" ({len(programs)} times)" if len(programs) > 1 else "")
+        ax.text(col + 0.5, row + 0.5, text, ha="center", va="center")
+    for row in range(m):
+        owners = sorted({program for offset in range(row * n, row * n + n) for program in touched.get(offset, [])})
+        ax.text(n + 0.15, row + 0.5, f"program {', '.join(map(str, owners))}" if owners else "nobody", va="center")
+    ax.set(xlim=(0, n + 1.6), ylim=(m, 0))
+    ax.axis("off")
+    return ax
+
+
+def ladder(frame, moved):
+    """The ladder in one figure: what each rung moves, and how fast it is for it. Returns the figure.
+
+    frame: rows of `bench` at one shape. moved: bytes read and written, by the name of the rung.
+    """
+    figure, sides = plt.subplots(1, 2, figsize=(7, 0.9 + 0.42 * len(frame)), layout="constrained", sharey=True)
+    labels = list(frame["impl"])
+    colors = [BLUE if label in moved else MUTED for label in labels]
+    columns = (
+        ("bytes moved, GB", [moved.get(label, 0) / 1e9 for label in labels], "{:.2f} GB"),
+        ("bandwidth for its least traffic, GB/s", list(frame["gb_per_s"]), "{:.0f} GB/s"),
+    )
+    for ax, (xlabel, values, text) in zip(sides, columns, strict=True):
+        drawn = ax.barh(labels, values, color=colors, height=0.65)
+        ax.bar_label(drawn, [text.format(value) if value else "" for value in values], padding=4)
+        ax.set(xlabel=xlabel, xlim=(0, 1.4 * max(values)))
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(axis="y", length=0)
+    sides[0].invert_yaxis()
+    return figure
