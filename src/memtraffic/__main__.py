@@ -151,9 +151,11 @@ def print_frame(frame, as_json):
 
 
 def run_record(args):
+    from memtraffic import machine
     from memtraffic.recording import record_book
 
-    call(record_book, args.book)
+    call(machine.require_gpu, "record")
+    record_book(args.book)
 
 
 def run_drift(args):

@@ -18,12 +18,13 @@ import pandas as pd
 from memtraffic import machine
 from memtraffic.ladder import name_of, resolve
 
+# The sectors are those that come from L1: where L2 has two halves, `lts__t_sectors_op_write` also counts what they exchange.
 METRICS = {
     "instruction_read_bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "l1_l2_read_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
-    "l2_write_sectors": "lts__t_sectors_op_write.sum",
+    "l2_write_sectors": "lts__t_sectors_srcunit_tex_op_write.sum",
     "ns": "gpu__time_duration.sum",
 }
 COLUMNS = ("kernel", *METRICS)
@@ -43,7 +44,7 @@ def counters(fn, m, n, dtype="float32", warmup=3):
 
     Columns: `kernel`, its name; `instruction_read_bytes`, what its load instructions asked for, lane by lane;
     `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
-    written to L2; `ns`, its duration. Each is the sum over the whole GPU.
+    that L1 wrote to L2; `ns`, its duration. Each is the sum over the whole GPU.
 
     fn: a rung's name, `module:function`, or a function that another process can import, called `warmup` times before.
 
