@@ -151,11 +151,11 @@ def print_frame(frame, as_json):
 
 
 def run_record(args):
-    from memtraffic import machine
+    from memtraffic import machine, show
     from memtraffic.recording import record_book
 
     call(machine.require_gpu, "record")
-    record_book(args.book)
+    show.save_ladder(record_book(args.book), args.book / "_static" / "ladder.png")
 
 
 def run_drift(args):

@@ -192,7 +192,9 @@ def describe_machine():
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
     ).stdout.split()[0]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = os.environ.get("MEMTRAFFIC_COMMIT")  # where the sources are not a checkout
+    if not commit:
+        commit = subprocess.run(["git", "rev-parse", "--verify", "--quiet", "HEAD"], capture_output=True, text=True).stdout
     return {
         "gpu": machine.gpu_name(),
         "driver": driver,
@@ -200,7 +202,7 @@ def describe_machine():
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.date.today().isoformat(),
-        "commit": commit or "unknown",
+        "commit": commit.strip() or "unknown",
     }
 
 
@@ -210,7 +212,7 @@ def describe_machine():
 def record_book(book):
     """Executes the notebooks of the folder `book` in place and records every experiment into `book/recordings/<gpu>`.
 
-    Nothing of the old recordings is replaced unless every notebook runs to its end. Needs nbclient and a GPU.
+    Nothing is replaced unless every notebook runs to its end. Returns the folder of the recordings. Needs nbclient and a GPU.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -233,6 +235,7 @@ def record_book(book):
     shutil.copytree(fresh / folder.name, folder)
     for path, notebook in done.items():
         nbformat.write(notebook, path)
+    return folder
 
 
 def tidy(notebook):

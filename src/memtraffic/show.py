@@ -10,7 +10,12 @@ import inspect
 import textwrap
 
 import matplotlib.pyplot as plt
+import torch
 from IPython.display import Markdown, display
+
+from memtraffic import recording
+from memtraffic.ladder import RUNGS, resolve
+from memtraffic.traffic.formula import formula
 
 # Dark on white; the book inverts its figures on a dark page and turns the hues back.
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d1d9e0"
@@ -209,3 +214,18 @@ def ladder(frame, moved):
         ax.tick_params(axis="y", length=0)
     sides[0].invert_yaxis()
     return figure
+
+
+def save_ladder(recorded, path):
+    """Draws `ladder` for every rung there is, from the recording `ladder` in the folder `recorded`, into a PNG.
+
+    The picture carries the checksum of that recording, so that a stale one can be told.
+    """
+    frame = recording.read(recorded, "ladder")
+    m, n = (int(frame[size].iloc[0]) for size in "mn")
+    itemsize = getattr(torch, frame["dtype"].iloc[0]).itemsize
+    moved = {rung: int(sum(formula(resolve(rung)).elements(m, n))) * itemsize for rung in RUNGS}
+    figure = ladder(frame[frame["impl"].isin(["copy", *RUNGS])], moved)
+    checksum = recording.load_machine(recorded)["experiments"]["ladder"]["sha256"]
+    figure.savefig(path, dpi=160, metadata={"Source": checksum, "Software": None})
+    plt.close(figure)
