@@ -3,14 +3,19 @@ PYTHON3 := python3
 ifdef PYTHON
   PY := $(PYTHON)
   BOOK_PY := $(PYTHON)
+  TEST_BIN :=
+  BOOK_BIN :=
   export PYTHONPATH := $(CURDIR)/src:$(PYTHONPATH)
 else
   PY := .venv/test/bin/python
   BOOK_PY := .venv/book/bin/python
+  TEST_BIN := .venv/test/bin/
+  BOOK_BIN := .venv/book/bin/
   TEST_ENV := .venv/test/made
   BOOK_ENV := .venv/book/made
 endif
 PIP := -m pip install --quiet --disable-pip-version-check
+BUILD := build . --warningiserror --nitpick --keep-going --quiet
 HTML := _build/html/index.html
 
 .PHONY: help book serve test lint unit notebooks site record verify clean
@@ -19,7 +24,7 @@ help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 book: $(BOOK_ENV) ## build the book and print the page to open
-	$(BOOK_PY) -m jupyter_book build . --warningiserror --nitpick --keep-going --quiet
+	$(BOOK_BIN)jupyter-book $(BUILD)
 	@echo "open file://$(CURDIR)/$(HTML)"
 
 serve: book ## build the book and serve it at http://localhost:8000
@@ -38,7 +43,7 @@ notebooks: $(TEST_ENV) ## re-execute the notebooks and compare every output
 	$(PY) -m pytest --nbval --nbval-current-env book
 
 site: $(TEST_ENV) ## build the site and check it
-	$(PY) -m jupyter_book build . --warningiserror --nitpick --keep-going --quiet
+	$(TEST_BIN)jupyter-book $(BUILD)
 	$(PY) -m pytest tests/test_site.py --site _build/html
 
 record: $(TEST_ENV) ## on a GPU: run every experiment, execute every notebook in place
@@ -60,5 +65,5 @@ clean: ## remove everything that was built
 
 .venv/book/made: requirements.txt
 	$(PYTHON3) -m venv .venv/book
-	.venv/book/bin/python $(PIP) $$(grep '^jupyter-book==' requirements.txt)
+	.venv/book/bin/python $(PIP) $$(grep -E '^(jupyter-book|myst|sphinx)' requirements.txt)
 	touch $@

@@ -1,6 +1,19 @@
-"""On a GPU, `pytest --nbval` compares everything but numbers that carry a unit, and says what the recorded page says."""
+"""How the notebooks are compared: exactly where measured results are replayed; on a GPU, but for numbers with a unit."""
 
+import importlib.util
 import os
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+collect_ignore = [] if HAS_TRITON else ["book/fused.ipynb"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--site", help="the folder of a built site to check")
+
+
+def pytest_report_header(config):
+    if not HAS_TRITON:
+        return f"no Triton here, so skipped: {', '.join(collect_ignore)}"
 
 
 def pytest_configure(config):
@@ -10,8 +23,5 @@ def pytest_configure(config):
 
     if machine.HAS_GPU:
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
-        config.option.nbval_sanitize_with = config.option.nbval_sanitize_with or str(config.rootpath / "tests/units.cfg")
-
-
-def pytest_addoption(parser):
-    parser.addoption("--site", help="the folder of a built site to check")
+        if not config.option.nbval_sanitize_with:
+            config.option.nbval_sanitize_with = str(config.rootpath / "tests/units.cfg")

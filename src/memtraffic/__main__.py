@@ -32,35 +32,78 @@ class Parser(argparse.ArgumentParser):
 
 def parser():
     """The commands and their options."""
-    top = Parser(prog="python -m memtraffic", description="Meters for GPU memory traffic.")
+    top = Parser(
+        prog="python -m memtraffic", description="Meters for GPU memory traffic."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name, run, text, *, named=True):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         if named:
-            sub.add_argument("name", metavar="NAME", help="a rung (naive, fused) or module:function of one 2-D tensor")
+            sub.add_argument(
+                "name",
+                metavar="NAME",
+                help="a rung (naive, fused) or module:function of one 2-D tensor",
+            )
         sub.add_argument("--json", action="store_true", help="print JSON")
         return sub
 
-    command("formula", run_formula, "Solve for the formula of a function's traffic, in elements.")
+    command(
+        "formula",
+        run_formula,
+        "Solve for the formula of a function's traffic, in elements.",
+    )
     for name, run, text in (
-        ("count", run_count, "Count what a function reads and writes, operation by operation."),
-        ("counters", run_counters, "Read a GPU's hardware counters while a function runs."),
+        (
+            "count",
+            run_count,
+            "Count what a function reads and writes, operation by operation.",
+        ),
+        (
+            "counters",
+            run_counters,
+            "Read a GPU's hardware counters while a function runs.",
+        ),
     ):
         sub = command(name, run, text)
         sub.add_argument("m", metavar="M", type=size, help="rows")
         sub.add_argument("n", metavar="N", type=size, help="columns")
         sub.add_argument("--dtype", choices=DTYPES, default="float32")
-    sub = command("resources", run_resources, "Compile a function's kernels for a GPU and print what they use.")
-    sub.add_argument("--target", required=True, help="such as sm_90 or gfx942; the GPU need not be there")
+    sub = command(
+        "resources",
+        run_resources,
+        "Compile a function's kernels for a GPU and print what they use.",
+    )
+    sub.add_argument(
+        "--target",
+        required=True,
+        help="such as sm_90 or gfx942; the GPU need not be there",
+    )
     sub.add_argument("--n", type=size, required=True, help="columns")
-    sub.add_argument("--warps", type=size, help="warps a program, instead of the function's own choice")
+    sub.add_argument(
+        "--warps",
+        type=size,
+        help="warps a program, instead of the function's own choice",
+    )
     sub.add_argument("--dtype", choices=DTYPES, default="float32")
-    command("roof", run_roof, "Measure this GPU's copy bandwidth and arithmetic rate.", named=False)
+    command(
+        "roof",
+        run_roof,
+        "Measure this GPU's copy bandwidth and arithmetic rate.",
+        named=False,
+    )
     for name, run, text in (
-        ("record", run_record, "Execute a book's notebooks on a GPU and record what they measure."),
-        ("drift", run_drift, "Compare what a verifying run measured with the book's recordings."),
+        (
+            "record",
+            run_record,
+            "Execute a book's notebooks on a GPU and record what they measure.",
+        ),
+        (
+            "drift",
+            run_drift,
+            "Compare what a verifying run measured with the book's recordings.",
+        ),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
@@ -85,14 +128,24 @@ def run_formula(args):
     if args.json:
         sides = {"reads": found.reads, "writes": found.writes}
         whole = {
-            side: {term: int(value) if value.denominator == 1 else str(value) for term, value in terms.items()}
+            side: {
+                term: int(value) if value.denominator == 1 else str(value)
+                for term, value in terms.items()
+            }
             for side, terms in sides.items()
         }
         print(json.dumps(whole))
         return
     print(found)
-    print(f"solved at {len(found.fitted)} shapes, checked at {len(found.checked)} others", end="")
-    print(f", {len(found.refused)} refused: {found.refused[0][2]}" if found.refused else "")
+    print(
+        f"solved at {len(found.fitted)} shapes, checked at {len(found.checked)} others",
+        end="",
+    )
+    print(
+        f", {len(found.refused)} refused: {found.refused[0][2]}"
+        if found.refused
+        else ""
+    )
 
 
 def matrix(args, m):
@@ -110,13 +163,27 @@ def run_count(args):
     traffic = call(count, call(resolve, args.name), call(matrix, args, args.m))
     totals = ("read_elements", "written_elements", "read_bytes", "written_bytes")
     if args.json:
-        print(json.dumps({name: getattr(traffic, name) for name in totals} | {"ops": [asdict(op) for op in traffic.ops]}))
+        print(
+            json.dumps(
+                {name: getattr(traffic, name) for name in totals}
+                | {"ops": [asdict(op) for op in traffic.ops]}
+            )
+        )
         return
     width = max(len(op.name) for op in traffic.ops) if traffic.ops else 5
-    print(f"{'':{max(width, 5)}}  " + "  ".join(f"{name.replace('_', ' '):>16}" for name in totals))
+    print(
+        f"{'':{max(width, 5)}}  "
+        + "  ".join(f"{name.replace('_', ' '):>16}" for name in totals)
+    )
     for op in traffic.ops:
-        print(f"{op.name:{max(width, 5)}}  " + "  ".join(f"{getattr(op, name):>16,}" for name in totals))
-    print(f"{'total':{max(width, 5)}}  " + "  ".join(f"{getattr(traffic, name):>16,}" for name in totals))
+        print(
+            f"{op.name:{max(width, 5)}}  "
+            + "  ".join(f"{getattr(op, name):>16,}" for name in totals)
+        )
+    print(
+        f"{'total':{max(width, 5)}}  "
+        + "  ".join(f"{getattr(traffic, name):>16,}" for name in totals)
+    )
 
 
 def run_counters(args):
@@ -136,7 +203,9 @@ def run_resources(args):
     from memtraffic.targets import resources
 
     fn = call(resolve, args.name)
-    found = call(resources, fn, args.target, call(matrix, args, 1), num_warps=args.warps)
+    found = call(
+        resources, fn, args.target, call(matrix, args, 1), num_warps=args.warps
+    )
     if not found:
         raise BadInput(f"{args.name} launches no Triton kernel")
     if args.json:
@@ -163,7 +232,9 @@ def run_drift(args):
 
     misses = call(drift, args.book)
     if misses:
-        raise BadInput("measured again, these are not what was recorded:\n" + "\n".join(misses))
+        raise BadInput(
+            "measured again, these are not what was recorded:\n" + "\n".join(misses)
+        )
     print("every experiment, measured again, is what was recorded")
 
 

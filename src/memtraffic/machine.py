@@ -26,7 +26,13 @@ if HAS_TRITON and "TRITON_INTERPRET" not in os.environ and not HAS_GPU:
         )
     os.environ["TRITON_INTERPRET"] = "1"
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in (
+    "1",
+    "true",
+    "on",
+    "yes",
+    "y",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,16 @@ class Limits:
 
 def device():
     """Where the book's tensors live: the current GPU, or the CPU where kernels are interpreted."""
-    return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if HAS_GPU
+        else torch.device("cpu")
+    )
+
+
+def warp_size():
+    """Threads that execute together: 64 on AMD's CDNA, else 32."""
+    return limits().warp_size if HAS_GPU else 32
 
 
 def on(x):
@@ -57,7 +72,9 @@ def on(x):
 def require_gpu(what):
     """Raises RuntimeError, saying that `what` needs a GPU, where there is none."""
     if not HAS_GPU:
-        raise RuntimeError(f"{what} needs a GPU, and PyTorch finds none on this machine")
+        raise RuntimeError(
+            f"{what} needs a GPU, and PyTorch finds none on this machine"
+        )
 
 
 @functools.cache
@@ -73,16 +90,22 @@ def limits(index=None):
     blocks = None
     if torch.version.cuda:
         answer, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
-        status = driver.cuDeviceGetAttribute(ctypes.byref(answer), 106, ctypes.c_int(index))
+        status = driver.cuDeviceGetAttribute(
+            ctypes.byref(answer), 106, ctypes.c_int(index)
+        )
         if status != 0:
-            raise RuntimeError(f"limits: cuDeviceGetAttribute failed with CUDA error {status}")
+            raise RuntimeError(
+                f"limits: cuDeviceGetAttribute failed with CUDA error {status}"
+            )
         blocks = answer.value
     return Limits(
         name=p.name,
         sms=p.multi_processor_count,
         registers_per_sm=p.regs_per_multiprocessor,
         shared_per_sm=p.shared_memory_per_multiprocessor,
-        shared_per_block=getattr(p, "shared_memory_per_block_optin", p.shared_memory_per_block),
+        shared_per_block=getattr(
+            p, "shared_memory_per_block_optin", p.shared_memory_per_block
+        ),
         l2_bytes=p.L2_cache_size,
         warp_size=p.warp_size,
         threads_per_sm=p.max_threads_per_multi_processor,

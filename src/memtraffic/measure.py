@@ -46,7 +46,9 @@ def _compile(multi_kernel):
     # One compilation a shape, and an error, not a silent return to eager mode, should there be too many of them.
     torch._dynamo.config.recompile_limit = 256
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    return torch.compile(naive.softmax, dynamic=False, options={"triton.multi_kernel": multi_kernel})
+    return torch.compile(
+        naive.softmax, dynamic=False, options={"triton.multi_kernel": multi_kernel}
+    )
 
 
 def scripted(x):
@@ -83,14 +85,21 @@ def seconds(fns, cold=True, budget=0.3):
     longer than that. Raises RuntimeError without a GPU.
     """
     machine.require_gpu("seconds")
-    flush = torch.empty(max(256 * 2**20, 4 * machine.limits().l2_bytes), dtype=torch.int8, device=machine.device())
+    flush = torch.empty(
+        max(256 * 2**20, 4 * machine.limits().l2_bytes),
+        dtype=torch.int8,
+        device=machine.device(),
+    )
 
     def once(fn):
         if cold:
             flush.zero_()
         else:
             torch.cuda._sleep(200_000)  # cycles, about 100 µs
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (
+            torch.cuda.Event(enable_timing=True),
+            torch.cuda.Event(enable_timing=True),
+        )
         start.record()
         fn()
         end.record()
@@ -106,7 +115,10 @@ def seconds(fns, cold=True, budget=0.3):
     rounds = max(20, min(500, int(budget / (slowest + 1e-4))))
     events = [[once(fn) for fn in fns] for _ in range(rounds)]
     torch.cuda.synchronize()
-    return [[row[i][0].elapsed_time(row[i][1]) * 1e-3 for row in events] for i in range(len(fns))]
+    return [
+        [row[i][0].elapsed_time(row[i][1]) * 1e-3 for row in events]
+        for i in range(len(fns))
+    ]
 
 
 def bench(names, shapes, dtype="float32", cold=True):
@@ -124,7 +136,10 @@ def bench(names, shapes, dtype="float32", cold=True):
         x = torch.randn(m, n, device=machine.device()).to(getattr(torch, dtype))
         times = seconds([functools.partial(fn, x) for fn in fns.values()], cold=cold)
         for name, samples in zip(fns, times, strict=True):
-            rows.append({"impl": name, "m": m, "n": n, "dtype": dtype} | summary(samples, 2 * x.numel() * x.element_size()))
+            rows.append(
+                {"impl": name, "m": m, "n": n, "dtype": dtype}
+                | summary(samples, 2 * x.numel() * x.element_size())
+            )
     return pd.DataFrame(rows, columns=list(bench.columns))
 
 
@@ -135,7 +150,12 @@ def summary(samples, n_bytes):
     """Median and percentiles of `samples` (seconds) in microseconds, and `n_bytes` over the median in GB/s."""
     fifths = statistics.quantiles(samples, n=5, method="inclusive")
     median = statistics.median(samples)
-    return {"us": median * 1e6, "us_p20": fifths[0] * 1e6, "us_p80": fifths[-1] * 1e6, "gb_per_s": n_bytes / median * 1e-9}
+    return {
+        "us": median * 1e6,
+        "us_p20": fifths[0] * 1e6,
+        "us_p80": fifths[-1] * 1e6,
+        "gb_per_s": n_bytes / median * 1e-9,
+    }
 
 
 def roof():
@@ -163,4 +183,10 @@ def roof():
     return pd.DataFrame([row], columns=list(roof.columns))
 
 
-roof.columns = ("gpu", "copy_gb_per_s", "datasheet_gb_per_s", "fp32_tflop_per_s", "l2_mib")
+roof.columns = (
+    "gpu",
+    "copy_gb_per_s",
+    "datasheet_gb_per_s",
+    "fp32_tflop_per_s",
+    "l2_mib",
+)

@@ -15,7 +15,12 @@ class Progress:
     def at(self, done, total):
         """`done` of `total` steps are done."""
         if self.enabled and time.monotonic() > self.next:
-            print(f"\r{self.label}: {done} of {total} ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{self.label}: {done} of {total} ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             self.next, self.spoke = time.monotonic() + 0.2, True
 
     def end(self):

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -37,9 +38,13 @@ class RecordingError(RuntimeError):
 
 def mode():
     """How experiments are treated in this process, one of `MODES`. Raises RecordingError for an unknown MEMTRAFFIC_MODE."""
-    asked = os.environ.get("MEMTRAFFIC_MODE") or ("live" if machine.HAS_GPU else "replay")
+    asked = os.environ.get("MEMTRAFFIC_MODE") or (
+        "live" if machine.HAS_GPU else "replay"
+    )
     if asked not in MODES:
-        raise RecordingError(f"MEMTRAFFIC_MODE is {asked!r}: give one of {', '.join(MODES)}")
+        raise RecordingError(
+            f"MEMTRAFFIC_MODE is {asked!r}: give one of {', '.join(MODES)}"
+        )
     return asked
 
 
@@ -62,27 +67,41 @@ def experiment(name, fn, *args, **kwargs):
         print(f"{error}, so this is a recording.")
         return _replay(name, call, columns)
     if columns is not None and list(frame.columns) != list(columns):
-        raise RecordingError(f"{name}: {call} returned columns {list(frame.columns)}, not {list(columns)}")
+        raise RecordingError(
+            f"{name}: {call} returned columns {list(frame.columns)}, not {list(columns)}"
+        )
     text = to_csv(frame)
     if mode() == "record":
-        print(label(write(here(), name, call, text)))
+        _say(label(write(here(), name, call, text)))
     elif mode() == "verify":
         folder = latest()
         read(folder, name, call, columns)
         kept = verify_folder(folder.parent)
         kept.mkdir(parents=True, exist_ok=True)
         (kept / f"{name}.csv").write_text(text)
-        print(label(load_machine(folder)))
+        _say(label(load_machine(folder)))
     else:
-        print(f"Measured now on {machine.gpu_name()}.")
+        _say(f"Measured now on {machine.gpu_name()}.")
     return from_csv(text)
 
 
 def _replay(name, call, columns):
     folder = latest()
     frame = read(folder, name, call, columns)
-    print(label(load_machine(folder)))
+    _say(label(load_machine(folder)))
     return frame
+
+
+def _say(text):
+    """Prints a line, once a cell: several experiments in one cell have one origin."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    at = (shell.execution_count if shell else None, text)
+    if shell is None or at != _say.last:
+        print(text)
+    _say.last = at
+
+
+_say.last = None
 
 
 def describe(fn, *args, **kwargs):
@@ -91,7 +110,9 @@ def describe(fn, *args, **kwargs):
     def shown(value):
         return getattr(value, "__qualname__", None) or repr(value)
 
-    parts = [shown(value) for value in args] + [f"{name}={shown(value)}" for name, value in kwargs.items()]
+    parts = [shown(value) for value in args] + [
+        f"{name}={shown(value)}" for name, value in kwargs.items()
+    ]
     return f"{shown(fn)}({', '.join(parts)})"
 
 
@@ -110,7 +131,11 @@ def root():
     if asked := os.environ.get("MEMTRAFFIC_RECORDINGS"):
         return Path(asked)
     checkout = Path(__file__).resolve().parents[2]
-    places = [Path("recordings"), Path("book/recordings"), checkout / "book" / "recordings"]
+    places = [
+        Path("recordings"),
+        Path("book/recordings"),
+        checkout / "book" / "recordings",
+    ]
     return next((place for place in places if place.is_dir()), places[0])
 
 
@@ -122,7 +147,10 @@ def here():
 def latest(recordings=None):
     """The newest folder in `recordings`, the one the stored pages come from. Raises RecordingError if there is none."""
     recordings = recordings or root()
-    found = [(load_machine(path.parent)["date"], path.parent) for path in sorted(recordings.glob("*/machine.json"))]
+    found = [
+        (load_machine(path.parent)["date"], path.parent)
+        for path in sorted(recordings.glob("*/machine.json"))
+    ]
     if not found:
         raise RecordingError(f"{recordings}: no recording; {MEND}")
     return max(found)[1]
@@ -154,14 +182,22 @@ def read(folder, name, call=None, columns=None):
     text = path.read_text()
     rows = len(text.splitlines()) - 1
     if rows < entry["rows"] or not text.endswith("\n"):
-        raise RecordingError(f"{path}: truncated, {max(rows, 0)} of {entry['rows']} rows; {MEND}")
+        raise RecordingError(
+            f"{path}: truncated, {max(rows, 0)} of {entry['rows']} rows; {MEND}"
+        )
     if checksum(text) != entry["sha256"]:
-        raise RecordingError(f"{path}: changed since it was recorded, its checksum is another; {MEND}")
+        raise RecordingError(
+            f"{path}: changed since it was recorded, its checksum is another; {MEND}"
+        )
     frame = from_csv(text)
     if columns is not None and list(frame.columns) != list(columns):
-        raise RecordingError(f"{path}: has columns {list(frame.columns)}, not {list(columns)}; {MEND}")
+        raise RecordingError(
+            f"{path}: has columns {list(frame.columns)}, not {list(columns)}; {MEND}"
+        )
     if call is not None and call != entry["call"]:
-        raise RecordingError(f"{path}: is a recording of {entry['call']}, not of {call}; to measure that, run this on a GPU")
+        raise RecordingError(
+            f"{path}: is a recording of {entry['call']}, not of {call}; to measure that, run this on a GPU"
+        )
     return frame
 
 
@@ -169,13 +205,21 @@ def write(folder, name, call, text):
     """Writes one recording and its entry in `machine.json`; returns what that file now says."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "machine.json"
-    about = load_machine(folder) if path.exists() else describe_machine() | {"experiments": {}}
+    about = (
+        load_machine(folder)
+        if path.exists()
+        else describe_machine() | {"experiments": {}}
+    )
     if name in about["experiments"] and about["experiments"][name]["call"] != call:
         raise RecordingError(
             f"{folder / name}.csv: two experiments share this name, {about['experiments'][name]['call']} and {call}"
         )
     (folder / f"{name}.csv").write_text(text)
-    about["experiments"][name] = {"call": call, "rows": len(text.splitlines()) - 1, "sha256": checksum(text)}
+    about["experiments"][name] = {
+        "call": call,
+        "rows": len(text.splitlines()) - 1,
+        "sha256": checksum(text),
+    }
     path.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     return about
 
@@ -190,11 +234,18 @@ def describe_machine():
     import triton
 
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()[0]
     commit = os.environ.get("MEMTRAFFIC_COMMIT")  # where the sources are not a checkout
     if not commit:
-        commit = subprocess.run(["git", "rev-parse", "--verify", "--quiet", "HEAD"], capture_output=True, text=True).stdout
+        commit = subprocess.run(
+            ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
+            capture_output=True,
+            text=True,
+        ).stdout
     return {
         "gpu": machine.gpu_name(),
         "driver": driver,
@@ -223,12 +274,18 @@ def record_book(book):
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     done = {}
-    os.environ |= {"MEMTRAFFIC_MODE": "record", "MEMTRAFFIC_RECORDINGS": str(fresh.resolve())}
+    os.environ |= {
+        "MEMTRAFFIC_MODE": "record",
+        "MEMTRAFFIC_RECORDINGS": str(fresh.resolve()),
+    }
     for path in sorted(book.glob("*.ipynb")):
         print(f"recording {path}", flush=True)
         notebook = nbformat.read(path, as_version=4)
         NotebookClient(
-            notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(path.parent)}},
         ).execute()
         done[path] = tidy(notebook)
     shutil.rmtree(folder, ignore_errors=True)
@@ -239,13 +296,25 @@ def record_book(book):
 
 
 def tidy(notebook):
-    """Takes out of an executed notebook what differs from run to run or names paths: timestamps, versions, tracebacks."""
+    """Takes out of an executed notebook what differs from run to run or names paths: timestamps, versions, tracebacks.
+
+    What a cell printed in one go stands in one output, however it arrived.
+    """
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", ()):
+        if cell.cell_type != "code":
+            continue
+        merged = []
+        for output in cell.outputs:
             if output.output_type == "error":
                 output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
+            if output.output_type == "stream" and merged:
+                if merged[-1].get("name") == output["name"]:
+                    merged[-1]["text"] += output["text"]
+                    continue
+            merged.append(output)
+        cell.outputs = merged
     return notebook
 
 
@@ -266,24 +335,44 @@ def drift(book, limit=0.10, short_limit=0.20, short_us=20.0, noise_bytes=2**20):
     folder = latest(book / "recordings")
     about = load_machine(folder)
     if machine.gpu_name() != about["gpu"]:
-        raise RecordingError(f"{folder}: recorded on {about['gpu']}, cannot be compared with {machine.gpu_name()}")
+        raise RecordingError(
+            f"{folder}: recorded on {about['gpu']}, cannot be compared with {machine.gpu_name()}"
+        )
     misses = []
     for name in about["experiments"]:
         path = verify_folder(folder.parent) / f"{name}.csv"
         if not path.is_file():
             raise RecordingError(f"{path}: not measured; run `make verify`")
         misses += compare(
-            name, read(folder, name), from_csv(path.read_text()), limit, short_limit, short_us, noise_bytes=noise_bytes
+            name,
+            read(folder, name),
+            from_csv(path.read_text()),
+            limit,
+            short_limit,
+            short_us,
+            noise_bytes=noise_bytes,
         )
     return misses
 
 
-def compare(name, recorded, measured, limit=0.10, short_limit=0.20, short_us=20.0, noise_bytes=2**20):
+def compare(
+    name,
+    recorded,
+    measured,
+    limit=0.10,
+    short_limit=0.20,
+    short_us=20.0,
+    noise_bytes=2**20,
+):
     """The rows of `measured` that drifted from `recorded`, as sentences; see `drift`."""
     if recorded.shape != measured.shape:
-        return [f"{name}: {measured.shape[0]} rows measured, {recorded.shape[0]} recorded"]
+        return [
+            f"{name}: {measured.shape[0]} rows measured, {recorded.shape[0]} recorded"
+        ]
     misses = []
-    for row, (was, now) in enumerate(zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)):
+    for row, (was, now) in enumerate(
+        zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
+    ):
         allowed = short_limit if was.get("us", short_us) < short_us else limit
         for column, old in was.items():
             new = now[column]
@@ -293,8 +382,15 @@ def compare(name, recorded, measured, limit=0.10, short_limit=0.20, short_us=20.
                 wrong, by = old != new, ""
             else:
                 slack = noise_bytes if column.endswith("_bytes") else 0
-                wrong, by = abs(new - old) > max(allowed * abs(old), slack), f" ({(new / old - 1) if old else 1:+.1%})"
+                wrong, by = (
+                    abs(new - old) > max(allowed * abs(old), slack),
+                    f" ({(new / old - 1) if old else 1:+.1%})",
+                )
             if wrong:
-                key = ", ".join(str(value) for value in was.values() if isinstance(value, str))
-                misses.append(f"{name} row {row} ({key}): {column} was {old}, is {new}{by}")
+                key = ", ".join(
+                    str(value) for value in was.values() if isinstance(value, str)
+                )
+                misses.append(
+                    f"{name} row {row} ({key}): {column} was {old}, is {new}{by}"
+                )
     return misses

@@ -4,6 +4,7 @@ Everything here is written so that a notebook's output is the same text on every
 their unit, and nothing prints a path or a version.
 """
 
+import ast
 import difflib
 import html
 import inspect
@@ -13,7 +14,7 @@ import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
 
-from memtraffic import recording
+from memtraffic import measure, recording
 from memtraffic.ladder import RUNGS, resolve
 from memtraffic.traffic.formula import formula
 
@@ -96,7 +97,11 @@ def check(sentence, attempt, judge):
 def glue(name, value):
     """Keeps `value`, a string, under `name` for the text of the book, which quotes it with the role `glue:text`."""
     mime = "application/papermill.record/"
-    display({f"{mime}text/plain": repr(value)}, raw=True, metadata={"scrapbook": {"name": name, "mime_prefix": mime}})
+    display(
+        {f"{mime}text/plain": repr(value)},
+        raw=True,
+        metadata={"scrapbook": {"name": name, "mime_prefix": mime}},
+    )
 
 
 def source(*objects):
@@ -105,16 +110,23 @@ def source(*objects):
 
 
 def diff(below, above):
-    """Shows how the code of `above` differs from that of `below`, functions or kernels of two rungs."""
-    old, new = (_source(part).splitlines() for part in (below, above))
+    """Shows how the code of `above` differs from that of `below`, functions or kernels of two rungs, docstrings aside."""
+    old, new = (_source(part, docstring=False).splitlines() for part in (below, above))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=len(old) + len(new)))[3:]
     display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
 
 
-def _source(function):
-    while not inspect.isfunction(function):  # a kernel wraps the function it was made of
+def _source(function, docstring=True):
+    while not inspect.isfunction(
+        function
+    ):  # a kernel wraps the function it was made of
         function = function.fn
-    return textwrap.dedent(inspect.getsource(function)).rstrip()
+    text = textwrap.dedent(inspect.getsource(function)).rstrip()
+    first = ast.parse(text).body[0].body[0]
+    if not docstring and ast.get_docstring(ast.parse(text).body[0]):
+        lines = text.splitlines()
+        text = "\n".join(lines[: first.lineno - 1] + lines[first.end_lineno :])
+    return text
 
 
 class Table:
@@ -128,26 +140,32 @@ class Table:
 
     def _repr_html_(self):
         def line(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            return (
+                "<tr>"
+                + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+                + "</tr>"
+            )
 
         body = "".join(line(row, "td") for row in self.rows)
         return f'<table class="dataframe">{line(self.columns, "th")}{body}</table>'
 
 
 def table(rows, **columns):
-    """Shows a table: for each row (a dict, or a DataFrame's), each of `columns`, a function of the row.
+    """Shows a table: for each of `rows` (of a DataFrame, as a dict), each of `columns`, a function of the row.
 
     The name of a column is its heading, with `_` for a space.
     """
-    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
+    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
     headings = [name.replace("_", " ").strip() for name in columns]
-    display(Table(headings, [[str(of(row)) for of in columns.values()] for row in rows]))
+    display(
+        Table(headings, [[str(of(row)) for of in columns.values()] for row in rows])
+    )
 
 
 # ---- figures
 
 
-def axes(xlabel="", ylabel="", size=(7, 3.4)):
+def axes(xlabel="", ylabel="", size=(6, 3.4)):
     """Axes in the book's style; sizes in inches."""
     _figure, ax = plt.subplots(figsize=size, layout="constrained")
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -156,11 +174,67 @@ def axes(xlabel="", ylabel="", size=(7, 3.4)):
 
 def bars(labels, values, texts, xlabel, colors=BLUE, size=None):
     """Horizontal bars from zero, the first on top, each with its text beside it. Returns the axes."""
-    ax = axes(xlabel=xlabel, size=size or (7, 0.6 + 0.42 * len(labels)))
+    ax = axes(xlabel=xlabel, size=size or (6, 0.7 + 0.42 * len(labels)))
     drawn = ax.barh(list(labels), list(values), color=colors, height=0.65)
     ax.bar_label(drawn, list(texts), padding=4)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * max(values))
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def level(ax, value, text):
+    """Marks a value of the y axis with a dashed line and its name, and starts the axis at zero."""
+    ax.axhline(value, color=MUTED, linestyle="--", linewidth=1)
+    ax.annotate(text, (ax.get_xlim()[0], value), va="bottom", color=MUTED)
+    ax.set_ylim(0, 1.15 * value)
+
+
+def powers_of_two(ax, values):
+    """Makes the x axis logarithmic, with a mark at every other one of `values`, and starts the y axis at zero."""
+    ax.set_xscale("log", base=2)
+    marks = [value for value in values][::2]
+    ax.set_xticks(marks, [f"{mark:.0f}" for mark in marks])
+    ax.set_ylim(0, None)
+
+
+def widths(frame):
+    """Draws bandwidth over the width of the row, a line for each implementation in `frame`, of `bench`. Returns the axes."""
+    ax = axes("columns", "bandwidth for the least traffic, GB/s", size=(6, 3.8))
+    colors = [MUTED, BLUE, ORANGE, GREEN, RED]
+    for (name, one), color in zip(
+        frame.groupby("impl", sort=False), colors, strict=False
+    ):
+        ax.plot(one["n"], one["gb_per_s"], "o-", color=color, markersize=4)
+        last = one.iloc[-1]
+        above = "bottom" if name == "copy" else "top"
+        ax.annotate(f" {name}", (last["n"], last["gb_per_s"]), color=color, va=above)
+    powers_of_two(ax, sorted(frame["n"].unique()))
+    low, high = ax.get_xlim()
+    ax.set_xlim(low, high * (high / low) ** 0.3)
+    return ax
+
+
+def flow(ops, unit):
+    """Draws what each of `ops` reads, to the left, and writes, to the right, in units of so many elements.
+
+    A bar too short to see is marked M. Returns the axes.
+    """
+    ax = axes(xlabel="reads, MN          writes, MN", size=(6, 0.8 + 0.42 * len(ops)))
+    names = [op.name for op in ops]
+    reads = ax.barh(
+        names, [-op.read_elements / unit for op in ops], color=BLUE, height=0.65
+    )
+    writes = ax.barh(
+        names, [op.written_elements / unit for op in ops], color=ORANGE, height=0.65
+    )
+    for drawn, side in ((reads, "read_elements"), (writes, "written_elements")):
+        small = [getattr(op, side) < 0.01 * unit for op in ops]
+        ax.bar_label(drawn, ["M" if few else "" for few in small], padding=4)
+    ax.axvline(0, color=INK, linewidth=1)
+    ax.invert_yaxis()
+    ax.set(xlim=(-1.3, 1.3), xticks=[-1, 0, 1], xticklabels=["1", "0", "1"])
     ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)
     return ax
@@ -178,17 +252,30 @@ def cells(accesses, shape, argument):
         if access.argument == argument:
             for offset in access.offsets:
                 touched.setdefault(offset, []).append(access.program[0])
-    ax = axes(size=(min(7, 0.75 * n + 1.4), 0.5 * m + 0.5))
+    ax = axes(size=(min(6, 0.75 * n + 1.4), 0.5 * m + 0.5))
     for offset in range(m * n):
         row, col = divmod(offset, n)
         programs = touched.get(offset, [])
-        color = PROGRAM_COLORS[programs[0] % len(PROGRAM_COLORS)] if programs else "white"
+        color = (
+            PROGRAM_COLORS[programs[0] % len(PROGRAM_COLORS)] if programs else "white"
+        )
         ax.add_patch(plt.Rectangle((col, row), 1, 1, facecolor=color, edgecolor=MUTED))
         text = str(offset) + (f" ({len(programs)} times)" if len(programs) > 1 else "")
         ax.text(col + 0.5, row + 0.5, text, ha="center", va="center")
     for row in range(m):
-        owners = sorted({program for offset in range(row * n, row * n + n) for program in touched.get(offset, [])})
-        ax.text(n + 0.15, row + 0.5, f"program {', '.join(map(str, owners))}" if owners else "nobody", va="center")
+        owners = sorted(
+            {
+                program
+                for offset in range(row * n, row * n + n)
+                for program in touched.get(offset, [])
+            }
+        )
+        ax.text(
+            n + 0.15,
+            row + 0.5,
+            f"program {', '.join(map(str, owners))}" if owners else "nobody",
+            va="center",
+        )
     ax.set(xlim=(0, n + 1.6), ylim=(m, 0))
     ax.axis("off")
     return ax
@@ -197,22 +284,32 @@ def cells(accesses, shape, argument):
 def ladder(frame, moved):
     """The ladder in one figure: what each rung moves, and how fast it is for it. Returns the figure.
 
-    frame: rows of `bench` at one shape. moved: bytes read and written, by the name of the rung.
+    frame: rows of `bench` at one shape. moved: bytes read and written, by the name of the implementation.
     """
-    figure, sides = plt.subplots(1, 2, figsize=(7, 0.9 + 0.42 * len(frame)), layout="constrained", sharey=True)
+    figure, sides = plt.subplots(
+        2, 1, figsize=(6, 1.7 + 0.8 * len(frame)), layout="constrained"
+    )
     labels = list(frame["impl"])
-    colors = [BLUE if label in moved else MUTED for label in labels]
+    colors = [MUTED if label == "copy" else BLUE for label in labels]
     columns = (
-        ("bytes moved, GB", [moved.get(label, 0) / 1e9 for label in labels], "{:.2f} GB"),
-        ("bandwidth for its least traffic, GB/s", list(frame["gb_per_s"]), "{:.0f} GB/s"),
+        (
+            "bytes moved, read and written, GB",
+            [moved[label] / 1e9 for label in labels],
+            "{:.2f} GB",
+        ),
+        (
+            "bandwidth for its least traffic, GB/s",
+            list(frame["gb_per_s"]),
+            "{:.0f} GB/s",
+        ),
     )
     for ax, (xlabel, values, text) in zip(sides, columns, strict=True):
         drawn = ax.barh(labels, values, color=colors, height=0.65)
-        ax.bar_label(drawn, [text.format(value) if value else "" for value in values], padding=4)
-        ax.set(xlabel=xlabel, xlim=(0, 1.4 * max(values)))
+        ax.bar_label(drawn, [text.format(value) for value in values], padding=4)
+        ax.set(xlabel=xlabel, xlim=(0, 1.3 * max(values)))
         ax.grid(axis="y", visible=False)
         ax.tick_params(axis="y", length=0)
-    sides[0].invert_yaxis()
+        ax.invert_yaxis()
     return figure
 
 
@@ -224,8 +321,11 @@ def save_ladder(recorded, path):
     frame = recording.read(recorded, "ladder")
     m, n = (int(frame[size].iloc[0]) for size in "mn")
     itemsize = getattr(torch, frame["dtype"].iloc[0]).itemsize
-    moved = {rung: int(sum(formula(resolve(rung)).elements(m, n))) * itemsize for rung in RUNGS}
-    figure = ladder(frame[frame["impl"].isin(["copy", *RUNGS])], moved)
+    shown = {"copy": measure.copy} | {rung: resolve(rung) for rung in RUNGS}
+    moved = {
+        name: sum(formula(fn).elements(m, n)) * itemsize for name, fn in shown.items()
+    }
+    figure = ladder(frame[frame["impl"].isin(shown)], moved)
     checksum = recording.load_machine(recorded)["experiments"]["ladder"]["sha256"]
     figure.savefig(path, dpi=160, metadata={"Source": checksum, "Software": None})
     plt.close(figure)

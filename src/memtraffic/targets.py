@@ -21,7 +21,9 @@ from memtraffic import machine
 
 # name: Triton's backend, its name for the architecture, threads a warp
 TARGETS = {f"sm_{cc}": ("cuda", cc, 32) for cc in (75, 80, 86, 89, 90, 100, 120)}
-TARGETS |= {arch: ("hip", arch, 64) for arch in ("gfx908", "gfx90a", "gfx942", "gfx950")}
+TARGETS |= {
+    arch: ("hip", arch, 64) for arch in ("gfx908", "gfx90a", "gfx942", "gfx950")
+}
 TARGETS |= {arch: ("hip", arch, 32) for arch in ("gfx1100", "gfx1201")}
 
 
@@ -60,7 +62,13 @@ class Resources:
 
     def __str__(self):
         def widths(bits):
-            return " + ".join(f"{number} of {width} bits" for width, number in sorted(bits.items())) or "none"
+            return (
+                " + ".join(
+                    f"{number} of {width} bits"
+                    for width, number in sorted(bits.items())
+                )
+                or "none"
+            )
 
         return (
             f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, {self.spill_bytes} bytes "
@@ -83,10 +91,17 @@ def resources(fn, target, *tensors, num_warps=None):
     interpreted and a kernel is defined in no file that a second process could import.
     """
     if target not in TARGETS:
-        raise LookupError(f"no target is named {target!r}: give one of {', '.join(TARGETS)}")
+        raise LookupError(
+            f"no target is named {target!r}: give one of {', '.join(TARGETS)}"
+        )
     found = launches(fn, *tensors)
     if num_warps is not None:
-        found = [Launch(**{**vars(launch), "options": launch.options | {"num_warps": num_warps}}) for launch in found]
+        found = [
+            Launch(
+                **{**vars(launch), "options": launch.options | {"num_warps": num_warps}}
+            )
+            for launch in found
+        ]
     return compile_launches([(launch, target) for launch in found])
 
 
@@ -126,22 +141,40 @@ def _describe(kernel, args, kwargs):
     """A launch's arguments as Triton specialises them: an int of 1 is a constant, one divisible by 16 is marked so."""
     fn = kernel.fn
     parameters = inspect.signature(fn).parameters
-    bound = inspect.signature(fn).bind(*args, **{name: kwargs[name] for name in kwargs if name in parameters})
+    bound = inspect.signature(fn).bind(
+        *args, **{name: kwargs[name] for name in kwargs if name in parameters}
+    )
     bound.apply_defaults()
     signature, constants, attributes = {}, {}, {}
     for position, (name, value) in enumerate(bound.arguments.items()):
         annotation = parameters[name].annotation
-        is_constexpr = str(getattr(annotation, "__name__", annotation)).endswith("constexpr")
+        is_constexpr = str(getattr(annotation, "__name__", annotation)).endswith(
+            "constexpr"
+        )
         is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
         if is_constexpr or value is None or is_one:
-            signature[name], constants[name] = "constexpr", getattr(value, "value", value)
+            signature[name], constants[name] = (
+                "constexpr",
+                getattr(value, "value", value),
+            )
             continue
         signature[name] = _type_name(fn.__name__, name, value)
         size = value.data_ptr() if isinstance(value, torch.Tensor) else value
         if isinstance(size, int) and not isinstance(size, bool) and size % 16 == 0:
             attributes[(position,)] = [["tt.divisibility", 16]]
-    options = {name: kwargs[name] for name in ("num_warps", "num_stages", "waves_per_eu") if name in kwargs}
-    return Launch(fn.__module__, fn.__qualname__, signature, constants, attributes, {"num_warps": 4} | options)
+    options = {
+        name: kwargs[name]
+        for name in ("num_warps", "num_stages", "waves_per_eu")
+        if name in kwargs
+    }
+    return Launch(
+        fn.__module__,
+        fn.__qualname__,
+        signature,
+        constants,
+        attributes,
+        {"num_warps": 4} | options,
+    )
 
 
 def _type_name(kernel, name, value):
@@ -155,7 +188,9 @@ def _type_name(kernel, name, value):
         return "i32" if -(2**31) <= value < 2**31 else "i64"
     if isinstance(value, float):
         return "fp32"
-    raise CompileError(f"{kernel}: cannot compile for an argument {name} of type {type(value).__name__}")
+    raise CompileError(
+        f"{kernel}: cannot compile for an argument {name} of type {type(value).__name__}"
+    )
 
 
 def compile_launches(jobs):
@@ -172,7 +207,12 @@ def compile_launches(jobs):
         answer = Path(folder) / "answer"
         paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
         worker = subprocess.run(
-            [sys.executable, "-c", "from memtraffic.targets import _worker; _worker()", str(answer)],
+            [
+                sys.executable,
+                "-c",
+                "from memtraffic.targets import _worker; _worker()",
+                str(answer),
+            ],
             input=pickle.dumps(jobs),
             env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths},
             capture_output=True,
@@ -204,18 +244,32 @@ def _compile(launch, target):
     kernel = sys.modules.get(launch.module) or __import__(launch.module, fromlist=["_"])
     for part in launch.qualname.split("."):
         kernel = getattr(kernel, part)
-    while not isinstance(kernel, triton.JITFunction):  # unwrap autotuning and heuristics
+    while not isinstance(
+        kernel, triton.JITFunction
+    ):  # unwrap autotuning and heuristics
         kernel = kernel.fn
-    options = {name: value for name, value in launch.options.items() if backend == "hip" or name != "waves_per_eu"}
+    options = {
+        name: value
+        for name, value in launch.options.items()
+        if backend == "hip" or name != "waves_per_eu"
+    }
     source = ASTSource(kernel, launch.signature, launch.constants, launch.attributes)
     try:
-        compiled = triton.compile(source, target=GPUTarget(backend, architecture, warp), options=options)
+        compiled = triton.compile(
+            source, target=GPUTarget(backend, architecture, warp), options=options
+        )
     except Exception as error:  # compilers raise whatever they like
-        raise CompileError(f"{kernel.__name__} does not compile for {target}: {error}") from error
+        raise CompileError(
+            f"{kernel.__name__} does not compile for {target}: {error}"
+        ) from error
     read = _read_cubin if backend == "cuda" else _read_amdgcn
     found = read(compiled.asm["cubin" if backend == "cuda" else "amdgcn"])
     return Resources(
-        kernel=kernel.__name__, target=target, num_warps=options["num_warps"], shared_bytes=compiled.metadata.shared, **found
+        kernel=kernel.__name__,
+        target=target,
+        num_warps=options["num_warps"],
+        shared_bytes=compiled.metadata.shared,
+        **found,
     )
 
 
@@ -223,7 +277,9 @@ def _read_cubin(cubin):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, sass = (_cuobjdump(option, file.name) for option in ("-res-usage", "-sass"))
+        usage, sass = (
+            _cuobjdump(option, file.name) for option in ("-res-usage", "-sass")
+        )
     counted = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage))
     return {
         "registers": int(counted["REG"]),
@@ -236,7 +292,12 @@ def _read_cubin(cubin):
 def _cuobjdump(option, path):
     from triton import knobs
 
-    return subprocess.run([knobs.nvidia.cuobjdump.path, option, path], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [knobs.nvidia.cuobjdump.path, option, path],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def _sass_bits(suffixes):
@@ -253,10 +314,16 @@ def _read_amdgcn(assembly):
         return int(re.search(pattern, assembly)[1])
 
     return {
-        "registers": number(r"; TotalNumVgprs: (\d+)") if "TotalNumVgprs" in assembly else number(r"; NumVgprs: (\d+)"),
+        "registers": number(r"; TotalNumVgprs: (\d+)")
+        if "TotalNumVgprs" in assembly
+        else number(r"; NumVgprs: (\d+)"),
         "spill_bytes": number(r"; ScratchSize: (\d+)"),
-        "load_bits": _widths(r"\b(?:global|buffer|flat)_load_(\w+)", assembly, _amd_bits),
-        "store_bits": _widths(r"\b(?:global|buffer|flat)_store_(\w+)", assembly, _amd_bits),
+        "load_bits": _widths(
+            r"\b(?:global|buffer|flat)_load_(\w+)", assembly, _amd_bits
+        ),
+        "store_bits": _widths(
+            r"\b(?:global|buffer|flat)_store_(\w+)", assembly, _amd_bits
+        ),
     }
 
 

@@ -22,7 +22,9 @@ def resolve(name):
     path = RUNGS.get(name, name)
     module_name, colon, attribute = path.partition(":")
     if not colon:
-        raise LookupError(f"no rung is named {name!r}: give one of {', '.join(RUNGS)}, or module:function")
+        raise LookupError(
+            f"no rung is named {name!r}: give one of {', '.join(RUNGS)}, or module:function"
+        )
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -44,8 +46,13 @@ def name_of(fn):
     """
     if isinstance(fn, str):
         return fn
-    module, qualname = getattr(fn, "__module__", "__main__"), getattr(fn, "__qualname__", repr(fn))
+    module, qualname = (
+        getattr(fn, "__module__", "__main__"),
+        getattr(fn, "__qualname__", repr(fn)),
+    )
     if module == "__main__" or "<" in qualname:
-        raise LookupError(f"{qualname} is defined in {module}: put it in a file, so that another process can import it")
+        raise LookupError(
+            f"{qualname} is defined in {module}: put it in a file, so that another process can import it"
+        )
     path = f"{module}:{qualname}"
     return next((name for name, target in RUNGS.items() if target == path), path)

@@ -19,7 +19,7 @@ def reference(x):
 
 @triton.jit
 def _fused_kernel(y_ptr, x_ptr, y_row_stride, x_row_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # int64: row * stride outgrows int32 at 2**31 elements
+    row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 at 2**31
     cols = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_row_stride + cols).to(tl.float32)
     numerator = tl.exp(x - tl.max(x, axis=0))
@@ -29,33 +29,42 @@ def _fused_kernel(y_ptr, x_ptr, y_row_stride, x_row_stride, BLOCK: tl.constexpr)
 
 def num_warps(n_cols):
     """Warps a program, so that a thread holds at most 32 elements of the row."""
-    return max(4, min(32, n_cols // 512))
+    most = 1024 // machine.warp_size()  # a program has at most 1024 threads
+    return max(4, min(most, n_cols // 512))
 
 
 def softmax(x):
-    """Softmax of each row of `x`, whose width must be a power of two. Told in book/fused.ipynb.
+    """Softmax of each row of `x`, a power of two wide. Told in book/fused.ipynb.
 
     >>> softmax(torch.zeros(2, 4, device=machine.device()))[0].tolist()
     [0.25, 0.25, 0.25, 0.25]
 
-    x: tensor of shape (M, N), float32, float16 or bfloat16, rows contiguous, on a GPU or, interpreted, on the CPU.
-    Returns a new tensor of x's shape and dtype. Raises TypeError for another dtype or device, ValueError for another shape.
+    x: tensor of shape (M, N), float32, float16 or bfloat16, its rows contiguous, on a
+    GPU or, interpreted, on the CPU. Returns a new tensor of x's shape and dtype.
+    Raises TypeError for another dtype or device, ValueError for another shape.
     """
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(f"fused: takes float32, float16 or bfloat16, not {str(x.dtype).removeprefix('torch.')}")
-    if x.device.type != machine.device().type and not machine.INTERPRETED:
-        raise TypeError(f"fused: the tensor is on the {x.device.type}, the kernel runs on the {machine.device().type}")
+        raise TypeError(f"fused: float32, float16 or bfloat16, not {x.dtype}")
+    if x.device.type != "cuda" and not machine.INTERPRETED:
+        raise TypeError(f"fused: the tensor is on the {x.device.type}, not on a GPU")
     if x.dim() != 2:
-        raise ValueError(f"fused: takes a tensor of 2 dimensions, not {x.dim()} {tuple(x.shape)}")
+        raise ValueError(f"fused: 2 dimensions, not {x.dim()}: {tuple(x.shape)}")
     n_rows, n_cols = x.shape
     if n_cols == 0 or n_cols & (n_cols - 1):
-        raise ValueError(f"fused: {n_cols} columns, but this kernel needs a power of two")
+        raise ValueError(f"fused: {n_cols} columns, not a power of two")
     if n_cols > MAX_COLS:
-        raise ValueError(f"fused: {n_cols} columns, but one program holds at most {MAX_COLS}")
+        raise ValueError(f"fused: {n_cols} columns, more than {MAX_COLS}")
     if n_cols > 1 and x.stride(1) != 1:
-        raise ValueError(f"fused: columns are {x.stride(1)} elements apart, but this kernel reads contiguous rows")
+        raise ValueError(f"fused: columns lie {x.stride(1)} apart, not 1")
     y = torch.empty((n_rows, n_cols), dtype=x.dtype, device=x.device)
     if n_rows:
         with machine.on(x):
-            _fused_kernel[(n_rows,)](y, x, y.stride(0), x.stride(0), BLOCK=n_cols, num_warps=num_warps(n_cols))
+            _fused_kernel[(n_rows,)](
+                y,
+                x,
+                y.stride(0),
+                x.stride(0),
+                BLOCK=n_cols,
+                num_warps=num_warps(n_cols),
+            )
     return y

@@ -7,7 +7,7 @@ Traffic: reads 5MN + 2M, writes 3MN + 2M. Ends where the bytes matter: a softmax
 def softmax(x):
     """Softmax of each row of `x`. Told in book/naive.ipynb.
 
-    x: floating tensor of shape (M, N), on any device. Returns a new tensor of x's shape and dtype.
+    x: floating tensor of shape (M, N), on any device. Returns a new one like it.
     """
     row_max = x.amax(dim=1, keepdim=True)  # reads MN, writes M
     shifted = x - row_max  # reads MN + M, writes MN; keeps exp from overflowing
@@ -17,9 +17,9 @@ def softmax(x):
 
 
 def softmax_argmax(x):
-    """`softmax` as it is usually published, with `max` where `amax` would do.
+    """The same as it is usually published, with `max` where `amax` would do.
 
-    `max(dim=1)` also finds, and writes, the index of each maximum: M more elements, of 8 bytes each.
+    `max(dim=1)` also writes where each maximum is: M elements more, of 8 bytes each.
     """
     row_max = x.max(dim=1)[0]
     numerator = (x - row_max[:, None]).exp()

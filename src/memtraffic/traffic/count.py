@@ -22,7 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memtraffic import machine
 from memtraffic.progress import Progress
 
-_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+_ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
 _ALIASES = {"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach"}
 # Make a tensor from nothing; a tensor argument, as in zeros_like, only lends its shape.
 _FILLS = set(
@@ -55,7 +62,9 @@ class Op:
     def add(self, kind, elements, itemsize):
         """Adds `elements` of `itemsize` bytes to what was `read` or `written`."""
         setattr(self, f"{kind}_elements", getattr(self, f"{kind}_elements") + elements)
-        setattr(self, f"{kind}_bytes", getattr(self, f"{kind}_bytes") + elements * itemsize)
+        setattr(
+            self, f"{kind}_bytes", getattr(self, f"{kind}_bytes") + elements * itemsize
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ class Traffic:
     accesses: list[Access] = field(default_factory=list)
 
     read_elements = property(lambda self: sum(op.read_elements for op in self.ops))
-    written_elements = property(lambda self: sum(op.written_elements for op in self.ops))
+    written_elements = property(
+        lambda self: sum(op.written_elements for op in self.ops)
+    )
     read_bytes = property(lambda self: sum(op.read_bytes for op in self.ops))
     written_bytes = property(lambda self: sum(op.written_bytes for op in self.ops))
 
@@ -108,14 +119,14 @@ def count(fn, *tensors, trace=False):
 
 
 def _cause(error):
-    """The exception a kernel really raised, out of the interpreter's wrapping."""
-    inner = error
-    while inner is not None:
-        if isinstance(inner, CountError):
-            return inner
-        inner = inner.__cause__
+    """What a kernel really raised, out of the interpreter's wrapping."""
     if "fail_on_recompile" in str(error):
-        return CountError("a function made by torch.compile hides its kernels: count it before it is compiled, or measure it")
+        return CountError(
+            "a function made by torch.compile hides its kernels: count it before it is "
+            "compiled, or measure it"
+        )
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
     return error
 
 
@@ -132,7 +143,9 @@ class _Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.launch is not None:  # the interpreter's own copies of a kernel's arguments
+        if (
+            self.launch is not None
+        ):  # the interpreter's own copies of a kernel's arguments
             return func(*args, **kwargs)
         read, written = _operands(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -160,16 +173,43 @@ class _Meter(TorchDispatchMode):
         from triton.runtime import autotuner, interpreter, jit
 
         saved = [(o, dict(vars(o))) for o in _language_objects()]
-        real_call, real_args = interpreter.GridExecutor.__call__, interpreter.GridExecutor._init_args_hst
+        real_call, real_args = (
+            interpreter.GridExecutor.__call__,
+            interpreter.GridExecutor._init_args_hst,
+        )
         patches = [
             (interpreter, "_interpreter", _Memory(interpreter._interpreter, self)),
-            (interpreter, "_patch_lang_tensor", functools.partial(_patch_tensor, interpreter._patch_lang_tensor)),
-            (interpreter.GridExecutor, "__call__", lambda executor, *a, **k: self._launch(real_call, executor, a, k)),
-            (interpreter.GridExecutor, "_init_args_hst", lambda executor, a, k: self._bind(real_args, executor, a, k)),
-            (autotuner.Autotuner, "run", lambda tuner, *a, **k: self._autotuned(tuner, a, k)),
+            (
+                interpreter,
+                "_patch_lang_tensor",
+                functools.partial(_patch_tensor, interpreter._patch_lang_tensor),
+            ),
+            (
+                interpreter.GridExecutor,
+                "__call__",
+                lambda executor, *a, **k: self._launch(real_call, executor, a, k),
+            ),
+            (
+                interpreter.GridExecutor,
+                "_init_args_hst",
+                lambda executor, a, k: self._bind(real_args, executor, a, k),
+            ),
+            (
+                autotuner.Autotuner,
+                "run",
+                lambda tuner, *a, **k: self._autotuned(tuner, a, k),
+            ),
             # In a process that compiles kernels, kernels and the functions they call are interpreted on the spot.
-            (jit.JITFunction, "run", lambda fn, *a, **k: interpreter.InterpretedFunction(fn.fn).run(*a, **k)),
-            (jit.JITFunction, "__call__", lambda fn, *a, **k: interpreter.InterpretedFunction(fn.fn)(*a, **k)),
+            (
+                jit.JITFunction,
+                "run",
+                lambda fn, *a, **k: interpreter.InterpretedFunction(fn.fn).run(*a, **k),
+            ),
+            (
+                jit.JITFunction,
+                "__call__",
+                lambda fn, *a, **k: interpreter.InterpretedFunction(fn.fn)(*a, **k),
+            ),
         ]
         originals = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
         for owner, name, value in patches:
@@ -179,7 +219,10 @@ class _Meter(TorchDispatchMode):
         finally:
             for owner, name, value in originals:
                 setattr(owner, name, value)
-            for owner, attributes in saved:  # the interpreter leaves parts of triton.language patched
+            for (
+                owner,
+                attributes,
+            ) in saved:  # the interpreter leaves parts of triton.language patched
                 for name in set(vars(owner)) - set(attributes):
                     delattr(owner, name)
                 for name, value in attributes.items():
@@ -212,15 +255,22 @@ class _Meter(TorchDispatchMode):
             seen.append(self.traffic.ops[before:])
             del self.traffic.ops[before:]
         if any(ops != seen[0] for ops in seen):
-            raise CountError(f"{tuner.base_fn.__name__}: its {len(seen)} autotuning configurations differ in traffic")
+            raise CountError(
+                f"{tuner.base_fn.__name__}: its {len(seen)} autotuning configurations differ in traffic"
+            )
         self.traffic.ops += seen[0]
 
     def access(self, kind, pointers, mask, itemsize):
         """Records one load or store of the program that is running."""
         from triton.runtime.interpreter import interpreter_builder
 
-        program, programs = tuple(interpreter_builder.grid_idx), tuple(interpreter_builder.grid_dim)
-        self.launch.progress.at(np.ravel_multi_index(program, programs), np.prod(programs))
+        program, programs = (
+            tuple(interpreter_builder.grid_idx),
+            tuple(interpreter_builder.grid_dim),
+        )
+        self.launch.progress.at(
+            np.ravel_multi_index(program, programs), np.prod(programs)
+        )
         touched = np.asarray(pointers)[np.asarray(mask, dtype=bool)]
         self.launch.op.add(kind, int(touched.size), itemsize)
         for argument, addresses in self.launch.owners(kind, touched):
@@ -243,11 +293,22 @@ class _Launch:
             for part in value:
                 self.bind(name, part)
             return
-        tensor = getattr(value, "base", value)  # a tensor descriptor, or a tensor reinterpreted in another dtype
-        if not isinstance(tensor, torch.Tensor) or not hasattr(value, "data_ptr" if tensor is value else "base"):
+        tensor = getattr(
+            value, "base", value
+        )  # a tensor descriptor, or a tensor reinterpreted in another dtype
+        if not isinstance(tensor, torch.Tensor) or not hasattr(
+            value, "data_ptr" if tensor is value else "base"
+        ):
             return
         storage = tensor.untyped_storage()
-        self.arguments.append((name, tensor.data_ptr(), storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        self.arguments.append(
+            (
+                name,
+                tensor.data_ptr(),
+                storage.data_ptr(),
+                storage.data_ptr() + storage.nbytes(),
+            )
+        )
         self.holds_pointers |= tensor.dtype in (torch.int64, torch.uint64)
 
     def owners(self, kind, addresses):
@@ -259,9 +320,13 @@ class _Launch:
             if inside.any():
                 left &= ~inside
                 yield name, addresses[inside] - start
-        if left.any() and not self.holds_pointers:  # an int64 tensor may hold addresses of its own
+        if (
+            left.any() and not self.holds_pointers
+        ):  # an int64 tensor may hold addresses of its own
             verb = "reads" if kind == "read" else "writes"
-            raise CountError(f"{self.op.name} {verb} {int(left.sum())} elements outside the tensors it was given")
+            raise CountError(
+                f"{self.op.name} {verb} {int(left.sum())} elements outside the tensors it was given"
+            )
 
 
 class _Memory:
@@ -287,7 +352,9 @@ class _Memory:
         return self._real.atomic_rmw(op, pointers, value, mask, semantics)
 
     def atomic_cas(self, pointers, expected, value, semantics):
-        self._meter.access("read", pointers, np.ones(pointers.shape, dtype=bool), value.dtype.itemsize)
+        self._meter.access(
+            "read", pointers, np.ones(pointers.shape, dtype=bool), value.dtype.itemsize
+        )
         found = self._real.atomic_cas(pointers, expected, value, semantics)
         self._meter.access("written", pointers, found == expected, value.dtype.itemsize)
         return found
@@ -334,11 +401,19 @@ def _operands(func, args, kwargs):
     operands = list(_tensors([*args, *kwargs.values()]))
     if not known or any(tensor.layout != torch.strided for tensor in operands):
         raise CountError(f"{func} is not an operation whose traffic is known")
-    if name in _ALLOCATIONS | _ALIASES or func.is_view or torch.Tag.inplace_view in func.tags:
+    if (
+        name in _ALLOCATIONS | _ALIASES
+        or func.is_view
+        or torch.Tag.inplace_view in func.tags
+    ):
         return None, []
     read, written = [], []
     for position, spec in enumerate(func._schema.arguments):
-        value = args[position] if position < len(args) and not spec.kwarg_only else kwargs.get(spec.name)
+        value = (
+            args[position]
+            if position < len(args) and not spec.kwarg_only
+            else kwargs.get(spec.name)
+        )
         tensors = list(_tensors([value]))
         writes = spec.alias_info is not None and spec.alias_info.is_write
         if writes:

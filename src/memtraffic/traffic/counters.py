@@ -61,15 +61,45 @@ def counters(fn, m, n, dtype="float32", warmup=3):
     job = json.dumps({"name": name, "m": m, "n": n, "dtype": dtype, "warmup": warmup})
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
-        command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
-        command += ["--print-units", "base", "--metrics", ",".join(METRICS.values()), "--log-file", log.name]
-        command += [sys.executable, "-c", "from memtraffic.traffic.counters import _worker; _worker()", job]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+        command = [
+            ncu,
+            "--clock-control",
+            "none",
+            "--profile-from-start",
+            "off",
+            "--csv",
+            "--page",
+            "raw",
+        ]
+        command += [
+            "--print-units",
+            "base",
+            "--metrics",
+            ",".join(METRICS.values()),
+            "--log-file",
+            log.name,
+        ]
+        command += [
+            sys.executable,
+            "-c",
+            "from memtraffic.traffic.counters import _worker; _worker()",
+            job,
+        ]
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
         said = log.read().decode()
     if "ERR_NVGPUCTRPERM" in said + done.stdout:
-        raise NoCounters("counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)")
+        raise NoCounters(
+            "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
+        )
     if done.returncode:
-        raise CountersError(f"counters: {(done.stderr or said).strip().splitlines()[-1]}")
+        raise CountersError(
+            f"counters: {(done.stderr or said).strip().splitlines()[-1]}"
+        )
     return parse(said)
 
 
@@ -83,11 +113,16 @@ def parse(said):
     if not rows:
         raise CountersError("counters: ncu saw no kernel")
     if missing := [metric for metric in METRICS.values() if metric not in rows[0]]:
-        raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
+        raise CountersError(
+            f"counters: ncu does not give {', '.join(missing)} on this GPU"
+        )
     return pd.DataFrame(
         [
             {"kernel": short_name(row["Kernel Name"])}
-            | {column: int(float(row[metric].replace(",", ""))) for column, metric in METRICS.items()}
+            | {
+                column: int(float(row[metric].replace(",", "")))
+                for column, metric in METRICS.items()
+            }
             for row in rows
         ],
         columns=list(COLUMNS),
@@ -105,7 +140,9 @@ def _worker():
 
     job = json.loads(sys.argv[1])
     fn = resolve(job["name"])
-    x = torch.randn(job["m"], job["n"], device=machine.device()).to(getattr(torch, job["dtype"]))
+    x = torch.randn(job["m"], job["n"], device=machine.device()).to(
+        getattr(torch, job["dtype"])
+    )
     for _ in range(job["warmup"]):
         fn(x)
     torch.cuda.synchronize()

@@ -21,7 +21,16 @@ TERMS = {
     "1": lambda m, n: 1,
 }
 FIT = ((2, 8), (3, 16), (5, 32), (7, 4), (4, 64), (6, 16), (3, 5), (5, 12), (8, 21))
-HELD_OUT = ((9, 8), (4, 2), (11, 64), (2, 4096), (3, 1024), (5, 781), (13, 7), (2, 1823))
+HELD_OUT = (
+    (9, 8),
+    (4, 2),
+    (11, 64),
+    (2, 4096),
+    (3, 1024),
+    (5, 781),
+    (13, 7),
+    (2, 1823),
+)
 
 
 class FormulaError(Exception):
@@ -42,8 +51,9 @@ class Formula:
         return f"reads {_polynomial(self.reads)}, writes {_polynomial(self.writes)}"
 
     def elements(self, m, n):
-        """The elements read and written at M = `m`, N = `n`."""
-        return tuple(_evaluate(side, m, n) for side in (self.reads, self.writes))
+        """The elements read and written at M = `m`, N = `n`, as ints where they are whole."""
+        sides = (_evaluate(side, m, n) for side in (self.reads, self.writes))
+        return tuple(int(side) if side.denominator == 1 else side for side in sides)
 
 
 def formula(fn, inputs=None, fit=FIT, held_out=HELD_OUT):
@@ -66,10 +76,14 @@ def formula(fn, inputs=None, fit=FIT, held_out=HELD_OUT):
             refused.append((*shape, str(error)))
             continue
         counts[shape] = (traffic.read_elements, traffic.written_elements)
-    fitted, checked = ([shape for shape in shapes if shape in counts] for shapes in (fit, held_out))
+    fitted, checked = (
+        [shape for shape in shapes if shape in counts] for shapes in (fit, held_out)
+    )
     if len(fitted) <= len(TERMS) or len(checked) < 2:
         why = f"; {refused[0][0]} x {refused[0][1]}: {refused[0][2]}" if refused else ""
-        raise FormulaError(f"{len(fitted)} shapes to solve at and {len(checked)} to check at are too few{why}")
+        raise FormulaError(
+            f"{len(fitted)} shapes to solve at and {len(checked)} to check at are too few{why}"
+        )
     sides = []
     for side, verb in enumerate(("reads", "writes")):
         solution = _solve([(shape, counts[shape][side]) for shape in fitted])
@@ -80,8 +94,13 @@ def formula(fn, inputs=None, fit=FIT, held_out=HELD_OUT):
         ]
         if misses:
             misses.sort(key=lambda miss: -abs(miss[2]))
-            rows = "; ".join(f"{m} x {n}: {verb} {found}, {float(left):+.4g}" for (m, n), found, left in misses[:4])
-            best = " + ".join(f"{float(value):.4g} {term}" for term, value in solution.items())
+            rows = "; ".join(
+                f"{m} x {n}: {verb} {found}, {float(left):+.4g}"
+                for (m, n), found, left in misses[:4]
+            )
+            best = " + ".join(
+                f"{float(value):.4g} {term}" for term, value in solution.items()
+            )
             raise FormulaError(
                 f"what it {verb} is not of the form a MN + b M + c N + d: the nearest, {best}, misses {len(misses)} of "
                 f"{len(fitted) + len(checked)} shapes, most of all {rows}"
@@ -102,21 +121,30 @@ def _evaluate(coefficients, m, n):
 
 def _solve(counts):
     """The least-squares coefficients of `counts`, pairs of ((m, n), elements), exactly, by Gaussian elimination."""
-    rows = [([Fraction(of(*shape)) for of in TERMS.values()], Fraction(found)) for shape, found in counts]
+    rows = [
+        ([Fraction(of(*shape)) for of in TERMS.values()], Fraction(found))
+        for shape, found in counts
+    ]
     size = len(TERMS)
     system = [
-        [sum(terms[i] * terms[j] for terms, _ in rows) for j in range(size)] + [sum(terms[i] * found for terms, found in rows)]
+        [sum(terms[i] * terms[j] for terms, _ in rows) for j in range(size)]
+        + [sum(terms[i] * found for terms, found in rows)]
         for i in range(size)
     ]
     for i in range(size):
         pivot = next((row for row in range(i, size) if system[row][i]), None)
         if pivot is None:
-            raise FormulaError(f"the shapes {', '.join(f'{m} x {n}' for (m, n), _ in counts)} do not tell the terms apart")
+            raise FormulaError(
+                f"the shapes {', '.join(f'{m} x {n}' for (m, n), _ in counts)} do not tell the terms apart"
+            )
         system[i], system[pivot] = system[pivot], system[i]
         system[i] = [value / system[i][i] for value in system[i]]
         for row in range(size):
             if row != i:
-                system[row] = [a - system[row][i] * b for a, b in zip(system[row], system[i], strict=True)]
+                system[row] = [
+                    a - system[row][i] * b
+                    for a, b in zip(system[row], system[i], strict=True)
+                ]
     return {term: system[i][size] for i, term in enumerate(TERMS)}
 
 
@@ -127,6 +155,8 @@ def _polynomial(coefficients):
         if value:
             size = "" if abs(value) == 1 and term != "1" else str(abs(value))
             size = f"({size})" if "/" in size and term != "1" else size
-            sign = (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
+            sign = (
+                (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
+            )
             text += sign + size + ("" if term == "1" else term)
     return text or "0"

@@ -1,0 +1,261 @@
+"""Kernels and functions whose traffic is known beforehand, for the tests of the meters that must find it."""
+
+import torch
+import triton
+import triton.language as tl
+
+HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
+HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
+
+
+@triton.jit
+def _masked_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, STORED: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols)
+    tl.store(y_ptr + row * n_cols + cols, x, mask=cols < STORED)
+
+
+@triton.jit
+def _unmasked_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * n_cols + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets))
+
+
+@triton.jit
+def _strided_kernel(y_ptr, x_ptr, x_col_stride, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, tl.load(x_ptr + cols * x_col_stride))
+
+
+@triton.jit
+def _twice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    row_max = tl.max(
+        tl.load(x_ptr + row * n_cols + cols, mask=mask, other=-float("inf")), axis=0
+    )
+    x = tl.load(x_ptr + row * n_cols + cols, mask=mask)
+    tl.store(y_ptr + row * n_cols + cols, x - row_max, mask=mask)
+
+
+@triton.jit
+def _numerator(x, row_max):
+    return tl.exp(x - row_max)
+
+
+@triton.jit
+def _three_passes_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x_ptr += row * n_cols
+    y_ptr += row * n_cols
+    row_max = tl.full((), -float("inf"), tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        row_max = tl.maximum(
+            row_max,
+            tl.max(
+                tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")), axis=0
+            ),
+        )
+    denominator = tl.zeros((), tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf"))
+        denominator += tl.sum(_numerator(x, row_max), axis=0)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf"))
+        tl.store(y_ptr + cols, _numerator(x, row_max) / denominator, mask=cols < n_cols)
+
+
+@triton.jit
+def _block_pointer_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x_block = tl.make_block_ptr(
+        x_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0)
+    )
+    y_block = tl.make_block_ptr(
+        y_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0)
+    )
+    tl.store(y_block, tl.load(x_block, boundary_check=(1,)), boundary_check=(1,))
+
+
+@triton.jit
+def _descriptor_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.make_tensor_descriptor(x_ptr, [n_rows, n_cols], [n_cols, 1], [1, BLOCK])
+    y = tl.make_tensor_descriptor(y_ptr, [n_rows, n_cols], [n_cols, 1], [1, BLOCK])
+    y.store([row, 0], x.load([row, 0]))
+
+
+@triton.jit
+def _atomic_add_kernel(sum_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + tl.program_id(0) * n_cols + cols, mask=mask)
+    tl.atomic_add(sum_ptr + cols, x, mask=mask)
+
+
+@triton.jit
+def _atomic_cas_kernel(lock_ptr):
+    tl.atomic_cas(lock_ptr, 0, 1)
+
+
+@triton.jit
+def _never_compiles_kernel(x_ptr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK < 0, "a block is never negative")
+
+
+_tuned_kernel = triton.autotune(
+    [triton.Config({}, num_warps=warps) for warps in (4, 8)], key=["n_cols"]
+)(_twice_kernel)
+_differing_kernel = triton.autotune(
+    [triton.Config({"STORED": stored}) for stored in (1, 2)], key=["n_cols"]
+)(_masked_kernel)
+_heuristic_kernel = triton.heuristics(
+    {"BLOCK": lambda args: triton.next_power_of_2(args["n_cols"])}
+)(_twice_kernel)
+
+
+def width(x):
+    """The block of a program that holds a row of `x`."""
+    return triton.next_power_of_2(x.shape[1])
+
+
+def masked(x):
+    y = torch.empty_like(x)
+    _masked_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
+    return y
+
+
+def unmasked(x):
+    y = torch.empty_like(x)
+    _unmasked_kernel[(x.shape[0], x.shape[1] // 4)](y, x, x.shape[1], BLOCK=4)
+    return y
+
+
+def strided(x):
+    y = torch.empty(x.shape[1], dtype=x.dtype, device=x.device)
+    _strided_kernel[(1,)](y, x, x.stride(1), BLOCK=width(x))
+    return y
+
+
+def twice(x):
+    y = torch.empty_like(x)
+    _twice_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def three_passes(x):
+    y = torch.empty_like(x)
+    _three_passes_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=4)
+    return y
+
+
+def block_pointer(x):
+    y = torch.empty_like(x)
+    _block_pointer_kernel[(x.shape[0],)](y, x, *x.shape, BLOCK=width(x))
+    return y
+
+
+def descriptor(x):
+    y = torch.empty_like(x)
+    _descriptor_kernel[(x.shape[0],)](y, x, *x.shape, BLOCK=width(x))
+    return y
+
+
+def atomic_add(x):
+    y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+    _atomic_add_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def atomic_cas(x):
+    lock = torch.zeros(1, dtype=torch.int32, device=x.device)
+    _atomic_cas_kernel[(x.shape[0],)](lock)
+    return lock
+
+
+def tuned(x):
+    y = torch.empty_like(x)
+    _tuned_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def heuristic(x):
+    y = torch.empty_like(x)
+    _heuristic_kernel[(x.shape[0],)](y, x, x.shape[1])
+    return y
+
+
+def mixed(x):
+    return masked(x.exp()).sum(dim=1)
+
+
+# Of an M x N matrix, N a multiple of 4: elements read, elements written.
+KNOWN = {
+    "masked": (masked, lambda m, n: (m * n, m * n)),
+    "unmasked-2d-grid": (unmasked, lambda m, n: (m * n, m * n)),
+    "reads-twice": (twice, lambda m, n: (2 * m * n, m * n)),
+    "three-passes-run-time-bound": (three_passes, lambda m, n: (3 * m * n, m * n)),
+    "atomic-add": (atomic_add, lambda m, n: (2 * m * n, m * n + n)),
+    "atomic-cas-one-wins": (atomic_cas, lambda m, n: (m, 1 + 1)),
+    "autotuned": (tuned, lambda m, n: (2 * m * n, m * n)),
+    "heuristics": (heuristic, lambda m, n: (2 * m * n, m * n)),
+    "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
+}
+if HAS_BLOCK_POINTERS:
+    KNOWN["block-pointer"] = (block_pointer, lambda m, n: (m * n, m * n))
+if HAS_DESCRIPTORS:
+    KNOWN["descriptor"] = (descriptor, lambda m, n: (m * n, m * n))
+
+
+# Each is wrong in one way.
+
+
+def dropped_mask(x):
+    y = torch.empty_like(x)
+    _unmasked_kernel[(x.shape[0], 1)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def shortened_store(x):
+    y = torch.empty_like(x)
+    _masked_kernel[(x.shape[0],)](
+        y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1] - 1
+    )
+    return y
+
+
+def skipped_row(x):
+    y = torch.empty_like(x)
+    _masked_kernel[(x.shape[0] - 1,)](
+        y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1]
+    )
+    return y
+
+
+def over_reads(x):
+    y = torch.empty_like(x)
+    _unmasked_kernel[(1, 1)](y, x[-1:], x.shape[1], BLOCK=2 * width(x))
+    return y
+
+
+def differing(x):
+    y = torch.empty_like(x)
+    _differing_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def never_compiles(x):
+    _never_compiles_kernel[(1,)](x, BLOCK=4)
+    return x
+
+
+def raises(x):
+    raise TypeError(f"kernels: cannot take\n  {tuple(x.shape)}")
+
+
+not_callable = 781

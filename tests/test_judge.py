@@ -1,0 +1,90 @@
+import pytest
+import torch
+from judge import assert_close, tolerance
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def right(dtype, shape=(5, 21)):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    reference = torch.softmax(x.double(), dim=1)
+    return reference.to(dtype), reference
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_accepts_the_reference_rounded_once(dtype):
+    assert_close(*right(dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_accepts_pytorch(dtype):
+    x = torch.randn(5, 781, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert_close(torch.softmax(x, dim=1), torch.softmax(x.double(), dim=1), dtype)
+
+
+def test_accepts_no_rows():
+    assert_close(
+        torch.empty(0, 8), torch.empty(0, 8, dtype=torch.float64), torch.float32
+    )
+
+
+def changed(y, index, value):
+    y = y.clone()
+    y[index] = value
+    return y
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(torch.zeros_like, id="zeros"),
+        pytest.param(lambda y: torch.full_like(y, 1 / y.shape[1]), id="constant"),
+        pytest.param(
+            lambda y: y.amax(dim=1, keepdim=True).expand_as(y), id="row-constant"
+        ),
+        pytest.param(lambda y: changed(y, (3, 7), 1 - y[3, 7]), id="one-wrong-element"),
+        pytest.param(lambda y: changed(y, (-1, -1), 0), id="last-element-not-written"),
+        pytest.param(lambda y: changed(y, -1, 0), id="last-row-not-written"),
+        pytest.param(lambda y: changed(y, (0, 0), float("nan")), id="one-nan"),
+        pytest.param(lambda y: changed(y, (0, 0), float("inf")), id="one-inf"),
+        pytest.param(lambda y: torch.full_like(y, float("nan")), id="all-nan"),
+        pytest.param(lambda y: y.roll(1, dims=0), id="rows-shifted"),
+        pytest.param(lambda y: y.roll(1, dims=1), id="columns-shifted"),
+        pytest.param(lambda y: y * 1.05, id="scaled"),
+        pytest.param(lambda y: y[:-1], id="row-missing"),
+        pytest.param(lambda y: y[:1], id="broadcastable"),
+        pytest.param(lambda y: y.T, id="transposed"),
+        pytest.param(lambda y: y.double(), id="wider-dtype"),
+        pytest.param(lambda y: y.int(), id="integers"),
+    ],
+)
+def test_refuses(spoil, dtype):
+    y, reference = right(dtype)
+    with pytest.raises(AssertionError):
+        assert_close(spoil(y), reference, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_refuses_each_element_that_is_off_by_twice_the_tolerance(dtype):
+    y, reference = right(dtype, (3, 8))
+    for index in range(y.numel()):
+        row, col = divmod(index, 8)
+        off = changed(
+            y.double(),
+            (row, col),
+            reference[row, col] + 2 * tolerance(reference, dtype)[row, 0],
+        ).to(dtype)
+        with pytest.raises(
+            AssertionError,
+            match=rf"1 of 24 elements are wrong, the first at \({row}, {col}\)",
+        ):
+            assert_close(off, reference, dtype)
+
+
+def test_refuses_a_reference_that_judges_nothing():
+    y, reference = right(torch.float32)
+    with pytest.raises(AssertionError, match=r"not float64"):
+        assert_close(y, reference.float(), torch.float32)
+    with pytest.raises(AssertionError, match=r"not finite"):
+        assert_close(y * float("nan"), reference * float("nan"), torch.float32)

@@ -1,0 +1,256 @@
+import pytest
+import torch
+
+from memtraffic import machine, targets
+from memtraffic.ladder import fused, naive
+from memtraffic.targets import (
+    TARGETS,
+    CompileError,
+    Launch,
+    Resources,
+    compile_launches,
+    launches,
+    resources,
+)
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+
+
+def empty(m, n, dtype=torch.float32):
+    return torch.empty(m, n, dtype=dtype, device=machine.device())
+
+
+@pytest.fixture(scope="module")
+def fused_on():
+    """The resources of the fused kernel for a row of 4096 columns, by target."""
+    [launch] = launches(fused.softmax, empty(1, 4096))
+    return dict(
+        zip(
+            TARGETS,
+            compile_launches([(launch, target) for target in TARGETS]),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fused_compiles_for_each_target(fused_on, target):
+    kernel = fused_on[target]
+    assert (kernel.kernel, kernel.target, kernel.num_warps) == (
+        "_fused_kernel",
+        target,
+        8,
+    )
+    assert kernel.spill_bytes == 0
+    assert 8 <= kernel.registers <= 255
+    assert kernel.shared_bytes > 0
+    assert kernel.load_bits and kernel.store_bits
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx90a", "gfx942"])
+def test_a_thread_moves_its_16_elements_in_128_bits_each(fused_on, target):
+    threads = 8 * TARGETS[target][2]
+    expected = {128: 4096 * 32 // 128 // threads}
+    assert fused_on[target].load_bits == expected
+    assert fused_on[target].store_bits == expected
+
+
+@pytest.fixture(scope="module")
+def on_sm_90():
+    """The resources on sm_90 of several launches, by name."""
+    wide = empty(8192, 8)
+    made = {
+        "contiguous": launches(kernels.strided, empty(1, 1024)),
+        "strided": launches(kernels.strided, empty(1, 2048)[:, ::2]),
+        "unaligned": launches(kernels.strided, empty(1, 1028)[:, 1:1025]),
+        "half": launches(fused.softmax, empty(1, 4096, torch.float16)),
+        "masked": launches(kernels.masked, empty(2, 781)),
+        "tuned": launches(kernels.tuned, empty(2, 781)),
+        "three-passes": launches(kernels.three_passes, wide),
+    }
+    found = iter(
+        compile_launches(
+            [(launch, "sm_90") for several in made.values() for launch in several]
+        )
+    )
+    return {name: [next(found) for _ in several] for name, several in made.items()}
+
+
+def widest(kernel):
+    return max(kernel.load_bits)
+
+
+def test_strided_loads_are_narrow(on_sm_90):
+    [contiguous], [strided] = on_sm_90["contiguous"], on_sm_90["strided"]
+    assert widest(contiguous) == 128
+    assert widest(strided) < 128
+    assert strided.store_bits == contiguous.store_bits == {128: 2}
+
+
+def test_unaligned_loads_are_narrow(on_sm_90):
+    [unaligned] = on_sm_90["unaligned"]
+    assert widest(unaligned) < 128
+
+
+def test_an_odd_width_makes_loads_narrow(on_sm_90):
+    [masked] = on_sm_90["masked"]
+    assert widest(masked) < 128
+
+
+def test_half_the_bytes_take_half_the_loads(on_sm_90, fused_on):
+    [half] = on_sm_90["half"]
+    assert half.load_bits == {128: fused_on["sm_90"].load_bits[128] // 2}
+
+
+def test_an_autotuned_kernel_is_compiled_in_each_configuration(on_sm_90):
+    assert [kernel.num_warps for kernel in on_sm_90["tuned"]] == [4, 8]
+
+
+def test_a_kernel_that_calls_others_and_loops(on_sm_90):
+    [kernel] = on_sm_90["three-passes"]
+    assert kernel.kernel == "_three_passes_kernel"
+    assert sum(kernel.load_bits.values()) >= 3
+
+
+def test_num_warps_may_be_overridden(fused_on):
+    [few] = resources(fused.softmax, "gfx942", empty(1, 4096), num_warps=4)
+    many = fused_on["gfx942"]
+    assert (few.num_warps, many.num_warps) == (4, 8)
+    assert few.registers > many.registers
+    assert few.load_bits[128] == 2 * many.load_bits[128]
+
+
+def test_an_unknown_target():
+    with pytest.raises(
+        LookupError, match=r"^no target is named 'sm_91': give one of sm_75, .*gfx942"
+    ):
+        resources(fused.softmax, "sm_91", empty(1, 64))
+
+
+def test_a_function_without_kernels():
+    assert resources(naive.softmax, "sm_90", empty(1, 64)) == []
+
+
+def test_what_the_function_raises_is_passed_on():
+    with pytest.raises(ValueError, match="781 columns"):
+        resources(fused.softmax, "sm_90", empty(1, 781))
+    assert torch.equal(
+        fused.softmax(empty(1, 4).zero_()),
+        torch.full((1, 4), 0.25, device=machine.device()),
+    )
+
+
+def test_a_kernel_that_does_not_compile():
+    with pytest.raises(
+        CompileError, match=r"_never_compiles_kernel does not compile for sm_90: .*"
+    ):
+        resources(kernels.never_compiles, "sm_90", empty(1, 4))
+
+
+def test_a_kernel_defined_in_a_cell_cannot_be_found_by_another_process(monkeypatch):
+    monkeypatch.setattr(machine, "INTERPRETED", True)
+    cell = Launch("__main__", "_my_kernel", {}, {}, {}, {"num_warps": 4})
+    with pytest.raises(
+        LookupError,
+        match=r"_my_kernel is defined in a cell or a script: .*put the kernel in a file",
+    ):
+        compile_launches([(cell, "sm_90")])
+
+
+def test_a_launch_is_what_triton_specialises():
+    [launch] = launches(fused.softmax, empty(3, 4096, torch.bfloat16))
+    assert (launch.module, launch.qualname) == (
+        "memtraffic.ladder.fused",
+        "_fused_kernel",
+    )
+    assert launch.signature == {
+        "y_ptr": "*bf16",
+        "x_ptr": "*bf16",
+        "y_row_stride": "i32",
+        "x_row_stride": "i32",
+        "BLOCK": "constexpr",
+    }
+    assert launch.constants == {"BLOCK": 4096}
+    assert set(launch.attributes) == {(0,), (1,), (2,), (3,)}
+    assert launch.options == {"num_warps": 8}
+
+
+def test_an_argument_of_one_is_a_constant():
+    [launch] = launches(kernels.strided, empty(1, 16))
+    assert launch.constants == {"x_col_stride": 1, "BLOCK": 16}
+    [launch] = launches(kernels.strided, empty(1, 34)[:, ::2])
+    assert launch.signature["x_col_stride"] == "i32"
+    assert (2,) not in launch.attributes
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        pytest.param(True, "i1", id="bool"),
+        pytest.param(781, "i32", id="int"),
+        pytest.param(-(2**31), "i32", id="smallest-int32"),
+        pytest.param(2**31, "i64", id="one-past-int32"),
+        pytest.param(0.5, "fp32", id="float"),
+    ],
+)
+def test_types_of_arguments(value, name):
+    assert targets._type_name("kernel", "argument", value) == name
+
+
+def test_an_argument_that_cannot_be_compiled():
+    with pytest.raises(
+        CompileError, match="k: cannot compile for an argument x of type str"
+    ):
+        targets._type_name("k", "x", "text")
+
+
+def test_noting_launches_runs_no_kernel_and_leaves_nothing_behind():
+    x = torch.zeros(2, 8, device=machine.device())
+    y = torch.full((2, 8), 7.0, device=machine.device())
+
+    def launch(x):
+        kernels._masked_kernel[(2,)](y, x, 8, BLOCK=8, STORED=8)
+
+    assert len(launches(launch, x)) == 1
+    assert (y == 7).all()
+    launch(x)
+    assert (y == 0).all()
+
+
+def test_resources_as_text_and_dict():
+    kernel = Resources("k", "sm_90", 4, 32, 8, 64, {128: 2, 32: 1}, {})
+    assert str(kernel) == (
+        "k for sm_90, 4 warps: 32 registers, 8 bytes spilled, 64 bytes shared; "
+        "loads: 1 of 32 bits + 2 of 128 bits; stores: none"
+    )
+    assert kernel.as_dict()["load_bits"] == {128: 2, 32: 1}
+
+
+@pytest.mark.parametrize(
+    ("read", "suffix", "bits"),
+    [
+        (targets._sass_bits, ".128.SYS", 128),
+        (targets._sass_bits, ".64", 64),
+        (targets._sass_bits, "", 32),
+        (targets._sass_bits, ".U16", 16),
+        (targets._sass_bits, ".U8.CONSTANT", 8),
+        (targets._amd_bits, "dwordx4", 128),
+        (targets._amd_bits, "dwordx2", 64),
+        (targets._amd_bits, "dword", 32),
+        (targets._amd_bits, "ushort", 16),
+        (targets._amd_bits, "short", 16),
+        (targets._amd_bits, "short_d16_hi", 16),
+        (targets._amd_bits, "ubyte", 8),
+        (targets._amd_bits, "b128", 128),
+        (targets._amd_bits, "b64", 64),
+        (targets._amd_bits, "b32", 32),
+        (targets._amd_bits, "u16", 16),
+        (targets._amd_bits, "d16_b16", 16),
+        (targets._amd_bits, "d16_hi_b16", 16),
+        (targets._amd_bits, "u8", 8),
+    ],
+)
+def test_widths_of_instructions(read, suffix, bits):
+    assert read(suffix) == bits
