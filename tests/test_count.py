@@ -222,6 +222,8 @@ def test_a_kernel_runs_as_before_once_it_was_counted():
 COMPILING = """
 import json, sys, warnings
 import torch
+import triton.language as tl
+import triton.runtime.interpreter
 from memtraffic import machine
 from memtraffic.targets import resources
 from memtraffic.traffic.count import count
@@ -230,6 +232,8 @@ import kernels
 assert not machine.INTERPRETED
 warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
 x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(machine.device())
+language = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
+before = [dict(vars(part)) for part in language]
 found = {}
 for name, (fn, _) in kernels.KNOWN.items():
     traffic = count(fn, x)
@@ -238,6 +242,7 @@ try:
     count(kernels.dropped_mask, x)
 except Exception as error:
     found["error"] = type(error).__name__
+assert [dict(vars(part)) for part in language] == before
 [kernel] = resources(kernels.strided, "sm_90", torch.empty(1, 4096, device=machine.device()))
 found["bits"] = list(kernel.load_bits)
 print(json.dumps(found))

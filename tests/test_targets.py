@@ -182,7 +182,14 @@ def test_an_argument_of_one_is_a_constant():
     assert launch.constants == {"x_col_stride": 1, "BLOCK": 16}
     [launch] = launches(kernels.strided, empty(1, 34)[:, ::2])
     assert launch.signature["x_col_stride"] == "i32"
-    assert (2,) not in launch.attributes
+
+
+@pytest.mark.parametrize(
+    ("stride", "told"), [(8, False), (16, True), (24, False), (32, True)]
+)
+def test_an_argument_divisible_by_16_is_told_to_the_compiler(stride, told):
+    [launch] = launches(kernels.strided, empty(1, 16 * stride)[:, ::stride])
+    assert ((2,) in launch.attributes) == told
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def experiment(name, fn, *args, **kwargs):
         read(folder, name, call, columns)
         kept = verify_folder(folder.parent)
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / f"{name}.csv").write_text(text)
+        (kept / f"{name}.csv").write_text(text, encoding="utf-8")
         _say(label(load_machine(folder)))
     else:
         _say(f"Measured now on {machine.gpu_name()}.")
@@ -92,16 +92,21 @@ def _replay(name, call, columns):
     return frame
 
 
+_said = set()  # what this cell has said already
+
+
 def _say(text):
     """Prints a line, once a cell: several experiments in one cell have one origin."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    at = (shell.execution_count if shell else None, text)
-    if shell is None or at != _say.last:
+    if shell and _forget not in shell.events.callbacks["pre_run_cell"]:
+        shell.events.register("pre_run_cell", _forget)
+    if not shell or text not in _said:
         print(text)
-    _say.last = at
+    _said.add(text)
 
 
-_say.last = None
+def _forget(_info):
+    _said.clear()
 
 
 def describe(fn, *args, **kwargs):
@@ -160,7 +165,7 @@ def load_machine(folder):
     """What `folder/machine.json` says. Raises RecordingError if it is missing or no JSON."""
     path = folder / "machine.json"
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecordingError(f"{path}: {error}; {MEND}") from error
 
@@ -179,7 +184,7 @@ def read(folder, name, call=None, columns=None):
     entry = load_machine(folder)["experiments"].get(name)
     if entry is None or not path.is_file():
         raise RecordingError(f"{path}: missing; {MEND}")
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     rows = len(text.splitlines()) - 1
     if rows < entry["rows"] or not text.endswith("\n"):
         raise RecordingError(
@@ -214,13 +219,15 @@ def write(folder, name, call, text):
         raise RecordingError(
             f"{folder / name}.csv: two experiments share this name, {about['experiments'][name]['call']} and {call}"
         )
-    (folder / f"{name}.csv").write_text(text)
+    (folder / f"{name}.csv").write_text(text, encoding="utf-8")
     about["experiments"][name] = {
         "call": call,
         "rows": len(text.splitlines()) - 1,
         "sha256": checksum(text),
     }
-    path.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    path.write_text(
+        json.dumps(about, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     return about
 
 
@@ -346,7 +353,7 @@ def drift(book, limit=0.10, short_limit=0.20, short_us=20.0, noise_bytes=2**20):
         misses += compare(
             name,
             read(folder, name),
-            from_csv(path.read_text()),
+            from_csv(path.read_text(encoding="utf-8")),
             limit,
             short_limit,
             short_us,
@@ -365,7 +372,11 @@ def compare(
     noise_bytes=2**20,
 ):
     """The rows of `measured` that drifted from `recorded`, as sentences; see `drift`."""
-    if recorded.shape != measured.shape:
+    if list(recorded.columns) != list(measured.columns):
+        return [
+            f"{name}: columns {list(measured.columns)} measured, {list(recorded.columns)} recorded"
+        ]
+    if len(recorded) != len(measured):
         return [
             f"{name}: {measured.shape[0]} rows measured, {recorded.shape[0]} recorded"
         ]

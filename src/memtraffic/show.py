@@ -175,7 +175,9 @@ def axes(xlabel="", ylabel="", size=(6, 3.4)):
 def bars(labels, values, texts, xlabel, colors=BLUE, size=None):
     """Horizontal bars from zero, the first on top, each with its text beside it. Returns the axes."""
     ax = axes(xlabel=xlabel, size=size or (6, 0.7 + 0.42 * len(labels)))
-    drawn = ax.barh(list(labels), list(values), color=colors, height=0.65)
+    rows = range(len(labels))
+    drawn = ax.barh(rows, list(values), color=colors, height=0.65)
+    ax.set_yticks(rows, list(labels))
     ax.bar_label(drawn, list(texts), padding=4)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * max(values))
@@ -222,13 +224,12 @@ def flow(ops, unit):
     A bar too short to see is marked M. Returns the axes.
     """
     ax = axes(xlabel="reads, MN          writes, MN", size=(6, 0.8 + 0.42 * len(ops)))
-    names = [op.name for op in ops]
-    reads = ax.barh(
-        names, [-op.read_elements / unit for op in ops], color=BLUE, height=0.65
-    )
-    writes = ax.barh(
-        names, [op.written_elements / unit for op in ops], color=ORANGE, height=0.65
-    )
+    rows = range(len(ops))
+    read = [-op.read_elements / unit for op in ops]
+    written = [op.written_elements / unit for op in ops]
+    reads = ax.barh(rows, read, color=BLUE, height=0.65)
+    writes = ax.barh(rows, written, color=ORANGE, height=0.65)
+    ax.set_yticks(rows, [op.name for op in ops])
     for drawn, side in ((reads, "read_elements"), (writes, "written_elements")):
         small = [getattr(op, side) < 0.01 * unit for op in ops]
         ax.bar_label(drawn, ["M" if few else "" for few in small], padding=4)

@@ -47,6 +47,7 @@ class Launch:
 class Resources:
     """What a compiled kernel uses. Registers (of 32 bits) and spills (bytes) a thread, shared memory (bytes) a program.
 
+    Loads and stores are those of threads; bulk copies by descriptor (TMA) have no width and are not among them.
     `load_bits` and `store_bits` are the widths of the instructions that load from and store to global memory, each with how
     many such instructions the code holds: {128: 2} is two instructions that move 16 bytes a thread.
     """
@@ -198,7 +199,7 @@ def compile_launches(jobs):
     if not machine.INTERPRETED:
         return [_compile(launch, target) for launch, target in jobs]
     for launch, _ in jobs:
-        if launch.module == "__main__":
+        if launch.module == "__main__" or "<" in launch.qualname:
             raise LookupError(
                 f"{launch.qualname} is defined in a cell or a script: where kernels are interpreted a second process compiles "
                 "them, so put the kernel in a file that it can import"
@@ -328,11 +329,12 @@ def _read_amdgcn(assembly):
 
 
 def _amd_bits(suffix):
-    if found := re.search(r"dwordx(\d)", suffix):
+    """Bits of an access by the end of its name: `dwordx4`, `dword`, `ushort`, `short_d16_hi`, `ubyte`, `b128`, `u16`."""
+    if found := re.match(r"dwordx(\d)", suffix):
         return 32 * int(found[1])
     if found := re.search(r"(?:^|_)[biu](8|16|32|64|96|128)(?:_|$)", suffix):
         return int(found[1])
-    return {"d": 32, "u": 16, "s": 16}[suffix[0]] if not suffix.endswith("byte") else 8
+    return 8 if "byte" in suffix else 16 if "short" in suffix else 32
 
 
 def _widths(pattern, assembly, bits):

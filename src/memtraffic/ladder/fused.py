@@ -45,7 +45,7 @@ def softmax(x):
     """
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise TypeError(f"fused: float32, float16 or bfloat16, not {x.dtype}")
-    if x.device.type != "cuda" and not machine.INTERPRETED:
+    if machine.HAS_GPU and not machine.INTERPRETED and not x.is_cuda:
         raise TypeError(f"fused: the tensor is on the {x.device.type}, not on a GPU")
     if x.dim() != 2:
         raise ValueError(f"fused: 2 dimensions, not {x.dim()}: {tuple(x.shape)}")

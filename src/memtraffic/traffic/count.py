@@ -248,29 +248,28 @@ class _Meter(TorchDispatchMode):
 
     def _autotuned(self, tuner, args, kwargs):
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        seen = []
-        for config in tuner.prune_configs(kwargs):
-            before = len(self.traffic.ops)
+        total, first = self.traffic, None
+        configs = tuner.prune_configs(kwargs)
+        for config in configs:
+            self.traffic = Traffic()
             tuner.fn.run(*args, **kwargs | config.all_kwargs())
-            seen.append(self.traffic.ops[before:])
-            del self.traffic.ops[before:]
-        if any(ops != seen[0] for ops in seen):
-            raise CountError(
-                f"{tuner.base_fn.__name__}: its {len(seen)} autotuning configurations differ in traffic"
-            )
-        self.traffic.ops += seen[0]
+            first = first or self.traffic
+            if self.traffic.ops != first.ops:
+                raise CountError(
+                    f"{tuner.base_fn.__name__}: its {len(configs)} autotuning configurations "
+                    "differ in traffic"
+                )
+        self.traffic = total
+        total.ops += first.ops
+        total.accesses += first.accesses
 
     def access(self, kind, pointers, mask, itemsize):
         """Records one load or store of the program that is running."""
         from triton.runtime.interpreter import interpreter_builder
 
-        program, programs = (
-            tuple(interpreter_builder.grid_idx),
-            tuple(interpreter_builder.grid_dim),
-        )
-        self.launch.progress.at(
-            np.ravel_multi_index(program, programs), np.prod(programs)
-        )
+        program = tuple(interpreter_builder.grid_idx)
+        grid = tuple(interpreter_builder.grid_dim)
+        self.launch.progress.at(np.ravel_multi_index(program, grid), np.prod(grid))
         touched = np.asarray(pointers)[np.asarray(mask, dtype=bool)]
         self.launch.op.add(kind, int(touched.size), itemsize)
         for argument, addresses in self.launch.owners(kind, touched):
@@ -284,7 +283,7 @@ class _Launch:
 
     def __init__(self, op):
         self.op = op
-        self.arguments = []  # name, first byte of the tensor, first and last byte of its storage
+        self.arguments = []  # name, address of the first byte and of the one past the last
         self.holds_pointers = False
         self.progress = Progress(f"{op.name}, program")
 
@@ -293,40 +292,31 @@ class _Launch:
             for part in value:
                 self.bind(name, part)
             return
-        tensor = getattr(
-            value, "base", value
-        )  # a tensor descriptor, or a tensor reinterpreted in another dtype
-        if not isinstance(tensor, torch.Tensor) or not hasattr(
-            value, "data_ptr" if tensor is value else "base"
-        ):
+        # A tensor descriptor, or a tensor seen in another dtype, stands for its base.
+        tensor = getattr(value, "base", value)
+        if not isinstance(tensor, torch.Tensor):
             return
-        storage = tensor.untyped_storage()
-        self.arguments.append(
-            (
-                name,
-                tensor.data_ptr(),
-                storage.data_ptr(),
-                storage.data_ptr() + storage.nbytes(),
-            )
+        last = sum(
+            (n - 1) * stride
+            for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
+        size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+        self.arguments.append((name, tensor.data_ptr(), tensor.data_ptr() + size))
         self.holds_pointers |= tensor.dtype in (torch.int64, torch.uint64)
 
     def owners(self, kind, addresses):
-        """Splits `addresses` by the argument they lie in, as offsets in bytes from its first element."""
+        """Splits `addresses` by the argument they lie in, the first of several, as bytes from its first element."""
         addresses = addresses.astype(np.int64)
         left = np.ones(addresses.shape, dtype=bool)
-        for name, start, first, last in self.arguments:
-            inside = left & (addresses >= first) & (addresses < last)
+        for name, start, end in self.arguments:
+            inside = left & (addresses >= start) & (addresses < end)
             if inside.any():
                 left &= ~inside
                 yield name, addresses[inside] - start
-        if (
-            left.any() and not self.holds_pointers
-        ):  # an int64 tensor may hold addresses of its own
+        if left.any() and not self.holds_pointers:  # an int64 tensor may hold addresses
             verb = "reads" if kind == "read" else "writes"
-            raise CountError(
-                f"{self.op.name} {verb} {int(left.sum())} elements outside the tensors it was given"
-            )
+            outside = f"{int(left.sum())} elements outside the tensors it was given"
+            raise CountError(f"{self.op.name} {verb} {outside}")
 
 
 class _Memory:

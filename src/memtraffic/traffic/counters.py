@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,9 +98,11 @@ def counters(fn, m, n, dtype="float32", warmup=3):
             "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
         )
     if done.returncode:
-        raise CountersError(
-            f"counters: {(done.stderr or said).strip().splitlines()[-1]}"
-        )
+        lines = (done.stderr or said).strip().splitlines()
+        errors = [
+            line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)
+        ]
+        raise CountersError(f"counters: {(errors or lines)[-1]}")
     return parse(said)
 
 
