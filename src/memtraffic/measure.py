@@ -43,12 +43,12 @@ def _script():
 def _compile(multi_kernel):
     import torch._dynamo
 
-    # One compilation a shape, and an error, not a silent return to eager mode, should there be too many of them.
+    # One compilation a shape, and an error, not a silent return to eager mode, should there
+    # be too many of them. No caches on disk: a multi-kernel does not survive them.
     torch._dynamo.config.recompile_limit = 256
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    return torch.compile(
-        naive.softmax, dynamic=False, options={"triton.multi_kernel": multi_kernel}
-    )
+    options = {"triton.multi_kernel": multi_kernel, "force_disable_caches": True}
+    return torch.compile(naive.softmax, dynamic=False, options=options)
 
 
 def scripted(x):
