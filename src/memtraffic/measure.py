@@ -42,14 +42,12 @@ def _script():
 @functools.cache
 def _compile(multi_kernel):
     import torch._dynamo
-    import torch.compiler.config
 
     # One compilation a shape, and an error, not a silent return to eager mode, should there
-    # be too many of them. No caches on disk: a multi-kernel does not survive them.
+    # be too many of them. No cache on disk: a multi-kernel does not survive it.
     torch._dynamo.config.recompile_limit = 256
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch.compiler.config.force_disable_caches = True
-    options = {"triton.multi_kernel": multi_kernel}
+    options = {"triton.multi_kernel": multi_kernel, "fx_graph_cache": False}
     return torch.compile(naive.softmax, dynamic=False, options=options)
 
 
