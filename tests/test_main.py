@@ -296,7 +296,7 @@ def python_m(folder, *arguments):
 
 def test_a_function_of_the_users_own(tmp_path):
     done = python_m(tmp_path, "formula", "mine:double", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["reads"] == {"MN": 1, "M": 0, "N": 0, "1": 0}
 
 
