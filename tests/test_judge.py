@@ -1,6 +1,7 @@
 import pytest
 import torch
-from judge import assert_close, tolerance
+
+from memtraffic.judge import assert_close, tolerance
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 import torch
-from judge import assert_close
 
 from memtraffic import ladder, machine
+from memtraffic.judge import assert_close
 from memtraffic.ladder import RUNGS, naive, name_of, resolve
 from memtraffic.traffic.count import CountError, count
 from memtraffic.traffic.formula import formula
@@ -308,7 +308,7 @@ def test_a_function_is_found_in_the_current_folder(tmp_path, monkeypatch):
     [
         pytest.param(
             "fusd",
-            "no rung is named 'fusd': give one of naive, fused, or module:function",
+            "no rung is named 'fusd': give one of naive, fused, masked, or module:function",
             id="typo",
         ),
         pytest.param(

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from judge import assert_close
 
 from memtraffic import machine, measure
+from memtraffic.judge import assert_close
 from memtraffic.measure import DATASHEET, PEERS, bench, roof, seconds, summary
 
 needs_gpu = pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")

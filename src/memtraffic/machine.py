@@ -10,9 +10,9 @@ import importlib.util
 import os
 import re
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 HAS_GPU = torch.cuda.is_available()
@@ -65,8 +65,10 @@ def warp_size():
 
 
 def on(x):
-    """A context in which launches go to the GPU that holds `x`."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    """A context in which launches go to the GPU that holds `x`, or to the interpreter, as silent about NaN as a GPU."""
+    if x.is_cuda:
+        return torch.cuda.device(x.device)
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 def require_gpu(what):

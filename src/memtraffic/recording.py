@@ -113,6 +113,11 @@ def describe(fn, *args, **kwargs):
     """A call as text, by which a recording knows what it is a recording of."""
 
     def shown(value):
+        if isinstance(value, (list, tuple)):
+            inside = ", ".join(map(shown, value)) + (
+                "," if isinstance(value, tuple) and len(value) == 1 else ""
+            )
+            return f"[{inside}]" if isinstance(value, list) else f"({inside})"
         return getattr(value, "__qualname__", None) or repr(value)
 
     parts = [shown(value) for value in args] + [

@@ -84,14 +84,19 @@ def claim(sentence, holds):
 
 
 def check(sentence, attempt, judge):
-    """Checks an exercise: prints that it is open while `attempt` is None, otherwise claims `sentence`.
+    """Checks an exercise: prints whether `attempt` is open (None), right or not yet.
 
-    judge: a function of the attempt, true for a right one.
+    judge: a function of the attempt, true for a right one. What it raises of a wrong attempt is said, not raised, so that the
+    exercises after it are checked too.
     """
     if attempt is None:
         print(f"○ {sentence}: your turn")
-    else:
-        claim(sentence, judge(attempt))
+        return
+    try:
+        right, why = bool(judge(attempt)), ""
+    except Exception as error:  # an attempt may do anything
+        right, why = False, f" ({type(error).__name__}: {error})"
+    print(f"✓ {sentence}" if right else f"✗ {sentence}: not yet{why}")
 
 
 def glue(name, value):

@@ -8,7 +8,9 @@ import importlib
 import os
 import sys
 
-RUNGS = {name: f"memtraffic.ladder.{name}:softmax" for name in ("naive", "fused")}
+RUNGS = {
+    name: f"memtraffic.ladder.{name}:softmax" for name in ("naive", "fused", "masked")
+}
 
 
 def resolve(name):

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from memtraffic import machine
+from memtraffic.ladder.operands import output
 
 MAX_COLS = 32768  # 32 elements a thread; the next power of two would spill
 
@@ -43,28 +44,16 @@ def softmax(x):
     GPU or, interpreted, on the CPU. Returns a new tensor of x's shape and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape.
     """
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(f"fused: float32, float16 or bfloat16, not {x.dtype}")
-    if machine.HAS_GPU and not machine.INTERPRETED and not x.is_cuda:
-        raise TypeError(f"fused: the tensor is on the {x.device.type}, not on a GPU")
-    if x.dim() != 2:
-        raise ValueError(f"fused: 2 dimensions, not {x.dim()}: {tuple(x.shape)}")
+    y = output("fused", x, None, MAX_COLS)
     n_rows, n_cols = x.shape
     if n_cols == 0 or n_cols & (n_cols - 1):
         raise ValueError(f"fused: {n_cols} columns, not a power of two")
-    if n_cols > MAX_COLS:
-        raise ValueError(f"fused: {n_cols} columns, more than {MAX_COLS}")
     if n_cols > 1 and x.stride(1) != 1:
         raise ValueError(f"fused: columns lie {x.stride(1)} apart, not 1")
-    y = torch.empty((n_rows, n_cols), dtype=x.dtype, device=x.device)
     if n_rows:
         with machine.on(x):
             _fused_kernel[(n_rows,)](
-                y,
-                x,
-                y.stride(0),
-                x.stride(0),
-                BLOCK=n_cols,
-                num_warps=num_warps(n_cols),
-            )
+                y, x, y.stride(0), x.stride(0),
+                BLOCK=n_cols, num_warps=num_warps(n_cols),
+            )  # fmt: skip
     return y

@@ -1,5 +1,7 @@
 """The judge of numerics: is a result right, to within the rounding of its own dtype?"""
 
+from contextlib import contextmanager
+
 import torch
 
 ROUNDINGS = 4  # of one unit in the last place each: what the operations of a softmax may add up to
@@ -30,3 +32,41 @@ def assert_close(got, reference, dtype):
             f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {where}: "
             f"{got[where].item()}, not {reference[where].item()}"
         )
+
+
+@contextmanager
+def nan_memory():
+    """While this lasts, memory that PyTorch allocates and nobody has written yet holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def assert_softmax(fn, x):
+    """Refuses `fn` unless `fn(x)` is the softmax of each row of `x`, judged against float64 of the same input.
+
+    What `fn` allocates and does not write is wrong, and so is a changed input; NaN is right where float64 gives NaN, and
+    only there. Raises AssertionError, which says where.
+    """
+    before = x.clone()
+    with nan_memory():
+        got = fn(x)
+    reference = torch.softmax(x.double(), dim=1)
+    nan = reference.isnan()
+    assert torch.equal(got.isnan(), nan), (
+        f"NaN in {int((got.isnan() != nan).sum())} wrong places"
+    )
+    assert_close(got.masked_fill(nan, 0), reference.masked_fill(nan, 0), x.dtype)
+    assert torch.equal(x.nan_to_num(), before.nan_to_num()), "the input was changed"
+
+
+def is_softmax(fn, x):
+    """Whether `assert_softmax` accepts `fn` on `x`."""
+    try:
+        assert_softmax(fn, x)
+    except AssertionError:
+        return False
+    return True
