@@ -13,6 +13,7 @@ import nbformat
 import pytest
 import yaml
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "book"
@@ -463,3 +464,15 @@ def test_solutions_pass_their_checks(path, monkeypatch):
     assert passed == [f"✓ {number}" for number, _ in exercises(path)], (
         f"{path.name}: {said}"
     )
+
+
+def test_the_ladder_is_drawn_from_its_recording():
+    with Image.open(BOOK / "_static" / "ladder.png") as picture:
+        drawn_from = picture.text["Source"]
+    folder = max(RECORDINGS, key=lambda path: json.loads(about(path))["date"])
+    recorded = json.loads(about(folder))["experiments"]["ladder"]
+    assert drawn_from == recorded["sha256"], "run `make record`"
+
+
+def about(folder):
+    return (folder / "machine.json").read_text("utf-8")
