@@ -2,9 +2,14 @@
 
 import importlib.util
 import os
+from pathlib import Path
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-collect_ignore = [] if HAS_TRITON else ["book/fused.ipynb"]
+BOOK = Path(__file__).parent / "book"
+NEEDS_TRITON = [
+    p for p in BOOK.glob("*.ipynb") if "import triton" in p.read_text("utf-8")
+]
+collect_ignore = [] if HAS_TRITON else [f"book/{path.name}" for path in NEEDS_TRITON]
 
 
 def pytest_addoption(parser):

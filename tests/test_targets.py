@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from memtraffic import machine, targets
-from memtraffic.ladder import fused, naive
 from memtraffic.targets import (
     TARGETS,
     CompileError,
@@ -16,6 +15,8 @@ from memtraffic.targets import (
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+
+from memtraffic.ladder import fused, naive
 
 
 def empty(m, n, dtype=torch.float32):
