@@ -209,17 +209,21 @@ def powers_of_two(ax, values):
 def widths(frame):
     """Draws bandwidth over the width of the row, a line for each implementation in `frame`, of `bench`. Returns the axes."""
     ax = axes("columns", "bandwidth for the least traffic, GB/s", size=(6, 3.8))
-    colors = [MUTED, BLUE, ORANGE, GREEN, RED]
-    for (name, one), color in zip(
-        frame.groupby("impl", sort=False), colors, strict=False
-    ):
+    colors = iter([MUTED, BLUE, ORANGE, GREEN, RED])
+    ends = []
+    for name, one in frame.groupby("impl", sort=False):
+        color = next(colors)
         ax.plot(one["n"], one["gb_per_s"], "o-", color=color, markersize=4)
-        last = one.iloc[-1]
-        above = "bottom" if name == "copy" else "top"
-        ax.annotate(f" {name}", (last["n"], last["gb_per_s"]), color=color, va=above)
+        ends.append((one["gb_per_s"].iloc[-1], name, color))
     powers_of_two(ax, sorted(frame["n"].unique()))
     low, high = ax.get_xlim()
     ax.set_xlim(low, high * (high / low) ** 0.3)
+    gap, below = 0.06 * ax.get_ylim()[1], float("inf")
+    for value, name, color in sorted(
+        ends, reverse=True
+    ):  # from the top, none on another
+        below = min(value, below - gap)
+        ax.annotate(f" {name}", (high, below), color=color, va="center")
     return ax
 
 
