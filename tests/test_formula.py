@@ -152,3 +152,25 @@ def test_the_random_matrix_is_the_same_each_time():
 def test_no_shape_is_both_solved_and_checked():
     assert not set(FIT) & set(HELD_OUT)
     assert len(FIT) > len(module.TERMS)
+
+
+def test_half_an_element_stays_a_fraction():
+    half = {"MN": Fraction(1, 2), "M": 0, "N": 0, "1": 0}
+    assert module.Formula(half, half, (), ()).elements(3, 3) == (Fraction(9, 2),) * 2
+
+
+def test_misses_are_signed_and_the_worst_comes_first():
+    def narrow(x):
+        return x.exp() if x.shape[1] <= 1000 else x[:, :1000].exp()
+
+    worst = r"misses 3 of 17 shapes, most of all 2 x 4096: reads 2000, -6192; "
+    with pytest.raises(module.FormulaError, match=worst):
+        module.formula(narrow)
+
+
+def test_a_formula_must_fit_where_it_was_solved():
+    def twice_at_one_shape(x):
+        return x.exp().exp() if x.shape == (5, 12) else x.exp()
+
+    with pytest.raises(module.FormulaError, match=r"5 x 12: reads 120, \+"):
+        module.formula(twice_at_one_shape)

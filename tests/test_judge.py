@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from memtraffic.judge import assert_close, tolerance
+from memtraffic import machine
+from memtraffic.judge import (
+    assert_close,
+    assert_softmax,
+    is_softmax,
+    nan_memory,
+    tolerance,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -89,3 +96,61 @@ def test_refuses_a_reference_that_judges_nothing():
         assert_close(y, reference.float(), torch.float32)
     with pytest.raises(AssertionError, match=r"not finite"):
         assert_close(y * float("nan"), reference * float("nan"), torch.float32)
+
+
+def matrix():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 5, generator=generator).to(machine.device())
+
+
+def nan_somewhere(x):
+    y = torch.softmax(x, dim=1)
+    y[1, 2] = float("nan")
+    return y
+
+
+def changes_its_input(x):
+    y = torch.softmax(x, dim=1)
+    x.add_(1)  # whose softmax is the same
+    return y
+
+
+def zeroes_its_input(x):
+    x.zero_()
+    return torch.softmax(x, dim=1)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(nan_somewhere, id="nan-for-a-number"),
+        pytest.param(changes_its_input, id="changed-input"),
+        pytest.param(zeroes_its_input, id="another-input"),
+        pytest.param(lambda x: torch.softmax(x.double(), 1), id="float64"),
+        pytest.param(lambda x: torch.softmax(x, 1).half(), id="float16"),
+    ],
+)
+def test_no_softmax(fn):
+    assert not is_softmax(fn, matrix())
+
+
+def test_a_number_where_nan_is_right_is_refused():
+    x = torch.tensor([[float("nan"), 0.0, 1.0]], device=machine.device())
+    assert not is_softmax(torch.zeros_like, x)
+    assert is_softmax(lambda x: torch.softmax(x, dim=1), x)
+
+
+def test_fresh_memory_is_nan_for_a_while():
+    with nan_memory():
+        assert torch.empty(64, device=machine.device()).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_row_that_nobody_wrote():
+    def first_row_only(x):
+        y = torch.empty_like(x)
+        y[0] = torch.softmax(x[0], dim=0)
+        return y
+
+    with pytest.raises(AssertionError, match="NaN in 10 wrong places"):
+        assert_softmax(first_row_only, matrix())

@@ -307,3 +307,11 @@ def test_a_function_of_the_users_own_that_raises(tmp_path):
         "",
         "memtraffic: two lines\n",
     )
+
+
+def test_drift_is_a_failure(monkeypatch, capsys):
+    from memtraffic import recording
+
+    monkeypatch.setattr(recording, "drift", lambda book: ["x was 1, is 2"])
+    assert main(["drift", "."]) == 2
+    assert "x was 1, is 2" in capsys.readouterr().err

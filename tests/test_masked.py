@@ -11,7 +11,8 @@ from memtraffic.traffic.count import CountError, count
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic.ladder import masked
+from memtraffic.ladder import fused, masked
+from memtraffic.targets import launches, resources
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BOTH = pytest.mark.parametrize(
@@ -74,10 +75,15 @@ def test_right_for_any_strides(fn, m, n, dtype, row_step, col_step, transposed):
         pytest.param([INF, 0.0, 1.0], id="infinity"),
         pytest.param([float("nan"), 0.0, 1.0], id="nan"),
         pytest.param([-1e4, -1e4, -1e4], id="far-below-zero"),
+        pytest.param([-3e38, -3e38, -3e38], id="lowest"),
+        pytest.param([0.0, 0.0, 1000.0], id="maximum-in-the-tail"),
+        pytest.param([-INF, -INF, 0.0], id="nothing-but-the-tail"),
+        pytest.param([-INF] * 7, id="masked-lane-in-the-tail"),
     ],
 )
 def test_hard_rows(fn, row):
-    assert_softmax(fn, torch.tensor([row, [0.0, 1.0, 2.0]], device=machine.device()))
+    rows = [row, [float(col) for col in range(len(row))]]
+    assert_softmax(fn, torch.tensor(rows, device=machine.device()))
 
 
 @BOTH
@@ -188,3 +194,72 @@ def test_past_two_to_the_31_elements():
     y = masked.softmax(x)
     assert torch.equal(y[-1], y[0])
     assert_softmax(lambda _: y[-3:], x[-3:])
+
+
+def far(shape, strides):
+    """A small matrix whose elements lie gigabytes apart; of the memory between them no page is touched."""
+    x = torch.empty_strided(
+        shape, strides, dtype=torch.float16, device=machine.device()
+    )
+    return x.copy_(random(*shape))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [fused.softmax, masked.softmax, masked.softmax_pair],
+    ids=["fused", "block", "pair"],
+)
+def test_row_offsets_outgrow_int32(fn):
+    assert_softmax(fn, far((3, 4), (2**30, 1)))
+
+
+@BOTH
+def test_column_offsets_outgrow_int32(fn):
+    assert_softmax(fn, far((2, 3), (1, 2**30 + 8)))
+
+
+@BOTH
+@pytest.mark.parametrize("strides", [(2**30, 1), (1, 2**30)], ids=["rows", "columns"])
+def test_offsets_of_out_outgrow_int32(fn, strides):
+    x, out = random(3, 3, torch.float16), far((3, 3), strides)
+    assert_softmax(lambda x: fn(x, out), x)
+
+
+@BOTH
+@pytest.mark.parametrize("n", [3, 781, 5000, 20000])
+def test_launch_options(fn, n):
+    [launch] = launches(fn, torch.empty(2, n, device=machine.device()))
+    warps, constants = launch.options["num_warps"], launch.constants
+    assert warps & (warps - 1) == 0
+    if "HEAD" in constants:
+        rest = n - constants["HEAD"]
+        assert constants["TAIL"] // 2 < rest <= constants["TAIL"]
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_compiles_in_any_dtype(fn, dtype):
+    [kernel] = resources(
+        fn, "sm_90", torch.empty(2, 781, dtype=dtype, device=machine.device())
+    )
+    assert kernel.spill_bytes == 0
+
+
+@BOTH
+@pytest.mark.parametrize("n", [1, 8, 9])
+def test_out_at_widths_that_take_one_block(fn, n):
+    out = torch.full((2, n), float("nan"), device=machine.device())
+    assert fn(random(2, n), out) is out
+    assert not out.isnan().any()
+
+
+@BOTH
+def test_a_new_result_is_contiguous(fn):
+    assert fn(random(6, 20).t()).is_contiguous()
+
+
+@BOTH
+def test_out_that_repeats_rows(fn):
+    out = torch.zeros(1, 3, device=machine.device()).expand(2, 3)
+    with pytest.raises(ValueError, match="out repeats its elements"):
+        fn(random(2, 3), out)

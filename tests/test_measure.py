@@ -119,3 +119,8 @@ def test_roof_on_a_gpu():
         pytest.skip(f"no datasheet of {row['gpu']}")
     assert 0.6 * top < row["copy_gb_per_s"] < top
     assert 1 < row["fp32_tflop_per_s"] < 200
+
+
+def test_datasheets_are_in_bytes_a_second():
+    assert all(0.2e12 < value < 10e12 for value in measure.DATASHEET.values())
+    assert measure.DATASHEET["NVIDIA H200"] == 4.8e12

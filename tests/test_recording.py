@@ -548,3 +548,23 @@ def test_a_recording_names_its_machine():
     assert set(about) == set(ABOUT)
     assert about["gpu"] == machine.gpu_name()
     assert "/" not in about["torch"]
+
+
+def test_the_limits_of_drift(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_name", lambda: "G")
+    about = {"gpu": "G", "date": "2026-01-01"}
+    monkeypatch.setattr(recording, "describe_machine", lambda: about)
+    kept = tmp_path / "_build" / "verify"
+    kept.mkdir(parents=True)
+    was = "us,dram_read_bytes\n100,1000\n10,1000\n"
+    now = f"us,dram_read_bytes\n111,{2**20 + 1002}\n11.5,1000\n"
+    for name, text in (("a", now), ("b", was)):
+        recording.write(tmp_path / "recordings" / "g", name, f"{name}()", was)
+        (kept / f"{name}.csv").write_text(text, encoding="utf-8")
+    found = [miss.split(":")[1].split()[0] for miss in recording.drift(tmp_path)]
+    assert found == ["us", "dram_read_bytes"]
+
+
+def test_text_that_looks_missing_is_text():
+    read = recording.from_csv("impl,us\nNA,1\nNone,2\n")
+    assert read["impl"].tolist() == ["NA", "None"]

@@ -54,7 +54,7 @@ def assert_softmax(fn, x):
     before = x.clone()
     with nan_memory():
         got = fn(x)
-    reference = torch.softmax(x.double(), dim=1)
+    reference = torch.softmax(before.double(), dim=1)
     nan = reference.isnan()
     assert torch.equal(got.isnan(), nan), (
         f"NaN in {int((got.isnan() != nan).sum())} wrong places"
