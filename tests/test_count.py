@@ -266,3 +266,11 @@ def test_a_process_that_compiles_kernels_counts_the_same_and_can_still_compile()
         name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()
     }
     assert found == known | {"error": "CountError", "bits": [128]}
+
+
+def test_a_scripted_function_is_refused():
+    class Scripted(torch.jit.ScriptModule):
+        """What torch.jit.script would return for a module; the call itself is deprecated."""
+
+    with pytest.raises(CountError, match=r"torch\.jit\.script hides its kernels"):
+        count(Scripted.__new__(Scripted), torch.ones(2, 3))

@@ -105,10 +105,15 @@ def count(fn, *tensors, trace=False):
     fn: any function of PyTorch operations and Triton kernels. Its kernels are interpreted, also where there is a GPU.
     trace: keep every load and store of every Triton program in `Traffic.accesses`.
 
-    Raises CountError for an operation whose traffic is not known, a compiled function (its kernels are hidden), a kernel that
-    reaches outside the tensors it was given, or an autotuned kernel whose configurations differ in traffic. What `fn` itself
-    raises is passed on.
+    Raises CountError for an operation whose traffic is not known, a compiled or scripted function (it hides its kernels),
+    a kernel that reaches outside the tensors it was given, or an autotuned kernel whose configurations differ in traffic.
+    What `fn` itself raises is passed on.
     """
+    if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule)):
+        raise CountError(
+            "a function made by torch.jit.script hides its kernels: count it before it is "
+            "scripted, or measure it"
+        )
     meter = _Meter(trace)
     with meter.interpreting(), torch.compiler.set_stance("fail_on_recompile"), meter:
         try:
