@@ -43,7 +43,8 @@ class NoCounters(CountersError):
 def counters(fn, m, n, dtype="float32", warmup=3):
     """What the hardware moved in one call of `fn` on an M x N matrix: a DataFrame with a row for each kernel it ran.
 
-    Columns: `kernel`, its name; `instruction_read_bytes`, what its load instructions asked for, lane by lane;
+    Columns: `kernel`, its name; `instruction_read_bytes`, what its load instructions asked for, a word that several
+    lanes of a warp share counted once;
     `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
     that L1 wrote to L2; `ns`, its duration. Each is the sum over the whole GPU.
 
