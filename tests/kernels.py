@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from memtraffic import machine
+
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
 HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
 
@@ -117,6 +119,12 @@ _differing_kernel = triton.autotune(
 _heuristic_kernel = triton.heuristics(
     {"BLOCK": lambda args: triton.next_power_of_2(args["n_cols"])}
 )(_twice_kernel)
+
+
+def random(m, n, dtype=torch.float32):
+    """An m x n matrix where kernels run, the same one each time."""
+    generator = torch.Generator().manual_seed(m * 10007 + n)
+    return torch.randn(m, n, generator=generator).to(machine.device(), dtype)
 
 
 def width(x):

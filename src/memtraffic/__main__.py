@@ -44,7 +44,7 @@ def parser():
             sub.add_argument(
                 "name",
                 metavar="NAME",
-                help="a rung (naive, fused) or module:function of one 2-D tensor",
+                help="a rung (naive, fused, masked, warps, persistent) or module:function of one 2-D tensor",
             )
         sub.add_argument("--json", action="store_true", help="print JSON")
         return sub

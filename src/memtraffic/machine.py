@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,25 @@ def on(x):
     if x.is_cuda:
         return torch.cuda.device(x.device)
     return np.errstate(invalid="ignore", over="ignore")
+
+
+_metered = False
+
+
+def compiles():
+    """Whether a kernel launched now is compiled and runs on a GPU: not interpreted, and no meter stands in for it."""
+    return not INTERPRETED and not _metered
+
+
+@contextmanager
+def metered():
+    """While this lasts, a meter sees each launch of a kernel in place of the GPU; launchers hold no compiled kernel."""
+    global _metered
+    before, _metered = _metered, True
+    try:
+        yield
+    finally:
+        _metered = before
 
 
 def require_gpu(what):

@@ -6,12 +6,15 @@ function that moves more is slower for it, not faster.
 
 import functools
 import statistics
+import time
+from pathlib import Path
 
 import pandas as pd
 import torch
 
 from memtraffic import machine
 from memtraffic.ladder import naive, resolve
+from memtraffic.matrices import LAYOUTS, matrix
 from memtraffic.progress import progress
 
 # Bytes a second from the vendors' datasheets, by the name the driver gives.
@@ -127,16 +130,21 @@ def seconds(fns, cold=True, budget=0.3):
 def bench(names, shapes, dtype="float32", cold=True):
     """Times implementations of a row softmax at each of `shapes`: a DataFrame with a row for each shape and implementation.
 
-    names: keys of `PEERS`, rungs, or `module:function`. shapes: pairs (M, N). cold: overwrite L2 before each call.
+    names: keys of `PEERS`, rungs, or `module:function`; or a dict of functions by name. shapes: pairs (M, N). cold: overwrite
+    L2 before each call.
 
     Columns: `impl`, `m`, `n`, `dtype`; `us`, `us_p20`, `us_p80`, the median and the 20th and 80th percentile in microseconds;
     `gb_per_s`, 2 M N elements over the median. Raises RuntimeError without a GPU; LookupError for an unknown name.
     """
     machine.require_gpu("bench")
-    fns = {name: PEERS.get(name) or resolve(name) for name in names}
+    fns = (
+        names
+        if isinstance(names, dict)
+        else {name: PEERS.get(name) or resolve(name) for name in names}
+    )
     rows = []
     for m, n in progress(shapes, "timing"):
-        x = torch.randn(m, n, device=machine.device()).to(getattr(torch, dtype))
+        x = matrix(m, n, dtype)
         times = seconds([functools.partial(fn, x) for fn in fns.values()], cold=cold)
         for name, samples in zip(fns, times, strict=True):
             rows.append(
@@ -147,6 +155,154 @@ def bench(names, shapes, dtype="float32", cold=True):
 
 
 bench.columns = ("impl", "m", "n", "dtype", "us", "us_p20", "us_p80", "gb_per_s")
+
+
+def sweep(name, shapes, option, values, dtype="float32"):
+    """Times one softmax with each of `values` for its keyword `option`: the columns of `bench` and one named `value`.
+
+    The rows with `impl` "copy" and `value` 0 are those of a copy. A value that the softmax refuses with a ValueError at a
+    shape has no row there. Raises as `bench`.
+    """
+    machine.require_gpu("sweep")
+    fn, rows = resolve(name), []
+    for m, n in progress(shapes, "timing"):
+        x = matrix(m, n, dtype)
+        calls = {0: functools.partial(copy, x)}
+        for value in values:
+            call = functools.partial(fn, x, **{option: value})
+            try:
+                call()
+            except ValueError:
+                continue
+            calls[value] = call
+        times = seconds(calls.values(), budget=0.1)
+        for value, samples in zip(calls, times, strict=True):
+            rows.append(
+                {"impl": name if value else "copy", "value": value}
+                | {"m": m, "n": n, "dtype": dtype}
+                | summary(samples, 2 * x.numel() * x.element_size())
+            )
+    return pd.DataFrame(rows, columns=list(sweep.columns))
+
+
+sweep.columns = ("impl", "value", *bench.columns[1:])
+
+
+def layouts(name, m, n, dtype="float32"):
+    """Times one softmax on an m x n matrix laid out in each way there is: the columns of `bench`, with `layout` for `impl`.
+
+    The layouts are the keys of `matrices.LAYOUTS`. Raises as `bench`.
+    """
+    machine.require_gpu("layouts")
+    fn = resolve(name)
+    inputs = [matrix(m, n, dtype, layout) for layout in LAYOUTS]
+    times = seconds([functools.partial(fn, x) for x in inputs])
+    rows = [
+        {"layout": layout, "m": m, "n": n, "dtype": dtype}
+        | summary(samples, 2 * x.numel() * x.element_size())
+        for layout, x, samples in zip(LAYOUTS, inputs, times, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(layouts.columns))
+
+
+layouts.columns = ("layout", *bench.columns[1:])
+
+
+def tuning(name, tuner, shapes, dtype="float32"):
+    """What `triton.autotune` costs and brings: its first call at each of `shapes`, and its choice beside that of `name`.
+
+    name, tuner: the same softmax, as it is and autotuned, in whichever way `bench` takes a name. Columns:
+    `m`, `n`, `dtype`; `host_first_ms`, the first call in milliseconds on the clock of the host, compilation included; `us` and
+    `tuned_us`, the medians of `name` and of the tuned kernel in microseconds. Raises as `bench`.
+    """
+    machine.require_gpu("tuning")
+    fixed, tuned, rows = resolve(name), resolve(tuner), []
+    for m, n in progress(shapes, "tuning"):
+        x = matrix(m, n, dtype)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        tuned(x)
+        torch.cuda.synchronize()
+        first = time.perf_counter() - start
+        calls = [functools.partial(fn, x) for fn in (fixed, tuned)]
+        us, tuned_us = (statistics.median(samples) * 1e6 for samples in seconds(calls))
+        rows.append(
+            {"m": m, "n": n, "dtype": dtype}
+            | {"host_first_ms": first * 1e3, "us": us, "tuned_us": tuned_us}
+        )
+    return pd.DataFrame(rows, columns=list(tuning.columns))
+
+
+tuning.columns = ("m", "n", "dtype", "host_first_ms", "us", "tuned_us")
+
+
+def host(names, m, n, dtype="float32", calls=300):
+    """What a call costs the host before the GPU does anything: a DataFrame with a row for each of `names`, as in `bench`.
+
+    Columns: `impl`, `m`, `n`, `dtype`; `host_us`, microseconds of the host's clock a call, the median of 20 rounds of
+    `calls` calls each, with a matrix so small that the GPU keeps up. Raises as `bench`.
+    """
+    machine.require_gpu("host")
+    fns = {name: PEERS.get(name) or resolve(name) for name in names}
+    x = matrix(m, n, dtype)
+    found = {name: [] for name in fns}
+    for _ in progress(range(20), "timing"):
+        for name, fn in fns.items():
+            fn(x)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                fn(x)
+            found[name].append((time.perf_counter() - start) / calls)
+            torch.cuda.synchronize()
+    rows = [
+        {"impl": name, "m": m, "n": n, "dtype": dtype}
+        | {"host_us": statistics.median(samples) * 1e6}
+        for name, samples in found.items()
+    ]
+    return pd.DataFrame(rows, columns=list(host.columns))
+
+
+host.columns = ("impl", "m", "n", "dtype", "host_us")
+
+
+def plans(m, ns, dtype="float32"):
+    """What the launcher of `persistent` finds on this GPU for m rows of each width in `ns`: a DataFrame.
+
+    Columns: `n`; `warps`, `stages` of a program; `registers` a thread and `shared_bytes` a program, of the compiled kernel;
+    `resident` programs an SM; `programs` launched. Raises RuntimeError without a GPU.
+    """
+    machine.require_gpu("plans")
+    from memtraffic.ladder import persistent
+
+    rows = []
+    for n in ns:
+        x = matrix(m, n, dtype)
+        it = persistent.plan(x, x)
+        shape = {"n": n, "warps": it.num_warps, "stages": it.constants["STAGES"]}
+        used = {"registers": it.registers, "shared_bytes": it.shared_bytes}
+        rows.append(shape | used | {"resident": it.resident, "programs": it.programs})
+    return pd.DataFrame(rows, columns=list(plans.columns))
+
+
+plans.columns = (
+    "n",
+    "warps",
+    "stages",
+    "registers",
+    "shared_bytes",
+    "resident",
+    "programs",
+)
+
+
+def published():
+    """The bandwidths that others printed for their softmax kernels: a DataFrame.
+
+    Columns: `source`, `series`, `n_rows`, `n_cols`, `gb_per_s` (2 M N elements of float32 over the time). The sources are
+    those of the chapter that shows them; which GPUs they ran on, most do not say.
+    """
+    return pd.read_csv(Path(__file__).with_name("published_bandwidth.csv"))
 
 
 def summary(samples, n_bytes):

@@ -113,6 +113,8 @@ def describe(fn, *args, **kwargs):
     """A call as text, by which a recording knows what it is a recording of."""
 
     def shown(value):
+        if isinstance(value, dict):
+            return "{" + ", ".join(map(shown, value)) + "}"
         if isinstance(value, (list, tuple)):
             inside = ", ".join(map(shown, value)) + (
                 "," if isinstance(value, tuple) and len(value) == 1 else ""
@@ -340,7 +342,8 @@ def drift(book, limit=0.10, short_limit=0.20, short_us=20.0, noise_bytes=2**20):
 
     Text must be equal. A number must lie within `limit` of its recording, or `short_limit` in rows whose `us` is under
     `short_us`. Bytes may also differ by `noise_bytes`, which page tables and a kernel's own code and arguments come to.
-    Percentiles (`us_p20`, `us_p80`) describe the spread of one run and are not compared.
+    Percentiles (`us_p20`, `us_p80`) describe the spread of one run, and columns named `host_…` the host's processor and what
+    else it does: these are not compared.
 
     Raises RecordingError if an experiment was not measured, or if the GPU is not the recorded model.
     """
@@ -392,7 +395,7 @@ def compare(
         allowed = short_limit if was.get("us", short_us) < short_us else limit
         for column, old in was.items():
             new = now[column]
-            if column in ("us_p20", "us_p80"):
+            if column in ("us_p20", "us_p80") or column.startswith("host_"):
                 continue
             if isinstance(old, str) or isinstance(new, str):
                 wrong, by = old != new, ""

@@ -8,6 +8,7 @@ import ast
 import difflib
 import html
 import inspect
+import itertools
 import textwrap
 
 import matplotlib.pyplot as plt
@@ -206,9 +207,10 @@ def powers_of_two(ax, values):
     ax.set_ylim(0, None)
 
 
-def widths(frame):
+def widths(frame, ax=None):
     """Draws bandwidth over the width of the row, a line for each implementation in `frame`, of `bench`. Returns the axes."""
-    ax = axes("columns", "bandwidth for the least traffic, GB/s", size=(6, 3.8))
+    ax = ax or axes(size=(6, 3.8))
+    ax.set(xlabel="columns", ylabel="bandwidth for the least traffic, GB/s")
     colors = iter([MUTED, BLUE, ORANGE, GREEN, RED])
     ends = []
     for name, one in frame.groupby("impl", sort=False):
@@ -225,6 +227,15 @@ def widths(frame):
         below = min(value, below - gap)
         ax.annotate(f" {name}", (high, below), color=color, va="center")
     return ax
+
+
+def panels(frames):
+    """Draws `widths` for each of `frames`, by title, one below the other. Returns the figure."""
+    size = (6, 3.6 * len(frames))
+    figure, sides = plt.subplots(len(frames), 1, figsize=size, layout="constrained")
+    for ax, (title, frame) in zip(sides, frames.items(), strict=True):
+        widths(frame, ax).set_title(title)
+    return figure
 
 
 def flow(ops, unit):
@@ -289,6 +300,124 @@ def cells(accesses, shape, argument):
     ax.set(xlim=(0, n + 1.6), ylim=(m, 0))
     ax.axis("off")
     return ax
+
+
+def lanes(layout, shape):
+    """Draws who holds what of a block of `shape` (rows, columns): a box for each access of a lane, with the lane's number, in
+    the colour of its warp.
+
+    layout: a `targets.Layout`. Returns the axes.
+    """
+    m, n = shape
+    (high, wide), down, across = layout.elements, layout.lanes, layout.warps
+    ax = axes(size=(6.4, 0.6 + 0.4 * (m // high)))
+    for row, col in itertools.product(range(0, m, high), range(0, n, wide)):
+        box = (row // high, col // wide)
+        lane = box[0] % down[0] * down[1] + box[1] % down[1]
+        warp = box[0] // down[0] % across[0] * across[1]
+        warp += box[1] // down[1] % across[1]
+        color = PROGRAM_COLORS[warp % len(PROGRAM_COLORS)]
+        ax.add_patch(plt.Rectangle((col, row), wide, high, fc=color, ec="white"))
+        at = (col + wide / 2, row + high / 2)
+        ax.text(*at, str(lane), ha="center", va="center", fontsize=8)
+        if box[1] == n // wide - 1:
+            ax.text(n, row + high / 2, f" warp {warp}", va="center")
+    ax.set(xlim=(0, n), ylim=(m, 0), xlabel="columns")
+    ax.set_yticks([row + 0.5 for row in range(m)], [f"row {row}" for row in range(m)])
+    ax.set_xticks(range(0, n + 1, max(1, n // 4)))
+    ax.grid(visible=False)
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def heatmaps(frames, value, chosen):
+    """Draws a map for each of `frames`, of `sweep`, by title: widths across, values of the option up, in each cell
+    the speed in percent of a copy.
+
+    value: what the option is. chosen: the value that is framed, a function of the title and the width. Returns the figure.
+    """
+    figure, sides = plt.subplots(
+        len(frames), 1, figsize=(6, 3.1 * len(frames)), layout="constrained"
+    )
+    for ax, (title, frame) in zip(sides, frames.items(), strict=True):
+        grid = share(frame)
+        ax.pcolormesh(
+            grid.fillna(float("nan")),
+            cmap="Blues",
+            vmin=0.3,
+            vmax=1.1,
+            edgecolor="white",
+        )
+        for y, row in enumerate(grid.index):
+            for x, col in enumerate(grid.columns):
+                cell = grid.loc[row, col]
+                if cell != cell:
+                    continue
+                color = "white" if cell > 0.75 else INK
+                text = f"{100 * cell:.0f}"
+                ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=color)
+                if row == chosen(title, col):
+                    ax.add_patch(
+                        plt.Rectangle((x, y), 1, 1, fc="none", ec=ORANGE, lw=2)
+                    )
+        ax.set_xticks([i + 0.5 for i in range(len(grid.columns))], grid.columns)
+        ax.set_yticks([i + 0.5 for i in range(len(grid.index))], grid.index)
+        ax.set(xlabel="columns", ylabel=value, title=f"{title}: percent of a copy")
+        ax.grid(visible=False)
+        ax.tick_params(length=0)
+    return figure
+
+
+def share(frame):
+    """The speed of each row of `frame`, of `sweep`, over that of the copy of the same width: values down, widths across."""
+    copy = frame[frame["value"] == 0].set_index("n")["us"]
+    rest = frame[frame["value"] != 0]
+    grid = rest.pivot(index="value", columns="n", values="us")
+    return copy[grid.columns] / grid
+
+
+def timeline(schedules, tiles):
+    """Draws in what order compiled kernels move and use their tiles: a panel for each of `schedules`, of `targets.Resources`,
+    by title.
+
+    A tile is on its way from the step that asks for it to the step that waits for it, and in use from there to its store.
+    Across are the steps of the code, which are not equally long. Returns the figure.
+    """
+    figure, sides = plt.subplots(
+        len(schedules), 1, figsize=(6, 1.1 + 1.5 * len(schedules)), layout="constrained"
+    )
+    for ax, (title, schedule) in zip(sides, schedules.items(), strict=True):
+        for tile, (asked, there, stored) in enumerate(spans(schedule, tiles)):
+            ax.barh(
+                tile, there - asked, left=asked, color=PROGRAM_COLORS[0], height=0.7
+            )
+            ax.barh(tile, stored - there, left=there, color=BLUE, height=0.7)
+        ax.set_yticks(range(tiles), [f"tile {tile}" for tile in range(tiles)])
+        ax.invert_yaxis()
+        ax.set(title=title, xticks=[], xlabel="steps of the program")
+        ax.grid(visible=False)
+        ax.tick_params(axis="y", length=0)
+    return figure
+
+
+def spans(schedule, tiles):
+    """For each of `tiles` tiles, the steps at which it is asked for, there, and stored, as a program runs `schedule`.
+
+    schedule: of `targets.Resources`, one loop, each pass of which stores one tile.
+    """
+    start, end = schedule.index("for"), schedule.index("end")
+    body = schedule[start + 1 : end]
+    asked, there, stored = [], [], []
+    for step, name in enumerate([*schedule[:start], *body * tiles]):
+        if name in ("copy", "load"):
+            asked.append(step)
+        if name == "load":
+            there.append(step + 1)
+        if name.startswith("wait"):
+            there.append(step + 1)
+        if name == "store":
+            stored.append(step + 1)
+    return list(zip(asked, there, stored, strict=False))[:tiles]
 
 
 def ladder(frame, moved):

@@ -44,6 +44,17 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How the block of a kernel's first load is dealt out, rows first: neighbouring elements a lane takes in one go, lanes of
+    a warp, warps of a program. What is left over, every lane takes again in the same pattern.
+    """
+
+    elements: tuple
+    lanes: tuple
+    warps: tuple
+
+
+@dataclass(frozen=True)
 class Resources:
     """What a compiled kernel uses. Registers (of 32 bits) and spills (bytes) a thread, shared memory (bytes) a program.
 
@@ -60,6 +71,8 @@ class Resources:
     shared_bytes: int
     load_bits: dict = field(default_factory=dict)
     store_bits: dict = field(default_factory=dict)
+    layout: Layout | None = None
+    schedule: tuple = ()
 
     def __str__(self):
         def widths(bits):
@@ -120,6 +133,7 @@ def launches(fn, *tensors):
             tuner.fn.run(*args, **kwargs | config.all_kwargs())
 
     with (
+        machine.metered(),
         _replaced(jit.JITFunction, "run", note),
         _replaced(interpreter.InterpretedFunction, "run", note),
         _replaced(autotuner.Autotuner, "run", note_tuned),
@@ -270,8 +284,58 @@ def _compile(launch, target):
         target=target,
         num_warps=options["num_warps"],
         shared_bytes=compiled.metadata.shared,
+        layout=_layout(compiled.asm["ttgir"]),
+        schedule=_schedule(compiled.asm["ttgir"]),
         **found,
     )
+
+
+def _layout(ttgir):
+    """The `Layout` of the first load in Triton's GPU dialect, where it is a blocked one."""
+    load = re.search(
+        r"(?:tt\.load|async_copy_global_to_local) .*?tensor<[^#\n]*?(#\w+)>", ttgir
+    )
+    name = re.escape(load[1]) if load else ""
+    found = load and re.search(rf"^{name} = #ttg\.blocked<\{{(.*?)\}}>", ttgir, re.M)
+    if not found:
+        return None
+    numbers = {
+        key: tuple(map(int, value.split(",")))
+        for key, value in re.findall(r"(\w+) = \[([\d, ]+)\]", found[1])
+    }
+    return Layout(
+        numbers["sizePerThread"], numbers["threadsPerWarp"], numbers["warpsPerCTA"]
+    )
+
+
+_STEPS = {
+    r"tt\.load ": "load",
+    r"ttg\.async_copy_global_to_local ": "copy",
+    r"ttg\.async_wait .*?num = (\d+)": "wait",
+    r'"tt\.reduce"': "reduce",
+    r"math\.exp2? ": "exp",
+    r"tt\.store ": "store",
+}
+
+
+def _schedule(ttgir):
+    """The steps of a kernel in Triton's GPU dialect, in the order of its text; those of blocks only, not of single numbers."""
+    steps, loops = [], []
+    for line in ttgir.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        if "scf.for " in line:
+            steps.append("for")
+            loops.append(indent)
+        elif loops and line.startswith(loops[-1] + "}"):
+            steps.append("end")
+            loops.pop()
+        for pattern, step in _STEPS.items():
+            found = re.search(pattern, line)
+            if found and step == "wait":
+                steps.append(f"wait {found[1]}")
+            elif found and (step == "reduce" or "tensor<" in line):
+                steps.append(step)
+    return tuple(steps)
 
 
 def _read_cubin(cubin):

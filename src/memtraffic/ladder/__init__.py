@@ -9,7 +9,8 @@ import os
 import sys
 
 RUNGS = {
-    name: f"memtraffic.ladder.{name}:softmax" for name in ("naive", "fused", "masked")
+    name: f"memtraffic.ladder.{name}:softmax"
+    for name in ("naive", "fused", "masked", "warps", "persistent")
 }
 
 

@@ -115,7 +115,12 @@ def count(fn, *tensors, trace=False):
             "scripted, or measure it"
         )
     meter = _Meter(trace)
-    with meter.interpreting(), torch.compiler.set_stance("fail_on_recompile"), meter:
+    with (
+        machine.metered(),
+        meter.interpreting(),
+        torch.compiler.set_stance("fail_on_recompile"),
+        meter,
+    ):
         try:
             fn(*tensors)
         except Exception as error:

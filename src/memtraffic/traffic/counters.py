@@ -18,9 +18,11 @@ import pandas as pd
 
 from memtraffic import machine
 from memtraffic.ladder import name_of, resolve
+from memtraffic.matrices import matrix
 
 # The sectors are those that come from L1: where L2 has two halves, `lts__t_sectors_op_write` also counts what they exchange.
 METRICS = {
+    "load_instructions": "smsp__sass_inst_executed_op_global_ld.sum",
     "instruction_read_bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "l1_l2_read_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "dram_read_bytes": "dram__bytes_read.sum",
@@ -40,15 +42,17 @@ class NoCounters(CountersError):
     """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
 
 
-def counters(fn, m, n, dtype="float32", warmup=3):
+def counters(fn, m, n, dtype="float32", warmup=3, layout="packed"):
     """What the hardware moved in one call of `fn` on an M x N matrix: a DataFrame with a row for each kernel it ran.
 
-    Columns: `kernel`, its name; `instruction_read_bytes`, what its load instructions asked for, a word that several
+    Columns: `kernel`, its name; `load_instructions`, loads from global memory, one for each warp that executed it;
+    `instruction_read_bytes`, what its load instructions asked for, a word that several
     lanes of a warp share counted once;
     `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
     that L1 wrote to L2; `ns`, its duration. Each is the sum over the whole GPU.
 
     fn: a rung's name, `module:function`, or a function that another process can import, called `warmup` times before.
+    layout: how the matrix lies in memory, a key of `matrices.LAYOUTS`.
 
     Raises NoCounters where there is no GPU, no `ncu` or no permission to read counters; CountersError where `fn` fails;
     LookupError for a function that another process cannot import.
@@ -60,7 +64,13 @@ def counters(fn, m, n, dtype="float32", warmup=3):
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoCounters("counters: Nsight Compute's command `ncu` is not on the PATH")
-    job = json.dumps({"name": name, "m": m, "n": n, "dtype": dtype, "warmup": warmup})
+    job = json.dumps(
+        {
+            "name": name,
+            "matrix": {"m": m, "n": n, "dtype": dtype, "layout": layout},
+            "warmup": warmup,
+        }
+    )
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
         command = [
@@ -144,9 +154,7 @@ def _worker():
 
     job = json.loads(sys.argv[1])
     fn = resolve(job["name"])
-    x = torch.randn(job["m"], job["n"], device=machine.device()).to(
-        getattr(torch, job["dtype"])
-    )
+    x = matrix(**job["matrix"])
     for _ in range(job["warmup"]):
         fn(x)
     torch.cuda.synchronize()

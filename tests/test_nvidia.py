@@ -1,0 +1,117 @@
+import ctypes
+
+import pytest
+
+from memtraffic import machine
+from memtraffic.machine import Limits
+from memtraffic.occupancy import nvidia
+
+HOPPER = Limits(
+    name="like an H100",
+    sms=132,
+    registers_per_sm=65536,
+    shared_per_sm=233472,
+    shared_per_block=232448,
+    l2_bytes=50 * 2**20,
+    warp_size=32,
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "num_warps", "blocks"),
+    [
+        (24, 0, 1, 32),
+        (32, 128, 32, 2),
+        (36, 32, 4, 12),
+        (40, 8208, 4, 12),
+        (47, 0, 1, 32),
+        (47, 8, 2, 20),
+        (50, 0, 1, 32),
+        (54, 16, 4, 9),
+        (56, 64, 4, 9),
+        (58, 64, 16, 2),
+        (60, 4096, 1, 32),
+        (63, 131200, 32, 1),
+        (64, 6144, 1, 32),
+        (64, 16400, 4, 8),
+        (65, 4096, 1, 28),
+        (71, 0, 1, 28),
+        (79, 98336, 8, 2),
+        (90, 0, 1, 20),
+        (95, 8, 2, 10),
+        (98, 32, 8, 2),
+        (104, 16, 4, 4),
+        (115, 64, 16, 1),
+    ],
+)
+def test_blocks_that_the_driver_of_an_h200_counted(
+    registers, shared_bytes, num_warps, blocks
+):
+    """Each measured there by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+    assert nvidia.resident(registers, shared_bytes, num_warps, HOPPER) == blocks
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "blocks"),
+    [
+        pytest.param(0, 228, id="what-the-system-keeps"),
+        pytest.param(6272, 32, id="fits-exactly"),
+        pytest.param(6273, 31, id="one-byte-takes-128"),
+        pytest.param(232448, 1, id="all"),
+        pytest.param(232449, 0, id="more-than-all"),
+    ],
+)
+def test_the_limit_of_shared_memory(shared_bytes, blocks):
+    assert nvidia.limits(16, shared_bytes, 1, HOPPER)["shared"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "blocks"),
+    [
+        pytest.param(32, 1, 64, id="fills-a-partition"),
+        pytest.param(33, 1, 48, id="one-more-takes-256-a-warp"),
+        pytest.param(40, 1, 48, id="to-the-end-of-the-256"),
+        pytest.param(255, 1, 8, id="most"),
+        pytest.param(54, 4, 9, id="warps-of-a-block-in-any-partition"),
+        pytest.param(255, 32, 0, id="not-one-block"),
+    ],
+)
+def test_the_limit_of_registers(registers, num_warps, blocks):
+    assert nvidia.limits(registers, 0, num_warps, HOPPER)["registers"] == blocks
+
+
+def test_the_limits_of_warps_and_blocks():
+    found = nvidia.limits(16, 0, 3, HOPPER)
+    assert (found["warps"], found["blocks"]) == (21, 32)
+    assert list(found) == ["registers", "shared", "warps", "blocks"]
+    unknown = Limits(**{**vars(HOPPER), "blocks_per_sm": None})
+    assert "blocks" not in nvidia.limits(16, 0, 1, unknown)
+    assert nvidia.resident(16, 0, 1, unknown) == 64
+
+
+@pytest.mark.skipif(machine.INTERPRETED, reason="needs a GPU")
+@pytest.mark.parametrize("num_warps", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("n", [8, 781, 1024, 2048])
+def test_the_driver_counts_the_same(n, num_warps):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from kernels import random
+
+    from memtraffic.ladder import persistent
+
+    x = random(64, n)
+    kernel = persistent.plan(x, x.clone(), num_warps=num_warps).kernel
+    driver = ctypes.CDLL("libcuda.so.1")
+    for shared_bytes in (kernel.metadata.shared, 6272, 6273, 16384, 40000):
+        blocks = ctypes.c_int()
+        status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks),
+            ctypes.c_void_p(kernel.function),
+            ctypes.c_int(32 * num_warps),
+            ctypes.c_size_t(shared_bytes),
+        )
+        assert status == 0
+        sm = machine.limits()
+        expected = nvidia.resident(kernel.n_regs, shared_bytes, num_warps, sm)
+        assert blocks.value == expected, f"{kernel.n_regs} registers, {shared_bytes}"
