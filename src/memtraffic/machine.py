@@ -38,7 +38,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in (
 
 @dataclass(frozen=True)
 class Limits:
-    """What one GPU offers. Sizes in bytes, registers of 32 bits; `sm` is a compute unit on AMD."""
+    """What one GPU offers. Sizes in bytes, registers of 32 bits; `sm` is a compute unit on AMD.
+
+    target: what compilers call its kind, such as `sm_90` or `gfx942`.
+    """
 
     name: str
     sms: int
@@ -49,6 +52,7 @@ class Limits:
     warp_size: int
     threads_per_sm: int
     blocks_per_sm: int | None
+    target: str = ""
 
 
 def device():
@@ -67,7 +71,7 @@ def warp_size():
 
 def on(x):
     """A context in which launches go to the GPU that holds `x`, or to the interpreter, as silent about NaN as a GPU."""
-    if x.is_cuda:
+    if x.is_cuda and compiles():
         return torch.cuda.device(x.device)
     return np.errstate(invalid="ignore", over="ignore")
 
@@ -132,6 +136,9 @@ def limits(index=None):
         warp_size=p.warp_size,
         threads_per_sm=p.max_threads_per_multi_processor,
         blocks_per_sm=blocks,
+        target=p.gcnArchName.split(":")[0]
+        if torch.version.hip
+        else f"sm_{p.major}{p.minor}",
     )
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -58,6 +58,10 @@ class Layout:
 class Resources:
     """What a compiled kernel uses. Registers (of 32 bits) and spills (bytes) a thread, shared memory (bytes) a program.
 
+    On AMD, `registers` are the vector registers in all: `vgprs` and `agprs`, which share one file from gfx90a on; `sgprs` are
+    the scalar ones of a wave, and `llvm_waves` the waves a SIMD that LLVM says it allows. `shared_bytes` are static and
+    dynamic ones together; `static_shared_bytes` the former. `instructions` counts those of the code by their names.
+
     Loads and stores are those of threads; bulk copies by descriptor (TMA) have no width and are not among them.
     `load_bits` and `store_bits` are the widths of the instructions that load from and store to global memory, each with how
     many such instructions the code holds: {128: 2} is two instructions that move 16 bytes a thread.
@@ -73,6 +77,12 @@ class Resources:
     store_bits: dict = field(default_factory=dict)
     layout: Layout | None = None
     schedule: tuple = ()
+    static_shared_bytes: int = 0
+    vgprs: int = 0
+    agprs: int = 0
+    sgprs: int = 0
+    llvm_waves: int = 0
+    instructions: dict = field(default_factory=dict)
 
     def __str__(self):
         def widths(bits):
@@ -92,31 +102,42 @@ class Resources:
     as_dict = asdict
 
 
-def resources(fn, target, *tensors, num_warps=None):
+def resources(fn, target, *tensors, **options):
     """The `Resources` of each Triton kernel that `fn(*tensors)` launches, compiled for `target`. No kernel runs.
 
     >>> [kernel] = resources(fused.softmax, "sm_90", torch.empty(1, 4096, device=machine.device()))
     >>> kernel.spill_bytes
     0
 
-    target: a key of `TARGETS`. num_warps: overrides what `fn` asks for.
+    target: a key of `TARGETS`. options: `num_warps`, `num_stages`, and on AMD `waves_per_eu`, instead of what `fn` asks for.
 
-    Raises LookupError for an unknown target, CompileError if a kernel does not compile there, LookupError where kernels are
-    interpreted and a kernel is defined in no file that a second process could import.
+    Raises LookupError for an unknown target, TypeError for an unknown option, CompileError if a kernel does not compile there,
+    LookupError where kernels are interpreted and a kernel is defined in no file that a second process could import.
     """
-    if target not in TARGETS:
-        raise LookupError(
-            f"no target is named {target!r}: give one of {', '.join(TARGETS)}"
-        )
-    found = launches(fn, *tensors)
-    if num_warps is not None:
-        found = [
-            Launch(
-                **{**vars(launch), "options": launch.options | {"num_warps": num_warps}}
-            )
-            for launch in found
-        ]
-    return compile_launches([(launch, target) for launch in found])
+    return compile_launches(
+        [(launch, target) for launch in _with_options(launches(fn, *tensors), options)]
+    )
+
+
+def assembly(fn, target, *tensors, keep=".", **options):
+    """The assembly of each kernel that `fn(*tensors)` launches, compiled for `target`: a list of texts.
+
+    keep: a regular expression; only lines in which it is found are kept, without comments and addresses. The other
+    arguments, and what is raised: as `resources`.
+    """
+    found = _with_options(launches(fn, *tensors), options)
+    texts = compile_launches([(launch, target) for launch in found], text=True)
+    return [
+        "\n".join(line for line in text.splitlines() if re.search(keep, line))
+        for text in texts
+    ]
+
+
+def _with_options(found, options):
+    if unknown := set(options) - {"num_warps", "num_stages", "waves_per_eu"}:
+        raise TypeError(f"resources: unknown options {', '.join(sorted(unknown))}")
+    given = {name: value for name, value in options.items() if value is not None}
+    return [replace(launch, options=launch.options | given) for launch in found]
 
 
 def launches(fn, *tensors):
@@ -208,10 +229,18 @@ def _type_name(kernel, name, value):
     )
 
 
-def compile_launches(jobs):
-    """The `Resources` of each of `jobs`, pairs of a `Launch` and a target's name; raises as `resources`."""
+def compile_launches(jobs, text=False):
+    """The `Resources` of each of `jobs`, pairs of a `Launch` and a target's name; raises as `resources`.
+
+    text: the assembly in their place.
+    """
+    for _, target in jobs:
+        if target not in TARGETS:
+            raise LookupError(
+                f"no target is named {target!r}: give one of {', '.join(TARGETS)}"
+            )
     if not machine.INTERPRETED:
-        return [_compile(launch, target) for launch, target in jobs]
+        return [_compile(launch, target, text) for launch, target in jobs]
     for launch, _ in jobs:
         if launch.module == "__main__" or "<" in launch.qualname:
             raise LookupError(
@@ -228,7 +257,7 @@ def compile_launches(jobs):
                 "from memtraffic.targets import _worker; _worker()",
                 str(answer),
             ],
-            input=pickle.dumps(jobs),
+            input=pickle.dumps((jobs, text)),
             env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths},
             capture_output=True,
         )
@@ -242,15 +271,15 @@ def compile_launches(jobs):
 
 def _worker():
     """What the second process does: jobs in on stdin, their resources or the error out to a file."""
-    jobs = pickle.loads(sys.stdin.buffer.read())
+    jobs, text = pickle.loads(sys.stdin.buffer.read())
     try:
-        outcome = [_compile(launch, target) for launch, target in jobs]
+        outcome = [_compile(launch, target, text) for launch, target in jobs]
     except (CompileError, LookupError) as error:
         outcome = error
     Path(sys.argv[1]).write_bytes(pickle.dumps(outcome))
 
 
-def _compile(launch, target):
+def _compile(launch, target, text=False):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -277,13 +306,25 @@ def _compile(launch, target):
         raise CompileError(
             f"{kernel.__name__} does not compile for {target}: {error}"
         ) from error
-    read = _read_cubin if backend == "cuda" else _read_amdgcn
-    found = read(compiled.asm["cubin" if backend == "cuda" else "amdgcn"])
+    if backend == "cuda":
+        usage, code = _read_cubin(compiled.asm["cubin"])
+        lines = re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?) ;", code, re.M)
+    else:
+        usage = compiled.asm["amdgcn"]
+        code = usage.split(f"\n{kernel.__name__}:")[1].split(".Lfunc_end")[0]
+        lines = re.findall(r"^\t([a-z].*?)(?:\s*;.*)?$", code, re.M)
+    if text:
+        return "\n".join(lines)
+    found = amd_usage(usage) if backend == "hip" else _cuda_usage(usage, architecture)
+    widths = _SASS_WIDTHS if backend == "cuda" else _AMD_WIDTHS
     return Resources(
         kernel=kernel.__name__,
         target=target,
         num_warps=options["num_warps"],
         shared_bytes=compiled.metadata.shared,
+        load_bits=_widths(widths["load"], "\n".join(lines)),
+        store_bits=_widths(widths["store"], "\n".join(lines)),
+        instructions=_names(lines),
         layout=_layout(compiled.asm["ttgir"]),
         schedule=_schedule(compiled.asm["ttgir"]),
         **found,
@@ -338,19 +379,32 @@ def _schedule(ttgir):
     return tuple(steps)
 
 
+def _names(lines):
+    """How many of `lines` of code start with each name; a predicate before it does not count."""
+    found = {}
+    for line in lines:
+        name = re.sub(r"^@!?U?P\w+\s+", "", line).split()[0]
+        found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items()))
+
+
 def _read_cubin(cubin):
+    """What `cuobjdump` says of a kernel: its usage, and its code as text."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, sass = (
-            _cuobjdump(option, file.name) for option in ("-res-usage", "-sass")
-        )
-    counted = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage))
+        return [_cuobjdump(option, file.name) for option in ("-res-usage", "-sass")]
+
+
+def _cuda_usage(usage, architecture):
+    reserved = (
+        1024 if architecture >= 90 else 0
+    )  # of each block, counted in from there on
+    counted = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage))
     return {
         "registers": int(counted["REG"]),
         "spill_bytes": int(counted["STACK"]) + int(counted["LOCAL"]),
-        "load_bits": _widths(r"\b(?:LDG|LDGSTS)\.E((?:\.\w+)*)", sass, _sass_bits),
-        "store_bits": _widths(r"\bSTG\.E((?:\.\w+)*)", sass, _sass_bits),
+        "static_shared_bytes": int(counted["SHARED"]) - reserved,
     }
 
 
@@ -374,21 +428,20 @@ def _sass_bits(suffixes):
     return 32
 
 
-def _read_amdgcn(assembly):
-    def number(pattern):
-        return int(re.search(pattern, assembly)[1])
-
+def amd_usage(assembly):
+    """What LLVM's comments in the assembly of a kernel say that it uses, as fields of `Resources`."""
+    counted = {
+        name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", assembly)
+    }
+    vgprs = counted["NumVgprs"]
     return {
-        "registers": number(r"; TotalNumVgprs: (\d+)")
-        if "TotalNumVgprs" in assembly
-        else number(r"; NumVgprs: (\d+)"),
-        "spill_bytes": number(r"; ScratchSize: (\d+)"),
-        "load_bits": _widths(
-            r"\b(?:global|buffer|flat)_load_(\w+)", assembly, _amd_bits
-        ),
-        "store_bits": _widths(
-            r"\b(?:global|buffer|flat)_store_(\w+)", assembly, _amd_bits
-        ),
+        "registers": counted.get("TotalNumVgprs", vgprs),
+        "spill_bytes": counted["ScratchSize"],
+        "static_shared_bytes": counted["LDSByteSize"],
+        "vgprs": vgprs,
+        "agprs": counted.get("NumAgprs", 0),
+        "sgprs": counted["TotalNumSgprs"],
+        "llvm_waves": counted["Occupancy"],
     }
 
 
@@ -401,8 +454,18 @@ def _amd_bits(suffix):
     return 8 if "byte" in suffix else 16 if "short" in suffix else 32
 
 
-def _widths(pattern, assembly, bits):
-    found = {}
-    for suffix in re.findall(pattern, assembly):
+_SASS_WIDTHS = {
+    "load": (r"\b(?:LDG|LDGSTS)\.E((?:\.\w+)*)", _sass_bits),
+    "store": (r"\bSTG\.E((?:\.\w+)*)", _sass_bits),
+}
+_AMD_WIDTHS = {
+    "load": (r"\b(?:global|buffer|flat)_load_(\w+)", _amd_bits),
+    "store": (r"\b(?:global|buffer|flat)_store_(\w+)", _amd_bits),
+}
+
+
+def _widths(how, code):
+    (pattern, bits), found = how, {}
+    for suffix in re.findall(pattern, code):
         found[bits(suffix)] = found.get(bits(suffix), 0) + 1
     return dict(sorted(found.items()))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from memtraffic import machine
+from memtraffic import machine, occupancy, targets
 from memtraffic.ladder.fused import MAX_COLS
 from memtraffic.ladder.operands import output
 from memtraffic.ladder.warps import _softmax_tile, align, choose
-from memtraffic.occupancy import nvidia
+from memtraffic.occupancy import amd, nvidia
 
 MOST_STAGES = 3  # a third tile in flight gains nothing more
 PIECE_BYTES = 16  # a copy in smaller pieces is slower than a load
@@ -103,14 +103,26 @@ def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
         raise RuntimeError(
             f"persistent: a program needs {shared} bytes of shared memory, {sm.name} has {sm.shared_per_block}"
         )
-    kernel.run  # noqa: B018  loads it, so that its registers are known
-    fits = nvidia.resident(kernel.n_regs, shared, num_warps, sm)
+    registers, fits = _resident(kernel, num_warps, sm)
     if fits < 1:
         raise RuntimeError(
-            f"persistent: {num_warps} warps of {kernel.n_regs} registers do not fit an SM of {sm.name}"
+            f"persistent: {num_warps} warps of {registers} registers do not fit an SM of {sm.name}"
         )
     programs = min(tiles, programs or sm.sms * fits)
-    return Plan(constants, num_warps, kernel, programs, kernel.n_regs, shared, fits)
+    return Plan(constants, num_warps, kernel, programs, registers, shared, fits)
+
+
+def _resident(kernel, num_warps, sm):
+    """Registers a thread of a compiled kernel, and how many of its programs one SM, or compute unit, of `sm` holds."""
+    shared = kernel.metadata.shared
+    if not sm.target.startswith("gfx"):
+        kernel.run  # noqa: B018  loads it, so that its registers are known
+        fits = nvidia.resident(kernel.n_regs, shared, num_warps, sm)
+        return kernel.n_regs, fits
+    used = targets.amd_usage(kernel.asm["amdgcn"])
+    registers = (used["vgprs"], used["agprs"], used["sgprs"])
+    cu = occupancy.processor(sm.target)
+    return used["registers"], amd.resident(*registers, shared, num_warps, cu)
 
 
 _held = {}  # plans, by all that a compiled kernel depends on
