@@ -1,4 +1,6 @@
+import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ HEADER = (
     "Stream",
     *METRICS.values(),
 )
-UNITS = ("", "", "", "", "", "", "byte", "byte", "byte", "byte", "sector", "ns")
+UNITS = ("", "", "", "", "", "", "inst", "byte", "byte", "byte", "byte", "sector", "ns")
 COPY = (
     "0",
     "781",
@@ -37,6 +39,7 @@ COPY = (
     "_fused_kernel",
     "1",
     "7",
+    "32",
     "4096",
     "4,096",
     "5,120.0",
@@ -51,7 +54,7 @@ SUM = (
     "void at::native::reduce_kernel<512, 1, at::Op<float>>(T3)",
     "1",
     "7",
-    *("8",) * 6,
+    *("8",) * len(METRICS),
 )
 
 
@@ -75,6 +78,7 @@ def test_a_row_for_each_kernel():
     assert frame.to_dict("records") == [
         {
             "kernel": "_fused_kernel",
+            "load_instructions": 32,
             "instruction_read_bytes": 4096,
             "l1_l2_read_bytes": 4096,
             "dram_read_bytes": 5120,
@@ -168,6 +172,40 @@ def test_what_ncu_reports_is_read(ncu):
     assert list(counters("naive", 8, 8)["kernel"]) == ["_fused_kernel"]
 
 
+def test_what_ncu_runs(ncu):
+    path = ncu('echo "$@" > "$(dirname "$0")/ran"; cp "$(dirname "$0")/report" "$log"')
+    (path.parent / "report").write_text(said(HEADER, UNITS, COPY), encoding="utf-8")
+    counters("naive", 8, 6, "bfloat16", warmup=2, layout="every other")
+    ran = (path.parent / "ran").read_text(encoding="utf-8")
+    assert json.loads(ran[ran.index("{") :]) == {
+        "name": "naive",
+        "matrix": {"m": 8, "n": 6, "dtype": "bfloat16", "layout": "every other"},
+        "warmup": 2,
+    }
+
+
+def test_the_worker_warms_up_and_calls_once_more(monkeypatch):
+    events = []
+    runtime = SimpleNamespace(
+        cudaProfilerStart=lambda: events.append("start"),
+        cudaProfilerStop=lambda: events.append("stop"),
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(
+        module, "resolve", lambda name: lambda x: events.append((x.dtype, x.stride()))
+    )
+    job = {
+        "name": "naive",
+        "matrix": {"m": 8, "n": 6, "dtype": "bfloat16", "layout": "every other"},
+        "warmup": 2,
+    }
+    monkeypatch.setattr(module.sys, "argv", ["-c", json.dumps(job)])
+    module._worker()
+    call = (torch.bfloat16, (12, 2))
+    assert events == [call, call, "start", call, "stop"]
+
+
 def test_no_permission(ncu):
     ncu(
         'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission" > "$log"; exit 1'
@@ -206,10 +244,22 @@ def test_fused_reads_each_byte_once(dtype):
     [row] = measured("fused", m, n, dtype).to_dict("records")
     n_bytes = m * n * getattr(torch, dtype).itemsize
     assert row["kernel"] == "_fused_kernel"
+    assert row["load_instructions"] == n_bytes // (32 * 16)
     assert row["instruction_read_bytes"] == n_bytes
     assert row["l1_l2_read_bytes"] == n_bytes
     assert row["l2_write_sectors"] * SECTOR_BYTES == n_bytes
     assert row["ns"] > 0
+
+
+@needs_ncu
+def test_a_layout_is_read_as_it_lies():
+    m, n = 1024, 2048
+    packed, strided = (
+        measured("masked", m, n, "float32", 3, layout).to_dict("records")[0]
+        for layout in ("packed", "every other")
+    )
+    assert packed["l1_l2_read_bytes"] == m * n * 4
+    assert strided["l1_l2_read_bytes"] == 2 * packed["l1_l2_read_bytes"]
 
 
 @needs_ncu

@@ -308,7 +308,7 @@ def test_a_function_is_found_in_the_current_folder(tmp_path, monkeypatch):
     [
         pytest.param(
             "fusd",
-            "no rung is named 'fusd': give one of naive, fused, masked, or module:function",
+            "no rung is named 'fusd': give one of naive, fused, masked, warps, persistent, or module:function",
             id="typo",
         ),
         pytest.param(
@@ -340,4 +340,4 @@ def test_a_function_no_other_process_can_import():
 
 
 def test_rungs_are_in_the_order_of_the_book():
-    assert list(ladder.RUNGS)[:2] == ["naive", "fused"]
+    assert list(ladder.RUNGS) == ["naive", "fused", "masked", "warps", "persistent"]

@@ -133,7 +133,9 @@ def test_an_empty_matrix(fn, shape):
     [
         pytest.param(lambda m, n: torch.empty(n, m).t(), id="transposed"),
         pytest.param(lambda m, n: torch.empty(m, n + 1)[:, :n], id="odd-row-stride"),
-        pytest.param(lambda m, n: torch.empty(m * n + 1)[1:].view(m, n), id="unaligned"),
+        pytest.param(
+            lambda m, n: torch.empty(m * n + 1)[1:].view(m, n), id="unaligned"
+        ),
         pytest.param(lambda m, n: torch.empty(2 * m, n)[::2], id="every-other-row"),
     ],
 )
@@ -146,6 +148,13 @@ def test_out_is_written_and_returned(fn, n, out):
     assert fn(x, out) is out
     assert_softmax(lambda _: out, x)
     assert (base == 781.0).sum() == base.numel() - out.numel(), "written past out"
+
+
+@EACH
+@pytest.mark.parametrize("n", [5, 6, 13])
+def test_rows_of_both_may_end_where_16_bytes_do_not(fn, n):
+    x, out = random(5, 16)[:, :n], torch.empty(5, 16, device=machine.device())
+    assert_softmax(lambda x: fn(x, out[:, :n]), x)
 
 
 @EACH
@@ -279,9 +288,7 @@ def spills():
             x = torch.empty(2, 781, dtype=dtype, device=machine.device())
             [cases[name, dtype]] = launches(fn, x)
     found = compile_launches([(launch, "sm_90") for launch in cases.values()])
-    return {
-        case: kernel.spill_bytes for case, kernel in zip(cases, found, strict=True)
-    }
+    return {case: kernel.spill_bytes for case, kernel in zip(cases, found, strict=True)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,7 +2,9 @@ import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +77,35 @@ def test_what_needs_a_gpu_says_so(monkeypatch):
     assert machine.device() == torch.device("cpu")
 
 
+def test_a_meter_stands_in_for_the_gpu(monkeypatch):
+    monkeypatch.setattr(machine, "INTERPRETED", False)
+    assert machine.compiles()
+    with machine.metered():
+        with machine.metered():
+            assert not machine.compiles()
+        assert not machine.compiles()
+    assert machine.compiles()
+    with pytest.raises(ValueError), machine.metered():
+        raise ValueError
+    assert machine.compiles()
+    monkeypatch.setattr(machine, "INTERPRETED", True)
+    assert not machine.compiles()
+
+
+@needs_triton
+def test_meters_see_launches(monkeypatch):
+    from memtraffic.targets import launches
+    from memtraffic.traffic.count import count
+
+    monkeypatch.setattr(machine, "INTERPRETED", False)
+    seen = []
+    x = torch.ones(2, 4, device=machine.device())
+    count(lambda x: seen.append(machine.compiles()), x)
+    launches(lambda x: seen.append(machine.compiles()), x)
+    assert seen == [False, False]
+    assert machine.compiles()
+
+
 @needs_gpu
 def test_limits_are_those_of_a_gpu():
     machine.require_gpu("this")
@@ -105,6 +136,14 @@ def test_copy_bandwidth_is_below_the_datasheet():
 def test_on_a_cpu_tensor_is_no_context():
     with machine.on(torch.ones(2)) as nothing:
         assert nothing is None
+
+
+def test_a_meter_needs_the_silence_of_a_gpu_also_for_its_tensors(monkeypatch):
+    monkeypatch.setattr(machine, "INTERPRETED", False)
+    x = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    assert isinstance(machine.on(x), torch.cuda.device)
+    with machine.metered():
+        assert isinstance(machine.on(x), np.errstate)
 
 
 @needs_gpu

@@ -8,7 +8,7 @@ import torch
 
 from memtraffic import machine
 from memtraffic.__main__ import main
-from memtraffic.ladder import resolve
+from memtraffic.ladder import RUNGS, resolve
 from memtraffic.progress import Progress
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,6 +73,18 @@ def test_formula_as_json(name, expected, command):
     status, out, err = command(f"formula {name} --json")
     assert (status, json.loads(out), err) == (0, expected, "")
     assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["masked", "warps", "persistent"])
+def test_formula_of_a_rung_of_any_width(name, command):
+    status, out, _ = command(f"formula {name}")
+    assert (status, out.splitlines()[0]) == (0, "reads MN, writes MN")
+    assert "refused" not in out
+
+
+def test_help_names_each_rung(command):
+    _, out, _ = command("count --help")
+    assert f"a rung ({', '.join(RUNGS)})" in " ".join(out.split())
 
 
 def test_formula_of_a_function_by_its_module(command):

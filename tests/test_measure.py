@@ -1,9 +1,25 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from memtraffic import machine, measure
 from memtraffic.judge import assert_close
-from memtraffic.measure import DATASHEET, PEERS, bench, roof, seconds, summary
+from memtraffic.ladder import naive
+from memtraffic.matrices import LAYOUTS
+from memtraffic.measure import (
+    DATASHEET,
+    PEERS,
+    bench,
+    host,
+    layouts,
+    published,
+    roof,
+    seconds,
+    summary,
+    sweep,
+    tuning,
+)
 
 needs_gpu = pytest.mark.skipif(not machine.HAS_GPU, reason="needs a GPU")
 ON_CPU = ("copy", "torch.softmax")
@@ -29,6 +45,10 @@ def test_summary_of_equal_samples():
     [
         ("seconds", lambda: seconds([lambda: None])),
         ("bench", lambda: bench(["copy"], [(8, 8)])),
+        ("sweep", lambda: sweep("naive", [(8, 8)], "rows", [1])),
+        ("layouts", lambda: layouts("naive", 8, 8)),
+        ("tuning", lambda: tuning("naive", "naive", [(8, 8)])),
+        ("host", lambda: host(["copy"], 8, 8)),
         ("roof", roof),
     ],
 )
@@ -64,6 +84,131 @@ def test_bench_gives_a_row_for_each_shape_and_name(monkeypatch):
         ("naive", 2, 16, "bfloat16", pytest.approx(2)),
     ]
     assert list(frame["gb_per_s"]) == pytest.approx([0.128, 0.064, 0.128, 0.064])
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """What was timed: lists of functions, the first of which took 1 µs, the second 2, and so on."""
+    found = []
+
+    def seconds(fns, **options):
+        found.append(list(fns))
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    monkeypatch.setattr(machine, "require_gpu", lambda what: None)
+    monkeypatch.setattr(measure, "seconds", seconds)
+    return found
+
+
+@pytest.fixture
+def events(monkeypatch, timed):
+    """What happened, in order: functions called, the GPU waited for, the clock read. It goes one second a reading."""
+    found = []
+
+    def perf_counter():
+        found.append("clock")
+        return float(found.count("clock"))
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: found.append("wait"))
+    monkeypatch.setattr(
+        measure, "resolve", lambda name: lambda x: found.append((name, tuple(x.shape)))
+    )
+    return found
+
+
+def test_bench_takes_functions_by_name(timed):
+    frame = bench({"half": lambda x: x / 2, "naive": naive.softmax}, [(4, 8)])
+    assert frame["impl"].tolist() == ["half", "naive"]
+    assert [fn.func for fn in timed[0]][1] is naive.softmax
+    assert timed[0][0].args[0] is timed[0][1].args[0]
+
+
+def test_a_sweep_has_a_row_for_each_value_that_is_not_refused(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    shapes = [(4, 64), (2, 4096)]
+    frame = sweep("warps", shapes, "num_warps", [1, 3, 4], dtype="bfloat16")
+    assert list(frame.columns) == list(sweep.columns)
+    assert [tuple(row)[:6] for row in frame.itertuples(index=False)] == [
+        ("copy", 0, 4, 64, "bfloat16", pytest.approx(1)),
+        ("warps", 1, 4, 64, "bfloat16", pytest.approx(2)),
+        ("warps", 4, 4, 64, "bfloat16", pytest.approx(3)),
+        ("copy", 0, 2, 4096, "bfloat16", pytest.approx(1)),
+        ("warps", 4, 2, 4096, "bfloat16", pytest.approx(2)),
+    ]
+    assert [fn.keywords for fn in timed[0]] == [{}, {"num_warps": 1}, {"num_warps": 4}]
+    assert frame["gb_per_s"].tolist()[0] == pytest.approx(4 * 64 * 2 * 2 / 1e3)
+
+
+def test_a_sweep_of_what_is_no_option(timed):
+    with pytest.raises(TypeError, match="rows"):
+        sweep("naive", [(4, 64)], "rows", [1])
+
+
+def test_layouts_has_a_row_for_each_layout(timed):
+    frame = layouts("naive", 4, 6, dtype="float16")
+    assert list(frame.columns) == list(layouts.columns)
+    assert frame["layout"].tolist() == list(LAYOUTS)
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4])
+    assert frame["gb_per_s"].tolist()[0] == pytest.approx(4 * 6 * 2 * 2 / 1e3)
+    strides = [LAYOUTS[layout](4, 6) for layout in frame["layout"]]
+    assert [fn.args[0].stride() for fn in timed[0]] == strides
+    assert {fn.args[0].dtype for fn in timed[0]} == {torch.float16}
+
+
+def test_tuning_times_the_first_call_on_the_clock_of_the_host(events):
+    frame = tuning("fixed", "tuned", [(4, 8), (2, 16)], dtype="float16")
+    assert list(frame.columns) == list(tuning.columns)
+    assert frame.to_dict("records") == [
+        {"m": m, "n": n, "dtype": "float16", "host_first_ms": pytest.approx(1e3)}
+        | {"us": pytest.approx(1), "tuned_us": pytest.approx(2)}
+        for m, n in ((4, 8), (2, 16))
+    ]
+    once = ["wait", "clock", ("tuned", (4, 8)), "wait", "clock"]
+    assert events[:7] == [*once, ("fixed", (4, 8)), ("tuned", (4, 8))]
+
+
+def test_host_times_calls_that_are_not_waited_for(events):
+    frame = host(["ours", "theirs"], 4, 8, calls=3)
+    assert list(frame.columns) == list(host.columns)
+    assert frame["impl"].tolist() == ["ours", "theirs"]
+    assert frame["host_us"].tolist() == pytest.approx([1e6 / 3] * 2)
+    rounds = [
+        [(name, (4, 8)), "wait", "clock", *[(name, (4, 8))] * 3, "clock", "wait"]
+        for name in ("ours", "theirs")
+    ]
+    assert events == 20 * (rounds[0] + rounds[1])
+
+
+def test_host_is_the_median_of_its_rounds(events, monkeypatch):
+    readings = iter([0.0, 900.0] + 19 * [0.0, 3.0])
+    clock = SimpleNamespace(perf_counter=lambda: next(readings))
+    monkeypatch.setattr(measure, "time", clock)
+    assert host(["ours"], 4, 8, calls=3)["host_us"].tolist() == pytest.approx([1e6])
+
+
+def test_what_others_published():
+    frame = published()
+    key = ["source", "series", "n_rows", "n_cols"]
+    assert list(frame.columns) == [*key, "gb_per_s"]
+    assert not frame.duplicated(key).any()
+    assert frame["gb_per_s"].between(100, 5000).all()  # in GB/s, of one GPU
+    assert not frame.isna().any().any()
+
+
+@needs_gpu
+def test_options_layouts_and_calls_on_a_gpu():
+    swept = sweep("warps", [(4096, 4096)], "num_warps", [1, 4, 8])
+    assert swept["value"].tolist() == [0, 4, 8]
+    laid = layouts("warps", 4096, 4096).set_index("layout")["us"]
+    assert laid["packed"] < laid["every other"]
+    tuner = "memtraffic.ladder.warps:softmax_tuned"
+    [tuned] = tuning("warps", tuner, [(4096, 64)]).to_dict("records")
+    assert tuned["host_first_ms"] * 1e3 > tuned["tuned_us"] > 1
+    called = host(["torch.softmax", "persistent"], 64, 1024).set_index("impl")
+    assert called["host_us"].between(1, 1000).all()
 
 
 @pytest.mark.filterwarnings("ignore")  # compilers warn of what they do

@@ -76,6 +76,8 @@ def test_the_limit_of_shared_memory(shared_bytes, blocks):
         pytest.param(255, 1, 8, id="most"),
         pytest.param(54, 4, 9, id="warps-of-a-block-in-any-partition"),
         pytest.param(255, 32, 0, id="not-one-block"),
+        pytest.param(256, 1, 0, id="more-than-a-thread-may-have"),
+        pytest.param(0, 1, 65536, id="none"),
     ],
 )
 def test_the_limit_of_registers(registers, num_warps, blocks):
@@ -86,9 +88,21 @@ def test_the_limits_of_warps_and_blocks():
     found = nvidia.limits(16, 0, 3, HOPPER)
     assert (found["warps"], found["blocks"]) == (21, 32)
     assert list(found) == ["registers", "shared", "warps", "blocks"]
-    unknown = Limits(**{**vars(HOPPER), "blocks_per_sm": None})
-    assert "blocks" not in nvidia.limits(16, 0, 1, unknown)
-    assert nvidia.resident(16, 0, 1, unknown) == 64
+    assert nvidia.limits(16, 0, 32, HOPPER)["warps"] == 2
+    assert nvidia.limits(16, 0, 33, HOPPER)["warps"] == 0
+
+
+def test_turing_keeps_no_shared_memory_and_deals_it_in_256_bytes():
+    turing = nvidia.SMS["sm_75"]
+    assert nvidia.limits(16, 65536, 1, turing)["shared"] == 1
+    assert nvidia.limits(16, 1, 1, turing)["shared"] == 256
+
+
+def test_the_sm_of_sm_90_is_that_of_an_h100():
+    alike = ("registers_per_sm", "shared_per_sm", "shared_per_block", "warp_size")
+    alike += ("sms", "threads_per_sm", "blocks_per_sm")
+    for name in alike:
+        assert getattr(nvidia.SMS["sm_90"], name) == getattr(HOPPER, name), name
 
 
 @pytest.mark.skipif(machine.INTERPRETED, reason="needs a GPU")

@@ -357,6 +357,13 @@ def test_a_call_as_text():
     assert recording.describe(timed, other) == "timed(other)"
 
 
+def test_functions_by_name_are_told_by_their_names():
+    fns = {"ours": lambda x: x, "copy": other}
+    assert (
+        recording.describe(timed, fns, [(1, 2)]) == "timed({'ours', 'copy'}, [(1, 2)])"
+    )
+
+
 # ---- verify and drift
 
 
@@ -424,6 +431,18 @@ def test_drift_needs_the_recorded_gpu(recorded, monkeypatch):
             {"us_p20": 9.0, "us_p80": 0.1},
             False,
             id="percentiles-are-not-compared",
+        ),
+        pytest.param(
+            {"us": 50.0, "host_first_ms": 100.0, "host_us": 5.0},
+            {"us": 50.0, "host_first_ms": 900.0, "host_us": 1.0},
+            False,
+            id="the-host-is-not-compared",
+        ),
+        pytest.param(
+            {"us": 50.0, "tuned_us": 40.0},
+            {"us": 50.0, "tuned_us": 45.0},
+            True,
+            id="a-second-time-is-compared",
         ),
         pytest.param({"kernel": "a"}, {"kernel": "a"}, False, id="same-text"),
         pytest.param({"kernel": "a"}, {"kernel": "b"}, True, id="other-text"),

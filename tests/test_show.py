@@ -219,6 +219,121 @@ def test_cells_of_a_kernel(figures):
         ]
 
 
+def boxes(ax):
+    """The boxes of a drawing, as (column, row, width, height)."""
+    return [(*box.get_xy(), box.get_width(), box.get_height()) for box in ax.patches]
+
+
+def test_lanes_are_numbered_within_their_warp(figures):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.targets import Layout
+
+    ax = show.lanes(Layout((1, 2), (2, 3), (2, 1)), (4, 12))
+    first, second = ["0", "1", "2"] * 2, ["3", "4", "5"] * 2
+    warp_0, warp_1 = [" warp 0"], [" warp 1"]
+    assert texts(ax) == [
+        *(first + warp_0 + second + warp_0),
+        *(first + warp_1 + second + warp_1),
+    ]
+    assert boxes(ax)[:2] == [(0, 0, 2, 1), (2, 0, 2, 1)]
+    assert boxes(ax)[-1] == (10, 3, 2, 1)
+    colors = [box.get_facecolor() for box in ax.patches]
+    assert len(set(colors[:12])) == len(set(colors[12:])) == 1
+    assert colors[0] != colors[12]
+    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 12), (4, 0))
+
+
+def test_warps_may_stand_side_by_side(figures):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.targets import Layout
+
+    ax = show.lanes(Layout((2, 1), (2, 1), (1, 2)), (8, 2))
+    assert texts(ax) == ["0", "0", " warp 1", "1", "1", " warp 1"] * 2
+    assert boxes(ax)[:3] == [(0, 0, 1, 2), (1, 0, 1, 2), (0, 2, 1, 2)]
+
+
+SWEPT = pd.DataFrame(
+    [
+        ("copy", 0, 64, 10.0),
+        ("warps", 1, 64, 20.0),
+        ("warps", 2, 64, 8.0),
+        ("copy", 0, 4096, 30.0),
+        ("warps", 2, 4096, 40.0),
+    ],
+    columns=("impl", "value", "n", "us"),
+)
+
+
+def test_a_share_is_the_speed_over_that_of_the_copy():
+    grid = show.share(SWEPT)
+    assert (grid.index.tolist(), grid.columns.tolist()) == ([1, 2], [64, 4096])
+    assert grid.loc[1, 64] == 0.5
+    assert grid.loc[2].tolist() == [1.25, 0.75]
+    assert pd.isna(grid.loc[1, 4096])
+
+
+def test_heatmaps_frame_what_is_chosen(figures):
+    frames = {"float32": SWEPT, "bfloat16": SWEPT[SWEPT["n"] == 64]}
+    figure = show.heatmaps(
+        frames, "warps", lambda title, n: {"float32": 2, "bfloat16": 1}[title]
+    )
+    single, half = figure.axes
+    assert texts(single) == ["50", "125", "75"]
+    assert boxes(single) == [(0, 1, 1, 1), (1, 1, 1, 1)]
+    assert boxes(half) == [(0, 0, 1, 1)]
+    assert [label.get_text() for label in single.get_xticklabels()] == ["64", "4096"]
+    assert [label.get_text() for label in single.get_yticklabels()] == ["1", "2"]
+    assert (single.get_ylabel(), half.get_title("left")) == (
+        "warps",
+        "bfloat16: percent of a copy",
+    )
+
+
+WORK = ("reduce", "store")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        pytest.param(
+            ("for", "load", *WORK, "end"),
+            [(0, 1, 3), (3, 4, 6), (6, 7, 9)],
+            id="one-stage",
+        ),
+        pytest.param(
+            ("copy", "for", "wait 0", *WORK, "copy", "end", "wait 0"),
+            [(0, 2, 4), (4, 6, 8), (8, 10, 12)],
+            id="two-stages",
+        ),
+        pytest.param(
+            ("copy", "copy", "for", "wait 1", *WORK, "copy", "end", "wait 0"),
+            [(0, 3, 5), (1, 7, 9), (5, 11, 13)],
+            id="three-stages",
+        ),
+    ],
+)
+def test_the_spans_of_tiles(schedule, expected):
+    assert show.spans(schedule, 3) == expected
+
+
+def test_a_timeline_shows_each_tile_on_its_way_and_in_use(figures):
+    one, two = (
+        ("for", "load", *WORK, "end"),
+        ("copy", "for", "wait 0", *WORK, "copy", "end"),
+    )
+    panels = show.timeline({"one stage": one, "two stages": two}, 2).axes
+    assert [panel.get_title("left") for panel in panels] == ["one stage", "two stages"]
+    assert [(col, width) for col, _, width, _ in boxes(panels[0])] == [
+        *((0, 1), (1, 2)),
+        *((3, 1), (4, 2)),
+    ]
+    assert [(col, width) for col, _, width, _ in boxes(panels[1])] == [
+        *((0, 2), (2, 2)),
+        *((4, 2), (6, 2)),
+    ]
+    assert panels[0].yaxis_inverted()
+
+
 def test_the_ladder_has_both_sides(figures):
     frame = pd.DataFrame(
         {"impl": ["copy", "naive", "fused"], "gb_per_s": [4000.0, 800.0, 3900.0]}

@@ -6,6 +6,7 @@ from memtraffic.targets import (
     TARGETS,
     CompileError,
     Launch,
+    Layout,
     Resources,
     compile_launches,
     launches,
@@ -225,6 +226,72 @@ def test_noting_launches_runs_no_kernel_and_leaves_nothing_behind():
     assert (y == 7).all()
     launch(x)
     assert (y == 0).all()
+
+
+# ---- what the GPU dialect says
+
+TTGIR = """
+#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [2, 16], warpsPerCTA = [4, 1], order = [1, 0]}>
+#blocked1 = #ttg.blocked<{sizePerThread = [1, 1], threadsPerWarp = [1, 32], warpsPerCTA = [1, 4], order = [1, 0]}>
+#mma = #ttg.nvidia_mma<{versionMajor = 2}>
+    %0 = tt.load %n_cols : !tt.ptr<i32> loc(#loc1)
+    %1 = ttg.async_copy_global_to_local %p, %q mask %m other %c : tensor<8x64x!tt.ptr<f32>, #blocked> -> <8x64xf32> loc(#loc2)
+    %2 = ttg.async_wait %1 {num = 3 : i32} loc(#loc3)
+    scf.for %i = %a to %b step %s  : i32 {
+      %3 = tt.load %p, %m, %c : tensor<8x64x!tt.ptr<f32>, #blocked1> loc(#loc4)
+      scf.for %j = %a to %b step %s  : i32 {
+        %4 = "tt.reduce"(%3) <{axis = 1 : i32}> ({
+        ^bb0(%x: f32, %y: f32):
+          %z = arith.addf %x, %y : f32
+          tt.reduce.return %z : f32
+        }) : (tensor<8x64xf32, #blocked1>) -> tensor<8xf32>
+      } loc(#loc5)
+      %5 = math.exp2 %3 : tensor<8x64xf32, #blocked1>
+      %6 = math.exp %3 : tensor<8x64xf32, #blocked1>
+      %7 = math.exp %w : f32
+      scf.if %ok {
+        tt.store %p, %5, %m : tensor<8x64x!tt.ptr<f32>, #blocked1>
+      }
+    } {tt.num_stages = 3 : i32} loc(#loc6)
+    tt.store %o, %w : !tt.ptr<f32>
+"""
+
+
+def test_the_layout_is_that_of_the_first_load_of_a_block():
+    assert targets._layout(TTGIR) == Layout((1, 4), (2, 16), (4, 1))
+    loads = TTGIR.replace("async_copy_global_to_local", "other")
+    assert targets._layout(loads) == Layout((1, 1), (1, 32), (1, 4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="no-load"),
+        pytest.param("%0 = tt.load %n : !tt.ptr<i32>", id="no-block"),
+        pytest.param(TTGIR.replace(", #blocked>", ", #mma>"), id="not-blocked"),
+    ],
+)
+def test_no_layout(text):
+    assert targets._layout(text) is None
+
+
+def test_the_schedule_is_in_the_order_of_the_text():
+    assert " ".join(targets._schedule(TTGIR)) == (
+        "copy wait 3 for load for reduce end exp exp store end"
+    )
+    assert targets._schedule("") == ()
+
+
+def test_kernels_have_a_layout_and_a_schedule(fused_on, on_sm_90):
+    for target in (name for name in TARGETS if name.startswith("sm_")):
+        assert fused_on[target].layout.warps == (8,)
+        assert fused_on[target].layout.lanes == (32,)
+        assert fused_on[target].schedule == ("load", "reduce", "exp", "reduce", "store")
+    [kernel] = on_sm_90["three-passes"]
+    assert [step for step in kernel.schedule if step in ("for", "end")] == [
+        "for",
+        "end",
+    ] * 3
 
 
 def test_resources_as_text_and_dict():

@@ -91,6 +91,7 @@ def test_a_lane_may_hold_64_elements():
         pytest.param(random(8, 1).expand(8, 8), None, 1, id="column-stride-0"),
         pytest.param(random(1, 8).expand(8, 8), None, 4, id="row-stride-0"),
         pytest.param(random(8, 8)[:, :1], None, 1, id="one-column"),
+        pytest.param(random(8, 8)[:, :6], random(8, 8)[:, :6], 2, id="both-padded"),
         pytest.param((8, 8), random(8, 9)[:, :8], 1, id="odd-stride-of-out"),
         pytest.param((8, 8), random(8, 16)[:, ::2], 1, id="column-stride-of-out"),
     ],
@@ -122,6 +123,25 @@ def test_rows_that_do_not_fill_the_last_tile(n):
         assert touched == Counter(
             (argument, at) for argument in ("x_ptr", "y_ptr") for at in range(m * n)
         )
+
+
+class Launched(list):
+    """Stands for a kernel: the grids that it was launched with."""
+
+    def __getitem__(self, grid):
+        self.append(grid)
+        return lambda *args, **kwargs: None
+
+
+def test_no_more_programs_than_tiles(monkeypatch):
+    fixed, tuned = Launched(), Launched()
+    monkeypatch.setattr(warps, "_warps_kernel", fixed)
+    monkeypatch.setattr(warps, "tuned_kernel", lambda: tuned)
+    for m in (3, 64, 65):
+        warps.softmax(random(m, 32), rows=32)
+        warps.softmax_tuned(random(m, 32))
+    assert list(fixed) == [(1,), (2,), (3,)]
+    assert [grid({"ROWS": 8}) for grid in tuned] == [(1,), (8,), (9,)]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +254,12 @@ def test_each_tuned_configuration_moves_the_least(n):
     found = count(warps.softmax_tuned, random(3, n))
     assert (found.read_elements, found.written_elements) == (3 * n, 3 * n)
     assert [op.name for op in found.ops] == ["_warps_kernel"]
+
+
+def test_each_width_is_tuned_once():
+    tuner = warps.tuned_kernel()
+    assert warps.tuned_kernel() is tuner
+    assert {"n_cols", "ALIGN"} <= set(tuner.keys)
 
 
 def test_narrow_rows_are_not_tuned():

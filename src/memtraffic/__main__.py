@@ -70,23 +70,33 @@ def parser():
         sub.add_argument("m", metavar="M", type=size, help="rows")
         sub.add_argument("n", metavar="N", type=size, help="columns")
         sub.add_argument("--dtype", choices=DTYPES, default="float32")
-    sub = command(
-        "resources",
-        run_resources,
-        "Compile a function's kernels for a GPU and print what they use.",
-    )
-    sub.add_argument(
-        "--target",
-        required=True,
-        help="such as sm_90 or gfx942; the GPU need not be there",
-    )
-    sub.add_argument("--n", type=size, required=True, help="columns")
-    sub.add_argument(
-        "--warps",
-        type=size,
-        help="warps a program, instead of the function's own choice",
-    )
-    sub.add_argument("--dtype", choices=DTYPES, default="float32")
+    for name, run, text in (
+        (
+            "resources",
+            run_resources,
+            "Compile a function's kernels for a GPU and print what they use.",
+        ),
+        (
+            "occupancy",
+            run_occupancy,
+            "Compile a function's kernels for a GPU and print how many programs fit.",
+        ),
+    ):
+        sub = command(name, run, text)
+        sub.add_argument(
+            "--target",
+            required=True,
+            help="such as sm_90 or gfx942; the GPU need not be there",
+        )
+        sub.add_argument("--n", type=size, required=True, help="columns")
+        for option, text in (
+            ("warps", "warps a program"),
+            ("stages", "stages of a loop"),
+            ("waves-per-eu", "on AMD, the waves a SIMD to compile for"),
+        ):
+            text += ", instead of the function's own choice"
+            sub.add_argument(f"--{option}", type=size, help=text)
+        sub.add_argument("--dtype", choices=DTYPES, default="float32")
     command(
         "roof",
         run_roof,
@@ -198,20 +208,46 @@ def run_roof(args):
     print_frame(call(roof), args.json)
 
 
-def run_resources(args):
+def compiled(args):
+    """The `Resources` of the kernels that the command names, with its options."""
     from memtraffic.ladder import resolve
     from memtraffic.targets import resources
 
+    options = {
+        "num_warps": args.warps,
+        "num_stages": args.stages,
+        "waves_per_eu": args.waves_per_eu,
+    }
     fn = call(resolve, args.name)
-    found = call(
-        resources, fn, args.target, call(matrix, args, 1), num_warps=args.warps
-    )
+    found = call(resources, fn, args.target, call(matrix, args, 1), **options)
     if not found:
         raise BadInput(f"{args.name} launches no Triton kernel")
+    return found
+
+
+def run_resources(args):
+    found = compiled(args)
     if args.json:
         print(json.dumps([kernel.as_dict() for kernel in found]))
     else:
         print(*found, sep="\n")
+
+
+def run_occupancy(args):
+    from memtraffic import occupancy
+
+    found = [occupancy.report(kernel) for kernel in compiled(args)]
+    if args.json:
+        print(json.dumps(found))
+        return
+    for one in found:
+        each = ", ".join(
+            f"{name} {programs}" for name, programs in one["limits"].items()
+        )
+        print(
+            f"{one['kernel']} for {one['target']} ({one['gpu']}), {one['num_warps']} warps: {one['resident']} programs fit, "
+            f"by {one['binding']} (limits: {each}); {one['programs']} programs on {one['processors']} processors"
+        )
 
 
 def print_frame(frame, as_json):

@@ -5,6 +5,7 @@ function that moves more is slower for it, not faster.
 """
 
 import functools
+import itertools
 import statistics
 import time
 from pathlib import Path
@@ -211,7 +212,7 @@ layouts.columns = ("layout", *bench.columns[1:])
 def tuning(name, tuner, shapes, dtype="float32"):
     """What `triton.autotune` costs and brings: its first call at each of `shapes`, and its choice beside that of `name`.
 
-    name, tuner: the same softmax, as it is and autotuned, in whichever way `bench` takes a name. Columns:
+    name, tuner: the same softmax, as it is and autotuned, rungs or `module:function`. Columns:
     `m`, `n`, `dtype`; `host_first_ms`, the first call in milliseconds on the clock of the host, compilation included; `us` and
     `tuned_us`, the medians of `name` and of the tuned kernel in microseconds. Raises as `bench`.
     """
@@ -294,6 +295,40 @@ plans.columns = (
     "resident",
     "programs",
 )
+
+
+def against_driver(m):
+    """Holds `occupancy.nvidia` against the CUDA driver's own calculator, on this GPU: a DataFrame of two rows.
+
+    Asked about the persistent kernel for m rows of many widths, in two types, with 1 to 32 warps and 1 to 3 stages: as it is
+    compiled, and at 32 other sizes of program and shared memory. Columns: `kernels`, which of the two; `asked`, the number of
+    questions; `equal`, how many had equal answers. Raises RuntimeError without a GPU.
+    """
+    machine.require_gpu("against_driver")
+    from memtraffic.ladder import persistent
+    from memtraffic.occupancy import nvidia
+
+    sm = machine.limits()
+    found = {"as compiled": [], "other sizes": []}
+    widths, warps = [2**k for k in range(6, 16)], (1, 2, 4, 8, 16, 32)
+    options = itertools.product(("float32", "bfloat16"), widths, warps, (1, 2, 3))
+    for dtype, n, num_warps, num_stages in progress(list(options), "asking"):
+        x = matrix(m, n, dtype)
+        try:
+            it = persistent.plan(x, x, num_warps, num_stages)
+        except (ValueError, RuntimeError):
+            continue  # more than a lane, or an SM, can hold
+        sizes = [(num_warps, it.shared_bytes)]
+        sizes += [(other, 4321 * other * num_stages) for other in range(1, 33)]
+        for i, (size, shared) in enumerate(sizes):
+            ours = nvidia.resident(it.registers, shared, size, sm)
+            theirs = nvidia.driver(it.kernel, size, shared)
+            found["other sizes" if i else "as compiled"].append(ours == theirs)
+    rows = [(name, len(equal), sum(equal)) for name, equal in found.items()]
+    return pd.DataFrame(rows, columns=list(against_driver.columns))
+
+
+against_driver.columns = ("kernels", "asked", "equal")
 
 
 def published():

@@ -376,6 +376,46 @@ def share(frame):
     return copy[grid.columns] / grid
 
 
+def staircase(stairs, points, xlabel, ylabel):
+    """Draws steps, and kernels on or under them.
+
+    stairs: lines by name, each a pair of lists (x, y). points: labels, each a pair (x, y). Returns the axes.
+    """
+    ax = axes(xlabel, ylabel, size=(6, 3.8))
+    for (name, (x, y)), color in zip(stairs.items(), (BLUE, MUTED), strict=False):
+        ax.step(x, y, where="mid", color=color, linewidth=1.5)
+        at = len(x) * 5 // 6
+        ax.annotate(
+            name, (x[at], y[at]), (0, 5), textcoords="offset points", color=color
+        )
+    ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
+    for label, at in points.items():
+        ax.annotate(label, at, (4, 5), textcoords="offset points", color=ORANGE)
+    ax.set_ylim(0, None)
+    return ax
+
+
+def grid(values, rows, columns, title, xlabel, ylabel):
+    """Draws whole numbers as a map: `values[row][column]`, the higher the darker, None for an empty cell. Returns the axes."""
+    ax = axes(xlabel, ylabel, size=(6, 0.9 + 0.4 * len(rows)))
+    most = max(value for row in values for value in row if value is not None)
+    for y, x in itertools.product(range(len(rows)), range(len(columns))):
+        value = values[y][x]
+        if value is None:
+            continue
+        depth = value / most
+        color = plt.get_cmap("Blues")(0.15 + 0.75 * depth)
+        ax.add_patch(plt.Rectangle((x, y), 1, 1, fc=color, ec="white"))
+        ink = "white" if depth > 0.6 else INK
+        ax.text(x + 0.5, y + 0.5, str(value), ha="center", va="center", color=ink)
+    ax.set(xlim=(0, len(columns)), ylim=(len(rows), 0), title=title)
+    ax.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    ax.set_yticks([y + 0.5 for y in range(len(rows))], rows)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    return ax
+
+
 def timeline(schedules, tiles):
     """Draws in what order compiled kernels move and use their tiles: a panel for each of `schedules`, of `targets.Resources`,
     by title.

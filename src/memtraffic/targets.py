@@ -150,7 +150,8 @@ def launches(fn, *tensors):
         found.append(_describe(kernel, args, kwargs))
 
     def note_tuned(tuner, *args, **kwargs):
-        for config in tuner.configs:
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        for config in tuner.prune_configs(kwargs):
             tuner.fn.run(*args, **kwargs | config.all_kwargs())
 
     with (
@@ -334,7 +335,8 @@ def _compile(launch, target, text=False):
 def _layout(ttgir):
     """The `Layout` of the first load in Triton's GPU dialect, where it is a blocked one."""
     load = re.search(
-        r"(?:tt\.load|async_copy_global_to_local) .*?tensor<[^#\n]*?(#\w+)>", ttgir
+        r"(?:tt\.load|async_copy_global_to_local|buffer_load) .*?tensor<[^#\n]*?(#\w+)>",
+        ttgir,
     )
     name = re.escape(load[1]) if load else ""
     found = load and re.search(rf"^{name} = #ttg\.blocked<\{{(.*?)\}}>", ttgir, re.M)
@@ -350,12 +352,12 @@ def _layout(ttgir):
 
 
 _STEPS = {
-    r"tt\.load ": "load",
+    r"(?:tt\.|buffer_)load ": "load",
     r"ttg\.async_copy_global_to_local ": "copy",
     r"ttg\.async_wait .*?num = (\d+)": "wait",
     r'"tt\.reduce"': "reduce",
     r"math\.exp2? ": "exp",
-    r"tt\.store ": "store",
+    r"(?:tt\.|buffer_)store ": "store",
 }
 
 

@@ -67,7 +67,7 @@ def stages(tile_bytes, piece_bytes, shared_bytes):
     if piece_bytes < PIECE_BYTES:
         return 1
     scratch = 1024  # bytes that the reductions of 32 warps may need
-    return 1 + min(MOST_STAGES - 1, (shared_bytes - scratch) // tile_bytes)
+    return 1 + max(0, min(MOST_STAGES - 1, (shared_bytes - scratch) // tile_bytes))
 
 
 def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
@@ -78,7 +78,7 @@ def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
     for name, value in (("programs", programs), ("num_stages", num_stages)):
         if value is not None and value < 1:
             raise ValueError(f"persistent: {name} is {value}, not 1 or more")
-    constants = choose(x.shape[1], x.element_size(), rows, num_warps)
+    constants = choose(x.shape[1], x.element_size(), rows, num_warps, rung="persistent")
     constants["ALIGN"] = align(x, y)
     num_warps = constants.pop("num_warps")
     tiles = triton.cdiv(x.shape[0], constants["ROWS"])

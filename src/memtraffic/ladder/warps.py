@@ -78,25 +78,27 @@ def align(x, y):
     return math.gcd(16 // x.element_size(), x.shape[1], x.stride(0), y.stride(0))
 
 
-def choose(n_cols, itemsize, rows=None, num_warps=None):
+def choose(n_cols, itemsize, rows=None, num_warps=None, rung="warps"):
     """The shape of a program for rows of `n_cols` elements of `itemsize` bytes: `ROWS`, `BLOCK` and `num_warps`.
 
     One warp for each 256 * itemsize columns; of narrow rows, TILE_BYTES at a time. rows, num_warps: instead of that.
-    Raises ValueError for one that is no power of two, too many warps, or more than LANE_ELEMENTS elements a lane.
+    rung: whose name an error begins with. Raises ValueError for one that is no power of two, too many warps, or more than LANE_ELEMENTS elements a lane.
     """
     block = triton.next_power_of_2(n_cols)
     most = 1024 // machine.warp_size()  # a program has at most 1024 threads
-    rows = rows or max(1, TILE_BYTES // (block * itemsize))
-    num_warps = num_warps or max(1, min(most, block // (256 * itemsize)))
+    if rows is None:
+        rows = max(1, TILE_BYTES // (block * itemsize))
+    if num_warps is None:
+        num_warps = max(1, min(most, block // (256 * itemsize)))
     for name, value in (("rows", rows), ("num_warps", num_warps)):
-        if value & (value - 1):
-            raise ValueError(f"warps: {name} is {value}, not a power of two")
+        if value < 1 or value & (value - 1):
+            raise ValueError(f"{rung}: {name} is {value}, not a power of two")
     if num_warps > most:
-        raise ValueError(f"warps: {num_warps} warps, more than {most}")
+        raise ValueError(f"{rung}: {num_warps} warps, more than {most}")
     lanes = num_warps * machine.warp_size()
     if rows * block > LANE_ELEMENTS * lanes:
         raise ValueError(
-            f"warps: {rows} x {block} elements on {lanes} lanes, more than {LANE_ELEMENTS} a lane"
+            f"{rung}: {rows} x {block} elements on {lanes} lanes, more than {LANE_ELEMENTS} a lane"
         )
     return {"ROWS": rows, "BLOCK": block, "num_warps": num_warps}
 

@@ -1,5 +1,8 @@
 """How many programs of a kernel one processor of a GPU holds at once, by the rules of its maker."""
 
+import json
+from dataclasses import asdict
+
 from memtraffic.occupancy import amd, nvidia
 
 
@@ -28,3 +31,44 @@ def limits(kernel, unit=None):
 def resident(kernel, unit=None):
     """Programs that one processor holds at once: the least of `limits`, 0 where not even one fits."""
     return min(limits(kernel, unit).values())
+
+
+def report(kernel):
+    """All of it for one kernel, a `targets.Resources`, as a dict.
+
+    Keys: `kernel`, `target`, `gpu`, `num_warps`; `limits`, programs by limit; `binding`, the first of the least; `resident`,
+    that least; `processors`, how many one GPU has; `programs`, the grid of a persistent launch, as many as fit on all.
+    """
+    unit, found = processor(kernel.target), limits(kernel)
+    binding = min(found, key=found.get)
+    processors = unit.cus if isinstance(unit, amd.CU) else unit.sms
+    return {
+        "kernel": kernel.kernel,
+        "target": kernel.target,
+        "gpu": unit.name,
+        "num_warps": kernel.num_warps,
+        "limits": found,
+        "binding": binding,
+        "resident": found[binding],
+        "processors": processors,
+        "programs": found[binding] * processors,
+    }
+
+
+def script():
+    """The processors as JavaScript, for the chart of the book: what `book/_static/occupancy-data.js` holds."""
+    tables = {
+        "amd": {target: asdict(cu) for target, cu in amd.CUS.items()},
+        "nvidia": {target: asdict(sm) for target, sm in nvidia.SMS.items()},
+        "rules": {
+            "partitions": nvidia.PARTITIONS,
+            "registerUnit": nvidia.REGISTER_UNIT,
+            "registersPerBlock": nvidia.REGISTERS_PER_BLOCK,
+            "registersPerThread": nvidia.REGISTERS_PER_THREAD,
+            "sharedUnits": {
+                target: nvidia.shared_unit(sm) for target, sm in nvidia.SMS.items()
+            },
+            "threadsPerBlock": nvidia.THREADS_PER_BLOCK,
+        },
+    }
+    return f"window.occupancyData = {json.dumps(tables, indent=1)};"

@@ -4,7 +4,10 @@ Sources: the sizes are those of NVIDIA's CUDA C++ Programming Guide, "Technical 
 rules and granules those of `cuda_occupancy.h`, the occupancy calculator that NVIDIA publishes with CUDA.
 """
 
+import ctypes
+
 from memtraffic.machine import Limits
+from memtraffic.machine import limits as limits_of_this_gpu
 
 REGISTER_UNIT = 256  # registers are dealt to a warp in pieces of so many
 REGISTERS_PER_BLOCK = 65536
@@ -45,20 +48,24 @@ SMS = {
 }
 
 
+def shared_unit(sm):
+    """The pieces, in bytes, in which an SM deals out shared memory."""
+    return 256 if sm.target == "sm_75" else 128
+
+
 def limits(registers, shared_bytes, num_warps, sm):
     """The blocks that each limit of an SM allows: a dict with the keys `registers`, `shared`, `warps` and `blocks`.
 
     registers: of 32 bits, a thread. shared_bytes: a block. sm: one of `SMS`, or the `machine.limits` of a GPU. A block that
     breaks a limit of its own, in registers, shared memory or threads, is allowed 0 times.
     """
-    unit = 256 if sm.target == "sm_75" else 128  # bytes, of shared memory
     reserved = sm.shared_per_sm - sm.shared_per_block  # of each block, by the system
     warp_registers = _up(registers * sm.warp_size, REGISTER_UNIT)
     checked = warp_registers * _up(
         num_warps, PARTITIONS
     )  # as if spread over all of them
     warps = sm.registers_per_sm // PARTITIONS // max(1, warp_registers) * PARTITIONS
-    shared = _up(shared_bytes + reserved, unit)
+    shared = _up(shared_bytes + reserved, shared_unit(sm))
     return {
         "registers": 0
         if checked > REGISTERS_PER_BLOCK or registers > REGISTERS_PER_THREAD
@@ -76,6 +83,26 @@ def limits(registers, shared_bytes, num_warps, sm):
 def resident(registers, shared_bytes, num_warps, sm):
     """Blocks that one SM holds at once: the least of `limits`, 0 where not even one fits."""
     return min(limits(registers, shared_bytes, num_warps, sm).values())
+
+
+def driver(kernel, num_warps, shared_bytes):
+    """The same from the CUDA driver, for a kernel that Triton compiled and loaded on this GPU.
+
+    Asks `cuOccupancyMaxActiveBlocksPerMultiprocessor`, after it let the kernel have as much shared memory as there is. Raises
+    RuntimeError for what the driver refuses.
+    """
+    cuda, blocks = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    kernel.run  # noqa: B018  loads it
+    function = ctypes.c_void_p(kernel.function)
+    most = limits_of_this_gpu().shared_per_block
+    max_dynamic_shared = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    status = cuda.cuFuncSetAttribute(function, max_dynamic_shared, most)
+    status = status or cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(blocks), function, num_warps * 32, ctypes.c_size_t(shared_bytes)
+    )
+    if status:
+        raise RuntimeError(f"driver: CUDA error {status}")
+    return blocks.value
 
 
 def _up(value, unit):
