@@ -297,6 +297,38 @@ plans.columns = (
 )
 
 
+def grids(ns, num_warps):
+    """How many programs `persistent` launches on a GPU of each kind, whichever GPU this is: a DataFrame.
+
+    Compiled by the Triton that is here, for every target there is and float32 rows of each width in `ns`, with as many stages
+    as the shared memory of that GPU permits. Columns: `target`, `gpu`, `n`, `resident` programs on one of its `processors`,
+    `programs` in all.
+    """
+    from memtraffic import occupancy
+    from memtraffic.ladder import persistent, warps
+    from memtraffic.targets import TARGETS, compile_launches, launches
+
+    asked, jobs = [], []
+    for n, target in itertools.product(ns, TARGETS):
+        x = torch.empty(8, n, device=machine.device())
+        shared = occupancy.shared_per_program(occupancy.processor(target))
+        tile = warps.choose(n, x.element_size())
+        tile_bytes = tile["ROWS"] * tile["BLOCK"] * x.element_size()
+        stages = persistent.stages(tile_bytes, persistent.PIECE_BYTES, shared)
+        options = {"num_warps": num_warps, "num_stages": stages}
+        fn = functools.partial(persistent.softmax, **options)
+        asked.append(n)
+        jobs += [(launch, target) for launch in launches(fn, x)]
+    rows = []
+    for n, kernel in zip(asked, compile_launches(jobs), strict=True):
+        found = occupancy.report(kernel) | {"n": n}
+        rows.append({column: found[column] for column in grids.columns})
+    return pd.DataFrame(rows, columns=list(grids.columns))
+
+
+grids.columns = ("target", "gpu", "n", "resident", "processors", "programs")
+
+
 def against_driver(m):
     """Holds `occupancy.nvidia` against the CUDA driver's own calculator, on this GPU: a DataFrame of two rows.
 

@@ -395,7 +395,7 @@ def staircase(stairs, points, xlabel, ylabel):
     return ax
 
 
-def grid(values, rows, columns, title, xlabel, ylabel):
+def grid(values, rows, columns, title, xlabel, ylabel=""):
     """Draws whole numbers as a map: `values[row][column]`, the higher the darker, None for an empty cell. Returns the axes."""
     ax = axes(xlabel, ylabel, size=(6, 0.9 + 0.4 * len(rows)))
     most = max(value for row in values for value in row if value is not None)
@@ -432,9 +432,16 @@ def timeline(schedules, tiles):
                 tile, there - asked, left=asked, color=PROGRAM_COLORS[0], height=0.7
             )
             ax.barh(tile, stored - there, left=there, color=BLUE, height=0.7)
+        asked, there, stored = spans(schedule, tiles)[1]
+        for start, end, text, color in (
+            (asked, there, "on its way", INK),
+            (there, stored, "in use", "white"),
+        ):
+            at, fits = ((start + end) / 2, 1), end - start > 3
+            ax.text(*at, text if fits else "", ha="center", va="center", color=color)
         ax.set_yticks(range(tiles), [f"tile {tile}" for tile in range(tiles)])
         ax.invert_yaxis()
-        ax.set(title=title, xticks=[], xlabel="steps of the program")
+        ax.set(title=title, xticks=[], xlabel="steps of the code, in order")
         ax.grid(visible=False)
         ax.tick_params(axis="y", length=0)
     return figure

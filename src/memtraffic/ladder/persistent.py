@@ -91,7 +91,8 @@ def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
         return Plan(constants, num_warps, None, programs)
     sm = machine.limits(x.device.index)
     wanted = num_stages or stages(tile_bytes, piece_bytes, sm.shared_per_block)
-    for constants["STAGES"] in range(wanted, 0, -1):
+    least = wanted if num_stages else 1  # what was asked for is not made less
+    for constants["STAGES"] in range(wanted, least - 1, -1):
         kernel = _persistent_kernel.warmup(
             y, x, *y.stride(), *x.stride(), *x.shape,
             **constants, num_warps=num_warps, grid=(1,),

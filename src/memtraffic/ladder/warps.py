@@ -14,7 +14,7 @@ from memtraffic.ladder.fused import MAX_COLS
 from memtraffic.ladder.operands import output
 
 LANE_ELEMENTS = 64  # a lane that held more would have too few registers left
-TILE_BYTES = 2048  # of a narrow matrix, the least a program takes
+TILE_BYTES = 2048  # of blocks of narrow rows to a program
 
 
 @triton.jit
@@ -81,15 +81,17 @@ def align(x, y):
 def choose(n_cols, itemsize, rows=None, num_warps=None, rung="warps"):
     """The shape of a program for rows of `n_cols` elements of `itemsize` bytes: `ROWS`, `BLOCK` and `num_warps`.
 
-    One warp for each 256 * itemsize columns; of narrow rows, TILE_BYTES at a time. rows, num_warps: instead of that.
-    rung: whose name an error begins with. Raises ValueError for one that is no power of two, too many warps, or more than LANE_ELEMENTS elements a lane.
+    One warp for each 1024 columns; of narrow rows, as many as make TILE_BYTES. rows, num_warps: instead of that.
+    rung: whose name an error begins with.
+
+    Raises ValueError for one that is no power of two, too many warps, or more than LANE_ELEMENTS elements a lane.
     """
     block = triton.next_power_of_2(n_cols)
     most = 1024 // machine.warp_size()  # a program has at most 1024 threads
     if rows is None:
         rows = max(1, TILE_BYTES // (block * itemsize))
     if num_warps is None:
-        num_warps = max(1, min(most, block // (256 * itemsize)))
+        num_warps = max(1, min(most, block // 1024))
     for name, value in (("rows", rows), ("num_warps", num_warps)):
         if value < 1 or value & (value - 1):
             raise ValueError(f"{rung}: {name} is {value}, not a power of two")

@@ -16,6 +16,11 @@ def processor(target):
     return known[target]
 
 
+def shared_per_program(unit):
+    """Bytes of shared memory, or LDS, that one program may have on `unit`, of `processor`."""
+    return unit.lds_per_group if isinstance(unit, amd.CU) else unit.shared_per_block
+
+
 def limits(kernel, unit=None):
     """The programs that each limit of one processor allows: a dict by limit.
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from memtraffic import machine
 from memtraffic.ladder import name_of, resolve
-from memtraffic.matrices import matrix
+from memtraffic.matrices import LAYOUTS, matrix
 
 # The sectors are those that come from L1: where L2 has two halves, `lts__t_sectors_op_write` also counts what they exchange.
 METRICS = {
@@ -118,6 +118,22 @@ def counters(fn, m, n, dtype="float32", warmup=3, layout="packed"):
 
 
 counters.columns = COLUMNS
+
+
+def layouts(fn, m, n, dtype="float32"):
+    """`counters` of one function on an m x n matrix laid out in each way there is, with a first column `layout`.
+
+    The layouts are the keys of `matrices.LAYOUTS`. Raises as `counters`.
+    """
+    frames = []
+    for layout in LAYOUTS:
+        frame = counters(fn, m, n, dtype, layout=layout)
+        frame.insert(0, "layout", layout)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+layouts.columns = ("layout", *COLUMNS)
 
 
 def parse(said):
