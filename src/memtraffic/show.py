@@ -396,7 +396,10 @@ def staircase(stairs, points, xlabel, ylabel):
 
 
 def grid(values, rows, columns, title, xlabel, ylabel=""):
-    """Draws whole numbers as a map: `values[row][column]`, the higher the darker, None for an empty cell. Returns the axes."""
+    """Draws whole numbers as a map: `values[row][column]`, the higher the darker, None for an empty cell.
+
+    A column's name may be a tuple, and is then written on several lines. Returns the axes.
+    """
     ax = axes(xlabel, ylabel, size=(6, 0.9 + 0.4 * len(rows)))
     most = max(value for row in values for value in row if value is not None)
     for y, x in itertools.product(range(len(rows)), range(len(columns))):
@@ -409,7 +412,8 @@ def grid(values, rows, columns, title, xlabel, ylabel=""):
         ink = "white" if depth > 0.6 else INK
         ax.text(x + 0.5, y + 0.5, str(value), ha="center", va="center", color=ink)
     ax.set(xlim=(0, len(columns)), ylim=(len(rows), 0), title=title)
-    ax.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    names = ["\n".join(map(str, it)) if isinstance(it, tuple) else it for it in columns]
+    ax.set_xticks([x + 0.5 for x in range(len(columns))], names)
     ax.set_yticks([y + 0.5 for y in range(len(rows))], rows)
     ax.grid(visible=False)
     ax.tick_params(length=0)
