@@ -389,8 +389,12 @@ def staircase(stairs, points, xlabel, ylabel):
             name, (x[at], y[at]), (0, 5), textcoords="offset points", color=color
         )
     ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
-    for label, at in points.items():
-        ax.annotate(label, at, (4, 5), textcoords="offset points", color=ORANGE)
+    wide = 0.12 * (ax.get_xlim()[1] - ax.get_xlim()[0])
+    for label, (x, y) in points.items():
+        near = [it for it in points.values() if 0 <= it[0] - x < wide and y < it[1]]
+        above = not any(other[1] - y < 5 for other in near)
+        offset = (5, 4 if above else -12)
+        ax.annotate(label, (x, y), offset, textcoords="offset points", color=ORANGE)
     ax.set_ylim(0, None)
     return ax
 
