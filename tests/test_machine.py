@@ -163,3 +163,65 @@ def test_on_selects_the_gpu_of_the_tensor():
 )
 def test_slug_is_a_folder(name, folder):
     assert machine.slug(name) == folder
+
+
+def properties(**of_the_kind):
+    """What PyTorch tells of a GPU, whatever its maker."""
+    return SimpleNamespace(
+        name="a GPU",
+        multi_processor_count=304,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_multiprocessor=65536,
+        shared_memory_per_block=65536,
+        L2_cache_size=2**22,
+        warp_size=64,
+        max_threads_per_multi_processor=2048,
+        **of_the_kind,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param("gfx942:sramecc+:xnack-", "gfx942", id="with-features"),
+        pytest.param("gfx90a", "gfx90a", id="without"),
+    ],
+)
+def test_the_target_of_an_amd_gpu(monkeypatch, name, target):
+    monkeypatch.setattr(machine, "HAS_GPU", True)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    told = properties(gcnArchName=name, major=9, minor=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    found = machine.limits.__wrapped__(0)
+    assert (found.target, found.blocks_per_sm) == (target, None)
+    assert (found.sms, found.shared_per_block) == (304, 65536)
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "target"), [(7, 5, "sm_75"), (9, 0, "sm_90"), (12, 0, "sm_120")]
+)
+def test_the_target_of_an_nvidia_gpu(monkeypatch, major, minor, target):
+    def attribute(answer, which, index):
+        answer._obj.value = 32 if which == 106 else -1
+        return 0
+
+    driver = SimpleNamespace(cuDeviceGetAttribute=attribute)
+    monkeypatch.setattr(machine, "HAS_GPU", True)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    told = properties(major=major, minor=minor, shared_memory_per_block_optin=64000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    found = machine.limits.__wrapped__(0)
+    assert (found.target, found.blocks_per_sm) == (target, 32)
+    assert found.shared_per_block == 64000
+
+
+@needs_gpu
+def test_the_target_of_this_gpu_is_one_that_is_known():
+    from memtraffic import occupancy
+
+    assert (
+        occupancy.processor(machine.limits().target).target == machine.limits().target
+    )

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
-from memtraffic import machine
+from memtraffic import machine, occupancy, targets
 from memtraffic.__main__ import main
 from memtraffic.ladder import RUNGS, resolve
 from memtraffic.progress import Progress
+from memtraffic.targets import Resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -169,6 +170,80 @@ def test_resources_as_json(command):
     assert kernel["load_bits"] == kernel["store_bits"] == {"128": 4}
 
 
+def test_occupancy_of_a_kernel_that_is_compiled(command):
+    text = "fused --target gfx942 --n 4096 --json"
+    status, out, err = command(f"occupancy {text}")
+    [kernel] = json.loads(command(f"resources {text}")[1])
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert json.loads(out) == [occupancy.report(Resources(**kernel))]
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """What a compiler was asked for, which answers with two kernels."""
+    asked = []
+
+    def resources(fn, target, x, **options):
+        asked.append((fn, target, tuple(x.shape), x.dtype, options))
+        one = Resources("one", target, 4, 69, 0, 32784, vgprs=69, sgprs=20)
+        return [one, Resources("two", target, 1, 8, 0, 0, vgprs=8, sgprs=20)]
+
+    monkeypatch.setattr(targets, "resources", resources)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("target", "lines"),
+    [
+        (
+            "sm_90",
+            [
+                "one for sm_90 (H200), 4 warps: 6 programs fit, by shared (limits: registers 7, shared 6, warps 16, "
+                "blocks 32); 792 programs on 132 processors",
+                "two for sm_90 (H200), 1 warps: 32 programs fit, by blocks (limits: registers 256, shared 228, "
+                "warps 64, blocks 32); 4224 programs on 132 processors",
+            ],
+        ),
+        (
+            "gfx942",
+            [
+                "one for gfx942 (MI300X), 4 warps: 1 programs fit, by lds (limits: vgprs 7, waves 8, sgprs 10, "
+                "lds 1, groups 16); 304 programs on 304 processors",
+                "two for gfx942 (MI300X), 1 warps: 32 programs fit, by waves (limits: vgprs 256, waves 32, sgprs 40); "
+                "9728 programs on 304 processors",
+            ],
+        ),
+    ],
+)
+def test_occupancy_is_a_line_a_kernel(command, compiler, target, lines):
+    status, out, err = command(f"occupancy fused --target {target} --n 64")
+    assert (status, out.splitlines(), err) == (0, lines, "")
+    told = json.loads(command(f"occupancy fused --target {target} --n 64 --json")[1])
+    assert [it["kernel"] for it in told] == ["one", "two"]
+    assert told[0]["programs"] == told[0]["resident"] * told[0]["processors"]
+
+
+@pytest.mark.parametrize("name", ["occupancy", "resources"])
+@pytest.mark.parametrize(
+    ("option", "n", "dtype", "given"),
+    [
+        pytest.param("", 64, torch.float32, {}, id="none"),
+        pytest.param("--warps 2", 64, torch.float32, {"num_warps": 2}, id="warps"),
+        pytest.param("--stages 3", 64, torch.float32, {"num_stages": 3}, id="stages"),
+        pytest.param("--waves-per-eu 1", 64, torch.float32, {"waves_per_eu": 1}, id="waves-per-eu"),
+        pytest.param("--dtype bfloat16", 64, torch.bfloat16, {}, id="dtype"),
+        pytest.param("", 4096, torch.float32, {}, id="columns"),
+    ],
+)  # fmt: skip
+def test_the_compiler_is_given_each_option(
+    command, compiler, name, option, n, dtype, given
+):
+    status, *_ = command(f"{name} fused --target gfx942 --n {n} {option}")
+    unset = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
+    assert status == 0
+    assert compiler == [(resolve("fused"), "gfx942", (1, n), dtype, unset | given)]
+
+
 def test_help_names_each_command(command):
     status, out, _ = command("--help")
     assert status == 0
@@ -177,6 +252,7 @@ def test_help_names_each_command(command):
         "count",
         "counters",
         "resources",
+        "occupancy",
         "roof",
         "record",
         "drift",
@@ -250,6 +326,27 @@ def test_help_names_each_command(command):
             "resources naive --target sm_90 --n 64",
             "launches no Triton kernel",
             id="no-kernel",
+        ),
+        pytest.param(
+            "occupancy fused --target sm_91 --n 64",
+            "no target is named 'sm_91'",
+            id="occupancy-of-an-unknown-target",
+        ),
+        pytest.param(
+            "occupancy naive --target sm_90 --n 64",
+            "launches no Triton kernel",
+            id="occupancy-of-no-kernel",
+        ),
+        pytest.param(
+            "occupancy fused --n 64", "--target", id="occupancy-without-target"
+        ),
+        pytest.param(
+            "occupancy fused --target sm_90", "--n", id="occupancy-without-columns"
+        ),
+        pytest.param(
+            "occupancy fused --target gfx942 --n 64 --waves-per-eu 0",
+            "'0' is not a positive",
+            id="no-waves",
         ),
         pytest.param("drift no_such_book", "no recording", id="no-book"),
         pytest.param("frobnicate", "frobnicate", id="unknown-command"),

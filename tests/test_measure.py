@@ -10,9 +10,11 @@ from memtraffic.matrices import LAYOUTS
 from memtraffic.measure import (
     DATASHEET,
     PEERS,
+    against_driver,
     bench,
     host,
     layouts,
+    plans,
     published,
     roof,
     seconds,
@@ -49,6 +51,8 @@ def test_summary_of_equal_samples():
         ("layouts", lambda: layouts("naive", 8, 8)),
         ("tuning", lambda: tuning("naive", "naive", [(8, 8)])),
         ("host", lambda: host(["copy"], 8, 8)),
+        ("plans", lambda: plans(8, [8])),
+        ("against_driver", lambda: against_driver(8)),
         ("roof", roof),
     ],
 )
@@ -189,6 +193,47 @@ def test_host_is_the_median_of_its_rounds(events, monkeypatch):
     assert host(["ours"], 4, 8, calls=3)["host_us"].tolist() == pytest.approx([1e6])
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """What the driver was asked, (kernel, warps, shared bytes); it answers by the rules, and one more about kernel 2."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.ladder import persistent
+    from memtraffic.occupancy import nvidia
+
+    found, sm = [], nvidia.SMS["sm_90"]
+
+    def plan(x, y, num_warps, num_stages):
+        if num_warps > 4:
+            refusals = {8: ValueError, 16: RuntimeError}
+            raise refusals.get(num_warps, ValueError)("more than a lane can hold")
+        return SimpleNamespace(kernel=num_warps, registers=32, shared_bytes=64)
+
+    def driver(kernel, num_warps, shared_bytes):
+        found.append((kernel, num_warps, shared_bytes))
+        answer = nvidia.resident(32, shared_bytes, num_warps, sm)
+        return answer + (kernel == 2)
+
+    monkeypatch.setattr(machine, "require_gpu", lambda what: None)
+    monkeypatch.setattr(machine, "limits", lambda: sm)
+    monkeypatch.setattr(persistent, "plan", plan)
+    monkeypatch.setattr(nvidia, "driver", driver)
+    return found
+
+
+def test_the_driver_is_asked_about_each_kernel_and_at_other_sizes(asked):
+    frame = against_driver(1)
+    assert list(frame.columns) == list(against_driver.columns)
+    kernels = 2 * 10 * 3 * 3  # types, widths, numbers of warps that fit, stages
+    assert frame.to_dict("records") == [
+        {"kernels": "as compiled", "asked": kernels, "equal": kernels * 2 // 3},
+        {"kernels": "other sizes", "asked": 32 * kernels, "equal": 32 * kernels * 2 // 3},
+    ]  # fmt: skip
+    assert len(asked) == 33 * kernels
+    assert asked[0] == (1, 1, 64)
+    assert {warps for _, warps, _ in asked} == set(range(1, 33))
+    assert len({shared for *_, shared in asked}) > 60
+
+
 def test_what_others_published():
     frame = published()
     key = ["source", "series", "n_rows", "n_cols"]
@@ -196,6 +241,14 @@ def test_what_others_published():
     assert not frame.duplicated(key).any()
     assert frame["gb_per_s"].between(100, 5000).all()  # in GB/s, of one GPU
     assert not frame.isna().any().any()
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a GPU of NVIDIA's")
+def test_the_driver_of_this_gpu_agrees():
+    frame = against_driver(64)
+    assert (frame["asked"] == frame["equal"]).all()
+    assert frame["asked"].tolist()[1] == 32 * frame["asked"].tolist()[0] > 1000
 
 
 @needs_gpu

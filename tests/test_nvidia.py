@@ -1,6 +1,9 @@
 import ctypes
+import random as draws
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from memtraffic import machine
 from memtraffic.machine import Limits
@@ -129,3 +132,92 @@ def test_the_driver_counts_the_same(n, num_warps):
         sm = machine.limits()
         expected = nvidia.resident(kernel.n_regs, shared_bytes, num_warps, sm)
         assert blocks.value == expected, f"{kernel.n_regs} registers, {shared_bytes}"
+
+
+# ---- the driver
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A CUDA driver that answers 7 and notes what it is asked; a test sets the errors it returns."""
+    found = SimpleNamespace(asked=[], errors=[0, 0], loaded=[])
+
+    def attribute(function, which, value):
+        found.asked.append(("attribute", function.value, which, value))
+        return found.errors[0]
+
+    def occupancy(answer, function, threads, shared_bytes):
+        call = ("occupancy", function.value, threads, shared_bytes.value)
+        found.asked.append(call)
+        answer._obj.value = 7
+        return found.errors[1]
+
+    library = SimpleNamespace(
+        cuFuncSetAttribute=attribute,
+        cuOccupancyMaxActiveBlocksPerMultiprocessor=occupancy,
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: {"libcuda.so.1": library}[name])
+    monkeypatch.setattr(nvidia, "limits_of_this_gpu", lambda: HOPPER)
+    return found
+
+
+class Unloaded:
+    """A compiled kernel, whose handle is known once it is loaded."""
+
+    function = None
+
+    @property
+    def run(self):
+        self.function = 4711
+
+
+def test_the_driver_is_asked_about_a_loaded_kernel_with_all_shared_memory(driver):
+    assert nvidia.driver(Unloaded(), 4, 50000) == 7
+    assert driver.asked == [
+        ("attribute", 4711, 8, HOPPER.shared_per_block),
+        ("occupancy", 4711, 128, 50000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("errors", "number", "calls"),
+    [
+        pytest.param([1, 0], 1, 1, id="too-much-shared-memory"),
+        pytest.param([0, 400], 400, 2, id="not-a-kernel"),
+    ],
+)
+def test_what_the_driver_refuses_is_an_error(driver, errors, number, calls):
+    driver.errors = errors
+    with pytest.raises(RuntimeError, match=f"^driver: CUDA error {number}$"):
+        nvidia.driver(Unloaded(), 4, 0)
+    assert len(driver.asked) == calls
+
+
+@pytest.mark.skipif(machine.INTERPRETED, reason="needs a GPU")
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a GPU of NVIDIA's")
+def test_the_driver_counts_the_same_at_any_size():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from kernels import random
+
+    from memtraffic.ladder import persistent
+
+    sm, draw, asked, wrong = machine.limits(), draws.Random(0), 0, []
+    for n in (64, 781, 2048, 8192):
+        x = random(64, n)
+        for num_warps in (4, 8, 16):
+            for num_stages in (1, 3):
+                it = persistent.plan(x, x.clone(), num_warps, num_stages)
+                sizes = [(num_warps, it.shared_bytes)]
+                for warps in range(1, 33):
+                    most = sm.shared_per_block
+                    sizes += [(warps, shared) for shared in (0, most, most // warps)]
+                    sizes += [(warps, draw.randint(0, most)) for _ in range(3)]
+                for warps, shared in sizes:
+                    ours = nvidia.resident(it.registers, shared, warps, sm)
+                    theirs = nvidia.driver(it.kernel, warps, shared)
+                    asked += 1
+                    if ours != theirs:
+                        wrong.append((it.registers, warps, shared, ours, theirs))
+    print(f"driver: {asked} answers, {len(wrong)} differ")
+    assert not wrong, wrong[:3]
+    assert asked > 4000

@@ -7,7 +7,8 @@ import torch
 
 from memtraffic import machine
 from memtraffic.judge import assert_softmax
-from memtraffic.occupancy import nvidia
+from memtraffic.machine import Limits
+from memtraffic.occupancy import amd, nvidia
 from memtraffic.traffic import count as counting
 from memtraffic.traffic.count import count
 
@@ -393,6 +394,161 @@ def test_a_plan_is_of_one_gpu_and_not_of_a_meter(compiler):
     with machine.metered():
         assert persistent.held_plan(x, x, *NO_OPTIONS).kernel is None
     assert persistent.held_plan(x, x, *NO_OPTIONS) is compiled
+
+
+# ---- on GPUs that are not there
+
+
+def gpu(target):
+    """The limits of a GPU of the kind of `target`, as PyTorch would tell them."""
+    if target in nvidia.SMS:
+        return nvidia.SMS[target]
+    cu = amd.CUS.get(target, amd.CUS["gfx942"])
+    return Limits(
+        name=cu.name,
+        sms=cu.cus,
+        registers_per_sm=65536,
+        shared_per_sm=cu.lds,
+        shared_per_block=cu.lds_per_group,
+        l2_bytes=4 * 2**20,
+        warp_size=cu.wave_size,
+        threads_per_sm=2048,
+        blocks_per_sm=None,
+        target=target,
+    )
+
+
+LLVM_SAYS = """
+; TotalNumSgprs: {sgprs}
+; NumVgprs: {vgprs}
+; NumAgprs: {agprs}
+; TotalNumVgprs: {total}
+; ScratchSize: 0
+; LDSByteSize: 0 bytes/workgroup (compile time only)
+; Occupancy: 1
+"""
+
+
+class Made(Compiled):
+    """A compiled kernel of either maker: LLVM's comments in its assembly, or registers known once it is loaded."""
+
+    def __init__(self, registers, shared, launched):
+        super().__init__(shared, registers[0], launched)
+        vgprs, agprs, sgprs = registers
+        total = -(-vgprs // 4) * 4 + agprs if agprs else vgprs
+        text = LLVM_SAYS.format(sgprs=sgprs, vgprs=vgprs, agprs=agprs, total=total)
+        self.asm = {"amdgcn": text}
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Stands in for a GPU of any kind, and for its compiler: elsewhere(target, registers, shared) -> what was launched."""
+
+    def settle(target, registers, shared=0):
+        launched, limits = [], gpu(target)
+        kernel = Made(registers, shared, launched)
+        stand_in = SimpleNamespace(warmup=lambda *args, **options: kernel)
+        monkeypatch.setattr(machine, "compiles", lambda: True)
+        monkeypatch.setattr(machine, "limits", lambda index=None: limits)
+        monkeypatch.setattr(machine, "warp_size", lambda: limits.warp_size)
+        monkeypatch.setattr(persistent, "_persistent_kernel", stand_in)
+        return launched
+
+    return settle
+
+
+FEW, MANY, MIXED = (32, 0, 16), (200, 0, 100), (100, 100, 106)
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "shared", "num_warps", "fits"),
+    [
+        pytest.param("sm_75", FEW, 0, 4, 8, id="sm_75-warps"),
+        pytest.param("sm_75", MANY, 0, 4, 2, id="sm_75-registers"),
+        pytest.param("sm_75", FEW, 20000, 4, 3, id="sm_75-shared"),
+        pytest.param("sm_90", FEW, 0, 4, 16, id="sm_90-warps"),
+        pytest.param("sm_90", MANY, 0, 4, 2, id="sm_90-registers"),
+        pytest.param("sm_90", FEW, 32784, 4, 6, id="sm_90-shared"),
+        pytest.param("sm_120", FEW, 0, 1, 24, id="sm_120-blocks"),
+        pytest.param("sm_120", MANY, 0, 4, 2, id="sm_120-registers"),
+        pytest.param("sm_120", FEW, 32784, 4, 3, id="sm_120-shared"),
+        pytest.param("gfx908", FEW, 0, 4, 8, id="gfx908-registers"),
+        pytest.param("gfx908", MIXED, 0, 4, 2, id="gfx908-two-files"),
+        pytest.param("gfx908", FEW, 20000, 4, 3, id="gfx908-lds"),
+        pytest.param("gfx90a", FEW, 0, 4, 8, id="gfx90a-waves"),
+        pytest.param("gfx90a", MIXED, 0, 4, 2, id="gfx90a-one-file"),
+        pytest.param("gfx942", FEW, 0, 4, 8, id="gfx942-waves"),
+        pytest.param("gfx942", (60, 0, 106), 0, 4, 7, id="gfx942-scalar-registers"),
+        pytest.param("gfx942", MIXED, 0, 8, 1, id="gfx942-more-warps"),
+        pytest.param("gfx942", FEW, 30000, 4, 2, id="gfx942-lds"),
+        pytest.param("gfx950", FEW, 30000, 4, 5, id="gfx950-more-lds"),
+        pytest.param("gfx950", MANY, 0, 4, 2, id="gfx950-registers"),
+        pytest.param("gfx1100", FEW, 0, 4, 16, id="gfx1100-waves"),
+        pytest.param("gfx1100", MANY, 0, 4, 7, id="gfx1100-registers"),
+        pytest.param("gfx1201", FEW, 40960, 4, 3, id="gfx1201-lds"),
+        pytest.param("gfx1201", FEW, 0, 2, 32, id="gfx1201-workgroups"),
+    ],
+)
+def test_the_grid_on_any_gpu(elsewhere, target, registers, shared, num_warps, fits):
+    launched = elsewhere(target, registers, shared)
+    x, processors = tall(10**6, 256), gpu(target).sms
+    chosen = persistent.plan(x, x, num_warps=num_warps, rows=1)
+    assert (chosen.resident, chosen.programs) == (fits, fits * processors)
+    assert chosen.shared_bytes == shared
+    told = -(-registers[0] // 4) * 4 + registers[1] if registers[1] else registers[0]
+    assert chosen.registers == (registers[0] if target in nvidia.SMS else told)
+    persistent.launch(chosen, x, x)
+    assert [grid for grid, _ in launched] == [(fits * processors, 1, 1)]
+
+
+@pytest.mark.parametrize("target", [*nvidia.SMS, *amd.CUS])
+@pytest.mark.parametrize("m", [1, 7, 10**6])
+def test_the_grid_is_never_empty(elsewhere, target, m):
+    for registers in (FEW, MANY):
+        elsewhere(target, registers, 16)
+        chosen = persistent.plan(tall(m, 4096), tall(m, 4096), num_warps=4)
+        assert 1 <= chosen.programs <= m
+        assert chosen.programs <= chosen.resident * gpu(target).sms
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "num_warps"),
+    [
+        pytest.param("sm_75", (255, 0, 0), 16, id="sm_75"),
+        pytest.param("sm_90", (255, 0, 0), 16, id="sm_90"),
+        pytest.param("sm_120", (129, 0, 0), 16, id="sm_120"),
+        pytest.param("gfx908", (132, 0, 16), 8, id="gfx908"),
+        pytest.param("gfx942", (172, 0, 16), 16, id="gfx942"),
+        pytest.param("gfx1100", (256, 0, 16), 32, id="gfx1100"),
+    ],
+)
+def test_a_program_that_no_processor_holds(elsewhere, target, registers, num_warps):
+    elsewhere(target, registers)
+    x = tall(9, 16384)
+    message = f"persistent: {num_warps} warps of {registers[0]} registers do not fit an SM of {gpu(target).name}"
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
+        persistent.plan(x, x, num_warps=num_warps)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_a_program_of_too_much_shared_memory(elsewhere, target):
+    most = gpu(target).shared_per_block
+    x = tall(9, 4096)
+    elsewhere(target, FEW, most)
+    assert persistent.plan(x, x).resident == 1
+    elsewhere(target, FEW, most + 1)
+    with pytest.raises(RuntimeError, match=f"needs {most + 1} bytes .* has {most}$"):
+        persistent.plan(x, x)
+
+
+def test_a_compute_unit_that_nobody_described(elsewhere):
+    elsewhere("gfx1030", FEW)
+    x = tall(9, 4096)
+    with pytest.raises(LookupError) as error:
+        persistent.plan(x, x)
+    known = ", ".join([*nvidia.SMS, *amd.CUS])
+    message = f"no target is named 'gfx1030': give one of {known}"
+    assert str(error.value) == message
 
 
 # ---- compiled

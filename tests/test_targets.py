@@ -8,6 +8,8 @@ from memtraffic.targets import (
     Launch,
     Layout,
     Resources,
+    amd_usage,
+    assembly,
     compile_launches,
     launches,
     resources,
@@ -17,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
 
-from memtraffic.ladder import fused, naive
+from memtraffic.ladder import fused, naive, warps
 
 
 def empty(m, n, dtype=torch.float32):
@@ -329,3 +331,183 @@ def test_resources_as_text_and_dict():
 )
 def test_widths_of_instructions(read, suffix, bits):
     assert read(suffix) == bits
+
+
+# ---- what a kernel uses beyond registers
+
+
+AMD = [target for target, (backend, *_) in TARGETS.items() if backend == "hip"]
+CUDA = [target for target, (backend, *_) in TARGETS.items() if backend == "cuda"]
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_nvidia_has_none_of_amds_registers_and_no_static_shared_memory(
+    fused_on, target
+):
+    kernel = fused_on[target]
+    assert kernel.static_shared_bytes == 0  # Triton's are dynamic
+    assert kernel.shared_bytes == 8 * 4  # a number for each warp
+    used = (kernel.vgprs, kernel.agprs, kernel.sgprs, kernel.llvm_waves)
+    assert used == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("target", AMD)
+def test_amd_has_registers_of_three_kinds(fused_on, target):
+    kernel = fused_on[target]
+    assert kernel.registers >= kernel.vgprs > 0
+    assert kernel.agprs == 0  # nothing is multiplied
+    assert 8 <= kernel.sgprs <= 112
+    assert 1 <= kernel.llvm_waves <= 16
+    assert (kernel.static_shared_bytes, kernel.shared_bytes) == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "warp"), [("sm_90", "MUFU.EX2", 32), ("gfx942", "v_exp_f32", 64)]
+)
+def test_a_lane_calls_exp_once_an_element(fused_on, target, name, warp):
+    found = fused_on[target].instructions
+    calls = sum(count for key, count in found.items() if key.startswith(name))
+    assert calls == 4096 // (8 * warp)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_widths_are_those_of_the_instructions(fused_on, target):
+    kernel = fused_on[target]
+    names = ("LDG.E", "buffer_load", "global_load")
+    loads = [count for name, count in kernel.instructions.items() if name.startswith(names)]  # fmt: skip
+    assert sum(loads) == sum(kernel.load_bits.values()) > 0
+    assert list(kernel.instructions) == sorted(kernel.instructions)
+
+
+def test_amd_loads_by_buffer_or_by_address(fused_on):
+    x = empty(1, 4096)
+    by_buffer = fused_on["gfx942"]
+    [by_address] = resources(warps.softmax, "gfx942", x)
+    assert by_buffer.instructions["buffer_load_dwordx4"] == by_buffer.load_bits[128]
+    assert "global_load_dwordx4" not in by_buffer.instructions
+    assert by_address.instructions["global_load_dwordx4"] == by_address.load_bits[128]
+    assert "buffer_load_dwordx4" not in by_address.instructions
+    assert by_buffer.layout is not None and by_address.layout is not None
+    assert by_buffer.schedule == ("load", "reduce", "exp", "reduce", "store")
+
+
+def test_names_of_instructions():
+    lines = [
+        "LDG.E R1, [R2]",
+        "@P0 LDG.E R1, [R2]",
+        "@!UP1 UMOV UR4, 0x1",
+        "@!PT  EXIT",
+        "EXIT",
+        "v_exp_f32_e32 v4, v4",
+    ]
+    assert targets._names(lines) == {"EXIT": 2, "LDG.E": 2, "UMOV": 1, "v_exp_f32_e32": 1}  # fmt: skip
+    assert targets._names([]) == {}
+
+
+LLVM_SAYS = """
+; Kernel info:
+; codeLenInByte = 20
+; TotalNumSgprs: 22
+; NumVgprs: 10
+; NumAgprs: 40
+; TotalNumVgprs: 52
+; ScratchSize: 16
+; LDSByteSize: 1000 bytes/workgroup (compile time only)
+; Occupancy: 8
+; COMPUTE_PGM_RSRC2:SCRATCH_EN: 1
+"""
+
+
+def test_what_llvm_says_of_a_kernel():
+    assert amd_usage(LLVM_SAYS) == {
+        "registers": 52,
+        "spill_bytes": 16,
+        "static_shared_bytes": 1000,
+        "vgprs": 10,
+        "agprs": 40,
+        "sgprs": 22,
+        "llvm_waves": 8,
+    }
+
+
+def test_where_there_are_no_accumulators_llvm_does_not_count_them():
+    lines = [
+        it
+        for it in LLVM_SAYS.splitlines()
+        if "Agprs" not in it and "TotalNumV" not in it
+    ]
+    found = amd_usage("\n".join(lines))
+    assert (found["registers"], found["vgprs"], found["agprs"]) == (10, 10, 0)
+
+
+# ---- the assembly
+
+
+@pytest.mark.parametrize(
+    ("target", "keep", "first"),
+    [
+        ("sm_90", "LDG", "LDG.E.128 "),
+        ("gfx942", "_load_dwordx4", "buffer_load_dwordx4 "),
+    ],
+)
+def test_assembly_keeps_what_is_asked_for(fused_on, target, keep, first):
+    [text] = assembly(fused.softmax, target, empty(1, 4096), keep=keep)
+    lines = text.splitlines()
+    assert all(line.startswith(first) for line in lines), lines
+    assert {128: len(lines)} == fused_on[target].load_bits
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_assembly_is_the_whole_code_without_comments_and_addresses(fused_on, target):
+    [text] = assembly(fused.softmax, target, empty(1, 4096))
+    lines = text.splitlines()
+    assert len(lines) == sum(fused_on[target].instructions.values())
+    assert not [it for it in lines if ";" in it or "/*" in it or it != it.strip()]
+    end = "EXIT" if target == "sm_90" else "s_endpgm"
+    assert sum(line.startswith(end) for line in lines) == 1
+
+
+def test_assembly_has_a_text_for_each_kernel_and_takes_options():
+    assert assembly(naive.softmax, "sm_90", empty(1, 64)) == []
+    x, loads = empty(1, 4096), "_load_dwordx4"
+    [few] = assembly(fused.softmax, "gfx942", x, keep=loads, num_warps=4)
+    assert len(few.splitlines()) == 4  # of 8 warps it would be 2
+    with pytest.raises(LookupError, match=r"^no target is named 'sm_91'"):
+        assembly(fused.softmax, "sm_91", x)
+
+
+# ---- options
+
+
+def test_stages_are_copies_in_flight():
+    x = empty(512, 64, torch.float16)
+    [one] = resources(kernels.products, "sm_90", x, num_stages=1)
+    [three] = resources(kernels.products, "sm_90", x, num_stages=3)
+    assert [it.schedule.count("copy") for it in (one, three)] == [0, 3]
+    assert three.shared_bytes > one.shared_bytes
+
+
+@pytest.mark.parametrize(("waves", "most"), [(2, 256), (8, 64)], ids=lambda it: f"{it}")
+def test_waves_per_eu_is_how_many_registers_there_may_be(waves, most):
+    options = {"num_warps": 4, "waves_per_eu": waves}
+    [kernel] = resources(fused.softmax, "gfx942", empty(1, 16384), **options)
+    assert kernel.registers <= most
+    assert (kernel.registers == 64) == (kernel.spill_bytes > 0) == (waves == 8)
+    assert kernel.llvm_waves == waves
+
+
+def test_waves_per_eu_is_none_of_nvidias_options(fused_on):
+    [kernel] = resources(fused.softmax, "sm_90", empty(1, 4096), waves_per_eu=2)
+    assert kernel == fused_on["sm_90"]
+
+
+def test_an_option_of_none_is_none():
+    options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
+    [launch] = launches(fused.softmax, empty(1, 4096))
+    assert targets._with_options([launch], options) == [launch]
+
+
+@pytest.mark.parametrize("ask", [resources, assembly])
+def test_an_unknown_option_is_a_type_error(ask):
+    with pytest.raises(TypeError, match=r"^resources: unknown options depth, warps$"):
+        ask(fused.softmax, "sm_90", empty(1, 64), warps=4, depth=2, num_warps=4)

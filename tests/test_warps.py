@@ -36,9 +36,9 @@ warps_of_32 = pytest.mark.skipif(
         pytest.param(781, 4, 1, 1024, 1, id="odd"),
         pytest.param(1025, 4, 1, 2048, 2, id="one-past-block"),
         pytest.param(4096, 4, 1, 4096, 4, id="wide"),
-        pytest.param(4096, 2, 1, 4096, 8, id="wide-of-half"),
+        pytest.param(4096, 2, 1, 4096, 4, id="warps-by-columns-not-bytes"),
         pytest.param(32768, 4, 1, 32768, 32, id="widest"),
-        pytest.param(32768, 2, 1, 32768, 32, id="no-more-than-32-warps"),
+        pytest.param(32768, 2, 1, 32768, 32, id="widest-of-half"),
     ],
 )
 def test_the_shape_of_a_program(n, itemsize, rows, block, num_warps):
@@ -211,7 +211,7 @@ def on_sm_90():
         ("4096", {128: 8}, {128: 8}),
         ("4100", {128: 8}, {128: 8}),
         ("odd", {32: 32}, {32: 32}),
-        ("half", {128: 2}, {128: 2}),
+        ("half", {128: 4}, {128: 4}),
         ("padded-to-odd", {32: 32}, {32: 32}),
         ("transposed", {32: 32}, {128: 8}),
         ("eight", {128: 4}, {128: 4}),
@@ -232,7 +232,7 @@ def test_packed_rows_do_not_spill(on_sm_90):
     ("name", "layout"),
     [
         ("4096", Layout((1, 4), (1, 32), (1, 4))),
-        ("half", Layout((1, 8), (1, 32), (1, 16))),
+        ("half", Layout((1, 8), (1, 32), (1, 8))),
         ("odd", Layout((1, 1), (1, 32), (1, 8))),
         ("eight", Layout((1, 4), (16, 2), (1, 1))),
         ("masked", Layout((1,), (32,), (16,))),

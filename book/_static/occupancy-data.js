@@ -31,7 +31,8 @@ window.occupancyData = {
      7
     ]
    ],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 512
   },
   "gfx90a": {
    "target": "gfx90a",
@@ -64,7 +65,8 @@ window.occupancyData = {
      7
     ]
    ],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 512
   },
   "gfx942": {
    "target": "gfx942",
@@ -97,7 +99,8 @@ window.occupancyData = {
      7
     ]
    ],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 512
   },
   "gfx950": {
    "target": "gfx950",
@@ -130,7 +133,8 @@ window.occupancyData = {
      7
     ]
    ],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 512
   },
   "gfx1100": {
    "target": "gfx1100",
@@ -143,10 +147,11 @@ window.occupancyData = {
    "agprs": 0,
    "lds": 131072,
    "lds_per_group": 65536,
-   "lds_unit": 512,
+   "lds_unit": 1024,
    "groups": 32,
    "sgpr_waves": [],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 256
   },
   "gfx1201": {
    "target": "gfx1201",
@@ -159,10 +164,11 @@ window.occupancyData = {
    "agprs": 0,
    "lds": 131072,
    "lds_per_group": 65536,
-   "lds_unit": 512,
+   "lds_unit": 1024,
    "groups": 32,
    "sgpr_waves": [],
-   "simds": 4
+   "simds": 4,
+   "most_vgprs": 256
   }
  },
  "nvidia": {
@@ -265,6 +271,7 @@ window.occupancyData = {
    "sm_100": 128,
    "sm_120": 128
   },
-  "threadsPerBlock": 1024
+  "threadsPerBlock": 1024,
+  "threadsPerGroup": 1024
  }
 };

@@ -24,8 +24,8 @@
     const cu = data.amd[kernel.target];
     const groups = (waves) => whole((waves * cu.simds) / kernel.warps);
     const found = {
-      vgprs: groups(whole(cu.vgprs / Math.max(cu.vgpr_unit, up(kernel.registers, cu.vgpr_unit)))),
-      waves: groups(cu.waves_per_simd),
+      vgprs: kernel.registers > cu.most_vgprs ? 0 : groups(whole(cu.vgprs / Math.max(cu.vgpr_unit, up(kernel.registers, cu.vgpr_unit)))),
+      waves: kernel.warps * cu.wave_size > data.rules.threadsPerGroup ? 0 : groups(cu.waves_per_simd),
     };
     if (kernel.shared) found.lds = kernel.shared > cu.lds_per_group ? 0 : whole(cu.lds / up(kernel.shared, cu.lds_unit));
     if (kernel.warps > 1) found.groups = cu.groups;
@@ -40,14 +40,24 @@
   function answer(kernel) {
     const found = limits(kernel);
     const resident = Math.min(...Object.values(found));
-    return { limits: found, resident, binding: Object.keys(found).find((name) => found[name] === resident) };
+    const binding = Object.keys(found).filter((name) => found[name] === resident);
+    return { limits: found, resident, binding };
   }
 
-  const ranges = { registers: [1, 512, 1], shared: [0, 262144, 16], warps: [1, 32, 1] };
+  // What can be asked of each kind of GPU: least, most, step of the slider.
+  function ranges(target) {
+    const data = window.occupancyData;
+    if (target in data.nvidia) {
+      const most = data.rules.threadsPerBlock / data.nvidia[target].warp_size;
+      return { registers: [1, data.rules.registersPerThread, 1], shared: [0, 262144, 16], warps: [1, most, 1] };
+    }
+    const cu = data.amd[target];
+    return { registers: [1, cu.most_vgprs, 1], shared: [0, 262144, 16], warps: [1, data.rules.threadsPerGroup / cu.wave_size, 1] };
+  }
+
   const labels = {
-    registers: "registers a thread",
-    shared: "shared memory, bytes a program",
-    warps: "warps a program",
+    nvidia: { registers: "registers a thread", shared: "shared memory, bytes a program", warps: "warps a program" },
+    amd: { registers: "vector registers a lane", shared: "LDS, bytes a program", warps: "waves a program" },
   };
   const names = {
     registers: "registers", shared: "shared memory", warps: "places for warps", blocks: "places for programs",
@@ -57,83 +67,97 @@
   function build(box, number) {
     const data = window.occupancyData;
     const form = document.createElement("form");
-    const inputs = {};
-    const row = (name, text, input) => {
+    const inputs = {}, sliders = {}, texts = {};
+    const add = (name, input) => {
       const label = document.createElement("label");
       input.id = `occupancy-${number}-${name}`;
       label.htmlFor = input.id;
-      label.textContent = text;
       form.append(label, input);
       inputs[name] = input;
+      texts[name] = label;
     };
     const select = document.createElement("select");
     for (const [target, unit] of [...Object.entries(data.nvidia), ...Object.entries(data.amd)])
       select.add(new Option(`${target} (${unit.name})`, target));
-    row("target", "GPU", select);
-    for (const [name, [min, max, step]] of Object.entries(ranges)) {
-      const input = document.createElement("input");
-      Object.assign(input, { type: "number", min, max, step: "any", inputMode: "numeric" });
-      row(name, labels[name], input);
-      const slider = document.createElement("input");
-      Object.assign(slider, { type: "range", min, max, step });
-      slider.setAttribute("aria-label", labels[name]);
+    add("target", select);
+    texts.target.textContent = "GPU";
+    select.value = box.dataset.target;
+    for (const name of ["registers", "shared", "warps"]) {
+      const input = document.createElement("input"), slider = document.createElement("input");
+      Object.assign(input, { type: "number", step: "any", inputMode: "numeric" });
+      slider.type = "range";
+      add(name, input);
+      form.append(slider);
+      sliders[name] = slider;
       slider.addEventListener("input", () => { input.value = slider.value; show(); });
       input.addEventListener("input", () => { slider.value = input.value; });
-      form.append(slider);
-      input.value = slider.value = box.dataset[name];
     }
-    select.value = box.dataset.target;
-    const output = document.createElement("output");
+    const output = document.createElement("output"), detail = document.createElement("p");
     output.setAttribute("aria-live", "polite");
     const chart = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     chart.setAttribute("role", "img");
-    box.replaceChildren(form, output, chart);
+    box.replaceChildren(form, output, detail, chart);
 
-    const read = () => {
-      const kernel = { target: select.value };
-      for (const [name, [min, max]] of Object.entries(ranges)) {
-        const value = Math.round(Number(inputs[name].value));
-        if (inputs[name].value === "" || !(value >= min && value <= max)) return { wrong: `${labels[name]}: from ${min} to ${max}` };
-        kernel[name] = value;
+    // The words and ends of the inputs are those of the GPU.
+    function fit() {
+      const own = ranges(select.value), words = labels[select.value in data.nvidia ? "nvidia" : "amd"];
+      for (const [name, [min, max, step]] of Object.entries(own)) {
+        Object.assign(inputs[name], { min, max });
+        Object.assign(sliders[name], { min, max, step });
+        texts[name].textContent = words[name];
+        sliders[name].setAttribute("aria-label", words[name]);
+        sliders[name].value = inputs[name].value;
       }
-      return kernel;
-    };
+      return [own, words];
+    }
 
     function show() {
-      const kernel = read();
-      if (kernel.wrong) {
-        output.textContent = kernel.wrong;
+      const [own, words] = fit();
+      const kernel = { target: select.value };
+      let wrong = "";
+      for (const [name, [min, max]] of Object.entries(own)) {
+        kernel[name] = Math.round(Number(inputs[name].value));
+        if (inputs[name].value === "" || !(kernel[name] >= min && kernel[name] <= max)) wrong ||= `${words[name]}: from ${min} to ${max}`;
+      }
+      if (wrong) {
+        output.textContent = wrong;
+        detail.textContent = "";
         chart.replaceChildren();
+        chart.removeAttribute("aria-label");
         return;
       }
       const { limits: found, resident, binding } = answer(kernel);
-      const all = Object.entries(found).map(([name, value]) => `${names[name]} ${value}`).join(", ");
-      output.textContent = `${resident} ${resident === 1 ? "program fits" : "programs fit"}: ${names[binding]} ${resident ? "binds" : "refuses"} (${all}).`;
-      draw(chart, kernel, resident);
+      const count = resident === 0 ? "None fits" : resident === 1 ? "1 program fits" : `${resident} programs fit`;
+      output.textContent = `${count}. Limit: ${binding.map((name) => names[name]).join(", ")}.`;
+      detail.textContent = Object.entries(found).map(([name, value]) => `${names[name]} ${value}`).join(", ");
+      draw(chart, kernel, resident, own.registers[1], words.registers);
     }
+    for (const name of ["registers", "shared", "warps"]) inputs[name].value = box.dataset[name];
     form.addEventListener("input", show);
     form.addEventListener("submit", (event) => event.preventDefault());
+    window.addEventListener("resize", show);
     show();
   }
 
-  function draw(chart, kernel, resident) {
-    const most = kernel.target in window.occupancyData.nvidia ? 255 : 512;
-    const [width, height, left, bottom] = [600, 240, 40, 34];
+  function draw(chart, kernel, resident, most, word) {
+    const [width, height, left, bottom, top] = [Math.max(260, chart.clientWidth || 600), 230, 34, 40, 20];
     const steps = [];
     for (let registers = 1; registers <= most; registers++) steps.push(answer({ ...kernel, registers }).resident);
-    const top = Math.max(1, ...steps, resident);
+    const highest = Math.max(1, ...steps);
     const x = (registers) => left + ((width - left - 10) * registers) / most;
-    const y = (value) => height - bottom - ((height - bottom - 14) * value) / top;
+    const y = (value) => height - bottom - ((height - bottom - top) * value) / highest;
     const path = steps.map((value, i) => `${i ? "H" + x(i + 0.5) + "V" : "M" + x(0.5) + ","}${y(value)}`).join("") + `H${x(most)}`;
-    const at = Math.min(kernel.registers, most);
+    const text = (at, from, anchor, words) => `<text x="${at}" y="${from}" text-anchor="${anchor}">${words}</text>`;
+    const ticks = [0, whole(highest / 2), highest].filter((value, i, all) => all.indexOf(value) === i);
+    const marks = [64, 128, 192, 256, 384, 512].filter((value) => value <= most + 1);
     chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    chart.setAttribute("aria-label", `Programs that fit, by registers a thread: ${resident} at ${kernel.registers}.`);
+    chart.setAttribute("aria-label", `Programs that fit, by ${word}: ${resident} at ${kernel.registers}.`);
     chart.innerHTML =
-      `<path class="axis" d="M${left},10V${y(0)}H${width - 10}"/>` +
-      `<path class="steps" d="${path}"/><circle cx="${x(at)}" cy="${y(resident)}" r="5"/>` +
-      `<text x="${left - 6}" y="${y(top) + 4}" text-anchor="end">${top}</text><text x="${left - 6}" y="${y(0) + 4}" text-anchor="end">0</text>` +
-      `<text x="${x(most)}" y="${height - 14}" text-anchor="end">${most}</text>` +
-      `<text x="${(left + width) / 2}" y="${height - 6}" text-anchor="middle">registers a thread</text>`;
+      `<path class="axis" d="M${left},${top}V${y(0)}H${width - 10}"/><path class="steps" d="${path}"/>` +
+      `<circle cx="${x(kernel.registers)}" cy="${y(resident)}" r="5"/>` +
+      ticks.map((value) => text(left - 6, y(value) + 4, "end", value)).join("") +
+      marks.map((value) => text(Math.min(x(value), width - 12), y(0) + 16, "middle", value)).join("") +
+      text(0, 11, "start", "programs") + text((left + width) / 2, height - 5, "middle", word);
   }
 
   window.memtrafficOccupancy = { answer };

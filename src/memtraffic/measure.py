@@ -4,6 +4,7 @@ Bandwidth is always the *least* traffic over the time: a softmax must read and w
 function that moves more is slower for it, not faster.
 """
 
+import dataclasses
 import functools
 import itertools
 import statistics
@@ -297,30 +298,41 @@ plans.columns = (
 )
 
 
+def everywhere(targets, ns, warps=(None,)):
+    """The persistent kernel compiled for GPUs that are not there: `Resources` by (target, width, number of warps).
+
+    For float32 rows of each width in `ns`, with each of `warps` (None is what `warps.choose` says), and as many stages as the
+    shared memory of that GPU permits.
+    """
+    from memtraffic import occupancy
+    from memtraffic.ladder import persistent
+    from memtraffic.ladder.warps import choose
+    from memtraffic.targets import compile_launches, launches
+
+    asked, jobs = list(itertools.product(targets, ns, warps)), []
+    for target, n, num_warps in asked:
+        x = torch.empty(8, n, device=machine.device())
+        tile = choose(n, x.element_size())
+        tile_bytes = tile["ROWS"] * tile["BLOCK"] * x.element_size()
+        shared = occupancy.shared_per_program(occupancy.processor(target))
+        stages = persistent.stages(tile_bytes, persistent.PIECE_BYTES, shared)
+        [launch] = launches(functools.partial(persistent.softmax, num_stages=stages), x)
+        options = launch.options | {"num_warps": num_warps or tile["num_warps"]}
+        jobs.append((dataclasses.replace(launch, options=options), target))
+    return dict(zip(asked, compile_launches(jobs), strict=True))
+
+
 def grids(ns, num_warps):
     """How many programs `persistent` launches on a GPU of each kind, whichever GPU this is: a DataFrame.
 
-    Compiled by the Triton that is here, for every target there is and float32 rows of each width in `ns`, with as many stages
-    as the shared memory of that GPU permits. Columns: `target`, `gpu`, `n`, `resident` programs on one of its `processors`,
-    `programs` in all.
+    Compiled by the Triton that is here, `everywhere`, for rows of each width in `ns`. Columns: `target`, `gpu`, `n`;
+    `resident` programs on one of its `processors`, `programs` in all.
     """
     from memtraffic import occupancy
-    from memtraffic.ladder import persistent, warps
-    from memtraffic.targets import TARGETS, compile_launches, launches
+    from memtraffic.targets import TARGETS
 
-    asked, jobs = [], []
-    for n, target in itertools.product(ns, TARGETS):
-        x = torch.empty(8, n, device=machine.device())
-        shared = occupancy.shared_per_program(occupancy.processor(target))
-        tile = warps.choose(n, x.element_size())
-        tile_bytes = tile["ROWS"] * tile["BLOCK"] * x.element_size()
-        stages = persistent.stages(tile_bytes, persistent.PIECE_BYTES, shared)
-        options = {"num_warps": num_warps, "num_stages": stages}
-        fn = functools.partial(persistent.softmax, **options)
-        asked.append(n)
-        jobs += [(launch, target) for launch in launches(fn, x)]
     rows = []
-    for n, kernel in zip(asked, compile_launches(jobs), strict=True):
+    for (_, n, _), kernel in everywhere(TARGETS, ns, (num_warps,)).items():
         found = occupancy.report(kernel) | {"n": n}
         rows.append({column: found[column] for column in grids.columns})
     return pd.DataFrame(rows, columns=list(grids.columns))
@@ -351,7 +363,7 @@ def against_driver(m):
         except (ValueError, RuntimeError):
             continue  # more than a lane, or an SM, can hold
         sizes = [(num_warps, it.shared_bytes)]
-        sizes += [(other, 4321 * other * num_stages) for other in range(1, 33)]
+        sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
         for i, (size, shared) in enumerate(sizes):
             ours = nvidia.resident(it.registers, shared, size, sm)
             theirs = nvidia.driver(it.kernel, size, shared)

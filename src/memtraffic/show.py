@@ -384,18 +384,17 @@ def staircase(stairs, points, xlabel, ylabel):
     ax = axes(xlabel, ylabel, size=(6, 3.8))
     for (name, (x, y)), color in zip(stairs.items(), (BLUE, MUTED), strict=False):
         ax.step(x, y, where="mid", color=color, linewidth=1.5)
-        at = len(x) * 5 // 6
+        at = len(x) * 3 // 4
         ax.annotate(
             name, (x[at], y[at]), (0, 5), textcoords="offset points", color=color
         )
     ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
-    wide = 0.12 * (ax.get_xlim()[1] - ax.get_xlim()[0])
-    for label, (x, y) in points.items():
-        near = [it for it in points.values() if 0 <= it[0] - x < wide and y < it[1]]
-        above = not any(other[1] - y < 5 for other in near)
-        offset = (5, 4 if above else -12)
-        ax.annotate(label, (x, y), offset, textcoords="offset points", color=ORANGE)
-    ax.set_ylim(0, None)
+    corners = {at for line in stairs.values() for at in zip(*line, strict=True)}
+    for label, at in points.items():
+        where = ((6, 3), "left") if at in corners else ((-7, -4), "right")
+        style = {"textcoords": "offset points", "color": ORANGE, "ha": where[1]}
+        ax.annotate(label, at, where[0], **style)
+    ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
     return ax
 
 

@@ -59,7 +59,8 @@ class Resources:
     """What a compiled kernel uses. Registers (of 32 bits) and spills (bytes) a thread, shared memory (bytes) a program.
 
     On AMD, `registers` are the vector registers in all: `vgprs` and `agprs`, which share one file from gfx90a on; `sgprs` are
-    the scalar ones of a wave, and `llvm_waves` the waves a SIMD that LLVM says it allows. `shared_bytes` are static and
+    the scalar ones of a wave. `allocated_vgprs`, AGPRs among them, and `allocated_sgprs` are what a wave is given, which
+    `waves_per_eu` may raise; `llvm_waves` the waves a SIMD that LLVM says it allows. `shared_bytes` are static and
     dynamic ones together; `static_shared_bytes` the former. `instructions` counts those of the code by their names.
 
     Loads and stores are those of threads; bulk copies by descriptor (TMA) have no width and are not among them.
@@ -81,6 +82,8 @@ class Resources:
     vgprs: int = 0
     agprs: int = 0
     sgprs: int = 0
+    allocated_vgprs: int = 0
+    allocated_sgprs: int = 0
     llvm_waves: int = 0
     instructions: dict = field(default_factory=dict)
 
@@ -309,7 +312,7 @@ def _compile(launch, target, text=False):
         ) from error
     if backend == "cuda":
         usage, code = _read_cubin(compiled.asm["cubin"])
-        lines = re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?) ;", code, re.M)
+        lines = re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?)\s*(?:[&?][^;]*)?;", code, re.M)
     else:
         usage = compiled.asm["amdgcn"]
         code = usage.split(f"\n{kernel.__name__}:")[1].split(".Lfunc_end")[0]
@@ -443,6 +446,8 @@ def amd_usage(assembly):
         "vgprs": vgprs,
         "agprs": counted.get("NumAgprs", 0),
         "sgprs": counted["TotalNumSgprs"],
+        "allocated_vgprs": counted["NumVGPRsForWavesPerEU"],
+        "allocated_sgprs": counted["NumSGPRsForWavesPerEU"],
         "llvm_waves": counted["Occupancy"],
     }
 

@@ -121,7 +121,7 @@ def _resident(kernel, num_warps, sm):
         fits = nvidia.resident(kernel.n_regs, shared, num_warps, sm)
         return kernel.n_regs, fits
     used = targets.amd_usage(kernel.asm["amdgcn"])
-    registers = (used["vgprs"], used["agprs"], used["sgprs"])
+    registers = (used["allocated_vgprs"], 0, used["allocated_sgprs"])
     cu = occupancy.processor(sm.target)
     return used["registers"], amd.resident(*registers, shared, num_warps, cu)
 

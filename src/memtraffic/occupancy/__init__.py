@@ -28,7 +28,7 @@ def limits(kernel, unit=None):
     """
     unit = unit or processor(kernel.target)
     if isinstance(unit, amd.CU):
-        registers = (kernel.vgprs, kernel.agprs, kernel.sgprs)
+        registers = (kernel.allocated_vgprs, 0, kernel.allocated_sgprs)
         return amd.limits(*registers, kernel.shared_bytes, kernel.num_warps, unit)
     return nvidia.limits(kernel.registers, kernel.shared_bytes, kernel.num_warps, unit)
 
@@ -74,6 +74,7 @@ def script():
                 target: nvidia.shared_unit(sm) for target, sm in nvidia.SMS.items()
             },
             "threadsPerBlock": nvidia.THREADS_PER_BLOCK,
+            "threadsPerGroup": amd.THREADS_PER_GROUP,
         },
     }
     return f"window.occupancyData = {json.dumps(tables, indent=1)};"

@@ -1,8 +1,9 @@
 """Resident programs on AMD GPUs: how many workgroups of a kernel one compute unit holds at once.
 
 Sources: LLVM's AMDGPU backend (`AMDGPUBaseInfo.cpp` and `AMDGPU.td`: registers and their granules, waves, barriers, LDS) and
-its "User Guide for AMDGPU Backend"; AMD's white papers of CDNA 1 to 4 for the number of compute units. On RDNA the unit is
-the workgroup processor, two compute units that share their waves and LDS, which is how LLVM compiles for it by default.
+its "User Guide for AMDGPU Backend"; Mesa's `ac_gpu_info.c` for the pieces of LDS on RDNA; AMD's white papers of CDNA 1 to 4
+for the number of compute units. On RDNA the unit is the workgroup processor, two compute units that share their waves and
+LDS, which is how LLVM compiles for it by default.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ class CU:
     """A compute unit. Registers are those of one lane on one SIMD, sizes are in bytes.
 
     agprs: a file of their own for accumulators, 0 where they share the vector registers. sgpr_waves: waves a SIMD by the
-    scalar registers a wave uses, as pairs (at most so many registers, waves); empty where they never bind.
+    scalar registers a wave uses, as pairs (at most so many registers, waves); empty where they never bind. most_vgprs: what
+    the instructions of a wave can name, accumulators included.
     """
 
     target: str
@@ -30,7 +32,10 @@ class CU:
     groups: int
     sgpr_waves: tuple = ()
     simds: int = 4
+    most_vgprs: int = 512
 
+
+THREADS_PER_GROUP = 1024
 
 _SGPR_WAVES = ((80, 10), (88, 9), (100, 8), (10**9, 7))
 _KIB = 1024
@@ -43,8 +48,8 @@ CUS = {
         CU("gfx90a", "MI250X", 110, 64, 8, 512, 8, 0, 64 * _KIB, 64 * _KIB, 512, 16, _SGPR_WAVES),
         CU("gfx942", "MI300X", 304, 64, 8, 512, 8, 0, 64 * _KIB, 64 * _KIB, 512, 16, _SGPR_WAVES),
         CU("gfx950", "MI355X", 256, 64, 8, 512, 8, 0, 160 * _KIB, 160 * _KIB, 1280, 16, _SGPR_WAVES),
-        CU("gfx1100", "RX 7900 XTX", 48, 32, 16, 1536, 24, 0, 128 * _KIB, 64 * _KIB, 512, 32),
-        CU("gfx1201", "RX 9070 XT", 32, 32, 16, 1536, 24, 0, 128 * _KIB, 64 * _KIB, 512, 32),
+        CU("gfx1100", "RX 7900 XTX", 48, 32, 16, 1536, 24, 0, 128 * _KIB, 64 * _KIB, 1024, 32, most_vgprs=256),
+        CU("gfx1201", "RX 9070 XT", 32, 32, 16, 1536, 24, 0, 128 * _KIB, 64 * _KIB, 1024, 32, most_vgprs=256),
     )
 }  # fmt: skip
 
@@ -55,7 +60,8 @@ def waves(vgprs, agprs, sgprs, cu):
         used = max(_up(vgprs, cu.vgpr_unit), _up(agprs, cu.vgpr_unit))
     else:  # one file: accumulators start at the next multiple of 4
         used = _up(_up(vgprs, 4) + agprs if agprs else vgprs, cu.vgpr_unit)
-    found = {"vgprs": cu.vgprs // max(cu.vgpr_unit, used), "waves": cu.waves_per_simd}
+    fit = 0 if vgprs + agprs > cu.most_vgprs else cu.vgprs // max(cu.vgpr_unit, used)
+    found = {"vgprs": fit, "waves": cu.waves_per_simd}
     if cu.sgpr_waves:
         found["sgprs"] = next(waves for most, waves in cu.sgpr_waves if sgprs <= most)
     return found
@@ -67,12 +73,14 @@ def limits(vgprs, agprs, sgprs, lds_bytes, num_warps, cu):
 
     vgprs, agprs: vector and accumulator registers a lane. sgprs: scalar registers a wave. lds_bytes: a workgroup, static and
     dynamic. cu: one of `CUS`. A limit that cannot bind is left out. The waves of a workgroup are spread over the SIMDs, so
-    a workgroup of more waves than all SIMDs hold is allowed 0 times, and so is one of too much LDS.
+    a workgroup of more waves than all SIMDs hold is allowed 0 times, and so is one of too much LDS or too many threads.
     """
     found = {
         name: simd_waves * cu.simds // num_warps
         for name, simd_waves in waves(vgprs, agprs, sgprs, cu).items()
     }
+    if num_warps * cu.wave_size > THREADS_PER_GROUP:
+        found["waves"] = 0
     if lds_bytes:
         lds = _up(lds_bytes, cu.lds_unit)
         found["lds"] = 0 if lds_bytes > cu.lds_per_group else cu.lds // lds
