@@ -122,14 +122,15 @@ def ask_header(program, points, shared_more=0):
 # ---- AMD
 
 # Product and its units, by AMD's white papers of CDNA 1 to 4 and data sheets, of RDNA the workgroup processors, half the
-# compute units; bytes of a piece of LDS, by https://github.com/llvm/llvm-project/pull/208046 and .../219495
+# compute units; bytes of a piece of LDS, by https://github.com/llvm/llvm-project/pull/208046 and .../219495; registers that
+# the instructions of a wave can name, by LLVM's user guide: 256, and on CDNA as many accumulators
 AMD_TABLE = {
-    "gfx908": ("MI100", 120, 512),
-    "gfx90a": ("MI250X", 110, 512),  # one of its two dies, which are two devices
-    "gfx942": ("MI300X", 304, 512),
-    "gfx950": ("MI355X", 256, 1280),
-    "gfx1100": ("RX 7900 XTX", 96 // 2, 1024),
-    "gfx1201": ("RX 9070 XT", 64 // 2, 1024),
+    "gfx908": ("MI100", 120, 512, 512),
+    "gfx90a": ("MI250X", 110, 512, 512),  # one of its two dies, which are two devices
+    "gfx942": ("MI300X", 304, 512, 512),
+    "gfx950": ("MI355X", 256, 1280, 512),
+    "gfx1100": ("RX 7900 XTX", 96 // 2, 1024, 256),
+    "gfx1201": ("RX 9070 XT", 64 // 2, 1024, 256),
 }
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
 # Where LLVM writes into a kernel's head how many pieces it is dealt. Not on gfx950, for which this LLVM counts in

@@ -2,10 +2,12 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
 from memtraffic import machine
+from memtraffic.matrices import LAYOUTS
 from memtraffic.traffic import counters as module
 from memtraffic.traffic.counters import (
     COLUMNS,
@@ -14,6 +16,7 @@ from memtraffic.traffic.counters import (
     CountersError,
     NoCounters,
     counters,
+    layouts,
     parse,
     short_name,
 )
@@ -228,6 +231,26 @@ def test_a_function_another_process_cannot_find():
         counters(lambda x: x, 8, 8)
     with pytest.raises(LookupError, match="no rung is named 'fusd'"):
         counters("fusd", 8, 8)
+
+
+def test_layouts_are_counted_one_by_one(monkeypatch):
+    asked = []
+
+    def one(fn, m, n, dtype, layout):
+        asked.append((fn, m, n, dtype, layout))
+        values = [len(asked) * 100 + i for i in range(len(METRICS))]
+        return pd.DataFrame([("_masked_kernel", *values)], columns=list(COLUMNS))
+
+    monkeypatch.setattr(module, "counters", one)
+    frame = layouts("masked", 8, 6, "bfloat16")
+    assert asked == [("masked", 8, 6, "bfloat16", layout) for layout in LAYOUTS]
+    assert list(frame.columns) == list(layouts.columns) == ["layout", *COLUMNS]
+    assert frame["layout"].tolist() == list(LAYOUTS)
+    assert frame.index.tolist() == list(range(len(LAYOUTS)))
+    first = frame["load_instructions"].tolist()
+    assert first == [100 * (i + 1) for i in range(len(LAYOUTS))]
+    layouts("masked", 8, 6)
+    assert asked[-1][3] == "float32"
 
 
 def measured(*args):

@@ -185,8 +185,11 @@ def compiler(monkeypatch):
 
     def resources(fn, target, x, **options):
         asked.append((fn, target, tuple(x.shape), x.dtype, options))
-        one = Resources("one", target, 4, 69, 0, 32784, vgprs=69, sgprs=20)
-        return [one, Resources("two", target, 1, 8, 0, 0, vgprs=8, sgprs=20)]
+        scalar = {"sgprs": 20, "allocated_sgprs": 20}
+        wide = {"vgprs": 69, "allocated_vgprs": 69} | scalar
+        small = {"vgprs": 8, "allocated_vgprs": 8} | scalar
+        one = Resources("one", target, 4, 69, 0, 32784, **wide)
+        return [one, Resources("two", target, 1, 8, 0, 0, **small)]
 
     monkeypatch.setattr(targets, "resources", resources)
     return asked

@@ -12,6 +12,8 @@ from memtraffic.measure import (
     PEERS,
     against_driver,
     bench,
+    everywhere,
+    grids,
     host,
     layouts,
     plans,
@@ -231,7 +233,98 @@ def test_the_driver_is_asked_about_each_kernel_and_at_other_sizes(asked):
     assert len(asked) == 33 * kernels
     assert asked[0] == (1, 1, 64)
     assert {warps for _, warps, _ in asked} == set(range(1, 33))
-    assert len({shared for *_, shared in asked}) > 60
+    sizes = {(warps, shared) for _, warps, shared in asked}
+    others = {(w, 1237 * w * s) for w in range(1, 33) for s in (1, 2, 3)}
+    assert sizes == others | {(1, 64), (2, 64), (4, 64)}
+
+
+# ---- GPUs that are not there
+
+SEEN_FROM_HERE = ("gfx942", "gfx1100", "sm_86", "sm_90")
+
+
+@pytest.fixture(scope="module")
+def from_here():
+    """The persistent kernel on GPUs with little and with much shared memory."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    return everywhere(SEEN_FROM_HERE, (1024, 16384), (None, 8))
+
+
+def test_everywhere_has_a_kernel_for_each_target_width_and_number_of_warps(from_here):
+    from memtraffic.ladder.warps import choose
+
+    assert list(from_here) == [
+        (target, n, num_warps)
+        for target in SEEN_FROM_HERE
+        for n in (1024, 16384)
+        for num_warps in (None, 8)
+    ]
+    for (target, n, num_warps), kernel in from_here.items():
+        assert (kernel.kernel, kernel.target) == ("_persistent_kernel", target)
+        assert kernel.num_warps == (num_warps or choose(n, 4)["num_warps"])
+        assert {"for", "store", "end"} <= set(kernel.schedule)
+
+
+@pytest.mark.parametrize(
+    ("target", "n", "tiles"),
+    [
+        pytest.param("gfx942", 16384, 0, id="gfx942-holds-no-tile-more"),
+        pytest.param("gfx1100", 16384, 0, id="gfx1100-holds-no-tile-more"),
+        pytest.param("sm_86", 16384, 1, id="sm_86-holds-one"),
+        pytest.param("sm_90", 16384, 2, id="sm_90-holds-two"),
+        pytest.param("gfx942", 1024, None, id="gfx942-narrow"),
+        pytest.param("sm_86", 1024, 2, id="sm_86-narrow"),
+    ],
+)
+def test_stages_fit_the_shared_memory_of_each_gpu(from_here, target, n, tiles):
+    from memtraffic import occupancy
+    from memtraffic.ladder.warps import choose
+
+    tile_bytes = choose(n, 4)["ROWS"] * n * 4
+    for num_warps in (None, 8):
+        kernel = from_here[target, n, num_warps]
+        most = occupancy.shared_per_program(occupancy.processor(target))
+        assert kernel.shared_bytes <= most
+        if tiles is not None:  # and the scratch of the reductions
+            assert 0 <= kernel.shared_bytes - tiles * tile_bytes <= 1024
+        if target.startswith("sm_"):
+            assert kernel.schedule[: tiles + 1] == ("copy",) * tiles + ("for",)
+
+
+def test_grids_are_as_many_programs_as_fit_on_all_processors(monkeypatch, from_here):
+    from memtraffic import occupancy
+    from memtraffic.targets import TARGETS
+
+    asked = []
+
+    def compiled(targets, ns, warps):
+        asked.append((targets, ns, warps))
+        return {key: it for key, it in from_here.items() if key[2] == 8}
+
+    monkeypatch.setattr(measure, "everywhere", compiled)
+    frame = grids([1024, 16384], 8)
+    assert asked == [(TARGETS, [1024, 16384], (8,))]
+    assert list(frame.columns) == list(grids.columns)
+    found = {(row["target"], row["n"]): row for row in frame.to_dict("records")}
+    assert list(found) == [(it, n) for it in SEEN_FROM_HERE for n in (1024, 16384)]
+    for (target, n), row in found.items():
+        kernel, unit = from_here[target, n, 8], occupancy.processor(target)
+        assert row["gpu"] == unit.name
+        count = unit.sms if target.startswith("sm_") else unit.cus
+        assert row["processors"] == count
+        assert row["resident"] == occupancy.resident(kernel) >= 1
+        assert row["programs"] == row["processors"] * row["resident"]
+
+
+def test_grids_of_every_target():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.targets import TARGETS
+
+    frame = grids([256], 4)
+    assert frame["target"].tolist() == list(TARGETS)
+    assert set(frame["n"]) == {256}
+    assert (frame["programs"] == frame["processors"] * frame["resident"]).all()
+    assert (frame["resident"] >= 1).all()
 
 
 def test_what_others_published():

@@ -164,7 +164,8 @@ def test_llvm_says_the_same_waves_of_tritons_kernels(triton_kernels):
     for it in triton_kernels:
         cu = amd.CUS[it.target]
         ours = min(amd.waves(it.vgprs, it.agprs, it.sgprs, cu).values())
-        if ours != it.llvm_waves:
+        given = (it.allocated_vgprs, 0, it.allocated_sgprs)
+        if {ours, min(amd.waves(*given, cu).values())} != {it.llvm_waves}:
             wrong.append((ours, it))
         seen[it.target].add(ours)
     assert not wrong, f"{len(wrong)} of {len(triton_kernels)} differ: {wrong[:3]}"
@@ -196,8 +197,34 @@ def test_a_workgroup_of_more_than_1024_threads(target):
     """Which no AMD GPU takes: "maximum flat work-group size" in LLVM's user guide for AMDGPU."""
     cu = amd.CUS[target]
     most = 1024 // cu.wave_size
+    assert amd.THREADS_PER_GROUP == 1024
     assert amd.resident(8, 0, 8, 0, most, cu) >= 1
     assert amd.resident(8, 0, 8, 0, most + 1, cu) == 0
+    assert amd.limits(8, 0, 8, 0, most, cu)["waves"] >= 1
+    more = amd.limits(8, 0, 8, 0, most + 1, cu)
+    assert [name for name, programs in more.items() if not programs] == ["waves"]
+
+
+@pytest.mark.parametrize("target", amd.CUS)
+def test_a_wave_of_more_registers_than_it_can_name(target):
+    cu = amd.CUS[target]
+    most = oracles.AMD_TABLE[target][3]
+    file = 2 * cu.vgprs if cu.agprs else cu.vgprs
+    assert cu.most_vgprs == most <= file
+    half = most // 2 if target.startswith("gfx9") else 0  # accumulators
+    assert amd.limits(most - half, half, 8, 0, 1, cu)["vgprs"] >= 1
+    more = amd.limits(most - half + 1, half, 8, 0, 1, cu)
+    assert more["vgprs"] == 0 and more["waves"] >= 1
+
+
+@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+def test_rdna_names_256_registers_of_a_file_that_has_room_for_more(target):
+    cu = amd.CUS[target]
+    found = [amd.limits(it, 0, 8, 0, 1, cu)["vgprs"] for it in (256, 257)]
+    assert found == [1536 // 264 * 4, 0]
+    one = kernel(target, 1, vgprs=256, allocated_vgprs=256)
+    assert occupancy.resident(one) == 20
+    assert occupancy.resident(replace(one, allocated_vgprs=257)) == 0
 
 
 # ---- AMD, against LLVM: kernels made to use exactly so much
@@ -211,14 +238,15 @@ def llvm_points(target):
     """
     cu = amd.CUS[target]
     wave = 64 if target.startswith("gfx9") else 32
-    *_, unit = oracles.AMD_TABLE[target]
+    unit = oracles.AMD_TABLE[target][2]
     granule = {"gfx908": 4, "gfx1100": 24, "gfx1201": 24}.get(target, 8)
     steps = sorted({v + i for v in range(0, 257, granule) for i in (-1, 0, 1)})
-    steps = [it for it in steps if 0 < it <= 256]
+    steps = [it for it in steps if 0 < it <= 256] + [256]
     points = [(it, 0, 0, 0, wave) for it in steps]
     if target.startswith("gfx9"):
         points += [(8, it, 0, 0, wave) for it in steps]
         points += [(255, it, 0, 0, wave) for it in (1, 3, 5, 100, 255, 256)]
+        points.append((256, 256, 0, 0, wave))  # all that can be named
         draw = random.Random(target)
         vgprs, agprs = ([draw.randint(1, 256) for _ in range(40)] for _ in "va")
         points += [(v, a, 0, 0, wave) for v, a in zip(vgprs, agprs, strict=True)]
@@ -273,7 +301,7 @@ def amd_differences(answers, cu):
 
 def amd_table_differences(cu):
     """The sizes of `cu` that are not those of the table."""
-    names = ("name", "cus", "lds_unit")
+    names = ("name", "cus", "lds_unit", "most_vgprs")
     told = zip(names, oracles.AMD_TABLE[cu.target], strict=True)
     return [field for field, value in told if getattr(cu, field) != value]
 
@@ -333,6 +361,7 @@ AMD_STEPS = {
     "lds_unit": lambda cu: 256,
     "groups": lambda cu: 2,  # LLVM counts on 4 SIMDs: one of 2 waves does not show
     "simds": lambda cu: 1,
+    "most_vgprs": lambda cu: 1,
 }
 CANNOT_MATTER = {
     ("REGISTERS_PER_BLOCK", 1): "a program of more than all registers of its partitions does not fit them either",
@@ -426,7 +455,8 @@ def test_each_size_of_a_compute_unit_is_needed(llvm_answers, target, name, sign)
     other = replace(cu, **{name: getattr(cu, name) + sign * AMD_STEPS[name](cu)})
     found = amd_differences(llvm_answers, other)
     assert found or name in amd_table_differences(other)
-    assert found or name in ("cus", "lds_unit")
+    alone = ("cus", "lds_unit")  # no kernel of more than most_vgprs can be made
+    assert found or name in alone or (name, sign) == ("most_vgprs", 1)
 
 
 @pytest.mark.parametrize("target", amd.CUS)
@@ -509,13 +539,18 @@ def test_a_kernel_for_nvidia_is_counted_by_its_registers_and_shared_memory():
 
 
 def test_a_kernel_for_amd_is_counted_by_each_kind_of_register():
-    used = {"registers": 1, "vgprs": 100, "agprs": 28, "sgprs": 90}
+    used = {"registers": 128, "vgprs": 100, "agprs": 28, "sgprs": 90}
+    used |= {"allocated_vgprs": 128, "allocated_sgprs": 90}
     one = kernel("gfx942", shared_bytes=20000, **used)
     assert occupancy.limits(one) == {"vgprs": 4, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16}  # fmt: skip
     assert occupancy.resident(one) == 3
-    assert occupancy.limits(replace(one, agprs=29))["vgprs"] == 3
-    assert occupancy.limits(replace(one, sgprs=101))["sgprs"] == 7
-    assert occupancy.limits(replace(one, target="gfx908"))["vgprs"] == 2
+    assert occupancy.limits(replace(one, allocated_vgprs=129))["vgprs"] == 3
+    assert occupancy.limits(replace(one, allocated_sgprs=101))["sgprs"] == 7
+    other = replace(one, target="gfx908", allocated_vgprs=100)
+    assert occupancy.limits(other)["vgprs"] == 2
+    assert occupancy.limits(replace(other, allocated_vgprs=84))["vgprs"] == 3
+    used = dict.fromkeys(("registers", "vgprs", "agprs", "sgprs"), 500)
+    assert occupancy.limits(replace(one, **used)) == occupancy.limits(one)
 
 
 def test_another_processor_than_that_of_the_kernel():
@@ -533,8 +568,8 @@ def test_another_processor_than_that_of_the_kernel():
         pytest.param(kernel("sm_90"), "registers", 16, 132, "H200", id="the-first-of-equals"),
         pytest.param(kernel("sm_120", 1, registers=8), "blocks", 24, 170, "RTX 5090", id="blocks"),
         pytest.param(kernel("sm_90", 16, registers=255), "registers", 0, 132, "H200", id="none-fits"),
-        pytest.param(kernel("gfx942", 16, vgprs=64), "vgprs", 2, 304, "MI300X", id="amd"),
-        pytest.param(kernel("gfx1100", 1, vgprs=24), "waves", 64, 48, "RX 7900 XTX", id="rdna"),
+        pytest.param(kernel("gfx942", 16, vgprs=64, allocated_vgprs=64), "vgprs", 2, 304, "MI300X", id="amd"),
+        pytest.param(kernel("gfx1100", 1, vgprs=24, allocated_vgprs=24), "waves", 64, 48, "RX 7900 XTX", id="rdna"),
     ],
 )  # fmt: skip
 def test_a_report_has_it_all(one, binding, resident, processors, gpu):
@@ -588,4 +623,7 @@ def test_the_script_is_the_tables():
         told["sgpr_waves"] = tuple(map(tuple, told["sgpr_waves"]))
         assert amd.CU(**told) == amd.CUS[target]
     assert found["rules"]["registersPerThread"] == 255
+    assert (
+        found["rules"]["threadsPerGroup"] == found["rules"]["threadsPerBlock"] == 1024
+    )
     assert found["rules"]["sharedUnits"]["sm_75"] == 256

@@ -425,18 +425,25 @@ LLVM_SAYS = """
 ; TotalNumVgprs: {total}
 ; ScratchSize: 0
 ; LDSByteSize: 0 bytes/workgroup (compile time only)
+; NumSGPRsForWavesPerEU: {given[1]}
+; NumVGPRsForWavesPerEU: {given[0]}
 ; Occupancy: 1
 """
 
 
 class Made(Compiled):
-    """A compiled kernel of either maker: LLVM's comments in its assembly, or registers known once it is loaded."""
+    """A compiled kernel of either maker: LLVM's comments in its assembly, or registers known once it is loaded.
 
-    def __init__(self, registers, shared, launched):
+    given: vector and scalar registers of a wave, as many as it uses by default.
+    """
+
+    def __init__(self, target, registers, shared, launched, given=None):
         super().__init__(shared, registers[0], launched)
         vgprs, agprs, sgprs = registers
         total = -(-vgprs // 4) * 4 + agprs if agprs else vgprs
-        text = LLVM_SAYS.format(sgprs=sgprs, vgprs=vgprs, agprs=agprs, total=total)
+        both = max(vgprs, agprs) if target == "gfx908" else total
+        used = {"sgprs": sgprs, "vgprs": vgprs, "agprs": agprs, "total": total}
+        text = LLVM_SAYS.format(**used, given=given or (both, sgprs))
         self.asm = {"amdgcn": text}
 
 
@@ -444,9 +451,9 @@ class Made(Compiled):
 def elsewhere(monkeypatch):
     """Stands in for a GPU of any kind, and for its compiler: elsewhere(target, registers, shared) -> what was launched."""
 
-    def settle(target, registers, shared=0):
+    def settle(target, registers, shared=0, given=None):
         launched, limits = [], gpu(target)
-        kernel = Made(registers, shared, launched)
+        kernel = Made(target, registers, shared, launched, given)
         stand_in = SimpleNamespace(warmup=lambda *args, **options: kernel)
         monkeypatch.setattr(machine, "compiles", lambda: True)
         monkeypatch.setattr(machine, "limits", lambda index=None: limits)
@@ -499,6 +506,37 @@ def test_the_grid_on_any_gpu(elsewhere, target, registers, shared, num_warps, fi
     assert chosen.registers == (registers[0] if target in nvidia.SMS else told)
     persistent.launch(chosen, x, x)
     assert [grid for grid, _ in launched] == [(fits * processors, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "given", "fits"),
+    [
+        pytest.param("gfx942", FEW, (32, 16), 8, id="as-used"),
+        pytest.param("gfx942", FEW, (168, 16), 3, id="more-vector-registers"),
+        pytest.param("gfx942", FEW, (32, 106), 7, id="more-scalar-registers"),
+        pytest.param("gfx942", MIXED, (256, 106), 2, id="accumulators-among-them"),
+        pytest.param("gfx908", MIXED, (132, 106), 1, id="of-the-fuller-file"),
+        pytest.param("gfx1100", FEW, (192, 16), 8, id="rdna"),
+    ],
+)
+def test_what_a_wave_is_given_counts_not_what_it_uses(
+    elsewhere, target, registers, given, fits
+):
+    elsewhere(target, registers, given=given)
+    x = tall(10**6, 256)
+    chosen = persistent.plan(x, x, num_warps=4, rows=1)
+    assert (chosen.resident, chosen.programs) == (fits, fits * gpu(target).sms)
+    assert chosen.registers == registers[0] + registers[1]
+
+
+@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+def test_a_wave_cannot_be_given_more_registers_than_it_can_name(elsewhere, target):
+    x = tall(9, 4096)
+    elsewhere(target, FEW, given=(256, 16))
+    assert persistent.plan(x, x, num_warps=4).resident == 5
+    elsewhere(target, FEW, given=(257, 16))
+    with pytest.raises(RuntimeError, match=r"^persistent: 4 warps of 32 registers do"):
+        persistent.plan(x, x, num_warps=4)
 
 
 @pytest.mark.parametrize("target", [*nvidia.SMS, *amd.CUS])

@@ -369,3 +369,65 @@ def test_powers_of_two_are_evenly_spaced(figures):
     show.powers_of_two(ax, [256, 512, 1024])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["256", "1024"]
     assert ax.get_ylim()[0] == 0
+
+
+def test_a_staircase_has_steps_and_kernels_on_or_under_them(figures):
+    stairs = {
+        "registers": ([1, 2, 3, 4], [8, 4, 2, 2]),
+        "with LDS": ([1, 2, 3, 4], [3, 3, 2, 1]),
+    }
+    points = {"fused": (2, 4), "persistent": (3, 1)}
+    ax = show.staircase(stairs, points, "registers", "programs")
+    *lines, kernels = ax.lines
+    for line, (x, y) in zip(lines, stairs.values(), strict=True):
+        assert (list(line.get_xdata()), list(line.get_ydata())) == (x, y)
+        assert line.get_drawstyle() == "steps-mid"
+    assert len({line.get_color() for line in ax.lines}) == 3
+    assert list(zip(*kernels.get_data(), strict=True)) == list(points.values())
+    assert kernels.get_linestyle() == "None"
+    assert texts(ax) == ["registers", "with LDS", "fused", "persistent"]
+    assert [text.xy for text in ax.texts] == [(4, 2), (4, 1), (2, 4), (3, 1)]
+    assert [text.get_ha() for text in ax.texts[2:]] == ["left", "right"]
+    assert ax.get_ylim() == (0, pytest.approx(8.8))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("registers", "programs")
+
+
+def test_a_grid_shows_whole_numbers_and_leaves_out_none(figures):
+    values = [[1, 16, None], [8, None, 2]]
+    columns = [("T4", "sm_75"), "H200", 64]
+    ax = show.grid(values, ["256", "1024"], columns, "programs", "GPU", "columns")
+    assert texts(ax) == ["1", "16", "8", "2"]
+    assert boxes(ax) == [(0, 0, 1, 1), (1, 0, 1, 1), (0, 1, 1, 1), (2, 1, 1, 1)]
+    ticks = [label.get_text() for label in ax.get_xticklabels()]
+    assert ticks == ["T4\nsm_75", "H200", "64"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["256", "1024"]
+    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 3), (2, 0))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("GPU", "columns")
+    assert ax.get_title("left") == "programs"
+    light = {
+        sum(box.get_facecolor()[:3]): int(text)
+        for box, text in zip(ax.patches, texts(ax), strict=True)
+    }
+    assert [light[it] for it in sorted(light)] == [16, 8, 2, 1]
+    assert [text.get_color() == "white" for text in ax.texts] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert show.grid([[0, 3]], ["a"], [1, 2], "", "x").get_ylabel() == ""
+
+
+def test_panels_are_widths_one_below_the_other(figures):
+    rows = [
+        ("copy", 256, 1000.0),
+        ("copy", 1024, 3000.0),
+        ("warps", 256, 900.0),
+        ("warps", 1024, 2900.0),
+    ]
+    frame = pd.DataFrame(rows, columns=("impl", "n", "gb_per_s"))
+    figure = show.panels({"float32": frame, "bfloat16": frame[:2]})
+    assert [ax.get_title("left") for ax in figure.axes] == ["float32", "bfloat16"]
+    assert [len(ax.lines) for ax in figure.axes] == [2, 1]
+    assert sorted(texts(figure.axes[0])) == [" copy", " warps"]
+    assert list(figure.axes[0].lines[1].get_ydata()) == [900, 2900]

@@ -349,6 +349,7 @@ def test_nvidia_has_none_of_amds_registers_and_no_static_shared_memory(
     assert kernel.shared_bytes == 8 * 4  # a number for each warp
     used = (kernel.vgprs, kernel.agprs, kernel.sgprs, kernel.llvm_waves)
     assert used == (0, 0, 0, 0)
+    assert (kernel.allocated_vgprs, kernel.allocated_sgprs) == (0, 0)
 
 
 @pytest.mark.parametrize("target", AMD)
@@ -357,6 +358,8 @@ def test_amd_has_registers_of_three_kinds(fused_on, target):
     assert kernel.registers >= kernel.vgprs > 0
     assert kernel.agprs == 0  # nothing is multiplied
     assert 8 <= kernel.sgprs <= 112
+    assert kernel.allocated_vgprs >= kernel.registers
+    assert 112 >= kernel.allocated_sgprs >= kernel.sgprs
     assert 1 <= kernel.llvm_waves <= 16
     assert (kernel.static_shared_bytes, kernel.shared_bytes) == (0, 32)
 
@@ -413,6 +416,8 @@ LLVM_SAYS = """
 ; TotalNumVgprs: 52
 ; ScratchSize: 16
 ; LDSByteSize: 1000 bytes/workgroup (compile time only)
+; NumSGPRsForWavesPerEU: 24
+; NumVGPRsForWavesPerEU: 60
 ; Occupancy: 8
 ; COMPUTE_PGM_RSRC2:SCRATCH_EN: 1
 """
@@ -426,6 +431,8 @@ def test_what_llvm_says_of_a_kernel():
         "vgprs": 10,
         "agprs": 40,
         "sgprs": 22,
+        "allocated_vgprs": 60,
+        "allocated_sgprs": 24,
         "llvm_waves": 8,
     }
 
@@ -438,6 +445,7 @@ def test_where_there_are_no_accumulators_llvm_does_not_count_them():
     ]
     found = amd_usage("\n".join(lines))
     assert (found["registers"], found["vgprs"], found["agprs"]) == (10, 10, 0)
+    assert (found["allocated_vgprs"], found["allocated_sgprs"]) == (60, 24)
 
 
 # ---- the assembly
@@ -494,6 +502,8 @@ def test_waves_per_eu_is_how_many_registers_there_may_be(waves, most):
     assert kernel.registers <= most
     assert (kernel.registers == 64) == (kernel.spill_bytes > 0) == (waves == 8)
     assert kernel.llvm_waves == waves
+    assert kernel.registers <= kernel.allocated_vgprs <= most
+    assert 512 // (-(-kernel.allocated_vgprs // 8) * 8) == waves  # of 512, in eights
 
 
 def test_waves_per_eu_is_none_of_nvidias_options(fused_on):

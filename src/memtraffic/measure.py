@@ -302,7 +302,7 @@ def everywhere(targets, ns, warps=(None,)):
     """The persistent kernel compiled for GPUs that are not there: `Resources` by (target, width, number of warps).
 
     For float32 rows of each width in `ns`, with each of `warps` (None is what `warps.choose` says), and as many stages as the
-    shared memory of that GPU permits.
+    shared memory of that GPU permits; 4 divides each width, so that rows are moved 16 bytes at a time.
     """
     from memtraffic import occupancy
     from memtraffic.ladder import persistent

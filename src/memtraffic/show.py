@@ -232,8 +232,10 @@ def widths(frame, ax=None):
 def panels(frames):
     """Draws `widths` for each of `frames`, by title, one below the other. Returns the figure."""
     size = (6, 3.6 * len(frames))
-    figure, sides = plt.subplots(len(frames), 1, figsize=size, layout="constrained")
-    for ax, (title, frame) in zip(sides, frames.items(), strict=True):
+    figure, sides = plt.subplots(
+        len(frames), 1, figsize=size, layout="constrained", squeeze=False
+    )
+    for ax, (title, frame) in zip(sides[:, 0], frames.items(), strict=True):
         widths(frame, ax).set_title(title)
     return figure
 
@@ -337,9 +339,13 @@ def heatmaps(frames, value, chosen):
     value: what the option is. chosen: the value that is framed, a function of the title and the width. Returns the figure.
     """
     figure, sides = plt.subplots(
-        len(frames), 1, figsize=(6, 3.1 * len(frames)), layout="constrained"
+        len(frames),
+        1,
+        figsize=(6, 3.1 * len(frames)),
+        layout="constrained",
+        squeeze=False,
     )
-    for ax, (title, frame) in zip(sides, frames.items(), strict=True):
+    for ax, (title, frame) in zip(sides[:, 0], frames.items(), strict=True):
         grid = share(frame)
         ax.pcolormesh(
             grid.fillna(float("nan")),
@@ -431,9 +437,13 @@ def timeline(schedules, tiles):
     Across are the steps of the code, which are not equally long. Returns the figure.
     """
     figure, sides = plt.subplots(
-        len(schedules), 1, figsize=(6, 1.1 + 1.5 * len(schedules)), layout="constrained"
+        len(schedules),
+        1,
+        figsize=(6, 1.1 + 1.5 * len(schedules)),
+        layout="constrained",
+        squeeze=False,
     )
-    for ax, (title, schedule) in zip(sides, schedules.items(), strict=True):
+    for ax, (title, schedule) in zip(sides[:, 0], schedules.items(), strict=True):
         for tile, (asked, there, stored) in enumerate(spans(schedule, tiles)):
             ax.barh(
                 tile, there - asked, left=asked, color=PROGRAM_COLORS[0], height=0.7
