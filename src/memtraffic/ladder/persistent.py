@@ -123,7 +123,7 @@ def _resident(kernel, num_warps, sm):
     used = targets.amd_usage(kernel.asm["amdgcn"])
     registers = (used["allocated_vgprs"], 0, used["allocated_sgprs"])
     cu = occupancy.processor(sm.target)
-    return registers[0], amd.resident(*registers, shared, num_warps, cu)
+    return used["registers"], amd.resident(*registers, shared, num_warps, cu)
 
 
 _held = {}  # plans, by all that a compiled kernel depends on
