@@ -521,3 +521,21 @@ def test_an_option_of_none_is_none():
 def test_an_unknown_option_is_a_type_error(ask):
     with pytest.raises(TypeError, match=r"^resources: unknown options depth, warps$"):
         ask(fused.softmax, "sm_90", empty(1, 64), warps=4, depth=2, num_warps=4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(
+            "        /*0040*/   @P2 LDG.E.128 R8, desc[UR8][R46.64] ;   /* 0x0c1e */",
+            id="sm_90",
+        ),
+        pytest.param(
+            "    /*0040*/  @P2 LDG.E.128 R8, desc[UR8][R46.64]  &wr=0x4  ?trans1;  /* 0x0c1e */",
+            id="sm_120-waits-and-transitions",
+        ),
+    ],
+)
+def test_an_instruction_is_read_without_what_follows_it(line):
+    sass = f"\t.headerflags\n{line}\n        /* 0x000ea2000c1e1d00 */\n"
+    assert targets._sass_lines(sass) == ["@P2 LDG.E.128 R8, desc[UR8][R46.64]"]

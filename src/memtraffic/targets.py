@@ -312,7 +312,7 @@ def _compile(launch, target, text=False):
         ) from error
     if backend == "cuda":
         usage, code = _read_cubin(compiled.asm["cubin"])
-        lines = re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?)\s*(?:[&?][^;]*)?;", code, re.M)
+        lines = _sass_lines(code)
     else:
         usage = compiled.asm["amdgcn"]
         code = usage.split(f"\n{kernel.__name__}:")[1].split(".Lfunc_end")[0]
@@ -382,6 +382,11 @@ def _schedule(ttgir):
             elif found and (step == "reduce" or "tensor<" in line):
                 steps.append(step)
     return tuple(steps)
+
+
+def _sass_lines(sass):
+    """The instructions in what `cuobjdump -sass` printed, without the barriers that newer GPUs' lines name after them."""
+    return re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?)\s*(?:[&?][^;]*)?;", sass, re.M)
 
 
 def _names(lines):
