@@ -13,9 +13,7 @@ REGISTER_UNIT = 256  # registers are dealt to a warp in pieces of so many
 REGISTERS_PER_BLOCK = 65536
 REGISTERS_PER_THREAD = 255
 THREADS_PER_BLOCK = 1024
-PARTITIONS = (
-    4  # of an SM, each with its own quarter of the registers; a warp lives in one
-)
+PARTITIONS = 4  # of an SM; a warp takes its registers from one of them
 
 
 def _sm(target, name, sms, threads, blocks, shared_kib, reserved=1024):
