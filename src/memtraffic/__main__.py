@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from memtraffic.ladder import RUNGS
 from memtraffic.progress import Progress
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -44,7 +45,7 @@ def parser():
             sub.add_argument(
                 "name",
                 metavar="NAME",
-                help="a rung (naive, fused, masked, warps, persistent) or module:function of one 2-D tensor",
+                help=f"a rung ({', '.join(RUNGS)}) or module:function of one 2-D tensor",
             )
         sub.add_argument("--json", action="store_true", help="print JSON")
         return sub

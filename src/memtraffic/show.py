@@ -348,7 +348,7 @@ def heatmaps(frames, value, chosen):
     for ax, (title, frame) in zip(sides[:, 0], frames.items(), strict=True):
         grid = share(frame)
         ax.pcolormesh(
-            grid.fillna(float("nan")),
+            grid,
             cmap="Blues",
             vmin=0.3,
             vmax=1.1,
@@ -475,9 +475,7 @@ def spans(schedule, tiles):
     for step, name in enumerate([*schedule[:start], *body * tiles]):
         if name in ("copy", "load"):
             asked.append(step)
-        if name == "load":
-            there.append(step + 1)
-        if name.startswith("wait"):
+        if name == "load" or name.startswith("wait"):
             there.append(step + 1)
         if name == "store":
             stored.append(step + 1)

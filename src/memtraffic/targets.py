@@ -407,9 +407,8 @@ def _read_cubin(cubin):
 
 
 def _cuda_usage(usage, architecture):
-    reserved = (
-        1024 if architecture >= 90 else 0
-    )  # of each block, counted in from there on
+    # From sm_90 on, the kilobyte that the system keeps of each block is counted in.
+    reserved = 1024 if architecture >= 90 else 0
     counted = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", usage))
     return {
         "registers": int(counted["REG"]),

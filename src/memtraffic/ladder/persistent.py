@@ -159,7 +159,8 @@ def softmax(x, out=None, num_warps=None, num_stages=None, programs=None, rows=No
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
     or, interpreted, on the CPU. num_warps, num_stages and rows of a program, and
-    programs in all: instead of what fits. Returns `out`, or a new tensor of x's shape and dtype.
+    programs in all: instead of what fits. Returns `out`, or a new tensor of x's shape
+    and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape.
     """
     y = output("persistent", x, out, MAX_COLS)

@@ -59,9 +59,8 @@ def limits(registers, shared_bytes, num_warps, sm):
     """
     reserved = sm.shared_per_sm - sm.shared_per_block  # of each block, by the system
     warp_registers = _up(registers * sm.warp_size, REGISTER_UNIT)
-    checked = warp_registers * _up(
-        num_warps, PARTITIONS
-    )  # as if spread over all of them
+    # A launch is checked as if its warps were spread over all partitions.
+    checked = warp_registers * _up(num_warps, PARTITIONS)
     warps = sm.registers_per_sm // PARTITIONS // max(1, warp_registers) * PARTITIONS
     shared = _up(shared_bytes + reserved, shared_unit(sm))
     return {
