@@ -5,6 +5,7 @@ from memtraffic import machine
 from memtraffic.judge import (
     assert_close,
     assert_softmax,
+    assert_sums,
     is_softmax,
     nan_memory,
     tolerance,
@@ -154,3 +155,32 @@ def test_a_row_that_nobody_wrote():
 
     with pytest.raises(AssertionError, match="NaN in 10 wrong places"):
         assert_softmax(first_row_only, matrix())
+
+
+def test_many_small_elements_that_are_missing():
+    x = torch.linspace(0, 14, 300).repeat(2, 1).bfloat16().to(machine.device())
+
+    def most_are_zero(x):
+        y = torch.softmax(x, dim=1)
+        y[1, :225] = 0
+        return y
+
+    reference = torch.softmax(x.double(), dim=1)
+    assert_close(most_are_zero(x), reference, x.dtype)
+    with pytest.raises(AssertionError, match=r"^1 of 2 rows add up wrongly.* \(1,\)"):
+        assert_softmax(most_are_zero, x)
+    assert is_softmax(lambda x: torch.softmax(x, dim=1), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 781, 32768])
+def test_sums(n, dtype):
+    generator = torch.Generator().manual_seed(1)
+    x = (3 * torch.randn(3, n, generator=generator)).to(dtype)
+    reference = torch.softmax(x.double(), dim=1)
+    assert_sums(reference.to(dtype), reference)
+    room = 2 * torch.finfo(dtype).eps + 8 * torch.finfo(torch.float32).eps
+    room += n * 2.0**-25 if dtype == torch.float16 else 0
+    for factor in (1 + 2 * room, 1 - 2 * room):
+        with pytest.raises(AssertionError, match=r"^3 of 3 rows add up wrongly"):
+            assert_sums((reference * factor).to(dtype), reference)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import machine
-from memtraffic.judge import assert_softmax
+from memtraffic.judge import assert_close, assert_softmax
 from memtraffic.traffic.count import count
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernels import random
 
 from memtraffic.ladder import fused, masked, persistent, warps
+from memtraffic.ladder.operands import MAX_ROWS
 from memtraffic.targets import compile_launches, launches
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -57,19 +58,19 @@ def test_right_at_any_width(fn, n, dtype):
 @EACH
 @settings(max_examples=40, deadline=None)
 @given(
-    m=st.integers(0, 5),
+    m=st.integers(0, 40),
     n=st.integers(0, 70),
     dtype=st.sampled_from(DTYPES),
-    row_step=st.integers(1, 3),
-    col_step=st.integers(1, 3),
+    row_step=st.integers(0, 3),  # 0: one row, as often as there are rows
+    col_step=st.integers(0, 3),
     transposed=st.booleans(),
 )
 def test_right_for_any_strides(fn, m, n, dtype, row_step, col_step, transposed):
     big = random(m * row_step + 1, n * col_step + 1, dtype)
     if transposed:
         big = big.t().contiguous().t()
-    x = big[: m * row_step : row_step, : n * col_step : col_step]
-    assert x.shape == (m, n)
+    down, across = big.stride()
+    x = big.as_strided((m, n), (down * row_step, across * col_step))
     assert_softmax(fn, x) if n else fn(x)
 
 
@@ -175,7 +176,7 @@ def test_rows_of_both_may_end_where_16_bytes_do_not(fn, n):
         ),
         pytest.param((2, 3, 4), None, ValueError, r"not 3: \(2, 3, 4\)", id="3-d"),
         pytest.param(
-            (1, 40000), None, ValueError, "40000 columns, more than", id="too-wide"
+            (1, 32769), None, ValueError, "32769 columns, more than", id="too-wide"
         ),
         pytest.param(torch.int32, None, TypeError, "not torch.int32", id="integers"),
     ],
@@ -194,6 +195,89 @@ def test_clear_errors(fn, x, out, error, message):
         out = torch.zeros(2, 3, device=device, dtype=out)
     with pytest.raises(error, match=rf"^{rung(fn)}: .*{message}"):
         fn(x, out)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        ([[1.0]], None, "x is a list"),
+        (None, None, "x is a NoneType"),
+        (torch.zeros(1, 1).numpy(), None, "x is a ndarray"),
+        (torch.zeros(2, 3), True, "out is a bool"),
+    ],
+)
+def test_no_tensor(fn, x, out, message):
+    x = x.to(machine.device()) if isinstance(x, torch.Tensor) else x
+    with pytest.raises(TypeError, match=f"^{rung(fn)}: {message}, not a tensor$"):
+        fn(x, out)
+
+
+@EACH
+def test_more_rows_than_32_bits_count(fn):
+    x = torch.zeros(1, 1, device=machine.device()).expand(MAX_ROWS + 1, 1)
+    with pytest.raises(ValueError, match=f"{MAX_ROWS + 1} rows, more than {MAX_ROWS}$"):
+        fn(x)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        pytest.param((4, 40), (1, 1), id="one-element-on"),
+        pytest.param((4, 40), (39, 1), id="a-row-too-near"),
+        pytest.param((5, 4), (3, 4), id="rows-and-columns-meet"),
+        pytest.param((4, 3), (0, 0), id="one-element"),
+        pytest.param((4, 1), (0, 1), id="one-column"),
+    ],
+)
+def test_an_out_that_repeats_its_elements(fn, shape, strides):
+    memory = torch.zeros(200, device=machine.device())
+    with pytest.raises(ValueError, match=rf"^{rung(fn)}: out repeats its elements"):
+        fn(random(*shape), memory.as_strided(shape, strides))
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        pytest.param((4, 40), (40, 1), id="packed"),
+        pytest.param((3, 4), (4, 3), id="meet-past-the-end"),
+        pytest.param((4, 1), (1, 0), id="one-column"),
+        pytest.param((1, 4), (0, 2), id="one-row"),
+        pytest.param((4, 3), (1, 4), id="transposed"),
+    ],
+)
+def test_an_out_that_does_not(fn, shape, strides):
+    memory = torch.zeros(200, device=machine.device())
+    out = memory.as_strided(shape, strides)
+    assert_softmax(lambda x: fn(x, out), random(*shape))
+
+
+@EACH
+@pytest.mark.parametrize("step", [-1, 1, 3])
+def test_an_out_over_a_part_of_x(fn, step):
+    memory = random(12, 9)
+    x, out = memory[4:8], memory[4 + step : 8 + step]
+    message = f"out begins {step * 9 * 4} bytes after x"
+    with pytest.raises(ValueError, match=rf"^{rung(fn)}: {message}"):
+        fn(x, out)
+    with pytest.raises(ValueError, match=rf"^{rung(fn)}: out begins 0 bytes after x"):
+        fn(memory[:9], memory[:9].t())
+
+
+@EACH
+def test_an_out_beside_x(fn):
+    memory = random(12, 18)
+    for x, out in (
+        (memory[4:8], memory[8:]),
+        (memory[4:8], memory[:4]),
+        (memory[:, :9], memory[:, 9:]),
+        (memory[:, ::2], memory[:, 1::2]),
+        (memory, memory),
+    ):
+        right = torch.softmax(x.double(), dim=1)
+        assert_close(fn(x, out), right, x.dtype)
 
 
 # ---- where the tensor is

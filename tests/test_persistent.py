@@ -125,7 +125,8 @@ def test_looked_up_is_right_and_holds_nothing():
     ],
 )
 def test_stages(tile_bytes, piece_bytes, expected):
-    assert persistent.stages(tile_bytes, piece_bytes, SHARED) == expected
+    assert persistent.stages(tile_bytes, piece_bytes, SHARED, "sm_90") == expected
+    assert persistent.stages(tile_bytes, piece_bytes, SHARED, "gfx950") == 1
 
 
 @pytest.mark.parametrize("name", ["programs", "num_stages"])
@@ -181,6 +182,7 @@ def other_calls(x, y):
     apart = memory[: 2 * m * n].view(m, 2 * n)[:, :n]
     across = memory[: m * n].view(n, m).t()
     unaligned = memory[1 : m * n + 1].view(m, n)
+    by_8 = memory[2 : m * n + 2].view(m, n)
     return {
         "width": (x[:, : n - 2], y),
         "rows": (x[1:], y[1:]),
@@ -190,6 +192,8 @@ def other_calls(x, y):
         "dtype": (x.half(), y.half()),
         "alignment": (unaligned, y),
         "alignment-of-out": (x, unaligned),
+        "alignment-to-8": (by_8, y),
+        "alignment-of-out-to-8": (x, by_8),
         "num-warps": (x, y, 2),
         "num-stages": (x, y, None, 1),
         "programs": (x, y, None, None, 2),
@@ -661,6 +665,7 @@ def test_what_is_held_is_what_is_looked_up(n):
         pytest.param(lambda x: x[:, :1002], id="narrower-of-the-same-block"),
         pytest.param(lambda x: x[:, :781].contiguous(), id="odd"),
         pytest.param(lambda x: x.flatten()[1:-1023].view(299, 1024), id="unaligned"),
+        pytest.param(lambda x: x.flatten()[2:-1022].view(299, 1024), id="by-8-bytes"),
         pytest.param(lambda x: x[:, ::2], id="every-other"),
         pytest.param(lambda x: x.t(), id="transposed"),
         pytest.param(lambda x: x[:7], id="fewer-rows"),

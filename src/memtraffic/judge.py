@@ -34,6 +34,26 @@ def assert_close(got, reference, dtype):
         )
 
 
+def assert_sums(got, reference):
+    """Refuses `got` unless each of its rows adds up to what that of `reference` does, 1 in a softmax.
+
+    Each element may be off by a few roundings of the largest: all of the small ones could be missing. A sum may be off by two
+    roundings to the dtype, by some of float32, and by half of the smallest number of the dtype for each element.
+    """
+    finfo = torch.finfo(got.dtype)
+    sums, right = got.double().sum(dim=-1), reference.sum(dim=-1)
+    relative = 2 * finfo.eps + 2 * ROUNDINGS * torch.finfo(torch.float32).eps
+    room = relative * right.abs()
+    room += got.shape[-1] * finfo.smallest_normal * finfo.eps / 2
+    wrong = ~((sums - right).abs() <= room)
+    if wrong.any():
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} rows add up wrongly, the first at {where}: "
+            f"to {sums[where].item()}, not {right[where].item()}"
+        )
+
+
 @contextmanager
 def nan_memory():
     """While this lasts, memory that PyTorch allocates and nobody has written yet holds NaN."""
@@ -49,7 +69,7 @@ def assert_softmax(fn, x):
     """Refuses `fn` unless `fn(x)` is the softmax of each row of `x`, judged against float64 of the same input.
 
     What `fn` allocates and does not write is wrong, and so is a changed input; NaN is right where float64 gives NaN, and
-    only there. Raises AssertionError, which says where.
+    only there; every other row adds up to 1. Raises AssertionError, which says where.
     """
     before = x.clone()
     with nan_memory():
@@ -59,7 +79,9 @@ def assert_softmax(fn, x):
     assert torch.equal(got.isnan(), nan), (
         f"NaN in {int((got.isnan() != nan).sum())} wrong places"
     )
-    assert_close(got.masked_fill(nan, 0), reference.masked_fill(nan, 0), x.dtype)
+    got, reference = got.masked_fill(nan, 0), reference.masked_fill(nan, 0)
+    assert_close(got, reference, x.dtype)
+    assert_sums(got, reference)
     assert torch.equal(x.nan_to_num(), before.nan_to_num()), "the input was changed"
 
 

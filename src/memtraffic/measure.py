@@ -301,8 +301,8 @@ plans.columns = (
 def everywhere(targets, ns, warps=(None,)):
     """The persistent kernel compiled for GPUs that are not there: `Resources` by (target, width, number of warps).
 
-    For float32 rows of each width in `ns`, with each of `warps` (None is what `warps.choose` says), and as many stages as the
-    shared memory of that GPU permits; 4 divides each width, so that rows are moved 16 bytes at a time.
+    For float32 rows of each width in `ns`, with each of `warps` (None is what `warps.choose` says), and the stages that
+    `persistent.stages` gives that GPU; 4 divides each width, so that rows are moved 16 bytes at a time.
     """
     from memtraffic import occupancy
     from memtraffic.ladder import persistent
@@ -314,8 +314,9 @@ def everywhere(targets, ns, warps=(None,)):
         x = torch.empty(8, n, device=machine.device())
         tile = choose(n, x.element_size())
         tile_bytes = tile["ROWS"] * tile["BLOCK"] * x.element_size()
-        shared = occupancy.shared_per_program(occupancy.processor(target))
-        stages = persistent.stages(tile_bytes, persistent.PIECE_BYTES, shared)
+        room = occupancy.shared_per_program(occupancy.processor(target))
+        piece_bytes = persistent.PIECE_BYTES
+        stages = persistent.stages(tile_bytes, piece_bytes, room, target)
         [launch] = launches(functools.partial(persistent.softmax, num_stages=stages), x)
         options = launch.options | {"num_warps": num_warps or tile["num_warps"]}
         jobs.append((dataclasses.replace(launch, options=options), target))

@@ -90,11 +90,11 @@ def softmax_pair(x, out=None):
 
     Takes and raises what `softmax` does.
     """
-    n_cols = x.shape[-1] if x.dim() else 0
+    y = output("masked", x, out, MAX_COLS)
+    n_cols = x.shape[1]
     head = triton.next_power_of_2(n_cols + 1) // 2
     if n_cols == head or n_cols < 2:
-        return softmax(x, out)
-    y = output("masked", x, out, MAX_COLS)
+        return softmax(x, y)
     if x.numel():
         with machine.on(x):
             _pair_kernel[(x.shape[0],)](

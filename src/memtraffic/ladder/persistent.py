@@ -17,7 +17,8 @@ from memtraffic.occupancy import amd, nvidia
 MOST_STAGES = 3  # a third tile in flight gains nothing more
 PIECE_BYTES = 16  # a copy in smaller pieces is slower than a load
 INTERPRETED_PROGRAMS = 4  # where no GPU says how many fit, enough to see them stride
-INTERPRETED_SHARED = 227 * 1024  # bytes a program may have there, as on sm_90
+INTERPRETED_TARGET = "sm_90"  # whose stages the plan has there,
+INTERPRETED_SHARED = 227 * 1024  # and the bytes a program may have
 
 
 @triton.jit
@@ -59,12 +60,13 @@ class Plan:
     resident: int = 0
 
 
-def stages(tile_bytes, piece_bytes, shared_bytes):
+def stages(tile_bytes, piece_bytes, shared_bytes, target):
     """Stages of the loop: one, and one more for each tile that fits in a program's `shared_bytes`, MOST_STAGES at most.
 
-    tile_bytes: of one tile. piece_bytes: what one access may move; below PIECE_BYTES there is one stage.
+    tile_bytes: of one tile. piece_bytes: what one access may move; below PIECE_BYTES there is one stage. So there is on
+    AMD (target `gfx...`), where tiles on their way wait in registers, in the place of other programs.
     """
-    if piece_bytes < PIECE_BYTES:
+    if piece_bytes < PIECE_BYTES or target.startswith("gfx"):
         return 1
     scratch = 1024  # bytes that the reductions of 32 warps may need
     return 1 + max(0, min(MOST_STAGES - 1, (shared_bytes - scratch) // tile_bytes))
@@ -73,7 +75,8 @@ def stages(tile_bytes, piece_bytes, shared_bytes):
 def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
     """The `Plan` of the softmax of `x` into `y`, made anew. The arguments after them are those of `softmax`.
 
-    Raises ValueError for programs or stages below 1, RuntimeError where not one program fits an SM.
+    Raises ValueError for programs or stages below 1 and for options as `warps.choose` does; RuntimeError where a program asks
+    for more shared memory than there is, or not one fits an SM; LookupError for an AMD GPU that `occupancy` does not know.
     """
     for name, value in (("programs", programs), ("num_stages", num_stages)):
         if value is not None and value < 1:
@@ -85,12 +88,15 @@ def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
     tile_bytes = constants["ROWS"] * constants["BLOCK"] * x.element_size()
     piece_bytes = constants["ALIGN"] * x.element_size()
     if not machine.compiles():
-        shared = INTERPRETED_SHARED
-        constants["STAGES"] = num_stages or stages(tile_bytes, piece_bytes, shared)
+        constants["STAGES"] = num_stages or stages(
+            tile_bytes, piece_bytes, INTERPRETED_SHARED, INTERPRETED_TARGET
+        )
         programs = min(tiles, programs or INTERPRETED_PROGRAMS)
         return Plan(constants, num_warps, None, programs)
     sm = machine.limits(x.device.index)
-    wanted = num_stages or stages(tile_bytes, piece_bytes, sm.shared_per_block)
+    wanted = num_stages or stages(
+        tile_bytes, piece_bytes, sm.shared_per_block, sm.target
+    )
     least = wanted if num_stages else 1  # what was asked for is not made less
     for constants["STAGES"] in range(wanted, least - 1, -1):
         kernel = _persistent_kernel.warmup(
@@ -161,7 +167,8 @@ def softmax(x, out=None, num_warps=None, num_stages=None, programs=None, rows=No
     or, interpreted, on the CPU. num_warps, num_stages and rows of a program, and
     programs in all: instead of what fits. Returns `out`, or a new tensor of x's shape
     and dtype.
-    Raises TypeError for another dtype or device, ValueError for another shape.
+    Raises TypeError for another dtype or device, ValueError for another shape, and
+    what `plan` raises.
     """
     y = output("persistent", x, out, MAX_COLS)
     if x.numel():
@@ -171,7 +178,7 @@ def softmax(x, out=None, num_warps=None, num_stages=None, programs=None, rows=No
 
 
 def softmax_looked_up(x):
-    """The same, its plan made anew at each call: what holding it saves."""
+    """The same, its plan made anew at each call: what holding it saves. Takes `x` alone, raises as `softmax`."""
     y = output("persistent", x, None, MAX_COLS)
     if x.numel():
         with machine.on(x):

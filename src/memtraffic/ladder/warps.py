@@ -111,7 +111,8 @@ def softmax(x, out=None, rows=None, num_warps=None):
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
     or, interpreted, on the CPU. rows, num_warps: of a program, powers of two, instead
     of what `choose` says. Returns `out`, or a new tensor of x's shape and dtype.
-    Raises TypeError for another dtype or device, ValueError for another shape.
+    Raises TypeError for another dtype or device, ValueError for another shape, or for
+    options as `choose` does.
     """
     y = output("warps", x, out, MAX_COLS)
     if x.numel():
@@ -147,12 +148,13 @@ def tuned_kernel():
     )(_warps_kernel)
 
 
-def softmax_tuned(x, out=None):
+def softmax_tuned(x):
     """The same, its program chosen by `triton.autotune`: the first call at a width measures, those after it do not.
 
-    Takes and raises what `softmax` does; needs a GPU, and rows of at least 32 columns, so that no lane is idle.
+    x: as for `softmax`, on a GPU, of at least 32 columns, so that no lane is idle. There is no `out`: a kernel that is
+    tried many times must not write over what it reads. Raises as `softmax`.
     """
-    y = output("warps", x, out, MAX_COLS)
+    y = output("warps", x, None, MAX_COLS)
     if x.shape[1] < 32:
         raise ValueError(f"warps: {x.shape[1]} columns, too few to tune for")
     if x.numel():
