@@ -200,9 +200,9 @@ def level(ax, value, text):
 
 
 def powers_of_two(ax, values):
-    """Makes the x axis logarithmic, with a mark at every other one of `values`, and starts the y axis at zero."""
+    """Makes the x axis logarithmic, with a mark at every other one of `values`, the last among them, and starts the y axis at zero."""
     ax.set_xscale("log", base=2)
-    marks = [value for value in values][::2]
+    marks = list(values)[::-2]
     ax.set_xticks(marks, [f"{mark:.0f}" for mark in marks])
     ax.set_ylim(0, None)
 
@@ -215,7 +215,9 @@ def widths(frame, ax=None):
     ends = []
     for name, one in frame.groupby("impl", sort=False):
         color = next(colors)
-        ax.plot(one["n"], one["gb_per_s"], "o-", color=color, markersize=4)
+        style = {"linestyle": "--", "zorder": 3} if name == "copy" else {}
+        style |= {"marker": "o", "markersize": 4, "color": color}
+        ax.plot(one["n"], one["gb_per_s"], **style)
         ends.append((one["gb_per_s"].iloc[-1], name, color))
     powers_of_two(ax, sorted(frame["n"].unique()))
     low, high = ax.get_xlim()
@@ -321,7 +323,7 @@ def lanes(layout, shape):
         color = PROGRAM_COLORS[warp % len(PROGRAM_COLORS)]
         ax.add_patch(plt.Rectangle((col, row), wide, high, fc=color, ec="white"))
         at = (col + wide / 2, row + high / 2)
-        ax.text(*at, str(lane), ha="center", va="center", fontsize=8)
+        ax.text(*at, str(lane), ha="center", va="center", fontsize=9)
         if box[1] == n // wide - 1:
             ax.text(n, row + high / 2, f" warp {warp}", va="center")
     ax.set(xlim=(0, n), ylim=(m, 0), xlabel="columns")
@@ -397,7 +399,10 @@ def staircase(stairs, points, xlabel, ylabel):
     ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
     corners = {at for line in stairs.values() for at in zip(*line, strict=True)}
     for label, at in points.items():
-        where = ((6, 3), "left") if at in corners else ((-7, -4), "right")
+        beside = [y - at[1] for x, y in points.values() if abs(x - at[0]) < 4]
+        near = sum(gap for gap in beside if abs(gap) < 4)  # of another label
+        level = -4 - 7 * (near > 0) + 2 * (near < 0)
+        where = ((6, 3), "left") if at in corners else ((-7, level), "right")
         style = {"textcoords": "offset points", "color": ORANGE, "ha": where[1]}
         ax.annotate(label, at, where[0], **style)
     ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
