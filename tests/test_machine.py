@@ -92,6 +92,17 @@ def test_a_meter_stands_in_for_the_gpu(monkeypatch):
     assert not machine.compiles()
 
 
+def test_a_meter_may_stand_for_another_gpu():
+    here = machine.warp_size()
+    assert machine.target() is None
+    with machine.metered("gfx942", 64):
+        assert (machine.target(), machine.warp_size()) == ("gfx942", 64)
+        with machine.metered():
+            assert (machine.target(), machine.warp_size()) == (None, here)
+        assert (machine.target(), machine.warp_size()) == ("gfx942", 64)
+    assert (machine.target(), machine.warp_size()) == (None, here)
+
+
 @needs_triton
 def test_meters_see_launches(monkeypatch):
     from memtraffic.targets import launches

@@ -396,7 +396,10 @@ def test_a_plan_is_of_one_gpu_and_not_of_a_meter(compiler):
     assert persistent.held_plan(elsewhere, elsewhere, *NO_OPTIONS) is not compiled
     assert compiler.asked[-1] == 1
     with machine.metered():
-        assert persistent.held_plan(x, x, *NO_OPTIONS).kernel is None
+        metered = persistent.held_plan(x, x, *NO_OPTIONS)
+        assert metered.kernel is None
+    with machine.metered("gfx942", 64):
+        assert persistent.held_plan(x, x, *NO_OPTIONS) is not metered
     assert persistent.held_plan(x, x, *NO_OPTIONS) is compiled
 
 

@@ -369,6 +369,8 @@ def test_powers_of_two_are_evenly_spaced(figures):
     show.powers_of_two(ax, [256, 512, 1024])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["256", "1024"]
     assert ax.get_ylim()[0] == 0
+    show.powers_of_two(ax, [256, 512, 1024, 2048])  # the last has a mark
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["512", "2048"]
 
 
 def test_a_staircase_has_steps_and_kernels_on_or_under_them(figures):

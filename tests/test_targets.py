@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
 
-from memtraffic.ladder import fused, naive, warps
+from memtraffic.ladder import fused, naive, persistent, warps
 
 
 def empty(m, n, dtype=torch.float32):
@@ -513,8 +513,38 @@ def test_waves_per_eu_is_none_of_nvidias_options(fused_on):
 
 def test_an_option_of_none_is_none():
     options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
-    [launch] = launches(fused.softmax, empty(1, 4096))
-    assert targets._with_options([launch], options) == [launch]
+    x = empty(1, 4096)
+    found = targets._with_options(fused.softmax, "sm_90", [x], options)
+    assert found == launches(fused.softmax, x)
+
+
+@pytest.mark.parametrize(
+    ("target", "stages", "num_warps"),
+    [("sm_90", 2, 32), ("gfx942", 1, 16), ("gfx1100", 1, 32)],
+)
+def test_a_launcher_chooses_for_the_target(target, stages, num_warps):
+    [launch] = launches(persistent.softmax, empty(4, 32768), target=target)
+    assert launch.constants["STAGES"] == stages
+    assert launch.options["num_warps"] == num_warps
+    assert machine.target() is None
+    [kernel] = resources(persistent.softmax, target, empty(4, 32768))
+    assert kernel.num_warps == num_warps
+
+
+def test_stages_reach_the_loop_that_has_its_own():
+    [launch] = targets._with_options(
+        persistent.softmax, "sm_90", [empty(4, 4096)], {"num_stages": 2}
+    )
+    assert launch.constants["STAGES"] == launch.options["num_stages"] == 2
+    [launch] = targets._with_options(
+        fused.softmax, "sm_90", [empty(4, 4096)], {"num_stages": 2}
+    )
+    assert launch.options["num_stages"] == 2
+
+
+def test_launches_for_an_unknown_target():
+    with pytest.raises(LookupError, match=r"^no target is named 'sm_999': give one"):
+        launches(fused.softmax, empty(1, 4096), target="sm_999")
 
 
 @pytest.mark.parametrize("ask", [resources, assembly])

@@ -65,8 +65,15 @@ def device():
 
 
 def warp_size():
-    """Threads that execute together: 64 on AMD's CDNA, else 32."""
+    """Threads that execute together on the GPU that launchers choose for: 64 on AMD's CDNA, else 32."""
+    if _target:
+        return _target_warp_size
     return limits().warp_size if HAS_GPU else 32
+
+
+def target():
+    """The kind of GPU that launchers choose for while kernels are compiled for it, such as `gfx942`; None at other times."""
+    return _target
 
 
 def on(x):
@@ -76,7 +83,7 @@ def on(x):
     return np.errstate(invalid="ignore", over="ignore")
 
 
-_metered = False
+_metered, _target, _target_warp_size = False, None, None
 
 
 def compiles():
@@ -85,14 +92,18 @@ def compiles():
 
 
 @contextmanager
-def metered():
-    """While this lasts, a meter sees each launch of a kernel in place of the GPU; launchers hold no compiled kernel."""
-    global _metered
-    before, _metered = _metered, True
+def metered(target=None, warp_size=None):
+    """While this lasts, a meter sees each launch of a kernel in place of the GPU; launchers hold no compiled kernel.
+
+    target, warp_size: of the GPU that launchers choose for meanwhile, where it is not this one.
+    """
+    global _metered, _target, _target_warp_size
+    before = _metered, _target, _target_warp_size
+    _metered, _target, _target_warp_size = True, target, warp_size
     try:
         yield
     finally:
-        _metered = before
+        _metered, _target, _target_warp_size = before
 
 
 def require_gpu(what):

@@ -301,24 +301,16 @@ plans.columns = (
 def everywhere(targets, ns, warps=(None,)):
     """The persistent kernel compiled for GPUs that are not there: `Resources` by (target, width, number of warps).
 
-    For float32 rows of each width in `ns`, with each of `warps` (None is what `warps.choose` says), and the stages that
-    `persistent.stages` gives that GPU; 4 divides each width, so that rows are moved 16 bytes at a time.
+    For float32 rows of each width in `ns`, as its launcher chooses for that GPU, with each of `warps` (None is its choice).
     """
-    from memtraffic import occupancy
     from memtraffic.ladder import persistent
-    from memtraffic.ladder.warps import choose
     from memtraffic.targets import compile_launches, launches
 
     asked, jobs = list(itertools.product(targets, ns, warps)), []
     for target, n, num_warps in asked:
         x = torch.empty(8, n, device=machine.device())
-        tile = choose(n, x.element_size())
-        tile_bytes = tile["ROWS"] * tile["BLOCK"] * x.element_size()
-        room = occupancy.shared_per_program(occupancy.processor(target))
-        piece_bytes = persistent.PIECE_BYTES
-        stages = persistent.stages(tile_bytes, piece_bytes, room, target)
-        [launch] = launches(functools.partial(persistent.softmax, num_stages=stages), x)
-        options = launch.options | {"num_warps": num_warps or tile["num_warps"]}
+        [launch] = launches(persistent.softmax, x, target=target)
+        options = launch.options | ({"num_warps": num_warps} if num_warps else {})
         jobs.append((dataclasses.replace(launch, options=options), target))
     return dict(zip(asked, compile_launches(jobs), strict=True))
 

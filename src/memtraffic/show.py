@@ -202,7 +202,7 @@ def level(ax, value, text):
 def powers_of_two(ax, values):
     """Makes the x axis logarithmic, with marks at the last of `values` and every other before it, and starts y at zero."""
     ax.set_xscale("log", base=2)
-    marks = list(values)[::-2]
+    marks = list(values)[::-2][::-1]
     ax.set_xticks(marks, [f"{mark:.0f}" for mark in marks])
     ax.set_ylim(0, None)
 

@@ -4,6 +4,7 @@ Needs no GPU and no driver: Triton brings the compilers (LLVM for AMD, `ptxas` a
 kernels are interpreted cannot compile them, so there a second process does.
 """
 
+import functools
 import inspect
 import os
 import pickle
@@ -112,14 +113,14 @@ def resources(fn, target, *tensors, **options):
     >>> kernel.spill_bytes
     0
 
-    target: a key of `TARGETS`. options: `num_warps`, `num_stages`, and on AMD `waves_per_eu`, instead of what `fn` asks for.
+    target: a key of `TARGETS`; `fn` chooses for it, as it would on such a GPU. options: `num_warps`, `num_stages`, and on AMD
+    `waves_per_eu`, instead of what `fn` asks for; an `fn` with an argument `num_stages` is given that, too.
 
     Raises LookupError for an unknown target, TypeError for an unknown option, CompileError if a kernel does not compile there,
     LookupError where kernels are interpreted and a kernel is defined in no file that a second process could import.
     """
-    return compile_launches(
-        [(launch, target) for launch in _with_options(launches(fn, *tensors), options)]
-    )
+    found = _with_options(fn, target, tensors, options)
+    return compile_launches([(launch, target) for launch in found])
 
 
 def assembly(fn, target, *tensors, keep=".", **options):
@@ -128,7 +129,7 @@ def assembly(fn, target, *tensors, keep=".", **options):
     keep: a regular expression; only lines in which it is found are kept, without comments and addresses. The other
     arguments, and what is raised: as `resources`.
     """
-    found = _with_options(launches(fn, *tensors), options)
+    found = _with_options(fn, target, tensors, options)
     texts = compile_launches([(launch, target) for launch in found], text=True)
     return [
         "\n".join(line for line in text.splitlines() if re.search(keep, line))
@@ -136,15 +137,24 @@ def assembly(fn, target, *tensors, keep=".", **options):
     ]
 
 
-def _with_options(found, options):
+def _with_options(fn, target, tensors, options):
+    """The launches of `fn` on `target`, `options` in place of what it asks for."""
     if unknown := set(options) - {"num_warps", "num_stages", "waves_per_eu"}:
         raise TypeError(f"resources: unknown options {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if value is not None}
+    if "num_stages" in given and "num_stages" in inspect.signature(fn).parameters:
+        fn = functools.partial(fn, num_stages=given["num_stages"])
+    found = launches(fn, *tensors, target=target)
     return [replace(launch, options=launch.options | given) for launch in found]
 
 
-def launches(fn, *tensors):
-    """Every `Launch` that `fn(*tensors)` makes. The kernels are noted, not run, so what they would write stays unwritten."""
+def launches(fn, *tensors, target=None):
+    """Every `Launch` that `fn(*tensors)` makes. The kernels are noted, not run, so what they would write stays unwritten.
+
+    target: a key of `TARGETS` that `fn` chooses for. Raises LookupError for an unknown one.
+    """
+    if target is not None:
+        _known(target)
     from triton.runtime import autotuner, interpreter, jit
 
     found = []
@@ -158,7 +168,7 @@ def launches(fn, *tensors):
             tuner.fn.run(*args, **kwargs | config.all_kwargs())
 
     with (
-        machine.metered(),
+        machine.metered(target, TARGETS[target][2] if target else None),
         _replaced(jit.JITFunction, "run", note),
         _replaced(interpreter.InterpretedFunction, "run", note),
         _replaced(autotuner.Autotuner, "run", note_tuned),
@@ -233,16 +243,20 @@ def _type_name(kernel, name, value):
     )
 
 
+def _known(target):
+    if target not in TARGETS:
+        raise LookupError(
+            f"no target is named {target!r}: give one of {', '.join(TARGETS)}"
+        )
+
+
 def compile_launches(jobs, text=False):
     """The `Resources` of each of `jobs`, pairs of a `Launch` and a target's name; raises as `resources`.
 
     text: the assembly in their place.
     """
     for _, target in jobs:
-        if target not in TARGETS:
-            raise LookupError(
-                f"no target is named {target!r}: give one of {', '.join(TARGETS)}"
-            )
+        _known(target)
     if not machine.INTERPRETED:
         return [_compile(launch, target, text) for launch, target in jobs]
     for launch, _ in jobs:

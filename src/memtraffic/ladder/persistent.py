@@ -17,8 +17,7 @@ from memtraffic.occupancy import amd, nvidia
 MOST_STAGES = 3  # a third tile in flight gains nothing more
 PIECE_BYTES = 16  # a copy in smaller pieces is slower than a load
 INTERPRETED_PROGRAMS = 4  # where no GPU says how many fit, enough to see them stride
-INTERPRETED_TARGET = "sm_90"  # whose stages the plan has there,
-INTERPRETED_SHARED = 227 * 1024  # and the bytes a program may have
+INTERPRETED_TARGET = "sm_90"  # and whose stages the plan has there
 
 
 @triton.jit
@@ -88,9 +87,10 @@ def plan(x, y, num_warps=None, num_stages=None, programs=None, rows=None):
     tile_bytes = constants["ROWS"] * constants["BLOCK"] * x.element_size()
     piece_bytes = constants["ALIGN"] * x.element_size()
     if not machine.compiles():
-        constants["STAGES"] = num_stages or stages(
-            tile_bytes, piece_bytes, INTERPRETED_SHARED, INTERPRETED_TARGET
-        )
+        target = machine.target() or INTERPRETED_TARGET
+        shared = occupancy.shared_per_program(occupancy.processor(target))
+        few = stages(tile_bytes, piece_bytes, shared, target)
+        constants["STAGES"] = num_stages or few
         programs = min(tiles, programs or INTERPRETED_PROGRAMS)
         return Plan(constants, num_warps, None, programs)
     sm = machine.limits(x.device.index)
@@ -139,7 +139,7 @@ _MOST_HELD = 4096
 def held_plan(x, y, *options):
     """The `plan` of a call, kept from the first one of its like."""
     key = (
-        machine.compiles(), x.device, x.dtype, x.shape, x.stride(), y.stride(),
+        machine.compiles(), machine.target(), x.device, x.dtype, x.shape, x.stride(), y.stride(),
         x.data_ptr() % 16, y.data_ptr() % 16, options,
     )  # fmt: skip
     if key not in _held:
