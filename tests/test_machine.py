@@ -182,7 +182,6 @@ def properties(**of_the_kind):
         name="a GPU",
         multi_processor_count=304,
         regs_per_multiprocessor=65536,
-        shared_memory_per_multiprocessor=65536,
         shared_memory_per_block=65536,
         L2_cache_size=2**22,
         warp_size=64,
@@ -196,6 +195,7 @@ def properties(**of_the_kind):
     [
         pytest.param("gfx942:sramecc+:xnack-", "gfx942", id="with-features"),
         pytest.param("gfx90a", "gfx90a", id="without"),
+        pytest.param("gfx1100", "gfx1100", id="rdna"),
     ],
 )
 def test_the_target_of_an_amd_gpu(monkeypatch, name, target):
@@ -207,6 +207,7 @@ def test_the_target_of_an_amd_gpu(monkeypatch, name, target):
     found = machine.limits.__wrapped__(0)
     assert (found.target, found.blocks_per_sm) == (target, None)
     assert (found.sms, found.shared_per_block) == (304, 65536)
+    assert found.shared_per_sm == 65536  # no version of PyTorch fails to tell this
 
 
 @pytest.mark.parametrize(
@@ -222,11 +223,16 @@ def test_the_target_of_an_nvidia_gpu(monkeypatch, major, minor, target):
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: driver)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.version, "hip", None)
-    told = properties(major=major, minor=minor, shared_memory_per_block_optin=64000)
+    told = properties(
+        major=major,
+        minor=minor,
+        shared_memory_per_block_optin=64000,
+        shared_memory_per_multiprocessor=65000,
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
     found = machine.limits.__wrapped__(0)
     assert (found.target, found.blocks_per_sm) == (target, 32)
-    assert found.shared_per_block == 64000
+    assert (found.shared_per_block, found.shared_per_sm) == (64000, 65000)
 
 
 @needs_gpu

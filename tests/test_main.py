@@ -244,7 +244,7 @@ def test_the_compiler_is_given_each_option(
     status, *_ = command(f"{name} fused --target gfx942 --n {n} {option}")
     unset = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
     assert status == 0
-    assert compiler == [(resolve("fused"), "gfx942", (1, n), dtype, unset | given)]
+    assert compiler == [(resolve("fused"), "gfx942", (16, n), dtype, unset | given)]
 
 
 def test_help_names_each_command(command):

@@ -11,7 +11,13 @@ import torch
 
 from memtraffic import machine, occupancy
 from memtraffic.occupancy import amd, nvidia
-from memtraffic.targets import Resources, compile_launches, launches, resources
+from memtraffic.targets import (
+    TARGETS,
+    Resources,
+    compile_launches,
+    launches,
+    resources,
+)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -83,7 +89,7 @@ def nvidia_differences(answers, sm):
     return wrong, compared
 
 
-def test_nvidias_header_agrees_everywhere(header_answers):
+def test_nvidias_header_agrees_everywhere(header_answers, capsys):
     assert set(header_answers) == set(oracles.NVIDIA_TABLE)
     compared = 0
     for target, answers in header_answers.items():
@@ -91,7 +97,8 @@ def test_nvidias_header_agrees_everywhere(header_answers):
         assert not wrong, f"{len(wrong)} of {len(answers)} differ, such as {wrong[:3]}"
         compared += numbers
     points = sum(map(len, header_answers.values()))
-    print(f"cuda_occupancy.h: {points} points, {compared} numbers, all equal")
+    with capsys.disabled():
+        print(f"cuda_occupancy.h: {points} points, {compared} numbers, all equal")
     assert points > 20000
     residents = {
         it[1] for answers in header_answers.values() for it in answers.values()
@@ -159,7 +166,7 @@ def triton_kernels():
         return [kernel for half in halves for kernel in half]
 
 
-def test_llvm_says_the_same_waves_of_tritons_kernels(triton_kernels):
+def test_llvm_says_the_same_waves_of_tritons_kernels(triton_kernels, capsys):
     wrong, seen = [], defaultdict(set)
     for it in triton_kernels:
         cu = amd.CUS[it.target]
@@ -170,7 +177,10 @@ def test_llvm_says_the_same_waves_of_tritons_kernels(triton_kernels):
         seen[it.target].add(ours)
     assert not wrong, f"{len(wrong)} of {len(triton_kernels)} differ: {wrong[:3]}"
     occupancies = {target: sorted(waves) for target, waves in seen.items()}
-    print(f"LLVM: {len(triton_kernels)} of Triton's kernels, all equal: {occupancies}")
+    with capsys.disabled():
+        print(
+            f"LLVM: {len(triton_kernels)} of Triton's kernels, all equal: {occupancies}"
+        )
     assert 250 <= len(triton_kernels) <= 400
     assert set(seen) == set(amd.CUS)
     assert all(len(waves) >= 4 for waves in seen.values())
@@ -313,12 +323,13 @@ def test_a_compute_unit_is_that_of_the_table(target):
 
 
 @pytest.mark.parametrize("target", amd.CUS)
-def test_llvm_says_the_same_waves_of_kernels_made_for_it(llvm_answers, target):
+def test_llvm_says_the_same_waves_of_kernels_made_for_it(llvm_answers, target, capsys):
     answers, cu = llvm_answers["points"][target], amd.CUS[target]
     wrong = amd_differences(llvm_answers, cu)
     assert not wrong, f"{len(wrong)} of {len(answers)} differ, such as {wrong[:3]}"
     waves = Counter(answer[3] for answer in answers.values())
-    print(f"LLVM: {len(answers)} kernels for {target}, all equal: {dict(waves)}")
+    with capsys.disabled():
+        print(f"LLVM: {len(answers)} kernels for {target}, all equal: {dict(waves)}")
     assert max(waves) == cu.waves_per_simd
     assert len(waves) >= 8
     for point, (vgprs, agprs, sgprs, *_) in answers.items():  # as exact as asked for
@@ -627,3 +638,20 @@ def test_the_script_is_the_tables():
         found["rules"]["threadsPerGroup"] == found["rules"]["threadsPerBlock"] == 1024
     )
     assert found["rules"]["sharedUnits"]["sm_75"] == 256
+
+
+@pytest.mark.parametrize("change", [(-1, 0, 4), (32, -1, 4), (32, 0, 0), (32, 0, -4)])
+def test_less_than_nothing_is_refused(change):
+    registers, shared, num_warps = change
+    with pytest.raises(ValueError, match=rf"^limits: {num_warps} warps"):
+        nvidia.limits(registers, shared, num_warps, nvidia.SMS["sm_90"])
+    with pytest.raises(ValueError, match=rf"^limits: {num_warps} warps"):
+        amd.limits(registers, 0, 0, shared, num_warps, amd.CUS["gfx942"])
+
+
+def test_each_target_has_a_processor_of_as_many_lanes():
+    known = nvidia.SMS | amd.CUS
+    assert known.keys() == TARGETS.keys()
+    for target, unit in known.items():
+        lanes = unit.wave_size if target in amd.CUS else unit.warp_size
+        assert lanes == TARGETS[target][2]

@@ -314,6 +314,7 @@ def test_resources_as_text_and_dict():
         (targets._sass_bits, ".U16", 16),
         (targets._sass_bits, ".U8.CONSTANT", 8),
         (targets._amd_bits, "dwordx4", 128),
+        (targets._amd_bits, "lds_dwordx4", 128),
         (targets._amd_bits, "dwordx2", 64),
         (targets._amd_bits, "dword", 32),
         (targets._amd_bits, "ushort", 16),

@@ -118,7 +118,8 @@ def require_gpu(what):
 def limits(index=None):
     """The limits of GPU `index` (the current one by default). Raises RuntimeError without a GPU.
 
-    All but one come from PyTorch; the resident blocks an SM can hold come from the CUDA driver's
+    All but one come from PyTorch (on AMD, where not every version tells the LDS of a compute unit, `shared_per_sm` is that of
+    one program); the resident blocks an SM can hold come from the CUDA driver's
     `CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR` and are None on AMD.
     """
     require_gpu("limits")
@@ -139,7 +140,9 @@ def limits(index=None):
         name=p.name,
         sms=p.multi_processor_count,
         registers_per_sm=p.regs_per_multiprocessor,
-        shared_per_sm=p.shared_memory_per_multiprocessor,
+        shared_per_sm=p.shared_memory_per_block
+        if torch.version.hip
+        else p.shared_memory_per_multiprocessor,
         shared_per_block=getattr(
             p, "shared_memory_per_block_optin", p.shared_memory_per_block
         ),

@@ -472,7 +472,7 @@ def amd_usage(assembly):
 
 def _amd_bits(suffix):
     """Bits of an access by the end of its name: `dwordx4`, `dword`, `ushort`, `short_d16_hi`, `ubyte`, `b128`, `u16`."""
-    if found := re.match(r"dwordx(\d)", suffix):
+    if found := re.search(r"dwordx(\d)", suffix):
         return 32 * int(found[1])
     if found := re.search(r"(?:^|_)[biu](8|16|32|64|96|128)(?:_|$)", suffix):
         return int(found[1])

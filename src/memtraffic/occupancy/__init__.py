@@ -24,7 +24,8 @@ def shared_per_program(unit):
 def limits(kernel, unit=None):
     """The programs that each limit of one processor allows: a dict by limit.
 
-    kernel: the `targets.Resources` of a compiled kernel. unit: the processor, that of the kernel's target by default.
+    kernel: the `targets.Resources` of a compiled kernel. unit: the processor, that of the kernel's target by default. Raises
+    LookupError for a target that `processor` does not know.
     """
     unit = unit or processor(kernel.target)
     if isinstance(unit, amd.CU):

@@ -1,9 +1,9 @@
 """Resident programs on AMD GPUs: how many workgroups of a kernel one compute unit holds at once.
 
-Sources: LLVM's AMDGPU backend (`AMDGPUBaseInfo.cpp` and `AMDGPU.td`: registers and their granules, waves, barriers, LDS) and
-its "User Guide for AMDGPU Backend"; Mesa's `ac_gpu_info.c` for the pieces of LDS on RDNA; AMD's white papers of CDNA 1 to 4
-for the number of compute units. On RDNA the unit is the workgroup processor, two compute units that share their waves and
-LDS, which is how LLVM compiles for it by default.
+Sources: [base] LLVM, https://github.com/llvm/llvm-project, `llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp`; [td] beside it,
+`AMDGPU.td`; [guide] LLVM, "User Guide for AMDGPU Backend", https://llvm.org/docs/AMDGPUUsage.html; [mesa] Mesa,
+`src/amd/common/ac_gpu_info.c`; [products] AMD's white papers of CDNA 1 to 4 and the datasheets of its cards. On RDNA the unit
+is the workgroup processor, two compute units that share their waves and LDS: so LLVM compiles for it by default.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CU:
-    """A compute unit. Registers are those of one lane on one SIMD, sizes are in bytes.
+    """A compute unit, or on RDNA a workgroup processor. Registers are those of one lane on one SIMD, sizes are in bytes.
 
-    agprs: a file of their own for accumulators, 0 where they share the vector registers. sgpr_waves: waves a SIMD by the
-    scalar registers a wave uses, as pairs (at most so many registers, waves); empty where they never bind. most_vgprs: what
-    the instructions of a wave can name, accumulators included.
+    cus: how many one GPU has [products]. wave_size: lanes of a wave [td]. waves_per_simd: the most there may be [base]. vgprs:
+    vector registers, dealt out in pieces of vgpr_unit [base]. agprs: a file of their own for accumulators [guide], 0 where
+    they share the vector registers. lds: of the unit, lds_per_group: of one workgroup at most [td], lds_unit: its pieces
+    [base, on RDNA mesa]. groups: workgroups of more than one wave, as many as there are barriers [base]. sgpr_waves: waves a
+    SIMD by the scalar registers a wave uses, as pairs (at most so many registers, waves) [base]; empty where they never bind.
+    simds: that a workgroup's waves are spread over [base]. most_vgprs: what the instructions of a wave can name, accumulators
+    included [base].
     """
 
     target: str
@@ -35,7 +39,7 @@ class CU:
     most_vgprs: int = 512
 
 
-THREADS_PER_GROUP = 1024
+THREADS_PER_GROUP = 1024  # [base]
 
 _SGPR_WAVES = ((80, 10), (88, 9), (100, 8), (10**9, 7))
 _KIB = 1024
@@ -55,7 +59,10 @@ CUS = {
 
 
 def waves(vgprs, agprs, sgprs, cu):
-    """Waves that one SIMD holds of a kernel with so many registers a lane: a dict by limit, `vgprs`, `sgprs` and `waves`."""
+    """Waves that one SIMD holds of a kernel with so many registers: a dict by limit, `vgprs`, `sgprs` and `waves`.
+
+    vgprs, agprs: a lane. sgprs: a wave. cu: one of `CUS`. Of more vector registers than a wave can name, it holds 0.
+    """
     if cu.agprs:  # two files: the fuller one binds
         used = max(_up(vgprs, cu.vgpr_unit), _up(agprs, cu.vgpr_unit))
     else:  # one file: accumulators start at the next multiple of 4
@@ -73,8 +80,14 @@ def limits(vgprs, agprs, sgprs, lds_bytes, num_warps, cu):
 
     vgprs, agprs: vector and accumulator registers a lane. sgprs: scalar registers a wave. lds_bytes: a workgroup, static and
     dynamic. cu: one of `CUS`. A limit that cannot bind is left out. The waves of a workgroup are spread over the SIMDs, so
-    a workgroup of more waves than all SIMDs hold is allowed 0 times, and so is one of too much LDS or too many threads.
+    a workgroup of more waves than all SIMDs hold is allowed 0 times, and so is one of too much LDS or too many threads. The
+    rules are those of [base].
+
+    Raises ValueError for no warps, and for less than no registers or bytes.
     """
+    if num_warps < 1 or min(vgprs, agprs, sgprs, lds_bytes) < 0:
+        registers = f"{vgprs}, {agprs} and {sgprs} registers"
+        raise ValueError(f"limits: {num_warps} warps, {registers}, {lds_bytes} bytes")
     found = {
         name: simd_waves * cu.simds // num_warps
         for name, simd_waves in waves(vgprs, agprs, sgprs, cu).items()
@@ -90,7 +103,9 @@ def limits(vgprs, agprs, sgprs, lds_bytes, num_warps, cu):
 
 
 def resident(vgprs, agprs, sgprs, lds_bytes, num_warps, cu):
-    """Workgroups that one compute unit holds at once: the least of `limits`, 0 where not even one fits."""
+    """Workgroups that one compute unit holds at once: the least of `limits`, 0 where not even one fits. Takes and raises what
+    that does.
+    """
     return min(limits(vgprs, agprs, sgprs, lds_bytes, num_warps, cu).values())
 
 

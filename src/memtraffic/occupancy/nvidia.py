@@ -1,7 +1,9 @@
 """Resident programs on NVIDIA GPUs: how many thread blocks of a kernel one SM holds at once.
 
-Sources: the sizes are those of NVIDIA's CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the
-rules and granules those of `cuda_occupancy.h`, the occupancy calculator that NVIDIA publishes with CUDA.
+Sources: [guide] NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability",
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications; [calculator] `cuda_occupancy.h`,
+which NVIDIA publishes with CUDA and Triton in its wheel; [products] the datasheet of each GPU and, of NVIDIA's white papers,
+"Turing", "A100", "Ampere GA102", "Ada", "Hopper" and "Blackwell" architecture.
 """
 
 import ctypes
@@ -9,11 +11,11 @@ import ctypes
 from memtraffic.machine import Limits
 from memtraffic.machine import limits as limits_of_this_gpu
 
-REGISTER_UNIT = 256  # registers are dealt to a warp in pieces of so many
-REGISTERS_PER_BLOCK = 65536
-REGISTERS_PER_THREAD = 255
-THREADS_PER_BLOCK = 1024
-PARTITIONS = 4  # of an SM; a warp takes its registers from one of them
+REGISTER_UNIT = 256  # registers are dealt to a warp in pieces of so many [calculator]
+REGISTERS_PER_BLOCK = 65536  # [guide]
+REGISTERS_PER_THREAD = 255  # [guide]
+THREADS_PER_BLOCK = 1024  # [guide]
+PARTITIONS = 4  # of an SM; a warp takes its registers from one of them [calculator]
 
 
 def _sm(target, name, sms, threads, blocks, shared_kib, reserved=1024):
@@ -31,7 +33,8 @@ def _sm(target, name, sms, threads, blocks, shared_kib, reserved=1024):
     )
 
 
-# target: an SM of its compute capability, with the number of them on one GPU of that kind; L2 is left out
+# target: an SM of its compute capability, with the number of them on one GPU of that kind; L2 is left out. Name and number of
+# SMs [products]; threads and blocks an SM, KiB of shared memory an SM, registers [guide]; reserved bytes [calculator]
 SMS = {
     sm.target: sm
     for sm in (
@@ -47,16 +50,23 @@ SMS = {
 
 
 def shared_unit(sm):
-    """The pieces, in bytes, in which an SM deals out shared memory."""
+    """The pieces, in bytes, in which an SM deals out shared memory [calculator]."""
     return 256 if sm.target == "sm_75" else 128
 
 
 def limits(registers, shared_bytes, num_warps, sm):
     """The blocks that each limit of an SM allows: a dict with the keys `registers`, `shared`, `warps` and `blocks`.
 
-    registers: of 32 bits, a thread. shared_bytes: a block. sm: one of `SMS`, or the `machine.limits` of a GPU. A block that
-    breaks a limit of its own, in registers, shared memory or threads, is allowed 0 times.
+    registers: of 32 bits, a thread. shared_bytes: a block. num_warps: a block. sm: one of `SMS`, or the `machine.limits` of an
+    NVIDIA GPU. A block that breaks a limit of its own, in registers, shared memory or threads, is allowed 0 times. An SM is
+    taken to give shared memory as much of its carve-out as it can. The rules are those of [calculator].
+
+    Raises ValueError for no warps, and for less than no registers or bytes.
     """
+    if num_warps < 1 or registers < 0 or shared_bytes < 0:
+        raise ValueError(
+            f"limits: {num_warps} warps, {registers} registers, {shared_bytes} bytes"
+        )
     reserved = sm.shared_per_sm - sm.shared_per_block  # of each block, by the system
     warp_registers = _up(registers * sm.warp_size, REGISTER_UNIT)
     # A launch is checked as if its warps were spread over all partitions.
@@ -78,12 +88,12 @@ def limits(registers, shared_bytes, num_warps, sm):
 
 
 def resident(registers, shared_bytes, num_warps, sm):
-    """Blocks that one SM holds at once: the least of `limits`, 0 where not even one fits."""
+    """Blocks that one SM holds at once: the least of `limits`, 0 where not even one fits. Takes and raises what that does."""
     return min(limits(registers, shared_bytes, num_warps, sm).values())
 
 
 def driver(kernel, num_warps, shared_bytes):
-    """The same from the CUDA driver, for a kernel that Triton compiled and loaded on this GPU.
+    """The same number from the CUDA driver, for a kernel that Triton compiled for this GPU; shared_bytes: of a block.
 
     Asks `cuOccupancyMaxActiveBlocksPerMultiprocessor`, after it let the kernel have as much shared memory as there is. Raises
     RuntimeError for what the driver refuses.
