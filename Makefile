@@ -1,59 +1,84 @@
-# PYTHON set: use that interpreter as it is, and install nothing.  Unset: make a virtual environment under .venv.
+# PYTHON set: use that interpreter as it is, and install nothing. Unset: make virtual environments under .venv.
 PYTHON3 := python3
 ifdef PYTHON
   PY := $(PYTHON)
   BOOK_PY := $(PYTHON)
-  TEST_BIN :=
-  BOOK_BIN :=
   export PYTHONPATH := $(CURDIR)/src:$(PYTHONPATH)
 else
   PY := .venv/test/bin/python
   BOOK_PY := .venv/book/bin/python
-  TEST_BIN := .venv/test/bin/
-  BOOK_BIN := .venv/book/bin/
   TEST_ENV := .venv/test/made
   BOOK_ENV := .venv/book/made
+  LAB_ENV := .venv/test/lab
+  MUTANTS_ENV := .venv/test/mutants
+  PARALLEL := --numprocesses logical --maxprocesses 8
 endif
 PIP := -m pip install --quiet --disable-pip-version-check
-BUILD := build . --warningiserror --nitpick --keep-going --quiet
-HTML := _build/html/index.html
+JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
+HTML := _build/html
 
-.PHONY: help book serve test lint unit notebooks site record verify clean
+.PHONY: help book serve notebook colab check test lint quick unit notebooks site mutants \
+  record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift clean
 
 help: ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 27
 
 book: $(BOOK_ENV) ## build the book and print the page to open
-	$(BOOK_BIN)jupyter-book $(BUILD)
-	@echo "open file://$(CURDIR)/$(HTML)"
+	$(BOOK_PY) $(JUPYTER_BOOK) build . --warningiserror --nitpick --keep-going --quiet
+	$(BOOK_PY) src/memtraffic/book/colab.py $(HTML)/_sources/book
+	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 
 serve: book ## build the book and serve it at http://localhost:8000
-	$(BOOK_PY) -m http.server --bind localhost --directory _build/html 8000
+	$(BOOK_PY) -m http.server --bind localhost --directory $(HTML) 8000
 
-test: lint unit notebooks site ## everything that needs no GPU: lint, unit tests, notebooks, site
+notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
+	$(PY) -m jupyterlab book
 
-lint: $(TEST_ENV) ## check the style of code and notebooks
+colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _build/colab
+	$(BOOK_PY) src/memtraffic/book/colab.py _build/colab
+
+check: lint quick ## lint, types and the quick tests, in under a minute
+
+test: lint unit notebooks site ## everything that needs no GPU
+
+lint: $(TEST_ENV) ## check style and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+quick: $(TEST_ENV) ## run the unit tests that have no marker
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not oracle and not browser and not gpu"
 
 unit: $(TEST_ENV) ## run the unit tests
-	$(PY) -m pytest tests
+	$(PY) -m pytest $(PARALLEL)
 
-notebooks: $(TEST_ENV) ## re-execute the notebooks and compare every output
-	$(PY) -m pytest --nbval --nbval-current-env book
+notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions
+	$(PY) -m pytest --nbval $(PARALLEL) --dist loadfile
 
-site: $(TEST_ENV) ## build the site and check it
-	$(TEST_BIN)jupyter-book $(BUILD)
-	$(PY) -m pytest tests/test_site.py --site _build/html
+site: book $(TEST_ENV) ## build the book and check its pages
+	$(PY) -m pytest tests/book/test_site.py --site $(HTML)
 
-record: $(TEST_ENV) ## on a GPU: run every experiment, execute every notebook in place
-	$(PY) -m memtraffic record book
+mutants: $(MUTANTS_ENV) ## plant one-line faults in the package and list those that no test sees
+	$(PY) -m tests.mutation
 
-verify: $(TEST_ENV) ## on a GPU: notebooks, unit tests, and each experiment against its recording
-	rm -rf book/_build/verify
-	$(PY) -m pytest --nbval --nbval-current-env book
-	$(PY) -m pytest tests
-	$(PY) -m memtraffic drift book
+record: record-experiments record-notebooks ## on a GPU: measure everything anew, in two steps
+
+record-experiments: $(TEST_ENV) ## on a GPU: run every experiment, write book/recordings/
+	$(PY) -m memtraffic.book record
+
+record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the recordings
+	$(PY) -m memtraffic.book notebooks
+
+verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
+
+verify-notebooks: $(TEST_ENV) ## on a GPU: re-execute the notebooks, compare all but measured numbers
+	$(PY) -m pytest --nbval
+
+verify-tests: $(TEST_ENV) ## on a GPU: run the unit tests, but for those that need no GPU to be sure
+	$(PY) -m pytest -m "not oracle and not browser"
+
+verify-drift: $(TEST_ENV) ## on a GPU: measure again, compare each number with its recording
+	$(PY) -m memtraffic.book drift
 
 clean: ## remove everything that was built
 	rm -rf .venv _build book/_build
@@ -61,6 +86,14 @@ clean: ## remove everything that was built
 .venv/test/made: requirements.txt pyproject.toml
 	$(PYTHON3) -m venv .venv/test
 	.venv/test/bin/python $(PIP) -r requirements.txt
+	touch $@
+
+.venv/test/lab: .venv/test/made
+	.venv/test/bin/python $(PIP) -r requirements.txt jupyterlab==4.6.6
+	touch $@
+
+.venv/test/mutants: .venv/test/made
+	.venv/test/bin/python $(PIP) -r requirements.txt cosmic-ray==8.7.0
 	touch $@
 
 .venv/book/made: requirements.txt

@@ -1,32 +1,97 @@
-"""How the notebooks are compared: exactly where measured results are replayed; on a GPU, but for numbers with a unit."""
+"""What `pytest` collects: the unit tests, or with `--nbval` the notebooks, compared strictly."""
+
+from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
+from collections import defaultdict
 from pathlib import Path
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+import notebooks  # tests/notebooks.py
+import pytest
+from _pytest.doctest import DoctestModule
+from nbformat import NotebookNode
+from nbval.plugin import IPyNbCell, IPyNbFile
+
 BOOK = Path(__file__).parent / "book"
-NEEDS_TRITON = [
-    p for p in BOOK.glob("*.ipynb") if "import triton" in p.read_text("utf-8")
-]
-collect_ignore = [] if HAS_TRITON else [f"book/{path.name}" for path in NEEDS_TRITON]
+SRC = Path(__file__).parent / "src"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+collect_ignore = ["_build", "book/_build"]
+if not HAS_TRITON:  # what imports it; unit tests skip themselves
+    collect_ignore += [
+        "src",
+        *(p for p in BOOK.glob("*.ipynb") if "triton" in p.read_text("utf-8")),
+    ]
 
 
 def pytest_addoption(parser):
     parser.addoption("--site", help="the folder of a built site to check")
 
 
-def pytest_report_header(config):
-    if not HAS_TRITON:
-        return f"no Triton here, so skipped: {', '.join(collect_ignore)}"
-
-
 def pytest_configure(config):
-    if not getattr(config.option, "nbval", False):
+    if not config.option.nbval:
         return
-    from memtraffic import machine
+    if config.args_source is not config.ArgsSource.ARGS:  # no path was given
+        config.args = [str(BOOK)]
+    config.option.nbval_current_env = True
+    config.option.doctestmodules = False
 
-    if machine.HAS_GPU:
+    in_environment = "TRITON_INTERPRET" in os.environ
+    from memtraffic.runtime import HAS_GPU
+
+    if not in_environment:  # a reader's kernel starts without it
+        os.environ.pop("TRITON_INTERPRET", None)
+    if HAS_GPU:  # run the experiments, and compare measured numbers by their unit alone
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
         if not config.option.nbval_sanitize_with:
-            config.option.nbval_sanitize_with = str(config.rootpath / "tests/units.cfg")
+            from memtraffic.book import units
+
+            rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
+            rule.write(units.sanitize_rule())
+            rule.flush()
+            config.add_cleanup(rule.close)
+            config.option.nbval_sanitize_with = rule.name
+
+
+def pytest_report_header(config):
+    if not HAS_TRITON:
+        return f"no Triton here, so skipped: {', '.join(map(str, collect_ignore))}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path, parent):
+    nodes = yield
+    for node in nodes:
+        if isinstance(node, IPyNbFile):
+            return [Notebook.from_parent(parent, path=file_path)]
+        # Examples of src alone: where a test file fails to import, pytest would take a second
+        # import, by its doctests, for a file without tests.
+        if isinstance(node, DoctestModule) and SRC not in file_path.parents:
+            nodes.remove(node)
+    return nodes
+
+
+class Notebook(IPyNbFile):
+    """The cells of a notebook, then its solutions, in one kernel."""
+
+    def collect(self):
+        yield from super().collect()
+        source = notebooks.solved(self.nb)
+        if source is not None:
+            cell = NotebookNode(source=source, outputs=[], execution_count=None)
+            number = len(notebooks.code_cells(self.nb))
+            options = defaultdict(bool)
+            yield Solutions.from_parent(
+                self, name="Solutions", cell_num=number, cell=cell, options=options
+            )
+
+
+class Solutions(IPyNbCell):
+    """The exercise cell again, with each answer replaced by its solution."""
+
+    def runtest(self):
+        super().runtest()
+        said = "".join(output.get("text", "") for output in self.test_outputs)
+        if not said or not all(line.startswith("✓") for line in said.splitlines()):
+            self.raise_cell_error("A solution does not pass its check", said)

@@ -1,10 +1,8 @@
-"""Kernels and functions whose traffic is known beforehand, for the tests of the meters that must find it."""
+"""Kernels and functions whose traffic is known beforehand, for tests of the meters."""
 
 import torch
 import triton
 import triton.language as tl
-
-from memtraffic import machine
 
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
 HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
@@ -35,9 +33,7 @@ def _twice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < n_cols
-    row_max = tl.max(
-        tl.load(x_ptr + row * n_cols + cols, mask=mask, other=-float("inf")), axis=0
-    )
+    row_max = tl.max(tl.load(x_ptr + row * n_cols + cols, mask=mask, other=-float("inf")), axis=0)
     x = tl.load(x_ptr + row * n_cols + cols, mask=mask)
     tl.store(y_ptr + row * n_cols + cols, x - row_max, mask=mask)
 
@@ -57,9 +53,7 @@ def _three_passes_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
         cols = start + tl.arange(0, BLOCK)
         row_max = tl.maximum(
             row_max,
-            tl.max(
-                tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")), axis=0
-            ),
+            tl.max(tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")), axis=0),
         )
     denominator = tl.zeros((), tl.float32)
     for start in range(0, n_cols, BLOCK):
@@ -75,12 +69,8 @@ def _three_passes_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
 @triton.jit
 def _block_pointer_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
     row = tl.program_id(0)
-    x_block = tl.make_block_ptr(
-        x_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0)
-    )
-    y_block = tl.make_block_ptr(
-        y_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0)
-    )
+    x_block = tl.make_block_ptr(x_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0))
+    y_block = tl.make_block_ptr(y_ptr, (n_rows, n_cols), (n_cols, 1), (row, 0), (1, BLOCK), (1, 0))
     tl.store(y_block, tl.load(x_block, boundary_check=(1,)), boundary_check=(1,))
 
 
@@ -119,12 +109,6 @@ _differing_kernel = triton.autotune(
 _heuristic_kernel = triton.heuristics(
     {"BLOCK": lambda args: triton.next_power_of_2(args["n_cols"])}
 )(_twice_kernel)
-
-
-def random(m, n, dtype=torch.float32):
-    """An m x n matrix where kernels run, the same one each time."""
-    generator = torch.Generator().manual_seed(m * 10007 + n)
-    return torch.randn(m, n, generator=generator).to(machine.device(), dtype)
 
 
 def width(x):
@@ -231,17 +215,13 @@ def dropped_mask(x):
 
 def shortened_store(x):
     y = torch.empty_like(x)
-    _masked_kernel[(x.shape[0],)](
-        y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1] - 1
-    )
+    _masked_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1] - 1)
     return y
 
 
 def skipped_row(x):
     y = torch.empty_like(x)
-    _masked_kernel[(x.shape[0] - 1,)](
-        y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1]
-    )
+    _masked_kernel[(x.shape[0] - 1,)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
     return y
 
 
@@ -283,4 +263,44 @@ def products(x):
     """The sum of the squares of the matrices, 64 x 64, that `x` holds one after the other."""
     y = torch.empty(64, 64, device=x.device)
     _products_kernel[(1,)](y, x, x.numel() // 4096)
+    return y
+
+
+@triton.jit
+def _gather_kernel(y_ptr, x_ptr, index_ptr, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    index = tl.load(index_ptr + lanes)
+    tl.store(y_ptr + lanes, tl.load(x_ptr + index))
+
+
+def gathered(x, index):
+    """The elements of `x` at `index`, of which there must be a power of two."""
+    y = torch.empty(index.numel(), dtype=x.dtype, device=x.device)
+    _gather_kernel[(1,)](y, x, index, BLOCK=index.numel())
+    return y
+
+
+@triton.jit
+def _stack_rows_kernel(y_ptr, addresses_ptr, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    row_ptr = tl.load(addresses_ptr + row).to(tl.pointer_type(tl.float32))
+    tl.store(y_ptr + row * BLOCK + cols, tl.load(row_ptr + cols))
+
+
+def stacked_rows(y, addresses):
+    """Fills the rows of `y` from the float32 rows that lie at `addresses`, an int64 tensor."""
+    _stack_rows_kernel[(y.shape[0],)](y, addresses, BLOCK=y.shape[1])
+
+
+@triton.jit
+def _scaled_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + cols)  # all of it stays in registers until the sum is known
+    tl.store(y_ptr + cols, x / tl.sum(x, axis=0))
+
+
+def scaled(x, **options):
+    """The one row of `x` divided by its sum, by one program. options: of the launch."""
+    y = torch.empty_like(x)
+    _scaled_kernel[(1,)](y, x, BLOCK=x.shape[1], **options)
     return y

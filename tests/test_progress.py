@@ -1,43 +1,72 @@
+import io
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from memtraffic import progress as module
-from memtraffic.progress import Progress, progress
+from memtraffic.progress import enable, progress, progress_bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The time, which goes on only where a test says so."""
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Progress, "enabled", True)
-    return now
+def stderr(monkeypatch):
+    """A terminal on stderr, on which a bar appears at once."""
+    terminal = Terminal()
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=terminal))
+    monkeypatch.setattr(module, "DELAY", 0)
+    monkeypatch.setattr(module, "_enabled", False)
+    return terminal
 
 
-def run(clock, steps, seconds):
-    for _ in progress(range(steps), "timing"):
-        clock[0] += seconds
-
-
-def test_a_long_run_says_how_far_it_is(clock, capsys):
-    run(clock, 4, 1.5)
-    assert capsys.readouterr() == ("", "\rtiming: 2 of 4 \rtiming: 3 of 4 \n")
-
-
-def test_it_speaks_five_times_a_second_at_most(clock, capsys):
-    run(clock, 500, 0.01)
-    assert 10 <= capsys.readouterr().err.count("\r") <= 15
-
-
-def test_a_short_run_says_nothing(clock, capsys):
-    run(clock, 4, 0.4)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_notebook_hears_nothing(clock, capsys, monkeypatch):
-    monkeypatch.setattr(Progress, "enabled", False)
-    run(clock, 4, 10)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_every_item_comes_through():
+def test_progress_on_a_terminal(stderr):
+    enable()
     assert list(progress(iter("abc"), "timing")) == ["a", "b", "c"]
+    assert "timing:" in stderr.getvalue()
+    assert "/3" in stderr.getvalue()
+
+
+def test_progress_says_nothing_until_a_command_enables_it(stderr):
+    assert list(progress("abc", "timing")) == ["a", "b", "c"]
+    assert stderr.getvalue() == ""
+
+
+def test_progress_of_a_short_run_says_nothing(stderr, monkeypatch):
+    monkeypatch.setattr(module, "DELAY", 1e9)
+    enable()
+    list(progress("abc", "timing"))
+    assert "timing" not in stderr.getvalue()
+
+
+def test_enable_without_a_terminal(stderr, monkeypatch):
+    monkeypatch.setattr(stderr, "isatty", lambda: False)
+    enable()
+    list(progress("abc", "timing"))
+    assert stderr.getvalue() == ""
+
+
+def test_progress_bar_shows_the_steps_done(stderr):
+    enable()
+    with progress_bar("counting") as show:
+        show(3, 8)
+        show(3, 8)
+        show(6, 8)
+    shown = stderr.getvalue()
+    assert "counting:" in shown
+    assert "/8" in shown
+
+
+def test_progress_needs_tqdm_only_when_enabled(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert list(progress("abc", "timing")) == ["a", "b", "c"]
+
+
+def test_enable_without_tqdm(stderr, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    enable()
+    assert list(progress("abc", "timing")) == ["a", "b", "c"]
+    assert stderr.getvalue() == ""

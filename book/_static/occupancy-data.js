@@ -1,277 +1,381 @@
 window.occupancyData = {
- "amd": {
-  "gfx908": {
-   "target": "gfx908",
-   "name": "MI100",
-   "cus": 120,
-   "wave_size": 64,
-   "waves_per_simd": 10,
-   "vgprs": 256,
-   "vgpr_unit": 4,
-   "agprs": 256,
-   "lds": 65536,
-   "lds_per_group": 65536,
-   "lds_unit": 512,
-   "groups": 16,
-   "sgpr_waves": [
-    [
-     80,
-     10
-    ],
-    [
-     88,
-     9
-    ],
-    [
-     100,
-     8
-    ],
-    [
-     1000000000,
-     7
-    ]
-   ],
-   "simds": 4,
-   "most_vgprs": 512
-  },
-  "gfx90a": {
-   "target": "gfx90a",
-   "name": "MI250X",
-   "cus": 110,
-   "wave_size": 64,
-   "waves_per_simd": 8,
-   "vgprs": 512,
-   "vgpr_unit": 8,
-   "agprs": 0,
-   "lds": 65536,
-   "lds_per_group": 65536,
-   "lds_unit": 512,
-   "groups": 16,
-   "sgpr_waves": [
-    [
-     80,
-     10
-    ],
-    [
-     88,
-     9
-    ],
-    [
-     100,
-     8
-    ],
-    [
-     1000000000,
-     7
-    ]
-   ],
-   "simds": 4,
-   "most_vgprs": 512
-  },
-  "gfx942": {
-   "target": "gfx942",
-   "name": "MI300X",
-   "cus": 304,
-   "wave_size": 64,
-   "waves_per_simd": 8,
-   "vgprs": 512,
-   "vgpr_unit": 8,
-   "agprs": 0,
-   "lds": 65536,
-   "lds_per_group": 65536,
-   "lds_unit": 512,
-   "groups": 16,
-   "sgpr_waves": [
-    [
-     80,
-     10
-    ],
-    [
-     88,
-     9
-    ],
-    [
-     100,
-     8
-    ],
-    [
-     1000000000,
-     7
-    ]
-   ],
-   "simds": 4,
-   "most_vgprs": 512
-  },
-  "gfx950": {
-   "target": "gfx950",
-   "name": "MI355X",
-   "cus": 256,
-   "wave_size": 64,
-   "waves_per_simd": 8,
-   "vgprs": 512,
-   "vgpr_unit": 8,
-   "agprs": 0,
-   "lds": 163840,
-   "lds_per_group": 163840,
-   "lds_unit": 1280,
-   "groups": 16,
-   "sgpr_waves": [
-    [
-     80,
-     10
-    ],
-    [
-     88,
-     9
-    ],
-    [
-     100,
-     8
-    ],
-    [
-     1000000000,
-     7
-    ]
-   ],
-   "simds": 4,
-   "most_vgprs": 512
-  },
-  "gfx1100": {
-   "target": "gfx1100",
-   "name": "RX 7900 XTX",
-   "cus": 48,
-   "wave_size": 32,
-   "waves_per_simd": 16,
-   "vgprs": 1536,
-   "vgpr_unit": 24,
-   "agprs": 0,
-   "lds": 131072,
-   "lds_per_group": 65536,
-   "lds_unit": 1024,
-   "groups": 32,
-   "sgpr_waves": [],
-   "simds": 4,
-   "most_vgprs": 256
-  },
-  "gfx1201": {
-   "target": "gfx1201",
-   "name": "RX 9070 XT",
-   "cus": 32,
-   "wave_size": 32,
-   "waves_per_simd": 16,
-   "vgprs": 1536,
-   "vgpr_unit": 24,
-   "agprs": 0,
-   "lds": 131072,
-   "lds_per_group": 65536,
-   "lds_unit": 1024,
-   "groups": 32,
-   "sgpr_waves": [],
-   "simds": 4,
-   "most_vgprs": 256
-  }
+ "sm_75": {
+  "vendor": "nvidia",
+  "target": "sm_75",
+  "product": "T4",
+  "driver_name": "Tesla T4",
+  "backend": "cuda",
+  "architecture": 75,
+  "num_sms": 40,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 65536,
+  "shared_per_program": 65536,
+  "shared_granularity": 256,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 320000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 1024,
+  "max_blocks_per_sm": 16
  },
- "nvidia": {
-  "sm_75": {
-   "name": "T4",
-   "sms": 40,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 65536,
-   "shared_per_block": 65536,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 1024,
-   "blocks_per_sm": 16,
-   "target": "sm_75"
-  },
-  "sm_80": {
-   "name": "A100",
-   "sms": 108,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 167936,
-   "shared_per_block": 166912,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 2048,
-   "blocks_per_sm": 32,
-   "target": "sm_80"
-  },
-  "sm_86": {
-   "name": "A10",
-   "sms": 72,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 102400,
-   "shared_per_block": 101376,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 1536,
-   "blocks_per_sm": 16,
-   "target": "sm_86"
-  },
-  "sm_89": {
-   "name": "L4",
-   "sms": 58,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 102400,
-   "shared_per_block": 101376,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 1536,
-   "blocks_per_sm": 24,
-   "target": "sm_89"
-  },
-  "sm_90": {
-   "name": "H200",
-   "sms": 132,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 233472,
-   "shared_per_block": 232448,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 2048,
-   "blocks_per_sm": 32,
-   "target": "sm_90"
-  },
-  "sm_100": {
-   "name": "B200",
-   "sms": 148,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 233472,
-   "shared_per_block": 232448,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 2048,
-   "blocks_per_sm": 32,
-   "target": "sm_100"
-  },
-  "sm_120": {
-   "name": "RTX 5090",
-   "sms": 170,
-   "registers_per_sm": 65536,
-   "shared_per_sm": 102400,
-   "shared_per_block": 101376,
-   "l2_bytes": 0,
-   "warp_size": 32,
-   "threads_per_sm": 1536,
-   "blocks_per_sm": 24,
-   "target": "sm_120"
-  }
+ "sm_80": {
+  "vendor": "nvidia",
+  "target": "sm_80",
+  "product": "A100",
+  "driver_name": "NVIDIA A100-SXM4-80GB",
+  "backend": "cuda",
+  "architecture": 80,
+  "num_sms": 108,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 167936,
+  "shared_per_program": 166912,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 2039000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 2048,
+  "max_blocks_per_sm": 32
  },
- "rules": {
-  "partitions": 4,
-  "registerUnit": 256,
-  "registersPerBlock": 65536,
-  "registersPerThread": 255,
-  "sharedUnits": {
-   "sm_75": 256,
-   "sm_80": 128,
-   "sm_86": 128,
-   "sm_89": 128,
-   "sm_90": 128,
-   "sm_100": 128,
-   "sm_120": 128
-  },
-  "threadsPerBlock": 1024,
-  "threadsPerGroup": 1024
+ "sm_86": {
+  "vendor": "nvidia",
+  "target": "sm_86",
+  "product": "A10",
+  "driver_name": "NVIDIA A10",
+  "backend": "cuda",
+  "architecture": 86,
+  "num_sms": 72,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 102400,
+  "shared_per_program": 101376,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 600000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 1536,
+  "max_blocks_per_sm": 16
+ },
+ "sm_89": {
+  "vendor": "nvidia",
+  "target": "sm_89",
+  "product": "L4",
+  "driver_name": "NVIDIA L4",
+  "backend": "cuda",
+  "architecture": 89,
+  "num_sms": 58,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 102400,
+  "shared_per_program": 101376,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 300000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 1536,
+  "max_blocks_per_sm": 24
+ },
+ "sm_90": {
+  "vendor": "nvidia",
+  "target": "sm_90",
+  "product": "H200",
+  "driver_name": "NVIDIA H200",
+  "backend": "cuda",
+  "architecture": 90,
+  "num_sms": 132,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 233472,
+  "shared_per_program": 232448,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 4800000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 2048,
+  "max_blocks_per_sm": 32
+ },
+ "sm_100": {
+  "vendor": "nvidia",
+  "target": "sm_100",
+  "product": "B200",
+  "driver_name": "NVIDIA B200",
+  "backend": "cuda",
+  "architecture": 100,
+  "num_sms": 148,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 233472,
+  "shared_per_program": 232448,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 8000000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 2048,
+  "max_blocks_per_sm": 32
+ },
+ "sm_120": {
+  "vendor": "nvidia",
+  "target": "sm_120",
+  "product": "RTX 5090",
+  "driver_name": "NVIDIA GeForce RTX 5090",
+  "backend": "cuda",
+  "architecture": 120,
+  "num_sms": 170,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 102400,
+  "shared_per_program": 101376,
+  "shared_granularity": 128,
+  "prefetches_to_shared_memory": true,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 1792000000000.0,
+  "registers_per_sm": 65536,
+  "max_registers_per_thread": 255,
+  "register_granularity": 256,
+  "subpartitions": 4,
+  "max_threads_per_sm": 1536,
+  "max_blocks_per_sm": 24
+ },
+ "gfx908": {
+  "vendor": "amd",
+  "target": "gfx908",
+  "product": "MI100",
+  "driver_name": "AMD Instinct MI100",
+  "backend": "hip",
+  "architecture": "gfx908",
+  "num_sms": 120,
+  "warp_size": 64,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 65536,
+  "shared_per_program": 65536,
+  "shared_granularity": 512,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 1228800000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 10,
+  "vgprs": 256,
+  "vgpr_granule": 4,
+  "agprs": 256,
+  "max_addressable_vgprs": 512,
+  "sgpr_waves": [
+   [
+    80,
+    10
+   ],
+   [
+    88,
+    9
+   ],
+   [
+    100,
+    8
+   ],
+   [
+    1000000000,
+    7
+   ]
+  ],
+  "max_workgroups": 16
+ },
+ "gfx90a": {
+  "vendor": "amd",
+  "target": "gfx90a",
+  "product": "MI250X",
+  "driver_name": "AMD Instinct MI250X",
+  "backend": "hip",
+  "architecture": "gfx90a",
+  "num_sms": 110,
+  "warp_size": 64,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 65536,
+  "shared_per_program": 65536,
+  "shared_granularity": 512,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 1638400000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 8,
+  "vgprs": 512,
+  "vgpr_granule": 8,
+  "agprs": 0,
+  "max_addressable_vgprs": 512,
+  "sgpr_waves": [
+   [
+    80,
+    10
+   ],
+   [
+    88,
+    9
+   ],
+   [
+    100,
+    8
+   ],
+   [
+    1000000000,
+    7
+   ]
+  ],
+  "max_workgroups": 16
+ },
+ "gfx942": {
+  "vendor": "amd",
+  "target": "gfx942",
+  "product": "MI300X",
+  "driver_name": "AMD Instinct MI300X",
+  "backend": "hip",
+  "architecture": "gfx942",
+  "num_sms": 304,
+  "warp_size": 64,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 65536,
+  "shared_per_program": 65536,
+  "shared_granularity": 512,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 5300000000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 8,
+  "vgprs": 512,
+  "vgpr_granule": 8,
+  "agprs": 0,
+  "max_addressable_vgprs": 512,
+  "sgpr_waves": [
+   [
+    80,
+    10
+   ],
+   [
+    88,
+    9
+   ],
+   [
+    100,
+    8
+   ],
+   [
+    1000000000,
+    7
+   ]
+  ],
+  "max_workgroups": 16
+ },
+ "gfx950": {
+  "vendor": "amd",
+  "target": "gfx950",
+  "product": "MI355X",
+  "driver_name": "AMD Instinct MI355X",
+  "backend": "hip",
+  "architecture": "gfx950",
+  "num_sms": 256,
+  "warp_size": 64,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 163840,
+  "shared_per_program": 163840,
+  "shared_granularity": 1280,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 8000000000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 8,
+  "vgprs": 512,
+  "vgpr_granule": 8,
+  "agprs": 0,
+  "max_addressable_vgprs": 512,
+  "sgpr_waves": [
+   [
+    80,
+    10
+   ],
+   [
+    88,
+    9
+   ],
+   [
+    100,
+    8
+   ],
+   [
+    1000000000,
+    7
+   ]
+  ],
+  "max_workgroups": 16
+ },
+ "gfx1100": {
+  "vendor": "amd",
+  "target": "gfx1100",
+  "product": "RX 7900 XTX",
+  "driver_name": "AMD Radeon RX 7900 XTX",
+  "backend": "hip",
+  "architecture": "gfx1100",
+  "num_sms": 48,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 131072,
+  "shared_per_program": 65536,
+  "shared_granularity": 1024,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 960000000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 16,
+  "vgprs": 1536,
+  "vgpr_granule": 24,
+  "agprs": 0,
+  "max_addressable_vgprs": 256,
+  "sgpr_waves": [],
+  "max_workgroups": 32
+ },
+ "gfx1201": {
+  "vendor": "amd",
+  "target": "gfx1201",
+  "product": "RX 9070 XT",
+  "driver_name": "AMD Radeon RX 9070 XT",
+  "backend": "hip",
+  "architecture": "gfx1201",
+  "num_sms": 32,
+  "warp_size": 32,
+  "max_threads_per_program": 1024,
+  "shared_per_sm": 131072,
+  "shared_per_program": 65536,
+  "shared_granularity": 1024,
+  "prefetches_to_shared_memory": false,
+  "l2_bytes": 0,
+  "datasheet_bytes_per_s": 640000000000.0,
+  "simds": 4,
+  "max_waves_per_simd": 16,
+  "vgprs": 1536,
+  "vgpr_granule": 24,
+  "agprs": 0,
+  "max_addressable_vgprs": 256,
+  "sgpr_waves": [],
+  "max_workgroups": 32
  }
 };

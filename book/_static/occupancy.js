@@ -1,41 +1,38 @@
-// How many programs fit: the rules of memtraffic.occupancy, for the chart on the page. No server, no libraries.
+// How many programs fit: the rules of memtraffic.residency, for the chart on the page. No server, no libraries.
 (() => {
   "use strict";
   const up = (value, unit) => Math.ceil(value / unit) * unit;
   const whole = Math.floor;
 
-  function nvidia(data, kernel) {
-    const sm = data.nvidia[kernel.target], rules = data.rules;
-    const reserved = sm.shared_per_sm - sm.shared_per_block;
-    const perWarp = up(kernel.registers * sm.warp_size, rules.registerUnit);
-    const checked = perWarp * up(kernel.warps, rules.partitions);
-    const warps = whole(sm.registers_per_sm / rules.partitions / Math.max(1, perWarp)) * rules.partitions;
-    const shared = up(kernel.shared + reserved, rules.sharedUnits[kernel.target]);
-    const tooMany = checked > rules.registersPerBlock || kernel.registers > rules.registersPerThread;
+  function nvidia(gpu, kernel) {
+    const threads = kernel.warps * gpu.warp_size;
+    const perWarp = up(kernel.registers * gpu.warp_size, gpu.register_granularity);
+    const warps = whole(gpu.registers_per_sm / gpu.subpartitions / Math.max(1, perWarp)) * gpu.subpartitions;
+    const reserved = gpu.shared_per_sm - gpu.shared_per_program;
+    const shared = up(kernel.shared + reserved, gpu.shared_granularity);
     return {
-      registers: tooMany ? 0 : whole(warps / kernel.warps),
-      shared: kernel.shared > sm.shared_per_block ? 0 : whole(sm.shared_per_sm / Math.max(1, shared)),
-      warps: kernel.warps * sm.warp_size > rules.threadsPerBlock ? 0 : whole(sm.threads_per_sm / sm.warp_size / kernel.warps),
-      blocks: sm.blocks_per_sm,
+      registers: kernel.registers > gpu.max_registers_per_thread ? 0 : whole(warps / kernel.warps),
+      shared: kernel.shared > gpu.shared_per_program ? 0 : whole(gpu.shared_per_sm / Math.max(1, shared)),
+      warps: threads > gpu.max_threads_per_program ? 0 : whole(gpu.max_threads_per_sm / threads),
+      blocks: gpu.max_blocks_per_sm,
     };
   }
 
-  function amd(data, kernel) {
-    const cu = data.amd[kernel.target];
-    const groups = (waves) => whole((waves * cu.simds) / kernel.warps);
+  function amd(gpu, kernel) {
+    const programs = (waves) => whole((waves * gpu.simds) / kernel.warps);
+    const registers = Math.max(gpu.vgpr_granule, up(kernel.registers, gpu.vgpr_granule));
     const found = {
-      vgprs: kernel.registers > cu.most_vgprs ? 0 : groups(whole(cu.vgprs / Math.max(cu.vgpr_unit, up(kernel.registers, cu.vgpr_unit)))),
-      waves: kernel.warps * cu.wave_size > data.rules.threadsPerGroup ? 0 : groups(cu.waves_per_simd),
+      vgprs: kernel.registers > gpu.max_addressable_vgprs ? 0 : programs(whole(gpu.vgprs / registers)),
+      waves: kernel.warps * gpu.warp_size > gpu.max_threads_per_program ? 0 : programs(gpu.max_waves_per_simd),
     };
-    if (kernel.shared) found.lds = kernel.shared > cu.lds_per_group ? 0 : whole(cu.lds / up(kernel.shared, cu.lds_unit));
-    if (kernel.warps > 1) found.groups = cu.groups;
+    const shared = up(kernel.shared, gpu.shared_granularity);
+    if (kernel.shared) found.lds = kernel.shared > gpu.shared_per_program ? 0 : whole(gpu.shared_per_sm / shared);
+    if (kernel.warps > 1) found.groups = gpu.max_workgroups;
     return found;
   }
 
-  function limits(kernel) {
-    const data = window.occupancyData;
-    return kernel.target in data.nvidia ? nvidia(data, kernel) : amd(data, kernel);
-  }
+  const gpus = window.occupancyData, rules = { nvidia, amd };
+  const limits = (kernel) => rules[gpus[kernel.target].vendor](gpus[kernel.target], kernel);
 
   function answer(kernel) {
     const found = limits(kernel);
@@ -44,28 +41,22 @@
     return { limits: found, resident, binding };
   }
 
-  // What can be asked of each kind of GPU: least, most, step of the slider.
+  // The inputs of each kind of GPU: least, most, step of the slider.
   function ranges(target) {
-    const data = window.occupancyData;
-    if (target in data.nvidia) {
-      const most = data.rules.threadsPerBlock / data.nvidia[target].warp_size;
-      return { registers: [1, data.rules.registersPerThread, 1], shared: [0, 262144, 16], warps: [1, most, 1] };
-    }
-    const cu = data.amd[target];
-    return { registers: [1, cu.most_vgprs, 1], shared: [0, 262144, 16], warps: [1, data.rules.threadsPerGroup / cu.wave_size, 1] };
+    const gpu = gpus[target], most = gpu.max_registers_per_thread ?? gpu.max_addressable_vgprs;
+    return { registers: [1, most, 1], shared: [0, 262144, 16], warps: [1, gpu.max_threads_per_program / gpu.warp_size, 1] };
   }
 
   const labels = {
-    nvidia: { registers: "registers a thread", shared: "shared memory, bytes a program", warps: "warps a program" },
-    amd: { registers: "vector registers a lane", shared: "LDS, bytes a program", warps: "waves a program" },
+    nvidia: { registers: "registers per thread", shared: "shared memory per program, bytes", warps: "warps per program" },
+    amd: { registers: "vector registers per lane", shared: "LDS per program, bytes", warps: "waves per program" },
   };
   const names = {
-    registers: "registers", shared: "shared memory", warps: "places for warps", blocks: "places for programs",
-    vgprs: "vector registers", waves: "places for waves", lds: "LDS", groups: "places for workgroups",
+    registers: "registers", shared: "shared memory", warps: "warp slots", blocks: "block slots",
+    vgprs: "vector registers", waves: "wave slots", lds: "LDS", groups: "workgroup slots",
   };
 
   function build(box, number) {
-    const data = window.occupancyData;
     const form = document.createElement("form");
     const inputs = {}, sliders = {}, texts = {};
     const add = (name, input) => {
@@ -77,8 +68,7 @@
       texts[name] = label;
     };
     const select = document.createElement("select");
-    for (const [target, unit] of [...Object.entries(data.nvidia), ...Object.entries(data.amd)])
-      select.add(new Option(`${target} (${unit.name})`, target));
+    for (const gpu of Object.values(gpus)) select.add(new Option(`${gpu.target} (${gpu.product})`, gpu.target));
     add("target", select);
     texts.target.textContent = "GPU";
     select.value = box.dataset.target;
@@ -100,7 +90,7 @@
 
     // The words and ends of the inputs are those of the GPU.
     function fit() {
-      const own = ranges(select.value), words = labels[select.value in data.nvidia ? "nvidia" : "amd"];
+      const own = ranges(select.value), words = labels[gpus[select.value].vendor];
       for (const [name, [min, max, step]] of Object.entries(own)) {
         Object.assign(inputs[name], { min, max });
         Object.assign(sliders[name], { min, max, step });

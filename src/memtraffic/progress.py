@@ -1,39 +1,45 @@
-"""Progress of a long run, on stderr. Commands switch it on; in a notebook it would be part of the output."""
+"""Progress bars on the terminal. Only commands enable them: a notebook would keep them."""
+
+from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DELAY = 2.0  # seconds after which a bar appears
+_enabled = False
 
 
-class Progress:
-    """Says how far a run is, at most five times a second, once it has taken two seconds."""
-
-    enabled = False
-
-    def __init__(self, label):
-        self.label, self.next, self.spoke = label, time.monotonic() + 2, False
-
-    def at(self, done, total):
-        """`done` of `total` steps are done."""
-        if self.enabled and time.monotonic() > self.next:
-            print(
-                f"\r{self.label}: {done} of {total} ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-            self.next, self.spoke = time.monotonic() + 0.2, True
-
-    def end(self):
-        """Ends the line, if there is one."""
-        if self.spoke:
-            print(file=sys.stderr)
+def enable() -> None:
+    """Shows progress from now on, if stderr is a terminal and tqdm is installed."""
+    global _enabled
+    _enabled = sys.stderr.isatty() and find_spec("tqdm") is not None
 
 
-def progress(items, label):
-    """Yields `items` and says which one it is at."""
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], object]]:
+    """Context manager that gives a function to call with the steps done and their total."""
+    if not _enabled:
+        yield lambda done, total: None
+        return
+    from tqdm import tqdm
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    with tqdm(desc=label, delay=DELAY, mininterval=DELAY / 10, leave=False, file=sys.stderr) as bar:
+        yield show
+
+
+def progress(items: Iterable[T], label: str) -> Iterator[T]:
+    """Yields `items` and shows how many of them are done."""
     items = list(items)
-    bar = Progress(label)
-    for done, item in enumerate(items):
-        bar.at(done, len(items))
-        yield item
-    bar.end()
+    with progress_bar(label) as show:
+        for done, item in enumerate(items):
+            show(done, len(items))
+            yield item

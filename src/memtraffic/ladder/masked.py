@@ -1,34 +1,35 @@
-"""Row softmax of any width: a block as wide as the next power of two, its lanes past the row masked.
+"""Row softmax of any width: a block of the next power of two, masked past the row.
 
 Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
 """
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from memtraffic import machine
-from memtraffic.ladder.fused import MAX_COLS, num_warps
-from memtraffic.ladder.operands import output
+from memtraffic.gpus import planning_gpu
+from memtraffic.ladder.launch import check_operands
+from memtraffic.ladder.naive import reference
+from memtraffic.ladder.tiling import MAX_COLS, num_warps_of_row
+from memtraffic.runtime import device_guard
+
+__all__ = ["reference", "softmax", "softmax_two_blocks"]
 
 
 @triton.jit
-def _masked_kernel(
-    y_ptr,
-    x_ptr,
-    y_row_stride,
-    y_col_stride,
-    x_row_stride,
-    x_col_stride,
+def _softmax_masked_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
     n_cols,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 at 2**31
-    cols = tl.arange(0, BLOCK)
+    cols = tl.arange(0, BLOCK)  # (BLOCK,)
     mask = cols < n_cols
     cols = cols.to(tl.int64)  # so does cols * stride, in a transposed matrix
     x_row = x_ptr + row * x_row_stride
     x = tl.load(x_row + cols * x_col_stride, mask=mask, other=-float("inf"))
-    x = x.to(tl.float32)  # exp(-inf) = 0: a masked lane adds nothing to the sum
+    x = x.to(tl.float32)  # exp(-inf) = 0: a masked element adds nothing to the sum
     numerator = tl.exp(x - tl.max(x, axis=0))
     y = numerator / tl.sum(numerator, axis=0)
     y_row = y_ptr + row * y_row_stride
@@ -36,22 +37,18 @@ def _masked_kernel(
 
 
 @triton.jit
-def _pair_kernel(
-    y_ptr,
-    x_ptr,
-    y_row_stride,
-    y_col_stride,
-    x_row_stride,
-    x_col_stride,
+def _softmax_two_block_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
     n_cols,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + row * x_row_stride
     y_row = y_ptr + row * y_row_stride
-    head = tl.arange(0, HEAD)
-    tail = HEAD + tl.arange(0, TAIL)
+    head = tl.arange(0, HEAD)  # (HEAD,), all of them in the row: no mask
+    tail = HEAD + tl.arange(0, TAIL)  # (TAIL,)
     mask = tail < n_cols
     head, tail = head.to(tl.int64), tail.to(tl.int64)
     x_head = tl.load(x_row + head * x_col_stride).to(tl.float32)
@@ -60,46 +57,47 @@ def _pair_kernel(
     row_max = tl.maximum(tl.max(x_head, axis=0), tl.max(x_tail, axis=0))
     head_numerator = tl.exp(x_head - row_max)
     tail_numerator = tl.exp(x_tail - row_max)
-    total = tl.sum(head_numerator, axis=0) + tl.sum(tail_numerator, axis=0)
-    y_head = (head_numerator / total).to(y_ptr.dtype.element_ty)
-    y_tail = (tail_numerator / total).to(y_ptr.dtype.element_ty)
+    denominator = tl.sum(head_numerator, axis=0) + tl.sum(tail_numerator, axis=0)
+    y_head = (head_numerator / denominator).to(y_ptr.dtype.element_ty)
+    y_tail = (tail_numerator / denominator).to(y_ptr.dtype.element_ty)
     tl.store(y_row + head * y_col_stride, y_head)
     tl.store(y_row + tail * y_col_stride, y_tail, mask=mask)
 
 
-def softmax(x, out=None):
-    """Softmax of each row of `x`, of any width to MAX_COLS. Told in book/masked.ipynb.
+def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Softmax of each row of `x`, of any width to MAX_COLS. See book/masked.ipynb.
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
     or, interpreted, on the CPU. Returns `out`, or a new tensor of x's shape and dtype.
-    Raises TypeError for another dtype or device, ValueError for another shape.
+    Raises TypeError for another dtype or device, ValueError for another shape,
+    RuntimeError for a tensor that requires a gradient.
     """
-    y = output("masked", x, out, MAX_COLS)
+    y = check_operands("masked", x, out, MAX_COLS)
     if x.numel():
         block = triton.next_power_of_2(x.shape[1])
-        with machine.on(x):
-            _masked_kernel[(x.shape[0],)](
-                y, x, *y.stride(), *x.stride(), x.shape[1],
-                BLOCK=block, num_warps=num_warps(block),
+        with device_guard(x):
+            _softmax_masked_kernel[(x.shape[0],)](
+                y, *y.stride(), x, *x.stride(), x.shape[1],
+                BLOCK=block, num_warps=num_warps_of_row(block, planning_gpu(x)),
             )  # fmt: skip
     return y
 
 
-def softmax_pair(x, out=None):
-    """The same, the row held as two blocks: the widest that it fills, and the rest.
+def softmax_two_blocks(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """The same, with the row in two blocks: the widest that it fills, and the rest.
 
     Takes and raises what `softmax` does.
     """
-    y = output("masked", x, out, MAX_COLS)
+    y = check_operands("masked", x, out, MAX_COLS)
     n_cols = x.shape[1]
     head = triton.next_power_of_2(n_cols + 1) // 2
     if n_cols == head or n_cols < 2:
         return softmax(x, y)
     if x.numel():
-        with machine.on(x):
-            _pair_kernel[(x.shape[0],)](
-                y, x, *y.stride(), *x.stride(), n_cols,
+        with device_guard(x):
+            _softmax_two_block_kernel[(x.shape[0],)](
+                y, *y.stride(), x, *x.stride(), n_cols,
                 HEAD=head, TAIL=triton.next_power_of_2(n_cols - head),
-                num_warps=num_warps(head),
+                num_warps=num_warps_of_row(head, planning_gpu(x)),
             )  # fmt: skip
     return y

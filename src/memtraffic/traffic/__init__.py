@@ -1,1 +1,1 @@
-"""Three meters of one quantity: `count` (element by element), `formula` (solved from counts), `counters` (hardware)."""
+"""Three meters of memory traffic: `count`, `formula` (solved from counts), hardware `counters`."""

@@ -1,26 +1,32 @@
-"""Reads hardware counters: what the caches and the memory of a GPU moved while a function ran.
+"""Reads hardware counters: what a GPU's caches and memory moved while a function ran.
 
-A second process runs the function under Nsight Compute (`ncu`), which flushes the caches before each kernel. So each kernel is
-counted alone, starting cold.
+A second process runs the function under Nsight Compute (`ncu`), which flushes the caches before
+each kernel. So each kernel is counted alone, starting cold.
 """
+
+from __future__ import annotations
 
 import csv
 import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 import pandas as pd
+import torch
 
-from memtraffic import machine
-from memtraffic.ladder import name_of, resolve
-from memtraffic.matrices import LAYOUTS, matrix
+from memtraffic import runtime
+from memtraffic.names import import_function, import_path
+from memtraffic.ops import OPS, Op, find_op
+from memtraffic.tensors import MEMORY_LAYOUTS
 
-# The sectors are those that come from L1: where L2 has two halves, `lts__t_sectors_op_write` also counts what they exchange.
+# L2 may have two halves: `lts__t_sectors_op_write` would also count the sectors that they exchange.
 METRICS = {
     "load_instructions": "smsp__sass_inst_executed_op_global_ld.sum",
     "instruction_read_bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
@@ -31,150 +37,144 @@ METRICS = {
     "ns": "gpu__time_duration.sum",
 }
 COLUMNS = ("kernel", *METRICS)
-SECTOR_BYTES = 32
+# Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
+NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
 
 
 class CountersError(RuntimeError):
     """The counters of a function could not be read; the message says why."""
 
 
-class NoCounters(CountersError):
+class CountersUnavailable(CountersError):
     """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
 
 
-def counters(fn, m, n, dtype="float32", warmup=3, layout="packed"):
-    """What the hardware moved in one call of `fn` on an M x N matrix: a DataFrame with a row for each kernel it ran.
+def counters(
+    fn: Callable[..., object] | str,
+    shape: tuple[int, ...],
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
+    op: str | Op = "softmax",
+    warmup: int = 3,
+) -> pd.DataFrame:
+    """What the hardware moved in one call of `fn`: a DataFrame with a row for each kernel that ran.
 
-    Columns: `kernel`, its name; `load_instructions`, loads from global memory, one for each warp that executed it;
-    `instruction_read_bytes`, what its load instructions asked for, a word that several
-    lanes of a warp share counted once;
-    `l1_l2_read_bytes`, what L2 sent to L1; `dram_read_bytes` and `dram_write_bytes`; `l2_write_sectors`, sectors of 32 bytes
-    that L1 wrote to L2; `ns`, its duration. Each is the sum over the whole GPU.
+    Each column is a sum over the whole GPU:
 
-    fn: a rung's name, `module:function`, or a function that another process can import, called `warmup` times before.
-    layout: how the matrix lies in memory, a key of `matrices.LAYOUTS`.
+    - `kernel`: the kernel's name
+    - `load_instructions`: loads from global memory, one for each warp that executed it
+    - `instruction_read_bytes`: bytes that these loads asked for; a word that several lanes of a
+      warp share counts once
+    - `l1_l2_read_bytes`: bytes that L2 sent to L1
+    - `dram_read_bytes`, `dram_write_bytes`: bytes between L2 and DRAM
+    - `l2_write_sectors`: sectors of 32 bytes that L1 wrote to L2
+    - `ns`: the duration, in nanoseconds
 
-    Raises NoCounters where there is no GPU, no `ncu` or no permission to read counters; CountersError where `fn` fails;
-    LookupError for a function that another process cannot import.
+    fn: a rung's name, `module:function`, or a function that another process can import. op: the
+    operation that makes its inputs, by its name or `module:attribute`. shape: such as (M, N).
+    dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called before the call that
+    counts.
+
+    Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
+    CountersError if `fn` fails; LookupError for a function or an operation that another process
+    cannot import.
     """
-    name = name_of(fn)
-    resolve(name)
-    if not machine.HAS_GPU:
-        raise NoCounters("counters: there is no GPU on this machine")
+    function, op = import_path(fn), _op_path(op)
+    import_function(function)
+    if not runtime.HAS_GPU:
+        raise CountersUnavailable("counters: there is no GPU on this machine")
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise NoCounters("counters: Nsight Compute's command `ncu` is not on the PATH")
-    job = json.dumps(
-        {
-            "name": name,
-            "matrix": {"m": m, "n": n, "dtype": dtype, "layout": layout},
-            "warmup": warmup,
-        }
-    )
+        raise CountersUnavailable("counters: Nsight Compute's command `ncu` is not on the PATH")
+    job = {"fn": function, "op": op, "shape": shape, "dtype": dtype, "layout": layout}
+    worker = "from memtraffic.traffic.counters import _worker; _worker()"
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
-        command = [
-            ncu,
-            "--clock-control",
-            "none",
-            "--profile-from-start",
-            "off",
-            "--csv",
-            "--page",
-            "raw",
-        ]
-        command += [
-            "--print-units",
-            "base",
-            "--metrics",
-            ",".join(METRICS.values()),
-            "--log-file",
-            log.name,
-        ]
-        command += [
-            sys.executable,
-            "-c",
-            "from memtraffic.traffic.counters import _worker; _worker()",
-            job,
-        ]
         done = subprocess.run(
-            command,
+            [
+                *(ncu, *shlex.split(NCU_OPTIONS)),
+                *("--metrics", ",".join(METRICS.values())),
+                *("--log-file", log.name),
+                *(sys.executable, "-c", worker, json.dumps(job | {"warmup": warmup})),
+            ],
             env={**os.environ, "PYTHONPATH": paths},
             capture_output=True,
             text=True,
         )
-        said = log.read().decode()
-    if "ERR_NVGPUCTRPERM" in said + done.stdout:
-        raise NoCounters(
+        report = log.read().decode()
+    if "ERR_NVGPUCTRPERM" in report + done.stdout:
+        raise CountersUnavailable(
             "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
         )
     if done.returncode:
-        lines = (done.stderr or said).strip().splitlines()
-        errors = [
-            line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)
-        ]
+        lines = (done.stderr or report).strip().splitlines() or [f"ncu exited {done.returncode}"]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         raise CountersError(f"counters: {(errors or lines)[-1]}")
-    return parse(said)
+    return parse(report)
 
 
-counters.columns = COLUMNS
+def count_layouts(
+    fn: Callable[..., object] | str, shape: tuple[int, ...], *, dtype: str = "float32"
+) -> pd.DataFrame:
+    """`counters` of one function for each memory layout of its input, with a first column `layout`.
 
-
-def layouts(fn, m, n, dtype="float32"):
-    """`counters` of one function on an m x n matrix laid out in each way there is, with a first column `layout`.
-
-    The layouts are the keys of `matrices.LAYOUTS`. Raises as `counters`.
+    The layouts are the keys of `tensors.MEMORY_LAYOUTS`. Raises what `counters` raises.
     """
-    frames = []
-    for layout in LAYOUTS:
-        frame = counters(fn, m, n, dtype, layout=layout)
-        frame.insert(0, "layout", layout)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    frames = {name: counters(fn, shape, dtype=dtype, layout=name) for name in MEMORY_LAYOUTS}
+    return pd.concat(frames, names=["layout"]).reset_index("layout").reset_index(drop=True)
 
 
-layouts.columns = ("layout", *COLUMNS)
+def parse(report: str) -> pd.DataFrame:
+    """The DataFrame of `counters` from what `ncu --csv --page raw` printed.
 
-
-def parse(said):
-    """The DataFrame of `counters` from what `ncu --csv --page raw` printed. Raises CountersError if a counter is missing."""
-    table = "\n".join(line for line in said.splitlines() if line.startswith('"'))
+    Raises CountersError if there is no kernel or a counter is missing.
+    """
+    table = "\n".join(line for line in report.splitlines() if line.startswith('"'))
     rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
     if not rows:
         raise CountersError("counters: ncu saw no kernel")
     if missing := [metric for metric in METRICS.values() if metric not in rows[0]]:
-        raise CountersError(
-            f"counters: ncu does not give {', '.join(missing)} on this GPU"
+        raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
+    kernels = [
+        {"kernel": short_name(row["Kernel Name"])}
+        | {name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()}
+        for row in rows
+    ]
+    return pd.DataFrame(kernels, columns=list(COLUMNS))
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its namespaces, template arguments and parameters.
+
+    >>> short_name("void at::native::(anonymous namespace)::softmax_kernel<float>(float *, int)")
+    'softmax_kernel'
+    """
+    name = re.sub(r"\(anonymous namespace\)|<unnamed>", "_", kernel.removeprefix("void "))
+    return re.split(r"[<(]", name)[0].split("::")[-1]
+
+
+def _op_path(op: str | Op) -> str:
+    """The name by which another process finds an operation. Raises LookupError if there is none."""
+    if isinstance(op, str):
+        find_op(op)
+        return op
+    if OPS.get(op.name) is not op:
+        raise LookupError(
+            f"{op.name!r} is an operation of your own: name it, as 'module:attribute'"
         )
-    return pd.DataFrame(
-        [
-            {"kernel": short_name(row["Kernel Name"])}
-            | {
-                column: int(float(row[metric].replace(",", "")))
-                for column, metric in METRICS.items()
-            }
-            for row in rows
-        ],
-        columns=list(COLUMNS),
-    )
+    return op.name
 
 
-def short_name(kernel):
-    """A kernel's name without its template arguments: `void at::native::reduce_kernel<512, …>` is `reduce_kernel`."""
-    return kernel.split("(")[0].split("<")[0].removeprefix("void ").split("::")[-1]
-
-
-def _worker():
-    """What runs under ncu: warm up, then one call between start and stop."""
-    import torch
-
+def _worker() -> None:
+    """What runs under ncu: calls to warm up, then one call between start and stop."""
     job = json.loads(sys.argv[1])
-    fn = resolve(job["name"])
-    x = matrix(**job["matrix"])
+    fn = import_function(job["fn"])
+    inputs = find_op(job["op"]).inputs(tuple(job["shape"]), job["dtype"], job["layout"])
     for _ in range(job["warmup"]):
-        fn(x)
+        fn(*inputs)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    fn(x)
+    fn(*inputs)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()

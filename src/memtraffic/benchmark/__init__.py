@@ -1,0 +1,23 @@
+"""Times functions on a GPU, interleaved with one another, and turns the times into bandwidth.
+
+Bandwidth is always the *least* traffic of the operation over the time: a softmax must read and
+write each element once, 2MN elements, so a function that moves more than that shows a lower
+bandwidth, not a higher one.
+"""
+
+from memtraffic.benchmark.baselines import BASELINES, find_implementation
+from memtraffic.benchmark.overhead import autotune_cost, launch_overhead
+from memtraffic.benchmark.sweeps import bench, bench_layouts, bench_option
+from memtraffic.benchmark.timing import summary, time_interleaved
+
+__all__ = [
+    "BASELINES",
+    "autotune_cost",
+    "bench",
+    "bench_layouts",
+    "bench_option",
+    "find_implementation",
+    "launch_overhead",
+    "summary",
+    "time_interleaved",
+]

@@ -1,0 +1,82 @@
+"""What the kernels of the ladder are compared with: a copy, and what PyTorch offers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtraffic.ladder import naive
+from memtraffic.names import import_function
+
+
+def copy(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A copy of `x`, or the sum of `x` and `y`: each input is read once and one result written."""
+    return x.clone() if y is None else x + y
+
+
+def torch_softmax(x: Tensor) -> Tensor:
+    """PyTorch's own softmax of each row."""
+    return torch.softmax(x, dim=1)
+
+
+def scripted(x: Tensor) -> Tensor:
+    """The naive softmax through `torch.jit.script`."""
+    return _script()(x)
+
+
+def compiled(x: Tensor) -> Tensor:
+    """The naive softmax through `torch.compile`."""
+    return _compile(0)(x)
+
+
+def compiled_persistent_reduction(x: Tensor) -> Tensor:
+    """The naive softmax through `torch.compile`, which keeps each row in registers.
+
+    Inductor calls this a persistent reduction. Its option `triton.multi_kernel` builds a looped and
+    a persistent reduction, and the value 3 selects the second.
+    """
+    return _compile(3)(x)
+
+
+@functools.cache
+def _script() -> Callable[..., Tensor]:
+    return torch.jit.script(naive.softmax)
+
+
+@functools.cache
+def _compile(multi_kernel: int) -> Callable[..., Tensor]:
+    import torch._dynamo
+
+    # Each shape is compiled by itself. Too many of them raise an error; without this setting
+    # PyTorch would return to eager mode in silence. The cache on disk is off because a multi-kernel
+    # cannot be loaded from it.
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    options: dict[str, Any] = {"triton.multi_kernel": multi_kernel, "fx_graph_cache": False}
+    return torch.compile(naive.softmax, dynamic=False, options=options)
+
+
+BASELINES: dict[str, Callable[..., Tensor]] = {
+    "copy": copy,
+    "torch.softmax": torch_softmax,
+    "jit.script(naive)": scripted,
+    "compile(naive)": compiled,
+    "compile(persistent reduction)": compiled_persistent_reduction,
+}
+
+
+def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function with this name: a baseline, a rung, or `module:function`.
+
+    >>> find_implementation("copy").__name__
+    'copy'
+
+    A function is returned as it is. Raises LookupError for any other name.
+    """
+    if callable(name):
+        return name
+    return BASELINES.get(name) or import_function(name)

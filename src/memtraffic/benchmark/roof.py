@@ -1,0 +1,60 @@
+"""The two roofs of a GPU, timed as kernels are: a copy and a matrix product."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+
+import pandas as pd
+import torch
+
+from memtraffic import gpus, runtime
+from memtraffic.benchmark.timing import time_interleaved
+
+
+def copy_bandwidth(n_bytes: int = 2**30) -> float:
+    """Bytes per second that a copy within the GPU's memory moves, reads plus writes.
+
+    This is the roof of every kernel here. n_bytes: the size of what is copied. The time is the
+    median of repeated copies. Raises RuntimeError without a GPU.
+    """
+    runtime.require_gpu("copy_bandwidth")
+    source = torch.empty(n_bytes, dtype=torch.uint8, device=runtime.device()).random_()
+    target = torch.empty_like(source)
+    [samples] = time_interleaved([functools.partial(target.copy_, source)])
+    return 2 * n_bytes / statistics.median(samples)
+
+
+def matmul_rate(size: int = 8192) -> float:
+    """Floating-point operations per second of a float32 matrix product of `size` cubed.
+
+    A multiply-add counts as two operations; TF32 is off. Raises RuntimeError without a GPU.
+    """
+    runtime.require_gpu("matmul_rate")
+    a, b = (torch.randn(size, size, device=runtime.device()) for _ in range(2))
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        [samples] = time_interleaved([functools.partial(torch.matmul, a, b)])
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return 2 * size**3 / statistics.median(samples)
+
+
+def roof() -> pd.DataFrame:
+    """The two roofs of this GPU, measured: one row.
+
+    Columns: `gpu`; `copy_gb_per_s`, a copy of 2 GiB, reads plus writes; `datasheet_gb_per_s`, 0
+    where it is unknown; `fp32_tflop_per_s`, a float32 matrix product; `l2_mib`, the size of L2.
+    Raises RuntimeError without a GPU.
+    """
+    runtime.require_gpu("roof")
+    gpu = gpus.this_gpu()
+    row = {
+        "gpu": runtime.gpu_name(),
+        "copy_gb_per_s": copy_bandwidth(2**31) * 1e-9,
+        "datasheet_gb_per_s": gpu.datasheet_bytes_per_s * 1e-9,
+        "fp32_tflop_per_s": matmul_rate() * 1e-12,
+        "l2_mib": gpu.l2_bytes / 2**20,
+    }
+    return pd.DataFrame([row])

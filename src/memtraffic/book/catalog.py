@@ -1,0 +1,208 @@
+"""The experiments of the book: what is measured, with what arguments, into which columns.
+
+A recording is keyed by an experiment's id, arguments and columns with their units. The function
+that measures is no part of the key, nor is what a label stands for: renaming either of them needs
+no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from memtraffic import benchmark
+from memtraffic.benchmark.roof import roof
+from memtraffic.book import measurements
+
+NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of an experiment, and how far it may be from its recording when measured again.
+
+    tolerance: relative to the recorded number, doubled in rows under 20 µs; 0 where the value must
+    be equal; None where it is not compared. noise: what any number may differ by, in its unit.
+    """
+
+    name: str
+    unit: str = ""
+    tolerance: float | None = 0.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something measured on a GPU: a function, its arguments as JSON has them, and its columns."""
+
+    id: str
+    measure: Callable[..., pd.DataFrame]
+    arguments: dict[str, Any]
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> dict[str, str]:
+        """The unit of each column, by its name."""
+        return {column.name: column.unit for column in self.columns}
+
+    def run(self) -> pd.DataFrame:
+        """Measures. Raises ValueError if the result has other columns than it should have."""
+        frame = self.measure(**self.arguments)
+        if list(frame.columns) != list(self.schema):
+            wanted = list(self.schema)
+            raise ValueError(f"{self.id}: measured columns {list(frame.columns)}, not {wanted}")
+        return frame
+
+
+# ---- columns
+
+M, N, DTYPE = Column("m", "rows"), Column("n", "columns"), Column("dtype")
+US = Column("us", "µs", 0.1)
+SPREAD = (Column("us_p20", "µs", None), Column("us_p80", "µs", None))  # of one run
+TIMES = (M, N, DTYPE, US, *SPREAD, Column("gb_per_s", "GB/s", 0.1))
+BENCH = (Column("impl"), *TIMES)
+LAYOUT = Column("layout")
+ROOF = (
+    Column("gpu"),
+    Column("copy_gb_per_s", "GB/s", 0.1),
+    Column("datasheet_gb_per_s", "GB/s"),
+    Column("fp32_tflop_per_s", "TFLOP/s", 0.1),
+    Column("l2_mib", "MiB"),
+)
+COUNTERS = (
+    Column("kernel", tolerance=None),  # a compiler's name for it, or ours
+    Column("load_instructions", "instructions", 0.1),
+    Column("instruction_read_bytes", "bytes", 0.1, NOISE_BYTES),
+    Column("l1_l2_read_bytes", "bytes", 0.1, NOISE_BYTES),
+    Column("dram_read_bytes", "bytes", 0.1, NOISE_BYTES),
+    Column("dram_write_bytes", "bytes", 0.1, NOISE_BYTES),
+    Column("l2_write_sectors", "sectors", 0.1),
+    Column("ns", "ns", 0.1),
+)
+OVERHEAD = (Column("impl"), M, N, DTYPE, Column("host_us", "µs", None))  # as busy as the host is
+TUNING = (M, N, DTYPE, Column("host_first_ms", "ms", None), US, Column("tuned_us", "µs", 0.1))
+FAR = (Column("who"), Column("found"))
+PLANS = (
+    N,
+    Column("warps", "warps"),
+    Column("stages", "stages"),
+    Column("registers", "registers", 0.1),  # compilers differ
+    Column("shared_bytes", "bytes", 0.1),
+    Column("resident", "programs"),
+    Column("programs", "programs"),
+)
+DRIVER = (
+    Column("kernels"),
+    Column("asked", "configurations", 0.1),
+    Column("equal", "configurations", 0.1),
+)
+LATENCY = (Column("hops", "loads"), US, Column("latency_ns", "ns", 0.1))
+GRIDS = (
+    Column("target"),
+    Column("gpu"),
+    N,
+    Column("resident", "programs"),
+    Column("processors", "processors"),
+    Column("programs", "programs"),
+)
+
+
+def _option(name: str) -> tuple[Column, ...]:
+    """The columns of `bench_option`."""
+    return (Column(name), *TIMES, Column("copy_us", "µs", 0.1))
+
+
+# ---- shapes and values
+
+WIDE = [4096, 16384]
+COPIES = [[2**k, 16384] for k in range(5, 14)]
+WIDTHS = [[4096, 2**k] for k in range(8, 16)]
+PADDED = [[4096, n] for n in (8192, 8320, 12672, 16384)]
+NARROW = [[65536, 2**k] for k in range(6, 11)]
+LARGE = [[max(4096, 2**24 // 2**k), 2**k] for k in range(8, 16)]  # 16 million elements or more
+STAGED = [[65536, 256], [20480, 781], [4096, 4096], [4096, 8320], [4096, 16384]]
+BIG = [[4096, 4096], [4096, 32768]]
+COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
+LOOPS = ["copy", "tiled", "persistent"]
+BLOCKS = ["copy", "masked", "few warps", "two blocks"]
+CHEATS = ["fused", "masked", "block of 512"]
+CALLS = ["torch.softmax", "tiled", "uncached", "persistent"]
+STAGES = ["copy", "tiled", "1 stage", "2 stages", "3 stages"]
+LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
+
+_POWERS = [1, 2, 4, 8, 16, 32]
+TILED = dict(impl="tiled", shape=[4096, 4096])
+TILED_ROWS = dict(impl="tiled", shapes=NARROW, option="rows", values=_POWERS)
+TILED_WARPS = dict(impl="tiled", shapes=LARGE, option="num_warps", values=_POWERS)
+TUNED = dict(impl="tiled", tuned="autotuned", shapes=[[65536, 512], [8192, 4096], [4096, 32768]])
+WARPS = dict(impl="persistent", shapes=[WIDE], option="num_warps", values=[8, 16, 32])
+PROGRAMS = dict(
+    impl="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
+)
+
+_bench, _counters = measurements.bench, measurements.counters
+_layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
+_plans = measurements.launch_plans
+_F32, _BF16 = "float32", "bfloat16"
+
+# Id, function, columns, arguments; in the order of the book.
+_ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[str, Any]], ...] = (
+    ("roof", roof, ROOF, {}),
+    ("copy", _bench, BENCH, dict(impls=["copy"], shapes=[WIDE])),
+    ("copy_cold", _bench, BENCH, dict(impls=["copy"], shapes=COPIES)),
+    ("copy_warm", _bench, BENCH, dict(impls=["copy"], shapes=COPIES, cold=False)),
+    ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),
+    ("scripted_counters", _counters, COUNTERS, dict(impl="jit.script(naive)", shape=WIDE)),
+    ("compiled_counters", _counters, COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
+    ("persistent_reduction_counters", _counters, COUNTERS, dict(impl=COMPILED[2], shape=WIDE)),
+    ("torch_softmax_counters", _counters, COUNTERS, dict(impl="torch.softmax", shape=WIDE)),
+    ("fused_counters", _counters, COUNTERS, dict(impl="fused", shape=WIDE)),
+    ("fused_race", _bench, BENCH, dict(impls=["copy", "naive", "fused"], shapes=[WIDE])),
+    ("fused_widths", _bench, BENCH, dict(impls=["copy", "fused", *COMPILED], shapes=WIDTHS)),
+    ("masked_counters_12672", _counters, COUNTERS, dict(impl="masked", shape=[4096, 12672])),
+    ("masked_counters_8320", _counters, COUNTERS, dict(impl="masked", shape=[4096, 8320])),
+    ("masked_counters_781", _counters, COUNTERS, dict(impl="masked", shape=[4096, 781])),
+    ("masked_widths", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED)),
+    ("masked_narrow", _bench, BENCH, dict(impls=CHEATS, shapes=[[32768, 4096]])),
+    ("masked_far", measurements.reach_far_row, FAR, dict(row=70000, row_stride=32768)),
+    ("tiled_counters", measurements.count_layouts, (LAYOUT, *COUNTERS), TILED),
+    ("tiled_layouts_float32", _layouts, (LAYOUT, *TIMES), dict(**TILED, dtype=_F32)),
+    ("tiled_layouts_bfloat16", _layouts, (LAYOUT, *TIMES), dict(**TILED, dtype=_BF16)),
+    ("tiled_rows_float32", _sweep, _option("rows"), dict(**TILED_ROWS, dtype=_F32)),
+    ("tiled_rows_bfloat16", _sweep, _option("rows"), dict(**TILED_ROWS, dtype=_BF16)),
+    ("tiled_narrow", _bench, BENCH, dict(impls=["copy", "masked", "tiled"], shapes=NARROW)),
+    ("tiled_map_float32", _sweep, _option("num_warps"), dict(**TILED_WARPS, dtype=_F32)),
+    ("tiled_map_bfloat16", _sweep, _option("num_warps"), dict(**TILED_WARPS, dtype=_BF16)),
+    ("tiled_tuning", measurements.autotune_cost, TUNING, TUNED),
+    ("persistent_counters", _counters, COUNTERS, dict(impl="persistent", shape=[4096, 12672])),
+    ("persistent_plans", _plans, PLANS, dict(m=65536, ns=[256, 1024, 4096, 16384, 32768])),
+    ("persistent_plans_bfloat16", _plans, PLANS, dict(m=4096, ns=[32768], dtype=_BF16)),
+    ("persistent_host", measurements.launch_overhead, OVERHEAD, dict(impls=CALLS, shape=[64, 256])),
+    ("persistent_float32", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_F32)),
+    ("persistent_bfloat16", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_BF16)),
+    ("persistent_stages_float32", _bench, BENCH, dict(impls=STAGES, shapes=STAGED, dtype=_F32)),
+    ("persistent_stages_bfloat16", _bench, BENCH, dict(impls=STAGES, shapes=BIG, dtype=_BF16)),
+    ("ladder", _bench, BENCH, dict(impls=LADDER, shapes=[WIDE])),
+    ("occupancy_plans", _plans, PLANS, dict(m=65536, ns=[2**k for k in range(8, 16)])),
+    ("occupancy_driver", measurements.compare_with_driver, DRIVER, dict(m=4096)),
+    ("occupancy_programs", measurements.bench_programs, _option("programs"), PROGRAMS),
+    ("occupancy_latency", measurements.pointer_latency, LATENCY, dict(hops=4096, distance=520)),
+    ("occupancy_warps", _sweep, _option("num_warps"), WARPS),
+    ("cdna_grids", measurements.grid_sizes, GRIDS, dict(ns=[1024, 4096, 16384], num_warps=8)),
+)
+
+EXPERIMENTS: dict[str, Experiment] = {
+    id: Experiment(id, measure, arguments, columns) for id, measure, columns, arguments in _ROWS
+}
+
+
+def find_experiments(ids: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments with these ids, or all of them. Raises LookupError for an unknown id."""
+    for id in ids:
+        if id not in EXPERIMENTS:
+            known = ", ".join(EXPERIMENTS)
+            raise LookupError(f"no experiment is named {id!r}: give one of {known}")
+    return [EXPERIMENTS[id] for id in ids or EXPERIMENTS]

@@ -1,0 +1,86 @@
+"""What a chapter says in words: claims, exercises, numbers for the prose, and source code."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import Markdown, display
+
+GLUE_MIME = "application/papermill.record/"  # where MyST-NB looks for what is glued
+
+
+def claim(sentence: str, holds: object) -> None:
+    """Prints a sentence with a tick if it holds.
+
+    >>> claim("A softmax reads each element once: 15 of 15.", 15 == 15)
+    ✓ A softmax reads each element once: 15 of 15.
+
+    Raises AssertionError, which repeats the sentence, if it does not hold.
+    """
+    if not bool(holds):
+        raise AssertionError(f"does not hold: {sentence}")
+    print(f"✓ {sentence}")
+
+
+def check_exercise(sentence: str, attempt: Any, judge: Callable[[Any], object]) -> None:
+    """Checks an exercise: prints whether the attempt is open (None), right, or not right yet.
+
+    >>> check_exercise("1: twice two", None, lambda answer: answer == 4)
+    ○ 1: twice two: your turn
+    >>> check_exercise("1: twice two", 4, lambda answer: answer == 4)
+    ✓ 1: twice two
+
+    judge: a function of the attempt, which returns something true for a right one. An exception is
+    printed and not raised, so that the exercises after it are checked too.
+    """
+    if attempt is None:
+        print(f"○ {sentence}: your turn")
+        return
+    try:
+        right, reason = bool(judge(attempt)), ""
+    except Exception as error:  # an attempt may do anything
+        right, reason = False, f" ({type(error).__name__}: {error})"
+    print(f"✓ {sentence}" if right else f"✗ {sentence}: not yet{reason}")
+
+
+def glue(name: str, value: str) -> None:
+    """Stores `value` under `name` for the prose, which quotes it with the role `glue:text`.
+
+    This is what `myst_nb.glue` does for a string; MyST-NB is not installed where the notebooks run.
+    """
+    data = {f"{GLUE_MIME}text/plain": repr(value)}
+    scrapbook = {"name": name, "mime_prefix": GLUE_MIME}
+    display(data, raw=True, metadata={"scrapbook": scrapbook})
+
+
+def show_source(*functions: Any) -> None:
+    """Shows the source of functions or kernels."""
+    display(Markdown("```python\n" + "\n\n\n".join(map(source, functions)) + "\n```"))
+
+
+def show_diff(below: Any, above: Any) -> None:
+    """Shows how the code of `above` differs from that of `below`, apart from their docstrings.
+
+    below, above: functions or kernels, such as those of two rungs.
+    """
+    old, new = (source(part, docstring=False).splitlines() for part in (below, above))
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=len(old) + len(new)))[3:]
+    display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
+
+
+def source(function: Any, docstring: bool = True) -> str:
+    """The source of a function or kernel, without what is written for the formatter."""
+    while not inspect.isfunction(function):  # a kernel wraps the function that it is made of
+        function = function.fn
+    text = textwrap.dedent(inspect.getsource(function)).rstrip().replace("  # fmt: skip", "")
+    [definition] = ast.parse(text).body
+    assert isinstance(definition, ast.FunctionDef)
+    if not docstring and ast.get_docstring(definition) is not None:
+        lines, first = text.splitlines(), definition.body[0]
+        text = "\n".join(lines[: first.lineno - 1] + lines[first.end_lineno :])
+    return text

@@ -1,0 +1,28 @@
+"""Compiles kernels for GPUs that are absent, and reads from the machine code what they use.
+
+This needs neither a GPU nor a driver: Triton contains the compilers (LLVM for AMD, `ptxas` and
+`cuobjdump` for NVIDIA). A process whose kernels are interpreted cannot compile them, so a worker
+process does it there.
+"""
+
+from memtraffic.compile.compiler import (
+    Resources,
+    assembly,
+    compile_launches,
+    loaded_resources,
+    resources,
+)
+from memtraffic.compile.launches import CompileError, Launch, capture_launches
+from memtraffic.compile.ttgir import BlockedLayout
+
+__all__ = [
+    "BlockedLayout",
+    "CompileError",
+    "Launch",
+    "Resources",
+    "assembly",
+    "capture_launches",
+    "compile_launches",
+    "loaded_resources",
+    "resources",
+]

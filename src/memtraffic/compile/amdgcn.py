@@ -1,0 +1,64 @@
+"""Reads AMD's assembly as LLVM writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memtraffic.gpus import Gpu
+
+LOAD = r"\b(?:global|buffer|flat)_load_(\w+)"  # a load from global memory, by the end of its name
+STORE = r"\b(?:global|buffer|flat)_store_(\w+)"
+
+
+def read(asm: Mapping[str, Any], kernel: str, gpu: Gpu) -> tuple[dict[str, int], list[str]]:
+    """What a compiled kernel uses, as fields of `Resources`, and its instructions."""
+    return usage(asm["amdgcn"]), instructions(asm["amdgcn"], kernel)
+
+
+def usage(assembly: str) -> dict[str, int]:
+    """What LLVM's comments in the assembly say that a kernel uses, as fields of `Resources`."""
+    counted = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", assembly)}
+    vgprs = counted["NumVgprs"]
+    return {
+        "registers": counted.get("TotalNumVgprs", vgprs),
+        "spill_bytes": counted["ScratchSize"],
+        "static_shared_bytes": counted["LDSByteSize"],
+        "vgprs": vgprs,
+        "agprs": counted.get("NumAgprs", 0),
+        "sgprs": counted["TotalNumSgprs"],
+        "allocated_vgprs": counted["NumVGPRsForWavesPerEU"],
+        "allocated_sgprs": counted["NumSGPRsForWavesPerEU"],
+        "llvm_waves": counted["Occupancy"],
+    }
+
+
+def instructions(assembly: str, kernel: str) -> list[str]:
+    """The instructions of a kernel, without comments, labels and directives."""
+    code = assembly.split(f"\n{kernel}:")[1].split(".Lfunc_end")[0]
+    return re.findall(r"^\t([a-z].*?)(?:\s*;.*)?$", code, re.MULTILINE)
+
+
+def name(instruction: str) -> str:
+    """The name of an instruction.
+
+    >>> name("v_exp_f32_e32 v4, v4")
+    'v_exp_f32_e32'
+    """
+    return instruction.split()[0]
+
+
+def bits(suffix: str) -> int:
+    """How many bits one lane moves, by the end of the instruction's name.
+
+    >>> bits("dwordx4"), bits("dword"), bits("ushort"), bits("d16_hi_b16"), bits("b128")
+    (128, 32, 16, 16, 128)
+    """
+    if found := re.search(r"dwordx(\d)", suffix):
+        return 32 * int(found[1])
+    if found := re.search(r"(?:^|_)[biu](8|16|32|64|96|128)(?:_|$)", suffix):
+        return int(found[1])
+    if "byte" in suffix:
+        return 8
+    return 16 if "short" in suffix else 32

@@ -1,0 +1,266 @@
+"""What a kernel uses on any target: registers, spills, shared memory, the widths of its accesses.
+
+It is read from what the compiler wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+
+from memtraffic import runtime, triton_internals
+from memtraffic.compile import amdgcn, sass, ttgir, worker
+from memtraffic.compile.launches import CompileError, Launch, capture_launches
+from memtraffic.gpus import Gpu, find_gpu
+
+T = TypeVar("T", int, str)
+_READERS = {"nvidia": sass, "amd": amdgcn}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel uses.
+
+    kernel, target, num_warps: what was compiled, for which GPU, with how many warps per program.
+    registers: of 32 bits, per thread. On AMD these are the vector registers: `vgprs` and `agprs`,
+        which share one file from gfx90a on.
+    spill_bytes: local memory per thread (on AMD, scratch).
+    shared_bytes: shared memory (on AMD, LDS) per program; `static_shared_bytes` of it are static.
+    load_bits, store_bits: the widths of the instructions that load from and store to global memory,
+        each with the number of such instructions: {128: 2} is two that move 16 bytes per thread.
+        Bulk copies by descriptor (TMA), which no thread makes, are not among them.
+    layout: how the block of the first load is distributed over threads.
+    schedule: the steps of the kernel, see `ttgir.schedule`.
+    vgprs, agprs, sgprs: AMD's vector, accumulation and scalar registers, 0 on NVIDIA.
+    allocated_vgprs, allocated_sgprs: what a wave is given of them, AGPRs included; the option
+        `waves_per_eu` may raise it.
+    llvm_waves: waves per SIMD that LLVM says the registers and static LDS allow.
+    instructions: the number of instructions by name.
+    """
+
+    kernel: str
+    target: str
+    num_warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    load_bits: dict[int, int] = field(default_factory=dict)
+    store_bits: dict[int, int] = field(default_factory=dict)
+    layout: ttgir.BlockedLayout | None = None
+    schedule: tuple[str, ...] = ()
+    static_shared_bytes: int = 0
+    vgprs: int = 0
+    agprs: int = 0
+    sgprs: int = 0
+    allocated_vgprs: int = 0
+    allocated_sgprs: int = 0
+    llvm_waves: int = 0
+    instructions: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        def widths(bits: dict[int, int]) -> str:
+            return " + ".join(f"{n} of {width} bits" for width, n in sorted(bits.items())) or "none"
+
+        return (
+            f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, "
+            f"{self.spill_bytes} bytes spilled, {self.shared_bytes} bytes shared; "
+            f"loads: {widths(self.load_bits)}; stores: {widths(self.store_bits)}"
+        )
+
+    as_dict = asdict
+
+
+def resources(
+    fn: Callable[..., object],
+    target: str | Gpu,
+    *tensors: torch.Tensor,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    waves_per_eu: int | None = None,
+) -> list[Resources]:
+    """The `Resources` of each Triton kernel that `fn(*tensors)` launches, compiled for `target`.
+
+    No kernel runs, and the GPU need not be here.
+
+    >>> from memtraffic.ladder import fused
+    >>> [kernel] = resources(fused.softmax, "sm_90", torch.empty(1, 4096, device=runtime.device()))
+    >>> kernel.load_bits, kernel.spill_bytes
+    ({128: 4}, 0)
+
+    target: a GPU, or the name of one, such as "sm_90", "gfx942" or "H200"; `fn` plans its launches
+    for it. num_warps, num_stages, waves_per_eu (waves per SIMD that AMD's compiler shall aim at):
+    instead of what `fn` asks for. An `fn` with an argument `num_stages` is given that, too.
+
+    Raises LookupError for an unknown target, ValueError for a launch option that this target does
+    not have, and CompileError for a kernel that does not compile. Where kernels are interpreted, a
+    kernel that is not defined in a file is a LookupError: another process compiles it.
+    """
+    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
+    return compile_launches(_jobs(fn, target, tensors, options))
+
+
+def assembly(
+    fn: Callable[..., object],
+    target: str | Gpu,
+    *tensors: torch.Tensor,
+    keep: str = ".",
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    waves_per_eu: int | None = None,
+) -> list[str]:
+    """The machine code of each kernel that `fn(*tensors)` launches, compiled for `target`.
+
+    One instruction a line, without comments and addresses.
+
+    >>> from memtraffic.ladder import fused
+    >>> x = torch.empty(1, 4096, device=runtime.device())
+    >>> [text] = assembly(fused.softmax, "gfx942", x, keep="load_dwordx4")
+    >>> print(text)
+    buffer_load_dwordx4 ...
+    buffer_load_dwordx4 ...
+
+    keep: a regular expression; only lines in which it is found are kept. Other arguments and errors
+    are those of `resources`.
+    """
+    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
+    texts = compile_launches(_jobs(fn, target, tensors, options), text=True)
+    return [
+        "\n".join(line for line in text.splitlines() if re.search(keep, line)) for text in texts
+    ]
+
+
+def _jobs(
+    fn: Callable[..., object],
+    target: str | Gpu,
+    tensors: Sequence[torch.Tensor],
+    options: dict[str, int | None],
+) -> list[tuple[Launch, str | Gpu]]:
+    """The launches of `fn` on `target`, with `options` in place of what it asks for."""
+    gpu = _gpu(target)
+    given = {name: value for name, value in options.items() if value is not None}
+    if "num_stages" in given and "num_stages" in inspect.signature(fn).parameters:
+        fn = functools.partial(fn, num_stages=given["num_stages"])
+    launches = capture_launches(fn, *tensors, gpu=gpu)
+    return [(replace(launch, options=launch.options | given), gpu) for launch in launches]
+
+
+def _gpu(target: str | Gpu) -> Gpu:
+    return target if isinstance(target, Gpu) else find_gpu(target)
+
+
+Jobs = Sequence[tuple[Launch, str | Gpu]]
+
+
+@overload
+def compile_launches(jobs: Jobs, text: Literal[False] = False) -> list[Resources]: ...
+@overload
+def compile_launches(jobs: Jobs, text: Literal[True]) -> list[str]: ...
+def compile_launches(jobs: Jobs, text: bool = False) -> list[Resources] | list[str]:
+    """The `Resources` of each of `jobs`, which are pairs of a `Launch` and a target.
+
+    text: the machine code instead. Raises as `resources` does.
+    """
+    known = [(launch, _gpu(target)) for launch, target in jobs]
+    if not runtime.INTERPRETED or not known:
+        return _compile_all(known, text)
+    for launch, _ in known:
+        if launch.module == "__main__" or "<" in launch.qualname:
+            raise LookupError(
+                f"{launch.qualname} is defined in a cell or a script. Where kernels are "
+                "interpreted, another process compiles them: put the kernel into a file that it "
+                "can import"
+            )
+    folders = dict.fromkeys(_folder(launch.module) for launch, _ in known)
+    return worker.WORKER.call(filter(None, folders), _compile_all, known, text)
+
+
+def _folder(module: str) -> str:
+    """The folder in which the import system finds a module of this process; "" if there is none."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file:
+        return ""
+    depth = module.count(".") + (Path(file).name == "__init__.py")
+    folder = str(Path(file).resolve().parents[depth])
+    return "" if folder in sys.path else folder
+
+
+def _compile_all(jobs: Sequence[tuple[Launch, Gpu]], text: bool) -> list[Any]:
+    with ThreadPoolExecutor() as pool:  # disassembles one kernel while the next one is compiled
+        answers = [pool.submit(_read, *_compile(*job), text) for job in jobs]
+    return [answer.result() for answer in answers]
+
+
+def _compile(launch: Launch, gpu: Gpu) -> tuple[triton_internals.CompiledKernel, Launch, Gpu]:
+    triton_internals.check_options(launch.options, gpu)
+    facts = (launch.signature, launch.constants, launch.attributes, launch.options)
+    try:
+        kernel: Any = importlib.import_module(launch.module)
+        for name in launch.qualname.split("."):
+            kernel = getattr(kernel, name)
+        return triton_internals.compile_source(kernel, *facts, gpu), launch, gpu
+    except Exception as error:  # compilers raise whatever they like
+        raise CompileError(
+            f"{launch.qualname} does not compile for {gpu.target}: {error}"
+        ) from error
+
+
+def _read(
+    compiled: triton_internals.CompiledKernel, launch: Launch, gpu: Gpu, text: bool
+) -> Resources | str:
+    reader, ir = _READERS[gpu.vendor], compiled.asm["ttgir"]
+    usage, lines = reader.read(compiled.asm, compiled.name, gpu)
+    if text:
+        return "\n".join(lines)
+
+    def widths(pattern: str) -> dict[int, int]:
+        ends = (end for line in lines for end in re.findall(pattern, line))
+        return _count(map(reader.bits, ends))
+
+    return Resources(
+        kernel=compiled.name,
+        target=gpu.target,
+        num_warps=launch.options["num_warps"],
+        shared_bytes=triton_internals.shared_bytes(compiled),
+        load_bits=widths(reader.LOAD),
+        store_bits=widths(reader.STORE),
+        instructions=_count(map(reader.name, lines)),
+        layout=ttgir.first_load_layout(ir),
+        schedule=ttgir.schedule(ir),
+        **usage,
+    )
+
+
+def _count(values: Iterable[T]) -> dict[T, int]:
+    """How often each of `values` occurs, sorted by value."""
+    return dict(sorted(Counter(values).items()))
+
+
+def loaded_resources(compiled: triton_internals.CompiledKernel, gpu: Gpu) -> Resources:
+    """The `Resources` of a kernel that Triton compiled for the current GPU, without its code.
+
+    What decides how many of its programs are resident, and no more: `load_bits`, `store_bits`,
+    `layout`, `schedule` and `instructions` are empty, because no disassembler is run. gpu: the
+    current GPU.
+    """
+    of_amd = gpu.vendor == "amd"
+    usage: dict[str, Any] = (
+        amdgcn.usage(compiled.asm["amdgcn"]) if of_amd else triton_internals.loaded_usage(compiled)
+    )
+    return Resources(
+        kernel=compiled.name,
+        target=gpu.target,
+        num_warps=compiled.metadata.num_warps,
+        shared_bytes=triton_internals.shared_bytes(compiled),
+        **usage,
+    )

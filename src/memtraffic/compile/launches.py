@@ -1,0 +1,71 @@
+"""Captures the kernel launches that a function makes, without running a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memtraffic import runtime, triton_internals
+from memtraffic.gpus import Gpu
+
+
+class CompileError(Exception):
+    """A kernel could not be compiled; the message is the compiler's."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel, as its compiler sees it.
+
+    module, qualname: where the kernel is defined.
+    signature: the type of each argument, such as `*fp32`, `i32` or `constexpr`.
+    constants: the value of each `constexpr`, by the argument's name; an int of 1 and None are among
+        them. Those inside a tuple have the path to it as their key.
+    attributes: what else the compiler is told, such as "divisible by 16", by the argument's
+        position.
+    options: launch options, such as `num_warps`.
+    """
+
+    module: str
+    qualname: str
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: triton_internals.Attributes
+    options: dict[str, Any]
+
+
+def capture_launches(
+    fn: Callable[..., object], *tensors: torch.Tensor, gpu: Gpu | None = None
+) -> list[Launch]:
+    """Every `Launch` that `fn(*tensors)` makes. No kernel runs, so outputs stay unwritten.
+
+    An autotuned kernel is launched once in each of its configurations.
+
+    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.gpus import find_gpu
+    >>> x = torch.empty(3, 4096, device=runtime.device())
+    >>> [launch] = capture_launches(fused.softmax, x, gpu=find_gpu("MI300X"))
+    >>> launch.signature["x_ptr"], launch.constants, launch.options
+    ('*fp32', {'BLOCK': 4096}, {'num_warps': 8})
+
+    gpu: the GPU that `fn` plans its launches for. Raises TypeError for an argument that Triton does
+    not take; what `fn` itself raises is passed on.
+    """
+    found = []
+
+    def record(
+        kernel: triton_internals.Kernel, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        function = triton_internals.jit_function(kernel)
+        try:
+            facts = triton_internals.specialize(function, args, options)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}: {error}") from error
+        found.append(Launch(function.__module__, function.__qualname__, *facts))
+
+    with runtime.capturing_launches(gpu), triton_internals.capturing(record):
+        fn(*tensors)
+    return found

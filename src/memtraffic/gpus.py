@@ -1,0 +1,336 @@
+"""What a kind of GPU offers: one table for all vendors, and the GPU that is here.
+
+Sources of the constants, by the tag that stands beside each:
+
+- [guide] NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability",
+  https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications
+- [calculator] `cuda_occupancy.h`, which NVIDIA publishes with CUDA; Triton's wheel contains it
+- [base] LLVM, https://github.com/llvm/llvm-project,
+  `llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp`; [td] `AMDGPU.td` in the folder above it
+- [llvm] LLVM, "User Guide for AMDGPU Backend", https://llvm.org/docs/AMDGPUUsage.html
+- [mesa] Mesa, `src/amd/common/ac_gpu_info.c`
+- [products] the datasheet of each GPU, whose address stands beside its bandwidth; NVIDIA's white
+  papers of the Turing, A100, Ampere GA102, Ada, Hopper and Blackwell architectures; AMD's white
+  papers of CDNA 1 to 4
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from memtraffic import runtime
+
+KIB = 1024
+
+# The names of these two constants in cuda.h.
+CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106
+CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What one GPU offers. Sizes are in bytes, registers have 32 bits.
+
+    vendor: what decides wherever vendors differ.
+    target: the compiler's name for this kind of GPU, such as "sm_90".
+    product, driver_name: the names that the datasheet and the driver give it; "" if unknown.
+    backend, architecture: Triton's names for the compiler and for the target.
+    num_sms: streaming multiprocessors; on CDNA, compute units; on RDNA, workgroup processors.
+        Such a pair of compute units shares its LDS, and LLVM compiles for the pair by default.
+    max_threads_per_program: the most threads of a thread block [guide] or a workgroup [base].
+    shared_per_sm, shared_per_program, shared_granularity: shared memory (on AMD, LDS) of an SM, the
+        most that one program may have, and the unit in which it is allocated.
+    prefetches_to_shared_memory: whether a prefetched tile waits in shared memory, not in registers.
+    l2_bytes: 0 if unknown. datasheet_bytes_per_s: bandwidth of the memory, 0.0 if unknown.
+    """
+
+    vendor: Literal["nvidia", "amd"]
+    target: str
+    product: str
+    driver_name: str = ""
+    backend: Literal["cuda", "hip"]
+    architecture: int | str
+    num_sms: int
+    warp_size: int
+    max_threads_per_program: int = 1024
+    shared_per_sm: int
+    shared_per_program: int
+    shared_granularity: int
+    prefetches_to_shared_memory: bool
+    l2_bytes: int = 0
+    datasheet_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvidiaGpu(Gpu):
+    """A GPU made by NVIDIA.
+
+    register_granularity: the unit in which a warp's registers are allocated.
+    subpartitions: those of an SM; a warp takes its registers from one of them.
+    """
+
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    backend: Literal["cuda", "hip"] = "cuda"
+    warp_size: int = 32  # [guide]
+    registers_per_sm: int = 65536  # [guide]
+    max_registers_per_thread: int = 255  # [guide]
+    register_granularity: int = 256  # [calculator]
+    subpartitions: int = 4  # [calculator]
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmdGpu(Gpu):
+    """A GPU made by AMD. Registers are those of one lane on one SIMD.
+
+    simds: those of a compute unit, or on RDNA of a workgroup processor. The waves of a workgroup
+        are spread over them.
+    vgprs, vgpr_granule: vector registers, and the unit in which they are allocated.
+    agprs: accumulation registers in a file of their own; 0 where they share that of the vector
+        registers.
+    max_addressable_vgprs: the most vector registers that the instructions of one wave can name,
+        accumulation registers included.
+    sgpr_waves: waves per SIMD by the scalar registers that a wave uses, as pairs (at most so many
+        registers, waves); empty where scalar registers are never the limit.
+    max_workgroups: workgroups of more than one wave; each of them needs a barrier.
+    """
+
+    vendor: Literal["nvidia", "amd"] = "amd"
+    backend: Literal["cuda", "hip"] = "hip"
+    prefetches_to_shared_memory: bool = False
+    simds: int = 4  # [base]
+    max_waves_per_simd: int  # [base]
+    vgprs: int  # [base]
+    vgpr_granule: int  # [base]
+    agprs: int = 0  # [llvm]
+    max_addressable_vgprs: int  # [base]
+    sgpr_waves: tuple[tuple[int, int], ...] = ()  # [base]
+    max_workgroups: int  # [base]
+
+
+def _nvidia(
+    capability: int,
+    product: str,
+    num_sms: int,
+    threads: int,
+    blocks: int,
+    shared: int,
+    driver_name: str,
+    datasheet: float,
+) -> NvidiaGpu:
+    """A GPU by its compute capability. threads, blocks, shared (bytes): the most per SM."""
+    turing = capability < 80
+    return NvidiaGpu(
+        target=f"sm_{capability}",
+        product=product,
+        driver_name=driver_name,
+        architecture=capability,
+        num_sms=num_sms,
+        max_threads_per_sm=threads,
+        max_blocks_per_sm=blocks,
+        shared_per_sm=shared,
+        shared_per_program=shared - (0 if turing else KIB),  # reserved per block [calculator]
+        shared_granularity=256 if turing else 128,  # [calculator]
+        prefetches_to_shared_memory=not turing,  # cp.async [guide]
+        datasheet_bytes_per_s=datasheet,
+    )
+
+
+def _cdna(
+    target: str,
+    product: str,
+    num_sms: int,
+    driver_name: str,
+    datasheet: float,
+    *,
+    waves: int = 8,
+    vgprs: int = 512,
+    vgpr_granule: int = 8,
+    agprs: int = 0,
+    lds_kib: int = 64,
+    lds_granularity: int = 512,
+) -> AmdGpu:
+    return AmdGpu(
+        target=target,
+        product=product,
+        driver_name=driver_name,
+        architecture=target,
+        num_sms=num_sms,
+        warp_size=64,  # [td]
+        shared_per_sm=lds_kib * KIB,  # [td]
+        shared_per_program=lds_kib * KIB,  # [td]
+        shared_granularity=lds_granularity,  # [base]
+        max_waves_per_simd=waves,
+        vgprs=vgprs,
+        vgpr_granule=vgpr_granule,
+        agprs=agprs,
+        max_addressable_vgprs=512,
+        sgpr_waves=((80, 10), (88, 9), (100, 8), (10**9, 7)),
+        max_workgroups=16,
+        datasheet_bytes_per_s=datasheet,
+    )
+
+
+def _rdna(target: str, product: str, num_sms: int, driver_name: str, datasheet: float) -> AmdGpu:
+    return AmdGpu(
+        target=target,
+        product=product,
+        driver_name=driver_name,
+        architecture=target,
+        num_sms=num_sms,
+        warp_size=32,  # [td]
+        shared_per_sm=128 * KIB,  # [td]
+        shared_per_program=64 * KIB,  # [td]
+        shared_granularity=1024,  # [mesa]
+        max_waves_per_simd=16,
+        vgprs=1536,
+        vgpr_granule=24,
+        max_addressable_vgprs=256,
+        max_workgroups=32,
+        datasheet_bytes_per_s=datasheet,
+    )
+
+
+# Product, number of SMs and bandwidth [products]; threads, blocks and shared memory per SM [guide].
+GPUS: tuple[Gpu, ...] = (
+    # https://www.nvidia.com/en-us/data-center/tesla-t4/
+    _nvidia(75, "T4", 40, 1024, 16, 64 * KIB, "Tesla T4", 0.32e12),
+    # https://www.nvidia.com/en-us/data-center/a100/
+    _nvidia(80, "A100", 108, 2048, 32, 164 * KIB, "NVIDIA A100-SXM4-80GB", 2.039e12),
+    # https://www.nvidia.com/en-us/data-center/products/a10-gpu/
+    _nvidia(86, "A10", 72, 1536, 16, 100 * KIB, "NVIDIA A10", 0.6e12),
+    # https://www.nvidia.com/en-us/data-center/l4/
+    _nvidia(89, "L4", 58, 1536, 24, 100 * KIB, "NVIDIA L4", 0.3e12),
+    # https://www.nvidia.com/en-us/data-center/h200/
+    _nvidia(90, "H200", 132, 2048, 32, 228 * KIB, "NVIDIA H200", 4.8e12),
+    # https://www.nvidia.com/en-us/data-center/h100/
+    _nvidia(90, "H100", 132, 2048, 32, 228 * KIB, "NVIDIA H100 80GB HBM3", 3.35e12),
+    # https://www.nvidia.com/en-us/data-center/dgx-b200/
+    _nvidia(100, "B200", 148, 2048, 32, 228 * KIB, "NVIDIA B200", 8e12),
+    # https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5090/
+    _nvidia(120, "RTX 5090", 170, 1536, 24, 100 * KIB, "NVIDIA GeForce RTX 5090", 1.792e12),
+    # https://www.amd.com/en/products/accelerators/instinct/mi100.html
+    _cdna(
+        "gfx908", "MI100", 120, "AMD Instinct MI100", 1.2288e12,
+        waves=10, vgprs=256, vgpr_granule=4, agprs=256,
+    ),
+    # https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html
+    # Half of it: its two dies are two devices.
+    _cdna("gfx90a", "MI250X", 110, "AMD Instinct MI250X", 3.2768e12 / 2),
+    # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
+    _cdna("gfx942", "MI300X", 304, "AMD Instinct MI300X", 5.3e12),
+    # https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html
+    _cdna(
+        "gfx950", "MI355X", 256, "AMD Instinct MI355X", 8e12,
+        lds_kib=160, lds_granularity=1280,
+    ),
+    # https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html
+    _rdna("gfx1100", "RX 7900 XTX", 48, "AMD Radeon RX 7900 XTX", 0.96e12),
+    # https://www.amd.com/en/products/graphics/desktops/radeon/9000-series/amd-radeon-rx-9070xt.html
+    _rdna("gfx1201", "RX 9070 XT", 32, "AMD Radeon RX 9070 XT", 0.64e12),
+)  # fmt: skip
+
+# The first GPU of each target.
+TARGETS: dict[str, Gpu] = {}
+for _gpu in GPUS:
+    TARGETS.setdefault(_gpu.target, _gpu)
+
+DEFAULT_GPU: Gpu = TARGETS["sm_90"]  # what launchers plan for where no GPU is here
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of the table whose target or product is `name`, in upper or lower case.
+
+    >>> find_gpu("sm_90").product, find_gpu("mi300x").target
+    ('H200', 'gfx942')
+
+    Raises LookupError, which lists the known targets and products, for any other name.
+    """
+    names = {gpu.product.lower(): gpu for gpu in GPUS} | dict(TARGETS)
+    if (gpu := names.get(name.lower())) is not None:
+        return gpu
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    known = ", ".join(f"{gpu.target} ({gpu.product})" for gpu in GPUS)
+    raise LookupError(f"no GPU is named {name!r}: {hint}Known are {known}")
+
+
+def this_gpu(index: int | None = None) -> Gpu:
+    """What GPU `index` of this machine offers; the current one by default.
+
+    An NVIDIA GPU need not be in the table: its sizes come from PyTorch and the driver, and the
+    table adds its product and the bandwidth of its datasheet. For an AMD GPU, PyTorch gives the
+    target, the number of compute units and the size of L2, and the table the rest.
+
+    Raises RuntimeError without a GPU, and LookupError for an AMD target that is not in the table.
+    """
+    runtime.require_gpu("this_gpu")
+    return _read_gpu(torch.cuda.current_device() if index is None else index)
+
+
+@functools.cache
+def _read_gpu(index: int) -> Gpu:
+    properties: Any = torch.cuda.get_device_properties(index)  # has more than its stub says
+    name = properties.name
+    listed = next((gpu for gpu in GPUS if gpu.driver_name == name), None)
+    product = listed.product if listed else name
+    datasheet = listed.datasheet_bytes_per_s if listed else 0.0
+    if torch.version.hip:
+        return replace(
+            find_gpu(properties.gcnArchName.split(":")[0]),
+            product=product,
+            driver_name=name,
+            num_sms=properties.multi_processor_count,
+            l2_bytes=properties.L2_cache_size,
+            datasheet_bytes_per_s=datasheet,
+        )
+    capability = 10 * properties.major + properties.minor
+    max_blocks = ctypes.c_int()
+    call_driver(
+        "cuDeviceGetAttribute",
+        ctypes.byref(max_blocks),
+        ctypes.c_int(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        ctypes.c_int(index),
+    )
+    gpu = _nvidia(
+        capability,
+        product,
+        properties.multi_processor_count,
+        properties.max_threads_per_multi_processor,
+        max_blocks.value,
+        properties.shared_memory_per_multiprocessor,
+        name,
+        datasheet,
+    )
+    return replace(
+        gpu,
+        warp_size=properties.warp_size,
+        registers_per_sm=properties.regs_per_multiprocessor,
+        shared_per_program=properties.shared_memory_per_block_optin,
+        l2_bytes=properties.L2_cache_size,
+    )
+
+
+def planning_gpu(x: torch.Tensor) -> Gpu:
+    """The GPU that a launcher plans for when it is called on `x`.
+
+    That is the GPU for which launches are captured, else the one that holds `x`. Where kernels are
+    interpreted it is `DEFAULT_GPU`.
+    """
+    if (captured := runtime.captured_gpu()) is not None:
+        return captured
+    return this_gpu(x.device.index) if x.is_cuda and runtime.runs_on_gpu() else DEFAULT_GPU
+
+
+def call_driver(function: str, *arguments: object) -> None:
+    """Calls `function` of the CUDA driver. Raises RuntimeError, with the error's number."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
+    if status != 0:
+        raise RuntimeError(f"{function} failed with CUDA error {status}")

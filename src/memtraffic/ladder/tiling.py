@@ -1,0 +1,113 @@
+"""The shape of a program: its rows, warps and stages, and what divides its rows."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import triton
+from torch import Tensor
+
+from memtraffic.gpus import Gpu
+
+MAX_COLS = 32768  # 32 elements per thread; twice as many would spill
+MAX_ELEMENTS_PER_LANE = 64  # more would leave a lane too few registers
+MIN_TILE_BYTES = 2048  # a program should load so much: narrow rows are grouped
+MIN_ASYNC_COPY_BYTES = 16  # narrower asynchronous copies are slower than loads
+MAX_STAGES = 3  # a third tile in flight gains nothing more
+VECTOR_BYTES = 16  # the widest access of a lane
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tile that a program works on, and how.
+
+    rows, block: the shape of a tile, in elements. align: a number of elements that
+    divides the width and the row strides. stages: of the loop over tiles, 1 more than
+    the tiles that are loaded ahead.
+    """
+
+    rows: int
+    block: int
+    num_warps: int
+    align: int = 1
+    stages: int = 1
+
+    @functools.cached_property
+    def constants(self) -> tuple[int, int, int, int]:
+        """ROWS, BLOCK, ALIGN, STAGES: the last arguments of a persistent kernel."""
+        return self.rows, self.block, self.align, self.stages
+
+
+def max_warps(gpu: Gpu) -> int:
+    """The most warps that a program on `gpu` can have."""
+    return gpu.max_threads_per_program // gpu.warp_size
+
+
+def num_warps_of_row(n_cols: int, gpu: Gpu) -> int:
+    """Warps of a program that holds a row: a thread holds at most 32 elements of it."""
+    return max(4, min(max_warps(gpu), n_cols // 512))
+
+
+def tile_shape(
+    n_cols: int,
+    itemsize: int,
+    gpu: Gpu,
+    *,
+    rows: int | None = None,
+    num_warps: int | None = None,
+) -> Tiling:
+    """The tile of a program for rows of `n_cols` elements of `itemsize` bytes.
+
+    By default it has one warp per 1024 columns, and so many rows that it loads
+    MIN_TILE_BYTES or more. `rows` and `num_warps` override this.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> tile_shape(256, 4, find_gpu("H200"))
+    Tiling(rows=2, block=256, num_warps=1, align=1, stages=1)
+
+    Raises ValueError for a number that is not a power of two, for more warps than a
+    program can have, and for more than MAX_ELEMENTS_PER_LANE elements per lane.
+    """
+    block, most = triton.next_power_of_2(n_cols), max_warps(gpu)
+    if rows is None:
+        rows = max(1, MIN_TILE_BYTES // (block * itemsize))
+    if num_warps is None:
+        num_warps = max(1, min(most, block // 1024))
+    for name, value in (("rows", rows), ("num_warps", num_warps)):
+        if value < 1 or value & (value - 1):
+            raise ValueError(f"{name} is {value}, not a power of two")
+    if num_warps > most:
+        raise ValueError(f"num_warps is {num_warps}, more than {most} on {gpu.product}")
+    lanes = num_warps * gpu.warp_size
+    if rows * block > MAX_ELEMENTS_PER_LANE * lanes:
+        raise ValueError(
+            f"{rows} x {block} elements on {lanes} lanes are more than "
+            f"{MAX_ELEMENTS_PER_LANE} per lane"
+        )
+    return Tiling(rows, block, num_warps)
+
+
+def common_divisor(x: Tensor, y: Tensor) -> int:
+    """Elements, of at most 16 bytes, that divide the width and row strides of both.
+
+    A lane can load and store so many at once, if the pointers are divisible by 16. It
+    is 1 where columns are not adjacent.
+    """
+    if x.shape[1] > 1 and (x.stride(1) != 1 or y.stride(1) != 1):
+        return 1
+    widest = VECTOR_BYTES // x.element_size()
+    return math.gcd(widest, x.shape[1], x.stride(0), y.stride(0))
+
+
+def choose_num_stages(tile_bytes: int, vector_bytes: int, gpu: Gpu) -> int:
+    """Stages of a loop over tiles: 1, and 1 more per tile that shared memory holds.
+
+    tile_bytes: of one tile. vector_bytes: of one access of a lane; narrow ones are not
+    worth a prefetch. There is one stage, too, where prefetched tiles would wait in
+    registers: they would take the place of other programs.
+    """
+    if vector_bytes < MIN_ASYNC_COPY_BYTES or not gpu.prefetches_to_shared_memory:
+        return 1
+    scratch = 1024  # bytes that the reductions of 32 warps may need
+    tiles = (gpu.shared_per_program - scratch) // tile_bytes
+    return 1 + max(0, min(MAX_STAGES - 1, tiles))

@@ -1,0 +1,83 @@
+"""Resident programs on AMD GPUs: how many workgroups of a kernel one compute unit holds at once.
+
+On RDNA the unit is the workgroup processor, as in `memtraffic.gpus`, which has the constants. The
+rules are those of LLVM, https://github.com/llvm/llvm-project,
+`llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp`.
+"""
+
+from memtraffic.gpus import AmdGpu
+
+
+def waves_by_limit(vgprs: int, agprs: int, sgprs: int, gpu: AmdGpu) -> dict[str, int]:
+    """The waves that each limit of one SIMD allows: `vgprs`, `waves`, and on CDNA `sgprs`.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> waves_by_limit(128, 0, 90, find_gpu("gfx942"))
+    {'vgprs': 4, 'waves': 8, 'sgprs': 8}
+
+    vgprs, agprs: vector and accumulation registers per lane. sgprs: scalar registers per wave. A
+    kernel of more vector registers than its instructions can name is allowed 0 waves.
+    """
+    if gpu.agprs:  # two register files: the fuller one binds
+        used = max(_round_up(vgprs, gpu.vgpr_granule), _round_up(agprs, gpu.vgpr_granule))
+    else:  # one register file: accumulation registers start at a multiple of 4
+        used = _round_up(_round_up(vgprs, 4) + agprs if agprs else vgprs, gpu.vgpr_granule)
+    too_many = vgprs + agprs > gpu.max_addressable_vgprs
+    limits = {
+        "vgprs": 0 if too_many else gpu.vgprs // max(gpu.vgpr_granule, used),
+        "waves": gpu.max_waves_per_simd,
+    }
+    if gpu.sgpr_waves:
+        limits["sgprs"] = next(waves for most, waves in gpu.sgpr_waves if sgprs <= most)
+    return limits
+
+
+def programs_by_limit(
+    vgprs: int, agprs: int, sgprs: int, lds_bytes: int, num_warps: int, gpu: AmdGpu
+) -> dict[str, int]:
+    """The workgroups that each limit of one compute unit allows.
+
+    The limits are `vgprs`, `waves`, `sgprs`, `lds` and `groups`; one that cannot bind is left out.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> programs_by_limit(128, 0, 90, 20000, 4, find_gpu("gfx942"))
+    {'vgprs': 4, 'waves': 8, 'sgprs': 8, 'lds': 3, 'groups': 16}
+
+    vgprs, agprs: vector and accumulation registers per lane. sgprs: scalar registers per wave.
+    lds_bytes: static and dynamic LDS of one workgroup. num_warps: waves of one workgroup. They are
+    spread over the SIMDs. A workgroup that breaks a limit of its own, such as 1024 threads, is
+    allowed 0 times.
+
+    Raises ValueError for fewer than 1 wave, and for negative registers or bytes.
+    """
+    if num_warps < 1 or min(vgprs, agprs, sgprs, lds_bytes) < 0:
+        raise ValueError(
+            f"programs_by_limit: {num_warps} warps, {vgprs} vector, {agprs} accumulation and "
+            f"{sgprs} scalar registers, {lds_bytes} bytes"
+        )
+    limits = {
+        name: waves * gpu.simds // num_warps
+        for name, waves in waves_by_limit(vgprs, agprs, sgprs, gpu).items()
+    }
+    if num_warps * gpu.warp_size > gpu.max_threads_per_program:
+        limits["waves"] = 0
+    if lds_bytes:
+        lds = _round_up(lds_bytes, gpu.shared_granularity)
+        limits["lds"] = 0 if lds_bytes > gpu.shared_per_program else gpu.shared_per_sm // lds
+    if num_warps > 1:  # a workgroup of one wave needs no barrier
+        limits["groups"] = gpu.max_workgroups
+    return limits
+
+
+def resident_programs(
+    vgprs: int, agprs: int, sgprs: int, lds_bytes: int, num_warps: int, gpu: AmdGpu
+) -> int:
+    """Workgroups that are resident on one compute unit: the least of `programs_by_limit`.
+
+    Returns 0 if none fits. The arguments and errors are the same.
+    """
+    return min(programs_by_limit(vgprs, agprs, sgprs, lds_bytes, num_warps, gpu).values())
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,0 +1,87 @@
+"""Resident programs on NVIDIA GPUs: how many thread blocks of a kernel one SM holds at once.
+
+The rules are those of `cuda_occupancy.h`, which NVIDIA publishes with CUDA; the constants are in
+`memtraffic.gpus`.
+"""
+
+import ctypes
+from typing import Any
+
+from memtraffic import triton_internals
+from memtraffic.gpus import (
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    NvidiaGpu,
+    call_driver,
+    this_gpu,
+)
+
+
+def programs_by_limit(
+    registers: int, shared_bytes: int, num_warps: int, gpu: NvidiaGpu
+) -> dict[str, int]:
+    """The thread blocks that each limit of one SM allows: `registers`, `shared`, `warps`, `blocks`.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> programs_by_limit(69, 32784, 4, find_gpu("sm_90"))
+    {'registers': 7, 'shared': 6, 'warps': 16, 'blocks': 32}
+
+    registers: 32-bit registers per thread. shared_bytes, num_warps: those of one block. A block
+    that breaks a limit of its own, such as 255 registers per thread, is allowed 0 times. Assumes
+    that the SM gives shared memory the largest carve-out.
+
+    Raises ValueError for fewer than 1 warp, and for negative registers or bytes.
+    """
+    if num_warps < 1 or registers < 0 or shared_bytes < 0:
+        raise ValueError(
+            f"programs_by_limit: {num_warps} warps, {registers} registers, {shared_bytes} bytes"
+        )
+    warp_registers = _round_up(registers * gpu.warp_size, gpu.register_granularity)
+    warps = gpu.registers_per_sm // gpu.subpartitions // max(1, warp_registers) * gpu.subpartitions
+    reserved = gpu.shared_per_sm - gpu.shared_per_program  # for each block, by the system
+    shared = _round_up(shared_bytes + reserved, gpu.shared_granularity)
+    threads = num_warps * gpu.warp_size
+    return {
+        "registers": 0 if registers > gpu.max_registers_per_thread else warps // num_warps,
+        "shared": (
+            0 if shared_bytes > gpu.shared_per_program else gpu.shared_per_sm // max(1, shared)
+        ),
+        "warps": 0 if threads > gpu.max_threads_per_program else gpu.max_threads_per_sm // threads,
+        "blocks": gpu.max_blocks_per_sm,
+    }
+
+
+def resident_programs(registers: int, shared_bytes: int, num_warps: int, gpu: NvidiaGpu) -> int:
+    """Thread blocks that are resident on one SM: the least of `programs_by_limit`, 0 if none fits.
+
+    The arguments and errors are the same.
+    """
+    return min(programs_by_limit(registers, shared_bytes, num_warps, gpu).values())
+
+
+def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -> int:
+    """What the CUDA driver says instead, for a kernel that Triton compiled for this GPU.
+
+    compiled: Triton's compiled kernel. num_warps, shared_bytes: those of one block. Asks
+    `cuOccupancyMaxActiveBlocksPerMultiprocessor`, after allowing the kernel as much shared memory
+    as a block may have. Raises RuntimeError for what the driver refuses.
+    """
+    gpu, blocks = this_gpu(), ctypes.c_int()
+    function = ctypes.c_void_p(triton_internals.function_handle(compiled))
+    call_driver(
+        "cuFuncSetAttribute",
+        function,
+        ctypes.c_int(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES),
+        ctypes.c_int(gpu.shared_per_program),
+    )
+    call_driver(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        ctypes.byref(blocks),
+        function,
+        ctypes.c_int(num_warps * gpu.warp_size),
+        ctypes.c_size_t(shared_bytes),
+    )
+    return blocks.value
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

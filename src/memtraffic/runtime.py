@@ -1,0 +1,109 @@
+"""What runs the kernels: a GPU, or Triton's interpreter on the CPU.
+
+Decided once, when this module is first imported, because Triton reads `TRITON_INTERPRET` while it
+is being imported. Every module that imports Triton imports this one first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from memtraffic.gpus import Gpu
+
+HAS_GPU: bool = torch.cuda.is_available()
+HAS_TRITON: bool = importlib.util.find_spec("triton") is not None
+
+if HAS_TRITON and not HAS_GPU and "TRITON_INTERPRET" not in os.environ:
+    if "triton" in sys.modules:
+        raise ImportError(
+            "there is no GPU, and Triton was imported before memtraffic, too late to interpret "
+            "kernels: import memtraffic first, or set TRITON_INTERPRET=1"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+_asked = os.environ.get("TRITON_INTERPRET", "").lower()
+INTERPRETED: bool = _asked in {"1", "true", "on", "yes", "y"}
+
+# While launches are captured, a tuple of one: the GPU that launchers plan for, or None.
+_captures: ContextVar[tuple[Gpu | None] | None] = ContextVar("captures", default=None)
+
+
+def device() -> torch.device:
+    """Where the book's tensors live: the current GPU, or the CPU on a machine without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+
+
+def require_gpu(what: str) -> None:
+    """Raises RuntimeError, which says that `what` needs a GPU, on a machine without one."""
+    if not HAS_GPU:
+        raise RuntimeError(f"{what} needs a GPU, and PyTorch finds none on this machine")
+
+
+def runs_on_gpu() -> bool:
+    """Whether a kernel launched now runs on a GPU: it is neither interpreted nor captured."""
+    return not INTERPRETED and _captures.get() is None
+
+
+@contextmanager
+def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
+    """Context manager: a meter sees each kernel launch in place of the GPU.
+
+    Launchers use no compiled kernel meanwhile. gpu: the GPU that they plan for; `captured_gpu`
+    returns it. The state is that of the current thread: others may launch at the same time.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> with capturing_launches(find_gpu("gfx942")):
+    ...     runs_on_gpu(), captured_gpu().product
+    (False, 'MI300X')
+    """
+    token = _captures.set((gpu,))
+    try:
+        yield
+    finally:
+        _captures.reset(token)
+
+
+def captured_gpu() -> Gpu | None:
+    """The GPU that launches are captured for; None where none was given or nothing is captured."""
+    capture = _captures.get()
+    return capture[0] if capture else None
+
+
+def device_guard(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Context manager for a launch on `x`: makes x's GPU the current one.
+
+    Where the kernel is interpreted or captured, it silences NumPy's warnings about overflow and
+    invalid values instead: a GPU gives none.
+    """
+    if x.is_cuda and runs_on_gpu():
+        return torch.cuda.device(x.device)
+    return np.errstate(invalid="ignore", over="ignore")
+
+
+def gpu_name(index: int | None = None) -> str:
+    """The driver's name for GPU `index`, by default the current one.
+
+    Raises RuntimeError without a GPU.
+    """
+    require_gpu("gpu_name")
+    return torch.cuda.get_device_name(index)
+
+
+def folder_name(gpu_name: str) -> str:
+    """A GPU's name as the name of a folder.
+
+    >>> folder_name("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")

@@ -1,0 +1,81 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.benchmark import overhead
+from memtraffic.benchmark.overhead import autotune_cost, launch_overhead
+
+CLOCK, WAIT = "clock", "wait"
+
+
+@pytest.fixture
+def events(monkeypatch, timed):
+    """What happened, in order: functions called, the GPU waited for, the clock read.
+
+    The clock advances one second at each reading. The functions of these tests log their calls.
+    """
+    log = []
+
+    def perf_counter():
+        log.append(CLOCK)
+        return float(log.count(CLOCK))
+
+    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append(WAIT))
+    return log
+
+
+@pytest.fixture
+def logged(events):
+    """Makes a function that logs its name and the shape of its input."""
+    return lambda name: lambda x: events.append((name, tuple(x.shape)))
+
+
+def test_overhead_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    for call in (
+        lambda: launch_overhead(["copy"], (8, 8)),
+        lambda: autotune_cost("naive", "naive", [(8, 8)]),
+    ):
+        with pytest.raises(RuntimeError, match="needs a GPU"):
+            call()
+
+
+def test_launch_overhead_does_not_wait_for_the_calls(events, logged):
+    impls = {name: logged(name) for name in ("ours", "theirs")}
+    frame = launch_overhead(impls, (4, 8), calls=3)
+    assert list(frame.columns) == ["impl", "m", "n", "dtype", "host_us"]
+    assert frame["impl"].tolist() == ["ours", "theirs"]
+    assert frame["host_us"].tolist() == pytest.approx([1e6 / 3] * 2)
+    ours, theirs = (
+        [(name, (4, 8)), WAIT, CLOCK, *[(name, (4, 8))] * 3, CLOCK, WAIT] for name in impls
+    )
+    assert events == 20 * (ours + theirs)
+
+
+def test_launch_overhead_is_the_median_of_its_rounds(logged, monkeypatch):
+    readings = iter([0.0, 900.0] + 19 * [0.0, 3.0])
+    clock = SimpleNamespace(perf_counter=lambda: next(readings))
+    monkeypatch.setattr(overhead, "time", clock)
+    frame = launch_overhead({"ours": logged("ours")}, (4, 8), calls=3)
+    assert frame["host_us"].tolist() == pytest.approx([1e6])
+
+
+def test_autotune_cost_times_the_first_call_on_the_host(events, logged):
+    shapes = [(4, 8), [2, 16]]
+    frame = autotune_cost(logged("fixed"), logged("tuned"), shapes, dtype="float16")
+    assert frame.to_dict("records") == [
+        {"m": m, "n": n, "dtype": "float16", "host_first_ms": pytest.approx(1e3)}
+        | {"us": pytest.approx(1), "tuned_us": pytest.approx(2)}
+        for m, n in shapes
+    ]
+    first = [WAIT, CLOCK, ("tuned", (4, 8)), WAIT, CLOCK]
+    assert events[:7] == [*first, ("fixed", (4, 8)), ("tuned", (4, 8))]
+
+
+@pytest.mark.gpu
+def test_launch_overhead_on_a_gpu():
+    frame = launch_overhead(["torch.softmax", "persistent"], (64, 1024))
+    assert frame["host_us"].between(1, 10_000).all()

@@ -1,0 +1,126 @@
+import dataclasses
+
+import pytest
+import torch
+
+from memtraffic import gpus, runtime
+from memtraffic.benchmark import timing
+from memtraffic.benchmark.timing import summary, time_interleaved
+
+SLEEP, FLUSH, START, END, SYNC = "sleep", "flush", "start", "end", "synchronize"
+
+
+class FakeGpu:
+    """Logs what the timer asks of the GPU, on a clock that only the timed functions advance."""
+
+    def __init__(self, l2_bytes=60 * 2**20):
+        self.log, self.now, self.flushed = [], 0.0, None
+        self.gpu = dataclasses.replace(gpus.find_gpu("H200"), l2_bytes=l2_bytes)
+
+    def empty(self, size, dtype, device):
+        self.flushed = size * dtype.itemsize
+        return self
+
+    def zero_(self):
+        self.log.append(FLUSH)
+        self.now += 7.0  # not part of any measurement
+
+    def function(self, name, milliseconds):
+        def fn():
+            self.log.append(name)
+            self.now += milliseconds
+
+        return fn
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return install(monkeypatch, FakeGpu())
+
+
+def install(monkeypatch, fake):
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.time = None
+
+        def record(self):
+            starts = not fake.log or fake.log[-1] in (SLEEP, FLUSH)
+            fake.log.append(START if starts else END)
+            self.time, self.synchronized = fake.now, fake.log.count(SYNC)
+
+        def elapsed_time(self, end):
+            assert fake.log.count(SYNC) > end.synchronized, "read before it was waited for"
+            return end.time - self.time
+
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(gpus, "this_gpu", lambda: fake.gpu)
+    monkeypatch.setattr(torch, "empty", fake.empty)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: fake.log.append(SLEEP))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.log.append(SYNC))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    return fake
+
+
+def one_call(name, cold=True):
+    return [SLEEP, *([FLUSH] if cold else []), START, name, END]
+
+
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
+def test_time_interleaved_order_of_calls(fake, cold):
+    """Warm up each function, one trial round, then rounds of every function; L2 flushed if cold."""
+    samples = time_interleaved(
+        [fake.function("a", 2.0), fake.function("b", 3.0)], cold=cold, budget=0
+    )
+    a, b = one_call("a", cold), one_call("b", cold)
+    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, SYNC, *20 * (a + b), SYNC]
+    assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
+
+
+@pytest.mark.parametrize(
+    ("slowest_ms", "budget", "rounds"),
+    [
+        pytest.param(1.0, 0.0, 20, id="20-at-least"),
+        pytest.param(1.0, 0.3, 272, id="as-the-budget-allows"),  # 1 ms and 0.1 ms of sleep
+        pytest.param(0.001, 0.3, 500, id="500-at-most"),
+        pytest.param(100.0, 0.3, 20, id="slow"),
+    ],
+)
+def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
+    fns = [fake.function("fast", slowest_ms / 2), fake.function("slow", slowest_ms)]
+    samples = time_interleaved(fns, budget=budget)
+    assert [len(it) for it in samples] == [rounds, rounds]
+    assert fake.log.count("fast") == fake.log.count("slow") == 3 + 1 + rounds
+
+
+def test_time_interleaved_one_function(fake):
+    [samples] = time_interleaved([fake.function("a", 1.0)], budget=0)
+    assert len(samples) == 20
+
+
+@pytest.mark.parametrize(("l2_mib", "flushed_mib"), [(0, 256), (60, 256), (64, 256), (128, 512)])
+def test_time_interleaved_flushes_all_of_l2(monkeypatch, l2_mib, flushed_mib):
+    fake = install(monkeypatch, FakeGpu(l2_bytes=l2_mib * 2**20))
+    time_interleaved([fake.function("a", 1.0)], budget=0)
+    assert fake.flushed == flushed_mib * 2**20
+
+
+def test_time_interleaved_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        time_interleaved([lambda: None])
+
+
+@pytest.mark.gpu
+def test_time_interleaved_on_a_gpu():
+    a, b = time_interleaved([lambda: None, lambda: torch.zeros(8, device="cuda")], budget=0)
+    assert len(a) == len(b) == timing.MIN_ROUNDS
+    assert 0 < max(a) < 1
+
+
+def test_summary_median_fifths_and_bandwidth():
+    samples = [5e-6, 1e-6, 2e-6, 4e-6, 3e-6, 6e-6]
+    expected = {"us": 3.5, "us_p20": 2.0, "us_p80": 5.0, "gb_per_s": 2.0}
+    assert summary(samples, 7000) == pytest.approx(expected)
+    equal = {"us": 1e3, "us_p20": 1e3, "us_p80": 1e3, "gb_per_s": 1e3}
+    assert summary([1e-3] * 20, 10**9) == pytest.approx(equal)

@@ -1,0 +1,101 @@
+"""A made-up book: one experiment, an empty folder of recordings, and a GPU called an H200."""
+
+import dataclasses
+import json
+
+import pandas as pd
+import pytest
+
+from memtraffic import runtime
+from memtraffic.book import catalog, recording
+from memtraffic.book.catalog import Column, Experiment
+
+MACHINE = {
+    "gpu": "NVIDIA H200",
+    "driver": "580.1",
+    "cuda": "13.0",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+}
+
+
+def measure_speed(shapes, scale):
+    rows = [['a, "b"', m, n, scale * m * n / 3, m * n * 10**7] for m, n in shapes]
+    return pd.DataFrame(rows, columns=["impl", "m", "n", "us", "dram_read_bytes"])
+
+
+SPEED = Experiment(
+    "speed",
+    measure_speed,
+    {"shapes": [[4, 8], [2, 16]], "scale": 0.5},
+    (
+        Column("impl"),
+        Column("m", "rows"),
+        Column("n", "columns"),
+        Column("us", "µs", 0.1),
+        Column("dram_read_bytes", "bytes", 0.1, 2.0**20),
+    ),
+)
+
+
+@pytest.fixture
+def in_mode(monkeypatch):
+    """A function that sets the mode."""
+    return lambda mode: monkeypatch.setenv("MEMTRAFFIC_MODE", mode)
+
+
+class Book:
+    """The made-up book's folder, and what a test changes in it."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.recordings = folder / "recordings"
+        self.h200 = self.recordings / "nvidia-h200"
+        self.recordings.mkdir()
+        self.machine = dict(MACHINE)
+        monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(self.recordings))
+        monkeypatch.setenv("MEMTRAFFIC_COMMIT", 40 * "0")
+        monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+        monkeypatch.setattr(runtime, "gpu_name", lambda: self.machine["gpu"])
+        monkeypatch.setattr(recording, "describe_machine", lambda: dict(self.machine))
+        self.lists(SPEED)
+
+    def lists(self, *experiments):
+        """Makes these the experiments of the book."""
+        table = {experiment.id: experiment for experiment in experiments}
+        self.monkeypatch.setattr(catalog, "EXPERIMENTS", table)
+
+    def changes(self, **fields):
+        """Replaces fields of the experiment `speed`; returns it."""
+        experiment = dataclasses.replace(catalog.EXPERIMENTS["speed"], **fields)
+        self.lists(experiment)
+        return experiment
+
+    def record(self, *experiments, folder=None):
+        for experiment in experiments or (SPEED,):
+            recording.write(folder or self.h200, experiment, experiment.run())
+
+    def edit_entry(self, **fields):
+        """Replaces fields of `speed` in machine.json."""
+        machine = recording.load_machine(self.h200)
+        machine["experiments"]["speed"] |= fields
+        (self.h200 / "machine.json").write_text(json.dumps(machine), encoding="utf-8")
+
+    def edit(self, change):
+        """Replaces the text of the recording `speed` by a function of it."""
+        path = self.h200 / "speed.csv"
+        path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch, in_mode):
+    """A made-up book without recordings, on its GPU; mode is `replay`."""
+    in_mode("replay")
+    return Book(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def recorded(book):
+    """The made-up book with the recording `speed`."""
+    book.record()
+    return book

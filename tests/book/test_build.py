@@ -1,0 +1,228 @@
+import dataclasses
+import json
+
+import pandas as pd
+import pytest
+
+from memtraffic import gpus, runtime
+from memtraffic.book import __main__ as commands
+from memtraffic.book import build, catalog, recording
+from memtraffic.book.build import execute_notebooks, normalize_outputs, record_experiments
+from memtraffic.book.recording import PUBLISHED, RecordingError
+from memtraffic.ladder import RUNGS
+from memtraffic.traffic.counters import CountersUnavailable
+
+
+@pytest.fixture
+def ladder(monkeypatch):
+    """Counts how often the ladder's picture was drawn."""
+    drawn = []
+    monkeypatch.setattr(build, "draw_ladder", lambda: drawn.append(1))
+    return drawn
+
+
+def other(book, id, **fields):
+    """Adds an experiment like `speed` to the book."""
+    speed = catalog.EXPERIMENTS["speed"]
+    added = dataclasses.replace(speed, id=id, **fields)
+    book.lists(*catalog.EXPERIMENTS.values(), added)
+    return added
+
+
+# ---- recordings
+
+
+def test_record_experiments_writes_all_and_removes_what_was(recorded, ladder):
+    stale = recorded.h200 / "stale.csv"
+    stale.write_text("n\n1\n")
+    other(recorded, "ladder")
+    recorded.machine["torch"] = "99"  # another version: the whole folder is made anew
+    assert record_experiments() == recorded.h200
+    assert {path.name for path in recorded.h200.iterdir()} == {
+        "speed.csv", "ladder.csv", "machine.json",
+    }  # fmt: skip
+    assert recording.load_machine(recorded.h200)["torch"] == "99"
+    assert ladder == [1]
+
+
+def test_record_experiments_of_some_keeps_the_others(recorded, ladder):
+    again = other(recorded, "again")
+    before = (recorded.h200 / "speed.csv").stat().st_mtime_ns
+    record_experiments(["again"])
+    assert (recorded.h200 / "speed.csv").stat().st_mtime_ns == before
+    assert len(recording.read(recorded.h200, again)) == 2
+    assert ladder == []
+
+
+def test_record_experiments_of_another_gpu_has_its_own_folder(recorded, ladder):
+    before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
+    other(recorded, "ladder")
+    recorded.machine["gpu"] = "NVIDIA H100 80GB HBM3"
+    assert record_experiments().name == "nvidia-h100-80gb-hbm3"
+    assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
+    assert ladder == []
+
+
+def fails(**arguments):
+    raise CountersUnavailable("no ncu")
+
+
+def test_record_experiments_skips_nothing_in_silence(book, ladder, capsys):
+    """What fails is named, with the command that tries it again; what does not is written."""
+    other(book, "counted", measure=fails)
+    other(book, "torn", measure=lambda **arguments: pd.DataFrame())
+    last = other(book, "last")
+    with pytest.raises(RecordingError) as error:
+        record_experiments()
+    assert "`python -m memtraffic.book record counted torn`" in str(error.value)
+    assert "counted: no ncu" in str(error.value) and "torn: measured columns" in str(error.value)
+    assert len(recording.read(book.h200, last)) == 2
+    printed = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()]
+    assert printed[0] == "speed: recorded" and printed[1] == "counted: failed: no ncu"
+    assert [line.split(":")[0] for line in printed] == list(catalog.EXPERIMENTS)
+
+
+def test_record_experiments_unknown_id_records_nothing(book):
+    with pytest.raises(LookupError, match="sped"):
+        record_experiments(["speed", "sped"])
+    assert not book.h200.exists()
+
+
+def test_record_experiments_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        record_experiments()
+
+
+# ---- the ladder's picture
+
+
+class Moved:
+    """Stands for the formula of a function: it takes seconds to solve."""
+
+    def __init__(self, fn):
+        assert callable(fn)
+
+    def elements(self, m, n):
+        return m * n, m * n
+
+
+def test_draw_ladder_is_of_its_recording(tmp_path, monkeypatch):
+    """It shows the recorded rungs, whatever rungs there are now; the stored one is up to date."""
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.delenv("MEMTRAFFIC_RECORDINGS", raising=False)
+    monkeypatch.setattr(build, "formula", Moved)
+    root = recording.root()
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "recordings").symlink_to(root.resolve())
+    monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(tmp_path / "recordings"))
+    monkeypatch.setitem(RUNGS, "split", "memtraffic.ladder.naive:softmax")
+    entry = recording.load_machine(root / PUBLISHED)["experiments"]["ladder"]
+    with image.open(build.draw_ladder()) as new, image.open(root.parent / build.PICTURE) as old:
+        assert new.text["Source"] == old.text["Source"] == entry["sha256"]
+        assert new.size == old.size
+
+
+# ---- notebooks
+
+
+def test_normalize_outputs_removes_what_differs_from_run_to_run():
+    v4 = pytest.importorskip("nbformat").v4
+    trace = ["\x1b[31m----", "/home/reader/src/fused.py in softmax"]
+    error = v4.new_output("error", ename="ValueError", evalue="781 columns", traceback=trace)
+    pieces = [v4.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n")]
+    warning = v4.new_output("stream", name="stderr", text="c\n")
+    cell = v4.new_code_cell(
+        "softmax(x)",
+        outputs=[*pieces, warning, error],
+        metadata={"execution": {"shell.execute_reply": "2026-11-21"}, "tags": ["kept"]},
+    )
+    text = v4.new_markdown_cell("text")
+    notebook = v4.new_notebook(cells=[cell, text], metadata={"language_info": {"name": "python"}})
+    assert normalize_outputs(notebook) is notebook
+    assert [output.get("text") for output in cell.outputs] == ["a\nb\n", "c\n", None]
+    assert cell.outputs[2]["traceback"] == ["ValueError: 781 columns"]
+    assert cell.metadata == {"tags": ["kept"]}
+    assert "language_info" not in notebook.metadata and "outputs" not in text
+
+
+def notebook(path, source):
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    cell = nbformat.v4.new_code_cell(source)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+
+
+def output(path):
+    [cell] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(it["text"]) for it in cell["outputs"]]
+
+
+@pytest.mark.slow
+def test_execute_notebooks_all_or_none(book, in_mode):
+    """In place, replaying the fresh recordings; nothing is written if one of them fails."""
+    in_mode("live")
+    path = book.folder / "a.ipynb"
+    notebook(path, "import os\nprint(os.environ['MEMTRAFFIC_MODE'], os.getcwd())")
+    execute_notebooks()
+    assert output(path) == [f"replay {book.folder}\n"]
+    notebook(path, "print(2)")
+    notebook(book.folder / "b.ipynb", "1 / 0")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        execute_notebooks()
+    assert output(path) == []
+    execute_notebooks([path])
+    assert output(path) == ["2\n"]
+
+
+def test_execute_notebooks_only_on_the_published_gpu(book, monkeypatch):
+    pytest.importorskip("nbclient")
+    notebook(book.folder / "a.ipynb", "print(1)")
+    book.machine["gpu"] = "NVIDIA L4"
+    with pytest.raises(RuntimeError, match=r"nvidia-h200.*nvidia-l4"):
+        execute_notebooks()
+    assert output(book.folder / "a.ipynb") == []
+    monkeypatch.undo()
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        execute_notebooks()
+
+
+# ---- commands
+
+
+def test_chart_data_has_every_target():
+    text = build.chart_data()
+    assert text.startswith("window.occupancyData = ") and text.endswith(";\n")
+    tables = json.loads(text.removeprefix("window.occupancyData = ").removesuffix(";\n"))
+    assert tables.keys() == gpus.TARGETS.keys()
+    assert tables["sm_90"]["num_sms"] == 132
+
+
+def test_main_records_and_compares(book, capsys):
+    assert commands.main(["drift"]) == 1
+    assert "machine.json" in capsys.readouterr().err
+    assert commands.main(["record"]) == 0
+    assert commands.main(["record", "speed"]) == 0
+    assert commands.main(["drift", "speed"]) == 0
+    frame = recording.read(book.h200, catalog.EXPERIMENTS["speed"])
+    book.changes(measure=lambda **arguments: frame.assign(us=99.0))
+    capsys.readouterr()
+    assert commands.main(["drift"]) == 1
+    assert "us was 5.33333, is 99 " in capsys.readouterr().err
+    assert commands.main(["record", "sped"]) == 1
+    assert "sped" in capsys.readouterr().err
+
+
+def test_main_chart_data(capsys):
+    assert commands.main(["chart-data"]) == 0
+    assert capsys.readouterr().out == build.chart_data()
+
+
+def test_main_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    for command in ("record", "drift", "notebooks"):
+        assert commands.main([command]) == 1
+        assert "needs a GPU" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        commands.main(["records"])

@@ -1,0 +1,67 @@
+import inspect
+import json
+
+import pytest
+
+from memtraffic.book import catalog, recording
+from memtraffic.book.catalog import EXPERIMENTS, Column, find_experiments
+from memtraffic.book.measurements import implementation
+
+
+def test_experiments_are_what_is_published():
+    folder = recording.root() / recording.PUBLISHED
+    assert recording.load_machine(folder)["experiments"].keys() == EXPERIMENTS.keys()
+    assert {path.stem for path in folder.glob("*.csv")} == EXPERIMENTS.keys()
+
+
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_arguments_are_json_that_the_function_takes(id):
+    subject = EXPERIMENTS[id]
+    assert subject.id == id
+    assert json.loads(json.dumps(subject.arguments)) == subject.arguments
+    inspect.signature(subject.measure).bind(**subject.arguments)
+
+
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_columns_are_named_once_and_say_how_they_are_compared(id):
+    names = [column.name for column in EXPERIMENTS[id].columns]
+    assert len(names) == len(set(names)) == len(EXPERIMENTS[id].schema)
+    for column in EXPERIMENTS[id].columns:
+        assert column.unit or not column.tolerance, f"{column} is a number without a unit"
+        assert not column.noise or column.unit == "bytes"
+    options = [EXPERIMENTS[id].arguments.get("option", names[0])]
+    assert names[:1] == options
+
+
+def test_columns_of_one_run_or_of_the_host_are_not_compared():
+    loose = {c.name for e in EXPERIMENTS.values() for c in e.columns if c.tolerance is None}
+    assert loose == {"us_p20", "us_p80", "host_us", "host_first_ms", "kernel"}
+
+
+def labels(arguments):
+    return [
+        *arguments.get("impls", []),
+        *(arguments[k] for k in ("impl", "tuned") if k in arguments),
+    ]
+
+
+def test_labels_name_functions_and_no_paths():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    used = {label for e in EXPERIMENTS.values() for label in labels(e.arguments)}
+    assert {"copy", "naive", "tiled", "few warps"} <= used
+    assert not [label for label in used if ":" in label]
+    assert all(callable(implementation(label)) for label in used)
+
+
+def test_find_experiments():
+    assert find_experiments() == list(EXPERIMENTS.values())
+    assert [it.id for it in find_experiments(["roof", "copy"])] == ["roof", "copy"]
+    with pytest.raises(LookupError, match="'rof'"):
+        find_experiments(["roof", "rof"])
+
+
+def test_run_refuses_other_columns(book):
+    assert len(catalog.EXPERIMENTS["speed"].run()) == 2
+    subject = book.changes(columns=(Column("impl"), Column("n", "columns")))
+    with pytest.raises(ValueError, match="speed"):
+        subject.run()

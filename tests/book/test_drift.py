@@ -1,0 +1,133 @@
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from memtraffic import runtime
+from memtraffic.book import catalog, drift
+from memtraffic.book.catalog import BENCH, COUNTERS, OVERHEAD, TUNING, Experiment
+from memtraffic.book.drift import compare, measure_again
+from memtraffic.book.recording import RecordingError
+
+COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING)}
+SHORT, LONG = 19.9, 20.0  # µs
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "drifts"),
+    [
+        pytest.param({"us": 100.0}, {"us": 109.9}, False, id="within-10-percent"),
+        pytest.param({"us": 100.0}, {"us": 110.1}, True, id="past-10-percent"),
+        pytest.param({"us": 100.0}, {"us": 89.9}, True, id="faster-past-10-percent"),
+        pytest.param({"us": SHORT}, {"us": 23.8}, False, id="short-within-20-percent"),
+        pytest.param({"us": SHORT}, {"us": 23.9}, True, id="short-past-20-percent"),
+        pytest.param({"us": LONG}, {"us": 23.0}, True, id="20-us-is-not-short"),
+        pytest.param(
+            {"us": SHORT, "gb_per_s": 100.0},
+            {"us": SHORT, "gb_per_s": 119.0},
+            False,
+            id="bandwidth-of-a-short-row",
+        ),
+        pytest.param({"gb_per_s": 100.0}, {"gb_per_s": 119.0}, True, id="bandwidth-without-a-time"),
+        pytest.param({"us_p20": 1.0}, {"us_p20": 9.0}, False, id="percentile-20"),
+        pytest.param({"us_p80": 2.0}, {"us_p80": 0.1}, False, id="percentile-80"),
+        pytest.param({"host_first_ms": 100.0}, {"host_first_ms": 900.0}, False, id="host-first"),
+        pytest.param({"host_us": 5.0}, {"host_us": 1.0}, False, id="host"),
+        pytest.param(
+            {"us": 50.0, "tuned_us": 40.0},
+            {"us": 50.0, "tuned_us": 45.0},
+            True,
+            id="a-second-time-is-compared",
+        ),
+        pytest.param({"impl": "a"}, {"impl": "a"}, False, id="same-text"),
+        pytest.param({"impl": "a"}, {"impl": "b"}, True, id="other-text"),
+        pytest.param({"kernel": "a"}, {"kernel": "b"}, False, id="a-kernel-may-be-renamed"),
+        pytest.param({"us": 1.0}, {"us": ""}, True, id="number-became-text"),
+        pytest.param({"n": 4096}, {"n": 4096}, False, id="same-whole-number"),
+        pytest.param({"n": 4096}, {"n": 4097}, True, id="a-width-must-be-equal"),
+        pytest.param({"us": 1.0, "n": 64}, {"us": 1.0, "n": 65}, True, id="in-a-short-row-too"),
+        pytest.param({"dram_read_bytes": 0}, {"dram_read_bytes": 2**20}, False, id="within-noise"),
+        pytest.param({"dram_read_bytes": 0}, {"dram_read_bytes": 2**20 + 1}, True, id="past-noise"),
+        pytest.param(
+            {"dram_read_bytes": 10**9},
+            {"dram_read_bytes": 10**9 + 10**8},
+            False,
+            id="within-10-percent-of-many-bytes",
+        ),
+        pytest.param(
+            {"dram_read_bytes": 10**9},
+            {"dram_read_bytes": 10**9 + 10**8 + 1},
+            True,
+            id="past-10-percent-of-many-bytes",
+        ),
+        pytest.param(
+            {"l2_write_sectors": 0}, {"l2_write_sectors": 1}, True, id="only-bytes-have-noise"
+        ),
+    ],
+)
+def test_compare(was, now, drifts):
+    subject = Experiment("speed", pd.DataFrame, {}, tuple(COLUMNS[name] for name in was))
+    sentences = compare(subject, pd.DataFrame([was]), pd.DataFrame([now]))
+    assert bool(sentences) == drifts
+    assert all(sentence.startswith("speed row 0 (") for sentence in sentences)
+
+
+def test_compare_names_each_value():
+    subject = Experiment("speed", pd.DataFrame, {}, (COLUMNS["impl"], COLUMNS["us"]))
+    recorded = pd.DataFrame([{"impl": "copy", "us": 100.0}, {"impl": "naive", "us": 100.0}])
+    measured = pd.DataFrame([{"impl": "copy", "us": 100.0}, {"impl": "naive", "us": 50.0}])
+    assert compare(subject, recorded, measured) == [
+        "speed row 1 (naive): us was 100.0, is 50.0 (-50.0%)"
+    ]
+    assert compare(subject, recorded, measured[:1]) == ["speed: 1 rows measured, 2 recorded"]
+
+
+def test_measure_again(recorded, capsys):
+    assert measure_again() == measure_again(["speed"]) == []
+    before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, 1.3 * scale))
+    capsys.readouterr()
+    [first, second] = measure_again()
+    assert first == 'speed row 0 (a, "b"): us was 5.33333, is 6.93333 (+30.0%)'
+    assert second.startswith("speed row 1")
+    assert capsys.readouterr().out == "speed: drifted\n"
+    assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
+
+
+def test_measure_again_needs_every_recording_before_it_measures(recorded):
+    speed = catalog.EXPERIMENTS["speed"]
+    measured = []
+    recorded.changes(measure=lambda **arguments: measured.append(1))
+    recorded.lists(catalog.EXPERIMENTS["speed"], dataclasses.replace(speed, id="slowness"))
+    with pytest.raises(RecordingError, match=r"slowness\.csv: missing"):
+        measure_again()
+    assert measured == []
+
+
+def test_measure_again_on_another_gpu(recorded):
+    """Another GPU is compared with its own recordings, never with the published ones."""
+    recorded.machine["gpu"] = "NVIDIA L4"
+    with pytest.raises(RecordingError, match="nvidia-l4"):
+        measure_again()
+    recorded.record(folder=recorded.recordings / "nvidia-l4")
+    assert measure_again() == []
+
+
+def test_measure_again_unknown(recorded):
+    with pytest.raises(LookupError, match="'sped'"):
+        measure_again(["sped"])
+
+
+def test_measure_again_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        measure_again()
+
+
+def test_every_column_has_a_unit_or_is_compared_exactly():
+    for subject in catalog.EXPERIMENTS.values():
+        for column in subject.columns:
+            assert column.unit or not column.tolerance, f"{subject.id}: {column}"
+            assert not column.noise or column.unit == "bytes"
+    assert drift.SHORT_US == LONG

@@ -1,0 +1,340 @@
+"""The rules that every page of the book keeps, read off its sources."""
+
+import ast
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+from nbval.plugin import find_comment_markers, find_metadata_tags
+from notebooks import (
+    MACHINE_PATH,
+    PYTHON,
+    calls,
+    exercise_cell,
+    exercises,
+    load,
+    markdown,
+)
+from PIL import Image
+
+from memtraffic.book import recording, units
+from memtraffic.book.catalog import EXPERIMENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOK = ROOT / "book"
+CHAPTERS = sorted(BOOK.glob("*.ipynb"))
+BOOK_PAGES = [*CHAPTERS, *sorted(BOOK.glob("*.md"))]
+PAGES = [*BOOK_PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+# Numbers with a unit that prose may hold all the same: (file, text) and why.
+GIVEN = {("fused.ipynb", "at 300 GB/s"): "an exercise gives it to calculate with"}
+
+FENCE = re.compile(r"^(```+|~~~+)(\{)?[^\n]*\n(.*?)^\1[ \t]*$", re.M | re.S)
+DETAILS = re.compile(r"<details>.*?</details>", re.S)
+SOLUTION = re.compile(r"<details><summary>Solution</summary>(.*?)</details>", re.S)
+GLUE = re.compile(r"\{glue:\w+\}`(?:(?P<page>[^`:]+)::)?(?P<name>[^`:]+)(?::[^`:]*)?`")
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)[^)]*\)")
+RAISES = "raises-exception"
+
+
+def per(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.name)
+
+
+def cells(path):
+    """(name for messages, cell) of each code cell."""
+    found = enumerate(load(path).cells)
+    return [(f"{path.name} cell {i}", cell) for i, cell in found if cell.cell_type == "code"]
+
+
+def text_of(path):
+    """The Markdown of a page."""
+    return markdown(load(path)) if path.suffix == ".ipynb" else path.read_text("utf-8")
+
+
+def outputs(path):
+    return [(where, output) for where, cell in cells(path) for output in cell.outputs]
+
+
+def printed(output):
+    """All text of an output, whatever it is kept as."""
+    if output.output_type == "stream":
+        return output.text
+    if output.output_type == "error":
+        return "\n".join([output.ename, output.evalue, *output.traceback])
+    texts = (str(value) for mime, value in output.data.items() if not mime.startswith("image/"))
+    return "\n".join(texts)
+
+
+def without_code(text):
+    """Markdown without its blocks of code. ```{name} is a directive, and its text stays."""
+    return FENCE.sub(lambda block: block[3] if block[2] else "", text)
+
+
+def headings(text):
+    return re.findall(r"^#{1,6} .*$", without_code(text), re.M)
+
+
+def prose(text):
+    """What is left of Markdown without code blocks, solutions, and text that comes out of cells."""
+    return GLUE.sub("", without_code(DETAILS.sub("", text)))
+
+
+def glued(path):
+    """The names a notebook keeps for the text."""
+    return {call.args[0].value for _, cell in cells(path) for call in calls(cell.source, "glue")}
+
+
+def quotes() -> Iterator[tuple[Path, Path, str]]:
+    """(page that quotes, notebook it quotes from, name) of each glue role in the book."""
+    for page in BOOK_PAGES:
+        for match in GLUE.finditer(without_code(text_of(page))):
+            yield page, page.parent / (match["page"] or page.name), match["name"]
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def proves(cell):
+    """Whether a code cell claims something, or raises an error, which is compared."""
+    claimed = calls(cell.source, "claim") or calls(cell.source, "check_exercise")
+    return bool(claimed) or RAISES in tags(cell)
+
+
+# ---- the files
+
+
+def test_toc_names_every_page_and_no_other():
+    listed = set(re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8")))
+    assert listed == {f"book/{path.stem}" for path in BOOK_PAGES}
+
+
+@per(CHAPTERS)
+def test_notebook_is_valid(path):
+    nbformat.validate(load(path))
+
+
+@per(CHAPTERS)
+def test_notebook_asks_for_a_gpu_on_colab_and_for_the_usual_kernel(path):
+    metadata = load(path).metadata
+    assert metadata.get("accelerator") == "GPU"
+    assert metadata.get("colab") == {"gpuType": "T4"}
+    assert metadata.kernelspec.name == "python3"
+
+
+@per(PAGES)
+def test_links_to_files_lead_somewhere(path):
+    targets = LINK.findall(without_code(text_of(path)))
+    broken = [target for target in targets if not (path.parent / unquote(target)).exists()]
+    assert not broken
+
+
+# ---- code cells
+
+
+@per(CHAPTERS)
+def test_cells_were_run_once_from_top_to_bottom(path):
+    counts = [cell.execution_count for _, cell in cells(path)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@per(CHAPTERS)
+def test_first_code_cell_is_the_same_set_up_everywhere(path):
+    """One line, which works from a checkout; `memtraffic.book.colab` writes another for Colab."""
+    where, first = cells(path)[0]
+    assert first.source == cells(CHAPTERS[0])[0][1].source, where
+    assert first.source.split("  #")[0] == "import memtraffic"
+    assert "remove-cell" in tags(first), f"{where}: set-up is not tagged remove-cell"
+
+
+@per(CHAPTERS)
+def test_code_is_plain_python(path):
+    for where, cell in cells(path):
+        try:
+            ast.parse(cell.source)  # refuses magics, ! and ?
+        except SyntaxError as error:
+            pytest.fail(f"{where}: not Python: {error}")
+        ends = [line for line in cell.source.splitlines() if line.rstrip().endswith(";")]
+        assert not ends, f"{where}: a semicolon hides no output from nbval: {ends}"
+
+
+@per(CHAPTERS)
+def test_chapter_and_its_cells_are_short(path):
+    assert len(load(path).cells) <= 25
+    for where, cell in cells(path):
+        lines = [line for line in cell.source.splitlines() if line.strip()]
+        assert len(lines) <= 20, f"{where}: {len(lines)} lines of code"
+
+
+@per(CHAPTERS)
+def test_sentence_stands_before_each_code_cell(path):
+    kinds = [cell.cell_type for cell in load(path).cells]
+    pairs = enumerate(itertools.pairwise(kinds), 1)
+    bare = [i for i, pair in pairs if pair == ("code", "code")]
+    imports = kinds.index("code") + 1  # right after the set-up
+    assert set(bare) <= {imports}
+
+
+@per(CHAPTERS)
+def test_nbval_compares_nearly_every_cell(path):
+    code = [cell for _, cell in cells(path)]
+    options = [
+        dict(find_metadata_tags(cell.metadata)) | dict(find_comment_markers(cell.source))
+        for cell in code
+    ]
+    ignored = sum(found.get("skip", False) or not found.get("check", True) for found in options)
+    assert ignored < 0.15 * len(code), f"{ignored} of {len(code)} code cells are not compared"
+
+
+@per(CHAPTERS)
+def test_each_section_with_code_proves_something(path):
+    sections, now = {}, None
+    for cell in load(path).cells:
+        if cell.cell_type == "code":
+            sections.setdefault(now, []).append(cell)
+        for title in headings(cell.source) if cell.cell_type == "markdown" else ():
+            now = title if title.startswith("## ") else now
+    del sections[None]  # set-up and imports
+    bare = [title for title, code in sections.items() if not any(map(proves, code))]
+    assert sections and not bare, f"no claim in {bare}"
+
+
+# ---- outputs
+
+
+@per(CHAPTERS)
+def test_nothing_names_a_path_of_the_machine(path):
+    found = [text_of(path), *(cell.source for _, cell in cells(path))]
+    found += [printed(output) for _, output in outputs(path)]
+    matches = [match.group() for text in found for match in MACHINE_PATH.finditer(text)]
+    assert not matches
+
+
+@per(CHAPTERS)
+def test_outputs_are_tidy(path):
+    for where, output in outputs(path):
+        assert "\x1b" not in printed(output), f"{where}: colour codes"
+        assert output.get("name") != "stderr", f"{where}: prints to stderr: {printed(output)[:80]}"
+        if output.output_type == "error":
+            [line] = output.traceback
+            assert "\n" not in line, f"{where}: a traceback of several lines"
+
+
+@per(CHAPTERS)
+def test_errors_are_meant(path):
+    for where, cell in cells(path):
+        raised = any(output.output_type == "error" for output in cell.outputs)
+        assert raised == (RAISES in tags(cell)), f"{where}: {raised=}, {tags(cell)=}"
+
+
+@per(CHAPTERS)
+def test_figures_have_alt_text_that_holds_on_any_machine(path):
+    for where, cell in cells(path):
+        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "").strip()
+        drawn = sum("image/png" in output.get("data", {}) for output in cell.outputs)
+        assert drawn <= 1, f"{where}: {drawn} figures share one alt text"
+        assert bool(drawn) == bool(alt), f"{where}: {drawn} figures, mystnb.image.alt is {alt!r}"
+        assert not re.search(units.MEASURED, alt), f"{where}: a measured number in alt text: {alt}"
+
+
+# ---- text
+
+
+def measured_in_prose(path):
+    """The words up to the unit of each measured number in a page."""
+    text = " ".join(prose(text_of(path)).split())  # a line may end before the unit
+    for name, given in GIVEN:
+        text = text.replace(given, "") if name == path.name else text
+    return [text[max(0, m.start() - 20) : m.end() + 8] for m in re.finditer(units.MEASURED, text)]
+
+
+@per(PAGES)
+def test_no_measurement_is_typed(path):
+    """Glue it from a cell, or list it in GIVEN with its reason."""
+    assert not measured_in_prose(path)
+
+
+def test_measured_in_prose_finds_only_what_is_typed(tmp_path):
+    page = tmp_path / "page.md"
+    come_from_cells = "{glue:text}`a.ipynb::b:s`\n```python\nt = '1 GB/s'\n```\n"
+    solution = "<details>\n\n2 µs\n\n</details>\n"
+    typed = "```{figure} a.png\n3.1 %\n```\nruns at 3957\nGB/s\n"
+    page.write_text(come_from_cells + solution + typed, "utf-8")
+    first, second = measured_in_prose(page)
+    assert "3.1 %" in first and "3957 GB/s" in second
+
+
+@pytest.mark.parametrize("name, given", GIVEN)
+def test_exception_is_still_needed(name, given):
+    [path] = [path for path in PAGES if path.name == name]
+    assert given in " ".join(prose(text_of(path)).split())
+
+
+def test_text_quotes_what_is_glued():
+    for page, source, name in quotes():
+        assert source in CHAPTERS, f"{page.name}: quotes {name} from {source.name}, no notebook"
+        assert name in glued(source), f"{page.name}: {source.name} glues no {name}"
+
+
+@per(CHAPTERS)
+def test_what_is_glued_is_quoted(path):
+    assert not glued(path) - {name for _, source, name in quotes() if source == path}
+
+
+@per(CHAPTERS)
+def test_chapter_has_one_title_one_takeaway_and_ends_with_sources(path):
+    found = headings(text_of(path))
+    assert [title for title in found if title.startswith("# ")] == found[:1]
+    assert found.count("## Exercises") == 1
+    assert found[-1] == "## Sources"
+    assert len(re.findall(r"^> \*\*Takeaway\.\*\* ", text_of(path), re.M)) == 1
+
+
+# ---- exercises; conftest.py runs the solutions
+
+
+@per(CHAPTERS)
+def test_each_exercise_has_a_solution_and_a_check(path):
+    questions = list(exercises(text_of(path)))
+    numbers = [number for number, _ in questions]
+    assert 3 <= len(questions) <= 5
+    assert numbers == list(range(1, len(questions) + 1))
+    for number, question in questions:
+        blocks = [len(PYTHON.findall(text)) for text in SOLUTION.findall(question)]
+        assert blocks == [1], f"exercise {number}: code blocks {blocks}"
+    code = exercise_cell(load(path)).source
+    answers = re.findall(r"^answer_(\d+) = None$", code, re.M)
+    assert list(map(int, answers)) == numbers
+    checks = [call.args[0].value.split(":")[0] for call in calls(code, "check_exercise")]
+    assert list(map(int, checks)) == numbers
+
+
+# ---- the recordings
+
+
+@per([path.parent for path in BOOK.glob("recordings/*/machine.json")])
+def test_recording_is_whole(path):
+    listed = recording.load_machine(path)["experiments"]
+    assert {file.name for file in path.iterdir()} == {
+        "machine.json",
+        *(f"{name}.csv" for name in listed),
+    }
+    for name in listed:
+        recording.read(path, EXPERIMENTS[name])
+
+
+def test_published_recording_is_there():
+    assert recording.PUBLISHED in list(recording.recordings()["folder"])
+
+
+def test_ladder_is_drawn_from_its_recording():
+    with Image.open(BOOK / "_static" / "ladder.png") as picture:
+        drawn_from = picture.text["Source"]
+    data = BOOK / "recordings" / recording.PUBLISHED / "ladder.csv"
+    assert drawn_from == hashlib.sha256(data.read_bytes()).hexdigest(), "run `make record`"

@@ -1,0 +1,224 @@
+"""The built site, as a browser gets it: `pytest tests/book/test_site.py --site _build/html`."""
+
+import functools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from notebooks import MACHINE_PATH
+
+import memtraffic
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8"))
+CHAPTERS = [page for page in PAGES if (ROOT / f"{page}.ipynb").exists()]
+UNSEEN = {"script", "style", "template", "title"}
+VOID = set("area base br col embed hr img input link meta source track wbr".split())
+ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)  # https:, mailto:, data:
+MARKUP = r"\{(?:glue|cite|doc|ref|term|numref|math|py)\b|:::|```|\[\[?\w*\]\(|<details"
+per_page = pytest.mark.parametrize("name", PAGES)
+per_chapter = pytest.mark.parametrize("name", CHAPTERS)
+
+
+class Page(HTMLParser):
+    """What the tests ask of one page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open = []  # (tag, classes) of the elements around
+        self.ids, self.links, self.images = set(), [], []
+        self.titles, self.tables = [], []
+        self.headings = 0  # of level one, in the article
+        self.pasted = 0  # values that came out of cells into the text
+        self.wrong = []  # classes by which Sphinx marks what it could not resolve
+        self.seen = self.text = ""  # all that is seen, and that without code
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = {name: value or "" for name, value in attributes}
+        classes = set(found.get("class", "").split())
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        self.links += [found[name] for name in ("href", "src") if name in found]
+        self.wrong += sorted(classes & {"problematic", "system-message"})
+        self.headings += tag == "h1" and self.within("article")
+        self.pasted += "pasted-text" in classes
+        if tag == "img":
+            self.images.append((found.get("src", ""), found.get("alt", "").strip()))
+        if tag == "table" and any("cell_output" in around for _, around in self.open):
+            self.tables.append(classes)
+        if tag not in VOID:
+            self.open.append((tag, classes))
+
+    def handle_endtag(self, tag):
+        while tag in (name for name, _ in self.open) and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        if self.open and self.open[-1][0] == "title":
+            self.titles.append(data.strip())
+        if not self.within(*UNSEEN):
+            self.seen += data
+            if not self.within("pre", "code"):
+                self.text += data
+
+    def within(self, *tags):
+        return any(name in tags for name, _ in self.open)
+
+
+@functools.cache
+def read(path):
+    return Page(path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def site(request):
+    folder = request.config.getoption("--site")
+    if not folder:
+        pytest.skip("no site to check: give the folder of a built one, --site _build/html")
+    return Path(folder).resolve()
+
+
+@pytest.fixture
+def page(site, name):
+    return read(site / f"{name}.html")
+
+
+@pytest.fixture(scope="module")
+def local_links(site):
+    """(page, link, file it leads to, fragment) of each link that stays on the site."""
+    found = []
+    for path in sorted(site.rglob("*.html")):
+        if "_static" in path.relative_to(site).parts:  # the theme's own
+            continue
+        for link in read(path).links:
+            if not ELSEWHERE.match(link):
+                target, fragment = urldefrag(link)
+                target = unquote(target.split("?")[0])
+                base = site if target.startswith("/") else path.parent
+                file = (base / target.lstrip("/")).resolve() if target else path
+                file = file / "index.html" if file.is_dir() else file
+                found.append((path.relative_to(site), link, file, unquote(fragment)))
+    return found
+
+
+def test_every_page_of_the_toc_is_there(site):
+    assert not [name for name in ["index", *PAGES] if not (site / f"{name}.html").is_file()]
+
+
+def test_local_links_lead_to_files(site, local_links):
+    broken = [
+        f"{path}: {link}"
+        for path, link, file, _ in local_links
+        if not (file.is_file() and file.is_relative_to(site))
+    ]
+    assert local_links and not broken
+
+
+def test_fragments_lead_to_elements(local_links):
+    broken = [
+        f"{path}: {link}"
+        for path, link, file, fragment in local_links
+        if fragment and file.suffix == ".html" and file.is_file() and fragment not in read(file).ids
+    ]
+    assert not broken
+
+
+@per_page
+def test_page_has_one_title_and_one_main_heading(page, name):
+    assert page.titles and page.titles[0]
+    assert page.headings == 1
+
+
+@per_page
+def test_images_have_alt_text(page, name):
+    assert not [source for source, alt in page.images if not alt or alt == source]
+
+
+@per_page
+def test_no_markup_is_left_in_the_text(page, name):
+    assert not re.findall(rf".{{0,30}}(?:{MARKUP}).{{0,30}}", page.text)
+
+
+@per_page
+def test_no_reference_is_left_open(page, name):
+    assert not page.wrong
+    assert "undefined label" not in page.text
+    assert "papermill.record" not in page.text, "shows the record of a glued value"
+
+
+@per_page
+def test_every_glued_value_is_in_the_text(page, name):
+    [path] = (ROOT / name).parent.glob(f"{Path(name).name}.[im]*")  # .ipynb or .md
+    assert page.pasted == path.read_text("utf-8").count("{glue:text}`")
+
+
+@per_page
+def test_no_path_of_the_building_machine_is_seen(page, name):
+    assert not [match.group() for match in MACHINE_PATH.finditer(page.seen)]
+
+
+@per_page
+def test_stylesheet_of_the_book_is_used(page, name):
+    assert len([link for link in page.links if "memtraffic.css" in link]) == 1
+
+
+@per_page
+def test_buttons_lead_to_the_repository_or_are_not_there(page, name):
+    """`repository.url` in _config.yml is the one place of the public address."""
+    config = (ROOT / "_config.yml").read_text("utf-8")
+    [address] = re.findall(r'^repository:\n  url: "?([^"\s]*)"?', config, re.M)
+    launch = [link for link in page.links if "colab.research.google.com/github" in link]
+    if not address:
+        assert not launch
+        assert not [link for link in page.links if "/issues/" in link]
+    elif name in CHAPTERS:
+        path = f"{address.removeprefix('https://github.com')}/blob/gh-pages/_sources/{name}.ipynb"
+        assert launch == [f"https://colab.research.google.com/github{path}"]
+
+
+@per_chapter
+def test_tables_of_outputs_have_the_style_of_the_book(page, name):
+    assert not [classes for classes in page.tables if "dataframe" not in classes]
+
+
+@per_chapter
+def test_downloaded_notebook_needs_nothing_else(page, site, name):
+    """Its link gives the notebook that memtraffic.book.colab writes, with the package inside."""
+    assert [link for link in page.links if link.endswith(f"_sources/{name}.ipynb")]
+    path = site / "_sources" / f"{name}.ipynb"
+    notebook = json.loads(path.read_text("utf-8"))
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert len("".join(first["source"])) > 10_000
+    assert "{glue:" not in path.read_text("utf-8")
+
+
+def test_reference_describes_the_front_door(site):
+    described = read(site / "book" / "api.html").ids
+    assert {f"memtraffic.{name}" for name in memtraffic.__all__} <= described
+
+
+def test_recordings_page_names_every_recording(site):
+    seen = read(site / "book" / "recordings.html").seen
+    for path in (ROOT / "book" / "recordings").glob("*/machine.json"):
+        machine = json.loads(path.read_text("utf-8"))
+        entries = machine["experiments"].values()
+        facts = {machine["gpu"], path.parent.name, *(entry["date"] for entry in entries)}
+        facts |= {entry["commit"][:10] for entry in entries}
+        assert not [fact for fact in facts if fact not in seen]
+
+
+def test_page_reader_sees_what_is_wrong():
+    page = Page(
+        '<title>T</title><article><h1 id="a">A {glue}</h1><img src="x.png">'
+        '<script>"{doc"</script><div class="cell_output"><p><table class="t"></table></div>'
+        '<table></table><code>{cite}</code><span class="problematic">x</span></article>'
+        "<h1>print</h1>"
+    )
+    assert (page.titles, page.headings, page.ids) == (["T"], 1, {"a"})
+    assert (page.images, page.links) == ([("x.png", "")], ["x.png"])
+    assert (page.tables, page.wrong) == ([{"t"}], ["problematic"])
+    assert (page.text, page.seen) == ("A {glue}xprint", "A {glue}{cite}xprint")

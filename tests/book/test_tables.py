@@ -1,0 +1,59 @@
+import pandas as pd
+import pytest
+
+from memtraffic.book import tables, units
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The bundle of each table that is displayed, by MIME type."""
+    bundles = []
+    monkeypatch.setattr(tables, "display", lambda data, raw: bundles.append(data))
+    return bundles
+
+
+ROWS = [{"impl": "copy", "us": 5.0}, {"impl": "<naive>", "us": 20.0}]
+
+
+@pytest.mark.parametrize(
+    "rows", [ROWS, pd.DataFrame(ROWS), iter(ROWS)], ids=lambda it: type(it).__name__
+)
+def test_show_rows(rows, shown):
+    tables.show(
+        rows,
+        implementation=lambda row: row["impl"],
+        time_each_=lambda row: units.format_us(row["us"]),
+        whole=lambda row: 3,
+    )
+    [bundle] = shown
+    assert bundle["text/plain"] == (
+        "implementation | time each | whole\ncopy | 5.0 µs | 3\n<naive> | 20 µs | 3"
+    )
+    cells = ["implementation", "time each", "whole", "copy", "5.0 µs", "3", "&lt;naive&gt;"]
+    positions = [bundle["text/html"].index(f">{cell}</t") for cell in cells]
+    assert positions == sorted(positions)
+    assert bundle["text/html"].count("<tr") == 3
+
+
+def test_show_keeps_long_cells_and_many_rows(shown):
+    tables.show(range(100), cell=lambda i: f"{i} " + 80 * "x")
+    [bundle] = shown
+    assert bundle["text/html"].count(80 * "x") == 100
+    assert len(bundle["text/plain"].splitlines()) == 101
+
+
+def test_show_without_numbers_does_not_depend_on_their_width(shown):
+    """Where nbval leaves measured numbers out, the rest is equal for short and long numbers."""
+    for scale in (1, 1000):
+        tables.show(
+            ROWS,
+            impl=lambda row: row["impl"],
+            bandwidth=lambda row, scale=scale: units.format_gb_per_s(scale * row["us"]),
+        )
+    import re
+
+    short, long = (
+        {kind: re.sub(units.MEASURED, "NUMBER", text) for kind, text in bundle.items()}
+        for bundle in shown
+    )
+    assert short == long and "NUMBER GB/s" in short["text/html"]

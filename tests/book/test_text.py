@@ -1,0 +1,95 @@
+import pytest
+
+from memtraffic.book import published, text
+from memtraffic.book.text import check_exercise, claim, glue, show_diff, show_source
+from memtraffic.ladder import naive
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is displayed: pairs of the object and the keywords."""
+    calls = []
+    monkeypatch.setattr(text, "display", lambda value, **options: calls.append((value, options)))
+    return calls
+
+
+def test_claim_that_holds(capsys):
+    claim("naive reads 5MN + 2M", True)
+    assert capsys.readouterr().out == "✓ naive reads 5MN + 2M\n"
+
+
+@pytest.mark.parametrize("holds", [False, 0, [], None])
+def test_claim_that_does_not_hold(holds, capsys):
+    with pytest.raises(AssertionError, match="it is faster"):
+        claim("it is faster", holds)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        pytest.param(None, "○ twice two: your turn\n", id="open"),
+        pytest.param(4, "✓ twice two\n", id="right"),
+        pytest.param(5, "✗ twice two: not yet\n", id="wrong"),
+        pytest.param(0, "✗ twice two: not yet\n", id="zero-is-an-answer"),
+    ],
+)
+def test_check_exercise(attempt, expected, capsys):
+    check_exercise("twice two", attempt, lambda answer: answer == 4)
+    assert capsys.readouterr().out == expected
+
+
+def test_check_exercise_says_what_the_judge_raises(capsys):
+    check_exercise("twice two", "4", lambda answer: answer - 4 == 0)
+    assert capsys.readouterr().out.startswith("✗ twice two: not yet (TypeError: ")
+
+
+def test_glue_keeps_a_value_where_myst_nb_looks(shown):
+    glue("ratio", "4.0x")
+    mime = "application/papermill.record/"
+    [(data, options)] = shown
+    assert data == {f"{mime}text/plain": "'4.0x'"}
+    scrapbook = {"name": "ratio", "mime_prefix": mime}
+    assert options == {"raw": True, "metadata": {"scrapbook": scrapbook}}
+
+
+def test_show_source_is_python(shown):
+    show_source(naive.softmax, published.softmax_argmax)
+    [(markdown, _)] = shown
+    assert markdown.data.startswith("```python\ndef softmax(x: Tensor")
+    assert "\n\n\ndef softmax_argmax(x: Tensor" in markdown.data
+    assert "amax(dim=1, keepdim=True)" in markdown.data
+    assert markdown.data.endswith("\n```")
+
+
+def test_show_diff_has_both_sides_and_no_docstring(shown):
+    show_diff(naive.softmax, published.softmax_argmax)
+    [(markdown, _)] = shown
+    first, *lines, last = markdown.data.splitlines()
+    assert (first, last) == ("```diff", "```")
+    assert "-def softmax(x: Tensor) -> Tensor:" in lines
+    assert "+def softmax_argmax(x: Tensor) -> Tensor:" in lines
+    assert "-    row_max = x.amax(dim=1, keepdim=True)  # reads MN, writes M" in lines
+    assert not [line for line in lines if line.startswith(("@@", "---", "+++")) or '"""' in line]
+
+
+def test_show_diff_of_equals_has_no_change(shown):
+    show_diff(naive.softmax, naive.softmax)
+    [(markdown, _)] = shown
+    assert not [line for line in markdown.data.splitlines() if line.startswith(("+", "-"))]
+
+
+def test_source_of_a_kernel_is_that_of_its_function():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.book import exhibits
+
+    for kernel in (exhibits._no_other_kernel, exhibits._pointer_chase_kernel):
+        assert text.source(kernel).startswith("@triton.jit\ndef _")
+    tuned = text.source(exhibits.autotuned_kernel())
+    assert "def _softmax_tiled_kernel(\n    y_ptr, y_row_stride" in tuned
+    assert "fmt: skip" not in tuned
+
+
+def test_source_without_a_docstring():
+    assert '"""' in text.source(naive.softmax)
+    assert '"""' not in text.source(naive.softmax, docstring=False)

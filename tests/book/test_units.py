@@ -1,0 +1,99 @@
+"""Units of measured numbers, and the rule that leaves the numbers out, read as nbval reads it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from memtraffic.book import units
+from memtraffic.book.catalog import EXPERIMENTS
+
+BOOK = Path(__file__).resolve().parents[2] / "book"
+
+# What looks like a unit of time, memory, rate, energy or frequency, after a number and a space.
+LIKE_A_UNIT = re.compile(
+    r"(?<![\w.])\d[\d,.]* ((?:[kKMGTPµumn]i?)?(?:B|s|sec|Hz|FLOPs?|W|J)(?:/\w+)?|%)(?![\w/])"
+)
+
+
+@pytest.fixture(scope="module")
+def sanitize():
+    """What is left of a text after nbval's rules."""
+    nbval = pytest.importorskip("nbval.plugin")
+    [(regex, replacement)] = nbval.get_sanitize_patterns(units.sanitize_rule())
+    assert regex and replacement.strip()
+    return lambda text: re.sub(regex, replacement, text)
+
+
+MEASURED = ["3957 GB/s", "4.8 TB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "97.4 %", "-3.2 %"]
+MEASURED += ["16.4 kB", "268.4 MB", "1,073.7 MB", "51.2 TFLOP/s", "12.1 FLOP/byte", "0.54 GB"]
+
+
+@pytest.mark.parametrize("text", MEASURED)
+@pytest.mark.parametrize(
+    "around", ["{}", "a copy runs at {}.", "<td>{}</td>", "| {} |"], ids=lambda text: text[:4]
+)
+def test_sanitize_rule_replaces_a_number_and_keeps_its_unit(text, around, sanitize):
+    [unit] = re.findall(r"x$| .*", text)
+    assert sanitize(around.format(text)) == around.format(f"NUMBER{unit}")
+
+
+COUNTED = ["5MN + 2M", "3 x 5", "128 bits", "sm_90", "81 reads", "268,435,456"]
+COUNTED += ["2026-11-21", "PyTorch 2.11.0+cu130", "gfx90a", "0x10", "1024x1024"]
+COUNTED += ["16 bytes", "3 GBs", "5 msec", "7 %s", "8 nsec"]
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_sanitize_rule_keeps_any_other_number(text, sanitize):
+    assert sanitize(f"says {text}, here") == f"says {text}, here"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.format_us(5.67), "5.7 µs"),
+        (units.format_us(19.94), "19.9 µs"),
+        (units.format_us(12345.6), "12,346 µs"),
+        (units.format_ns(352.297), "352 ns"),
+        (units.format_ms(4150.09), "4,150 ms"),
+        (units.format_gb_per_s(3957.2), "3957 GB/s"),
+        (units.format_ratio(1.034), "1.03x"),
+        (units.format_bytes(999_900), "999.9 kB"),
+        (units.format_bytes(1e6), "1.0 MB"),
+        (units.format_bytes(4294967296), "4,295.0 MB"),
+        (units.format_percent(-0.05), "-5.0 %"),
+    ],
+)
+def test_format_writes_a_unit_that_is_known(text, expected, sanitize):
+    assert text == expected
+    assert sanitize(text).startswith("NUMBER")
+
+
+@pytest.mark.parametrize("unit", ["ns", "MiB", "GHz", "TB/s", "W", "FLOP/s", "kB", "%", "s"])
+def test_like_a_unit(unit):
+    assert LIKE_A_UNIT.findall(f"latency 340 {unit}, here") == [unit]
+    assert not LIKE_A_UNIT.findall(f"v340 {unit}, 340 bits, 5 steps and 1.{unit}")
+
+
+def outputs(path):
+    """The texts that the cells of a notebook print or display."""
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        for output in cell.get("outputs", []):
+            data = {"text/plain": output.get("text", []), **output.get("data", {})}
+            for kind in ("text/plain", "text/html", "text/markdown"):
+                yield "".join(data.get(kind, []))
+
+
+@pytest.mark.parametrize("path", sorted(BOOK.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_units_know_every_unit_in_an_output(path):
+    found = {unit for text in outputs(path) for unit in LIKE_A_UNIT.findall(text)}
+    unknown = found - {*units.UNITS, "GiB"}  # GiB: of sizes that are chosen, not measured
+    assert not unknown, f"{path.name}: add {unknown} to units.UNITS, or print it otherwise"
+
+
+def test_units_know_what_experiments_measure():
+    """All that is measured has a unit that a page can print: itself, or bytes as kB and MB."""
+    measured = {c.unit for e in EXPERIMENTS.values() for c in e.columns if c.tolerance != 0}
+    counted = {"", "bytes", "sectors", "instructions", "registers", "configurations"}
+    assert measured - counted <= set(units.UNITS)

@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.gpus import find_gpu
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+
+from memtraffic.compile import capture_launches
+from memtraffic.ladder import fused, naive, persistent
+
+
+def empty(m, n, dtype=torch.float32):
+    return torch.empty(m, n, dtype=dtype, device=runtime.device())
+
+
+def test_capture_launches_is_what_triton_specialises():
+    [launch] = capture_launches(fused.softmax, empty(3, 4096, torch.bfloat16))
+    assert (launch.module, launch.qualname) == ("memtraffic.ladder.fused", "_softmax_fused_kernel")
+    assert launch.signature == {
+        "y_ptr": "*bf16",
+        "y_row_stride": "i32",
+        "x_ptr": "*bf16",
+        "x_row_stride": "i32",
+        "BLOCK": "constexpr",
+    }
+    assert launch.constants == {"BLOCK": 4096}
+    assert set(launch.attributes) == {(0,), (1,), (2,), (3,)}
+    assert launch.options == {"num_warps": 8}
+
+
+def test_capture_launches_of_each_configuration():
+    found = capture_launches(kernels.tuned, empty(2, 781))
+    assert [launch.options["num_warps"] for launch in found] == [4, 8]
+
+
+def test_capture_launches_of_heuristics():
+    [launch] = capture_launches(kernels.heuristic, empty(2, 781))
+    assert launch.constants["BLOCK"] == 1024
+    assert launch.options == {"num_warps": 4}  # Triton's default
+
+
+def test_capture_launches_keeps_every_launch_option():
+    [launch] = capture_launches(lambda x: kernels.scaled(x, maxnreg=32, num_stages=2), empty(1, 8))
+    assert launch.options == {"num_warps": 4, "maxnreg": 32, "num_stages": 2}
+
+
+def test_capture_launches_runs_no_kernel_and_leaves_nothing_behind():
+    x = torch.zeros(2, 8, device=runtime.device())
+    y = torch.full((2, 8), 7.0, device=runtime.device())
+
+    def launch(x):
+        kernels._masked_kernel[(2,)](y, x, 8, BLOCK=8, STORED=8)
+
+    assert len(capture_launches(launch, x)) == 1
+    assert (y == 7).all()
+    launch(x)
+    assert (y == 0).all()
+
+
+def test_capture_launches_passes_on_what_the_function_raises():
+    with pytest.raises(ValueError, match="781 columns"):
+        capture_launches(fused.softmax, empty(1, 781))
+    assert runtime.runs_on_gpu() != runtime.INTERPRETED
+    ones = fused.softmax(empty(1, 4).zero_())
+    assert torch.equal(ones, torch.full_like(ones, 0.25))
+
+
+def test_capture_launches_of_an_argument_that_triton_does_not_take():
+    with pytest.raises(TypeError, match="_masked_kernel"):
+        capture_launches(lambda: kernels._masked_kernel[(1,)]("x", "y", 8, BLOCK=8, STORED=8))
+
+
+def test_capture_launches_of_functions_without_kernels():
+    assert capture_launches(naive.softmax, empty(1, 64)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "stages", "num_warps"),
+    [("sm_75", 1, 32), ("sm_90", 2, 32), ("gfx942", 1, 16), ("gfx1100", 1, 32)],
+)
+def test_capture_launches_plans_for_the_gpu(target, stages, num_warps):
+    [launch] = capture_launches(persistent.softmax, empty(4, 32768), gpu=find_gpu(target))
+    assert launch.constants["STAGES"] == stages
+    assert launch.options["num_warps"] == num_warps
+    assert runtime.captured_gpu() is None

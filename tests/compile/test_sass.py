@@ -1,0 +1,68 @@
+import pytest
+
+from memtraffic.compile import sass
+from memtraffic.gpus import find_gpu
+
+
+@pytest.mark.parametrize(
+    ("suffixes", "expected"),
+    [
+        (".128.SYS", 128),
+        (".64", 64),
+        ("", 32),
+        (".U16", 16),
+        (".U8.CONSTANT", 8),
+        (".S8", 8),
+        (".S16", 16),
+        (".ENL2.256", 256),
+        (".LTC128B.64", 64),
+    ],
+)
+def test_bits(suffixes, expected):
+    assert sass.bits(suffixes) == expected
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("LDG.E R1, [R2]", "LDG.E"),
+        ("@P0 LDG.E R1, [R2]", "LDG.E"),
+        ("@!UP1 UMOV UR4, 0x1", "UMOV"),
+        ("@!PT  EXIT", "EXIT"),
+        ("EXIT", "EXIT"),
+    ],
+)
+def test_name_is_without_the_predicate(instruction, expected):
+    assert sass.name(instruction) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(
+            "        /*0040*/   @P2 LDG.E.128 R8, desc[UR8][R46.64] ;   /* 0x0c1e */",
+            id="sm_90",
+        ),
+        pytest.param(
+            "    /*0040*/  @P2 LDG.E.128 R8, desc[UR8][R46.64]  &wr=0x4  ?trans1;  /* 0x0c1e */",
+            id="sm_120-waits-and-transitions",
+        ),
+        pytest.param(
+            "    /*12340*/  @P2 LDG.E.128 R8, desc[UR8][R46.64] ;  /* 0x0c1e */",
+            id="address-of-five-digits",
+        ),
+    ],
+)
+def test_instructions_are_without_what_follows_them(line):
+    code = f"\t.headerflags\n{line}\n        /* 0x000ea2000c1e1d00 */\n"
+    assert sass.instructions(code) == ["@P2 LDG.E.128 R8, desc[UR8][R46.64]"]
+
+
+@pytest.mark.parametrize(("target", "static"), [("sm_89", 1040), ("sm_90", 16), ("sm_100", 16)])
+def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, static):
+    text = " Function k:\n  REG:26 STACK:8 SHARED:1040 LOCAL:16 CONSTANT[0]:568 TEXTURE:0\n"
+    assert sass.usage(text, find_gpu(target)) == {
+        "registers": 26,
+        "spill_bytes": 24,
+        "static_shared_bytes": static,
+    }

@@ -1,0 +1,206 @@
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import pytest
+
+from memtraffic.compile import CompileError, worker
+from memtraffic.compile.worker import Worker
+
+
+@pytest.fixture(scope="module")
+def shared():
+    it = Worker()
+    yield it
+    it.stop()
+
+
+def server(it):
+    """The process id of a worker, which its child sees as its parent's."""
+    return it.call([], os.getppid)
+
+
+def test_call_is_in_another_process_that_compiles(shared):
+    assert shared.call([], os.getpid) not in (os.getpid(), server(shared))
+    assert server(shared) == server(shared) != os.getpid()
+    assert shared.call([], os.getenv, "TRITON_INTERPRET") == "0"
+
+
+def test_call_sees_the_folder_and_environment_of_now(shared, tmp_path, monkeypatch):
+    shared.call([], os.getpid)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MADE_UP", "781")
+    assert shared.call([], os.getcwd) == str(tmp_path)
+    assert shared.call([], os.getenv, "MADE_UP") == "781"
+    monkeypatch.delenv("MADE_UP")
+    assert shared.call([], os.getenv, "MADE_UP") is None
+
+
+def imported(monkeypatch, folder, value):
+    """A function that returns `value`, of a module `made_up` in `folder`, which is on the path."""
+    folder.mkdir(exist_ok=True)
+    (folder / "made_up.py").write_text(f"def value():\n    return {value!r}\n")
+    sys.modules.pop("made_up", None)
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module("made_up").value
+
+
+def test_call_imports_a_module_anew_when_its_file_has_changed(shared, tmp_path, monkeypatch):
+    value = imported(monkeypatch, tmp_path, "first")
+    assert shared.call([], value) == "first"
+    (tmp_path / "made_up.py").write_text("def value():\n    return 'changed on disk'\n")
+    assert shared.call([], value) == "changed on disk"
+    value = imported(monkeypatch, tmp_path / "other", "in another folder")
+    assert shared.call([], value) == "in another folder"
+
+
+def test_call_looks_into_the_folders_first(shared, tmp_path, monkeypatch):
+    imported(monkeypatch, tmp_path / "a", "a")
+    value = imported(monkeypatch, tmp_path / "b", "b")
+    assert shared.call([], value) == "b"
+    assert shared.call([str(tmp_path / "a")], value) == "a"
+
+
+def test_call_is_not_disturbed_by_prints(shared):
+    assert shared.call([], os.write, 1, b"as a C library writes") == 21
+    assert shared.call([], print, "as Python prints") is None
+    assert shared.call([], len, "abc") == 3
+
+
+def test_call_passes_large_values(shared):
+    assert shared.call([], bytes.upper, b"a" * 2**20) == b"A" * 2**20
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "expected"),
+    [
+        pytest.param(int, "seven", ValueError, id="a-value-error"),
+        pytest.param({}.__getitem__, "key", CompileError, id="another-error"),
+        pytest.param(sys.exit, 3, CompileError, id="an-exit"),
+        pytest.param(len, lambda: 0, CompileError, id="an-argument-that-cannot-be-sent"),
+        pytest.param(open, os.devnull, CompileError, id="a-result-that-cannot-be-sent"),
+    ],
+)
+def test_call_errors(shared, function, argument, expected):
+    before = server(shared)
+    with pytest.raises(expected) as caught:
+        shared.call([], function, argument)
+    assert type(caught.value) is expected and str(caught.value)
+    assert server(shared) == before  # it lives on
+
+
+def test_call_that_crashes(shared):
+    before = server(shared)
+    with pytest.raises(CompileError, match="crashed"):
+        shared.call([], os.abort)
+    assert server(shared) == before
+
+
+def test_call_whose_worker_is_killed(shared):
+    before = server(shared)
+    with pytest.raises(CompileError, match="ended"):
+        shared.call([], os.kill, before, signal.SIGKILL)
+    after = server(shared)  # a new one
+    assert after != before
+    os.kill(after, signal.SIGKILL)  # while it is idle
+    shared._process.wait()
+    assert server(shared) not in (before, after)
+
+
+def test_call_after_an_interrupt_has_its_own_answer(shared, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.pickle, "load", lambda file: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            shared.call([], len, "the late answer")
+    assert shared.call([], len, "abc") == 3
+
+
+def test_call_from_many_threads(shared):
+    answers = {}
+
+    def ask(n):
+        answers[n] = shared.call([], len, "x" * n)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {n: n for n in range(8)}
+
+
+def test_worker_of_a_fork_is_its_own(monkeypatch):
+    monkeypatch.setattr(worker, "WORKER", mine := Worker())
+    mine._process = "running"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads
+        child = os.fork()
+    if not child:
+        os._exit(0 if worker.WORKER is not mine and worker.WORKER._process is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.WORKER is mine
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.slow
+def test_worker_ends_with_its_parent():
+    """Also in the middle of its work. That it does when idle, the next test says."""
+    program = """
+        import os, time
+        from memtraffic.compile.worker import WORKER
+        print(WORKER.call([], os.getppid), flush=True)
+        WORKER.call([], time.sleep, 600)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE
+    )
+    try:
+        pid = int(parent.stdout.readline())
+
+        def children():
+            with open(f"/proc/{pid}/task/{pid}/children") as file:
+                return [int(child) for child in file.read().split()]
+
+        assert until(children)
+        family = [pid, *children()]
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert until(lambda: not any(map(alive, family)))
+
+
+@pytest.mark.slow
+def test_worker_does_not_run_the_users_program_again(tmp_path):
+    """A script without `if __name__ == "__main__"` runs once, and nothing is left behind."""
+    (tmp_path / "script.py").write_text(
+        "import os\n"
+        "from memtraffic.compile.worker import WORKER\n"
+        "print('once', WORKER.call([], os.getppid))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    [once] = done.stdout.splitlines()
+    assert not alive(int(once.split()[1]))

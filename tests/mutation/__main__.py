@@ -1,0 +1,279 @@
+"""Plants one-line faults in the package, by Cosmic Ray, and lists those that no test sees.
+
+    python -m tests.mutation                  a sample from all modules
+    python -m tests.mutation ladder gpus.py   a sample from these
+    python -m tests.mutation --all            every mutant, which takes hours
+
+Each worker mutates a copy of its own of the working tree, so nothing here changes. `survivors.csv`
+lists mutants that no test can tell from the original, or that only a GPU shows, with the reason:
+they are skipped. The exit status is 1 if an entry of the list fits no mutant any more, or if less
+than 90 % of the other mutants are killed. Results stay in _build/mutants.sqlite: `cr-html` shows
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from cosmic_ray.commands import init
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.testing import run_tests
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path("src/memtraffic")
+SESSION = ROOT / "_build" / "mutants.sqlite"
+MODULES = (
+    *("gpus.py", "residency/*.py", "ladder/*.py", "compile/*.py", "traffic/*.py"),
+    *("book/recording.py", "book/drift.py"),
+)
+LEAST = 0.9  # of the mutants that are not explained must be killed
+PYTEST = (
+    f"{shlex.quote(sys.executable)} -m pytest -x -q -p no:cacheprovider "
+    "-m 'not slow and not browser and not gpu'"
+)
+# One-line faults that people make.
+OPERATORS = {
+    *("AddNot", "NumberReplacer", "ZeroIterationForLoop"),
+    *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
+    *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
+    *(f"ReplaceUnaryOperator_Delete_{name}" for name in ("Not", "USub", "Invert")),
+    *(
+        f"ReplaceComparisonOperator_{names}"
+        for names in "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is".split()
+    ),
+    *(
+        f"ReplaceBinaryOperator_{names}"
+        for names in "Add_Sub Sub_Add Mul_Add Mul_FloorDiv Div_Mul FloorDiv_Mul FloorDiv_Div "
+        "Mod_FloorDiv BitAnd_BitOr".split()
+    ),
+}
+
+Change = tuple[str, str, str, str]  # module, function, line before, line after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("modules", nargs="*", help="such as ladder, traffic/count.py")
+    parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
+    parser.add_argument("--sample", type=int, default=200, help="how many mutants (200)")
+    parser.add_argument("--seed", type=int, default=0, help="which sample (0)")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1))
+    parser.add_argument("--list", action="store_true", help="list the mutants and run none")
+    args = parser.parse_args()
+
+    os.chdir(ROOT)
+    SESSION.parent.mkdir(exist_ok=True)
+    with use_db(str(SESSION)) as session:
+        paths = sorted(path for glob in MODULES for path in PACKAGE.glob(glob))
+        init(paths, session, {})
+        mutants = [item for item in session.work_items if _is_realistic(item.mutations[0])]
+        explained = _explained(mutants)
+        chosen = _choose(mutants, args.modules)
+        if not args.all:
+            chosen = _sample(chosen, args.sample, args.seed)
+        if args.list:
+            print(*(" | ".join(change(item.mutations[0])) for item in chosen), sep="\n")
+            return 0
+        session.clear()
+        session.add_work_items(chosen)
+        for item in chosen:
+            if item.job_id in explained:
+                reason = WorkResult(WorkerOutcome.SKIPPED, explained[item.job_id])
+                session.set_result(item.job_id, reason)
+        _run(session, args.workers)
+        return _report(session)
+
+
+# ---- which mutants
+
+
+def _is_realistic(mutation: MutationSpec) -> bool:
+    """Whether somebody might make this fault, and Python would take it."""
+    if mutation.operator_name.removeprefix("core/") not in OPERATORS:
+        return False
+    (row, first), (_, last) = mutation.start_pos, mutation.end_pos
+    line = _lines(mutation.module_path)[row - 1]
+    if line[first:].startswith("*,"):  # before keyword-only parameters
+        return False
+    # A bandwidth of 4.8e12 + 1 bytes per second is no mistake.
+    return mutation.operator_name != "core/NumberReplacer" or "e" not in line[first:last]
+
+
+@functools.cache
+def _lines(module: Path) -> list[str]:
+    return module.read_text(encoding="utf-8").split("\n")
+
+
+def _choose(mutants: list[WorkItem], names: list[str]) -> list[WorkItem]:
+    wanted = [PACKAGE / name for name in names] or [PACKAGE]
+    paths = {item.mutations[0].module_path for item in mutants}
+    for place in wanted:
+        if not any(path.is_relative_to(place) for path in paths):
+            raise SystemExit(f"no mutants of {place}")
+    return [
+        item
+        for item in mutants
+        if any(item.mutations[0].module_path.is_relative_to(place) for place in wanted)
+    ]
+
+
+def _sample(mutants: list[WorkItem], size: int, seed: int) -> list[WorkItem]:
+    """The same mutants for the same seed, from each module in proportion."""
+    by_module = defaultdict(list)
+    for item in mutants:
+        by_module[item.mutations[0].module_path].append(item)
+    ranked = []
+    for path, items in sorted(by_module.items()):
+        items.sort(key=lambda item: (item.mutations[0].operator_name, item.mutations[0].occurrence))
+        random.Random(f"{seed} {path}").shuffle(items)
+        ranked += [((rank + 0.5) / len(items), path, item) for rank, item in enumerate(items)]
+    return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:size]]
+
+
+def change(mutation: MutationSpec) -> Change:
+    """What a mutant changes, as an entry of `survivors.csv` says it."""
+    path, before = mutation.module_path, _lines(mutation.module_path)
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    after = mutate_code("\n".join(before), operator, mutation.occurrence).split("\n")
+    row = mutation.start_pos[0] - 1
+    end = len(before) - mutation.end_pos[0]
+    texts = (" ".join(" ".join(lines[row : len(lines) - end]).split()) for lines in (before, after))
+    return (path.relative_to(PACKAGE).as_posix(), mutation.definition_name or "", *texts)
+
+
+def _explained(mutants: list[WorkItem]) -> dict[str, str]:
+    """The reasons why mutants may survive, by the id of the job."""
+    with (Path(__file__).parent / "survivors.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    reasons = {
+        (row["module"], row["function"], row["before"], row["after"]): row["reason"] for row in rows
+    }
+    places = {(PACKAGE / module, before.split()[0]) for module, _, before, _ in reasons}
+    found: dict[str, str] = {}
+    unused = set(reasons)
+    for item in mutants:
+        mutation = item.mutations[0]
+        words = _lines(mutation.module_path)[mutation.start_pos[0] - 1].split()
+        if not words or (mutation.module_path, words[0]) not in places:
+            continue
+        key = change(mutation)
+        for entry in (key, (*key[:3], "*")):
+            if entry in reasons:
+                found[item.job_id] = reasons[entry]
+                unused.discard(entry)
+    if unused:
+        entries = "\n".join(" | ".join(key) for key in sorted(unused))
+        raise SystemExit(f"entries of survivors.csv that fit no mutant:\n{entries}")
+    return found
+
+
+# ---- the runs
+
+
+def _tests(module: Path) -> list[str]:
+    """The module's examples, the tests of its own, then those of its folder."""
+    place = module.relative_to(PACKAGE)
+    folder = Path("tests") / place.parent
+    name = place.parent.name if place.stem == "__init__" else place.stem
+    own = folder / f"test_{name}.py"
+    others = {
+        "": Path("tests/residency").glob("test_*.py"),
+        "book": [folder / "test_recording.py", folder / "test_drift.py"],
+    }.get(place.parent.name, folder.glob("test_*.py"))
+    tests = [own, *sorted(set(others) - {own})]
+    return [str(path) for path in (module, *tests) if path.exists()]
+
+
+def _run(session: WorkDB, workers: int) -> None:
+    """Runs the tests on each mutant that has no result yet."""
+    items = session.pending_work_items
+    by_module = {item.mutations[0].module_path for item in items}
+    commands = {module: shlex.join([*shlex.split(PYTEST), *_tests(module)]) for module in by_module}
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        ProcessPoolExecutor(workers, initializer=_enter_copy, initargs=(folder,)) as pool,
+    ):
+        modules = list(commands)
+        limits = dict(
+            zip(modules, pool.map(_unmutated, [commands[m] for m in modules]), strict=True)
+        )
+        done = {}
+        for item in items:
+            module = item.mutations[0].module_path
+            done[item] = pool.submit(
+                mutate_and_test, item.mutations, commands[module], limits[module]
+            )
+        for number, (item, result) in enumerate(done.items(), 1):
+            session.set_result(item.job_id, result.result())
+            print(f"\r{number} of {len(items)} mutants", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+
+
+def _enter_copy(parent: str) -> None:
+    """Makes a copy of the working tree for this process alone, and enters it."""
+    copy = Path(parent) / str(os.getpid())
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    files = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    for name in filter(os.path.isfile, files.split("\0")):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(name, copy / name)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy / "src")
+
+
+def _unmutated(command: str) -> float:
+    """The seconds that a mutant may take, by the time of the tests without a fault."""
+    start = time.monotonic()
+    outcome, output = run_tests(command, 1800)
+    if outcome != TestOutcome.SURVIVED:
+        raise RuntimeError(f"these tests fail without a fault: {command}\n{output}")
+    return 30 + 4 * (time.monotonic() - start)
+
+
+def _report(session: WorkDB) -> int:
+    table: dict[Path, Counter[str]] = defaultdict(Counter)
+    for item, result in session.completed_work_items:
+        kind = "survived"
+        if result.worker_outcome == WorkerOutcome.SKIPPED:
+            kind = "explained"
+        elif result.is_killed:
+            kind = "killed"
+        table[item.mutations[0].module_path][kind] += 1
+        if kind == "survived":
+            print(*change(item.mutations[0]), sep=" | ")
+            print("\n".join(_hunk(result.diff)), end="\n\n")
+    kinds = ("killed", "survived", "explained")
+    print(f"{'':42}{''.join(f'{kind:>11}' for kind in kinds)}")
+    for path, counts in sorted(table.items()):
+        print(f"{path!s:42}{''.join(f'{counts[kind]:11}' for kind in kinds)}")
+    total = sum(table.values(), Counter())
+    print(f"{'':42}{''.join(f'{total[kind]:11}' for kind in kinds)}")
+    share = total["killed"] / max(1, total["killed"] + total["survived"])
+    print(f"killed {share:.1%} of those that are not explained, at least {LEAST:.0%} are wanted")
+    return int(share < LEAST)
+
+
+def _hunk(diff: str) -> Iterator[str]:
+    return (line for line in diff.splitlines() if not line.startswith(("---", "+++")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

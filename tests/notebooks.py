@@ -1,0 +1,67 @@
+"""How the tests read notebooks, their exercises and the folded solutions."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+# An absolute path of some machine, which no page may show.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~/-])/(?:home|root|tmp|usr|opt|var|mnt|work\w*|content|Users)\b"
+    r"|file:///|\b[A-Z]:\\{1,2}\w"
+)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+@functools.cache
+def load(path: Path) -> NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def markdown(notebook: NotebookNode) -> str:
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def calls(code: str, name: str) -> list[ast.Call]:
+    """The calls of `name` or `module.name` in code."""
+    found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
+    return [
+        call for call in found if getattr(call.func, "attr", getattr(call.func, "id", None)) == name
+    ]
+
+
+def exercises(text: str) -> Iterator[tuple[int, str]]:
+    """(number, Markdown) of each question, from the section `## Exercises`."""
+    section = text.partition("\n## Exercises\n")[2].partition("\n## ")[0]
+    _, *parts = re.split(r"^\*\*(\d+)\.\*\* ", section, flags=re.M)
+    return zip(map(int, parts[::2]), parts[1::2], strict=True)
+
+
+def exercise_cell(notebook: NotebookNode) -> NotebookNode | None:
+    """The code cell that takes the answers: the one that calls check_exercise."""
+    found = [cell for cell in code_cells(notebook) if calls(cell.source, "check_exercise")]
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} cells call check_exercise")
+    return found[0] if found else None
+
+
+def solved(notebook: NotebookNode) -> str | None:
+    """The source of the exercise cell with each `answer_N = None` replaced by its solution."""
+    cell = exercise_cell(notebook)
+    if cell is None:
+        return None
+    source = cell.source
+    for number, question in exercises(markdown(notebook)):
+        [solution] = PYTHON.findall(question)
+        source = source.replace(f"answer_{number} = None\n", solution)
+    return source

@@ -1,0 +1,244 @@
+"""What the vendors' own code says about occupancy: NVIDIA's header, and LLVM; Triton has both.
+
+Beside it, from the vendors' tables, what no code says. The rules under test are in
+`memtraffic.residency`, the sizes in `memtraffic.gpus`: nothing here is taken from either.
+"""
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# ---- NVIDIA
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and datasheets:
+# target; SMs; threads, blocks and KiB of shared memory per SM; KiB per block
+NVIDIA_TABLE = {
+    "T4": ("sm_75", 40, 1024, 16, 64, 64),
+    "A100": ("sm_80", 108, 2048, 32, 164, 163),
+    "A10": ("sm_86", 72, 1536, 16, 100, 99),
+    "L4": ("sm_89", 58, 1536, 24, 100, 99),
+    "H200": ("sm_90", 132, 2048, 32, 228, 227),
+    "H100": ("sm_90", 132, 2048, 32, 228, 227),
+    "B200": ("sm_100", 148, 2048, 32, 228, 227),
+    "RTX 5090": ("sm_120", 170, 1536, 24, 100, 99),
+}
+# From the guide, too. The header allows a thread one register more, which no instruction can name.
+MAX_REGISTERS_PER_THREAD = 255
+NOT_GIVEN = 2**31 - 1  # INT_MAX, for a limit that does not apply
+
+_PROGRAM = r"""
+#include <climits>
+#include <cstddef>
+#include <cstdio>
+#include "cuda_occupancy.h"
+
+int main() {
+  int major, minor, threads, regs, warps;
+  long shared, block, dynamic;
+  while (scanf("%d %d %d %ld %ld %d %d %ld", &major, &minor, &threads, &shared, &block, &regs,
+               &warps, &dynamic) == 8) {
+    cudaOccDeviceProp device;
+    device.computeMajor = major;
+    device.computeMinor = minor;
+    device.maxThreadsPerBlock = 1024;
+    device.maxThreadsPerMultiprocessor = threads;
+    device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+    device.warpSize = 32;
+    device.sharedMemPerBlock = 49152;
+    device.sharedMemPerMultiprocessor = shared;
+    device.numSms = 1;
+    device.sharedMemPerBlockOptin = block;
+    device.reservedSharedMemPerBlock = shared - block;
+    cudaOccFuncAttributes kernel;
+    kernel.maxThreadsPerBlock = 1024;
+    kernel.numRegs = regs;
+    kernel.sharedSizeBytes = 0;
+    kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+    kernel.maxDynamicSharedSizeBytes = dynamic;
+    kernel.numBlockBarriers = 1;
+    cudaOccDeviceState state;
+    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    cudaOccResult found;
+    int error = cudaOccMaxActiveBlocksPerMultiprocessor(
+        &found, &device, &kernel, &state, warps * 32, dynamic);
+    printf("%d %d %d %d %d %d\n", error, found.activeBlocksPerMultiprocessor, found.blockLimitRegs,
+           found.blockLimitSharedMem, found.blockLimitWarps, found.blockLimitBlocks);
+  }
+}
+"""
+
+
+def no_header():
+    """Why NVIDIA's header cannot be asked here, or None."""
+    if not shutil.which("g++"):
+        return "there is no g++ to compile NVIDIA's header with"
+    if not _header().is_file():
+        return "Triton's wheel has no cuda_occupancy.h"
+    return None
+
+
+def _header():
+    import triton
+
+    return Path(triton.__file__).parent / "backends/nvidia/include/cuda_occupancy.h"
+
+
+def build_header(folder):
+    """Compiles the program that asks the header; returns its path."""
+    source, program = folder / "occupancy.cpp", folder / "occupancy"
+    source.write_text(_PROGRAM, encoding="utf-8")
+    command = ["g++", "-w", f"-I{_header().parent}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return program
+
+
+def ask_header(program, product, points, shared_more=0):
+    """The header's answers to points (registers, shared bytes, warps): (error, resident, limits).
+
+    It is given the sizes of NVIDIA_TABLE. shared_more: bytes of shared memory per SM, beyond those.
+    """
+    target, _, threads, _, shared, block = NVIDIA_TABLE[product]
+    cc = target.removeprefix("sm_")
+    sizes = (cc[:-1], cc[-1], threads, shared * 1024 + shared_more, block * 1024)
+    lines = [" ".join(map(str, (*sizes, regs, warps, used))) for regs, used, warps in points]
+    command = {"input": "\n".join(lines), "capture_output": True, "text": True, "check": True}
+    answers = []
+    for line in subprocess.run([program], **command).stdout.splitlines():
+        error, resident, *limits = map(int, line.split())
+        names = ("registers", "shared", "warps", "blocks")
+        answers.append((error, resident, dict(zip(names, limits, strict=True))))
+    assert len(answers) == len(points)
+    return answers
+
+
+# ---- AMD
+
+# target; units: AMD's white papers of CDNA 1 to 4 and datasheets; of RDNA the workgroup processors,
+#   which are half the compute units
+# threads per wave; vector registers of a lane and the unit they are allocated in; waves per SIMD;
+#   registers that the instructions of a wave can name, accumulation registers included: LLVM's user
+#   guide
+# KiB of LDS per unit and per workgroup: AMD's documents of each instruction set; the granularity,
+#   in bytes: https://github.com/llvm/llvm-project/pull/208046 and .../219495
+AMD_TABLE = {
+    "MI100": ("gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
+    # one of its two dies, which are two devices
+    "MI250X": ("gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI300X": ("gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI355X": ("gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
+    "RX 7900 XTX": ("gfx1100", 96 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
+    "RX 9070 XT": ("gfx1201", 64 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
+}
+CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
+SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
+# LLVM writes into a kernel's head how many units of LDS it is given, but not on gfx950, for which
+# this LLVM counts in 2048 bytes by mistake (pull request 208046), nor on RDNA, where a number of
+# 512 bytes stands for whole 1024 (219495).
+LDS_UNIT_TARGETS = ("gfx908", "gfx90a", "gfx942")
+LDS_SIZES = (1, 255, 256, 257, 511, 512, 513, 767, 768, 769, 1024, 1025, 1280, 1281)
+
+_KERNEL = """target triple = "{triple}"
+{array}
+define amdgpu_kernel void @k(ptr addrspace(1) %p) #0 {{
+  call void asm sideeffect "; use", "{clobbers}"()
+  {store}
+  ret void
+}}
+attributes #0 = {{
+  "amdgpu-flat-work-group-size"="{threads},{threads}" "target-cpu"="{target}"
+}}
+"""
+
+
+def ask_llvm(points):
+    """What Triton's LLVM says of kernels for points (target, VGPRs, AGPRs, SGPRs, LDS, threads).
+
+    Returns a dict: `kernels`, a list of (VGPRs, AGPRs, SGPRs, waves per SIMD, threads per wave);
+    `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
+    units that it allocates for each of LDS_SIZES.
+    """
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(_ask_worker, [(points[::2], True), (points[1::2], False)])
+    kernels = [None] * len(points)
+    kernels[::2], kernels[1::2] = first["kernels"], second["kernels"]
+    return first | {"kernels": kernels}
+
+
+def _ask_worker(job):
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=pickle.dumps(job),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # LLVM warns there of each kernel
+        check=True,
+    )
+    return pickle.loads(done.stdout)
+
+
+def _work():
+    from triton._C.libtriton import llvm
+
+    llvm.init_targets()
+    points, sizes_too = pickle.loads(sys.stdin.buffer.read())
+    found = {"kernels": [_compiled(*point) for point in points]}
+    if sizes_too:
+        targets = [target for target, *_ in AMD_TABLE.values()]
+        found["most_lds"] = {target: _most_lds(target) for target in targets}
+        found["lds_units"] = {
+            target: [_lds_units(target, size) for size in LDS_SIZES] for target in LDS_UNIT_TARGETS
+        }
+    sys.stdout.buffer.write(pickle.dumps(found))
+
+
+def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
+    from triton._C.libtriton import llvm
+
+    files = (("v", vgprs), ("a", agprs), ("s", sgprs))
+    text = _KERNEL.format(
+        triple=triple,
+        clobbers=",".join(f"~{{{file}{count - 1}}}" for file, count in files if count),
+        array=f"@lds = internal addrspace(3) global [{lds} x i8] undef" if lds else "",
+        store="store volatile i8 1, ptr addrspace(3) @lds" if lds else "",
+        threads=threads,
+        target=target,
+    )
+    return llvm.translate_to_asm(text, triple, target, "", [], False, False)
+
+
+def _compiled(target, *sizes):
+    text = _assembly(target, *sizes)
+    counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
+    [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
+    names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")
+    return (*(counts.get(name, 0) for name in names), int(wave))
+
+
+def _lds_units(target, lds):
+    """LDS_SIZE of COMPUTE_PGM_RSRC2, which is written out where no HSA fills it in."""
+    text = _assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--")
+    [rsrc2] = re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text)
+    return int(rsrc2) >> 15 & 0x1FF
+
+
+def _most_lds(target):
+    """The bytes of LDS that LLVM names as it refuses far too many, which ends the process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(write, 2)
+        _assembly(target, 0, 0, 0, 2**20, 64)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        stderr = pipe.read().decode()
+    os.waitpid(child, 0)
+    return int(re.search(r"exceeds limit \((\d+)\)", stderr)[1])
+
+
+if __name__ == "__main__":
+    _work()

@@ -1,0 +1,128 @@
+"""What `pytest` and `pytest --nbval` run when nothing is typed after them (conftest.py)."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).resolve().parents[1]
+FAKE_GPU = "import memtraffic.runtime\nmemtraffic.runtime.HAS_GPU = True\n"
+pytestmark = pytest.mark.slow
+
+
+def run_pytest(folder, *arguments, paths=()):
+    """What pytest says in a folder, run as a process of its own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env.pop("TRITON_INTERPRET", None)
+    env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, ROOT / "src"]))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300
+    ).stdout
+
+
+def outcomes(folder, *arguments, paths=()):
+    """PASSED, FAILED or ERROR by the id of the test."""
+    said = run_pytest(folder, "-rA", *arguments, paths=paths)
+    return {
+        name: outcome
+        for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", said, re.M)
+    }
+
+
+def collected(folder, *arguments):
+    """The files of which something is collected, with the names of their tests."""
+    found = {}
+    for line in run_pytest(folder, "--collect-only", "-q", *arguments).splitlines():
+        path, mark, name = line.partition("::")
+        if mark:
+            found.setdefault(path, []).append(name)
+    return found
+
+
+@pytest.fixture
+def project(tmp_path):
+    """An empty project with the settings of this one."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "src").mkdir()
+    for name in ("conftest.py", "pyproject.toml", "tests/notebooks.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def write_notebook(path, *cells, solution=None):
+    """A notebook of (source, stored output); with a solution, an exercise, which wants a 1."""
+    made = [
+        new_code_cell(
+            source, execution_count=i, outputs=[new_output("stream", text=text)] if text else []
+        )
+        for i, (source, text) in enumerate(cells, 1)
+    ]
+    if solution is not None:
+        fold = "<details><summary>Solution</summary>\n\n```python\nanswer_1 = "
+        text = f"{fold}{solution}\n```\n</details>"
+        made.append(new_markdown_cell(f"text\n\n## Exercises\n\n**1.** How many?\n\n{text}"))
+        check = "def check_exercise(right):\n    print('✓' if right else '○ 1')\n\n\n"
+        source = f"{check}answer_1 = None\ncheck_exercise(answer_1 == 1)"
+        shown = [new_output("stream", text="○ 1\n")]
+        made.append(new_code_cell(source, execution_count=1, outputs=shown))
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(new_notebook(cells=made), path)
+
+
+def test_nbval_runs_every_notebook_and_no_unit_test():
+    found = collected(ROOT, "--nbval")
+    assert set(found) == {f"book/{path.name}" for path in (ROOT / "book").glob("*.ipynb")}
+    assert all(names[-1] == "Solutions" for names in found.values())
+
+
+def test_plain_pytest_runs_the_unit_tests_and_the_examples():
+    found = collected(ROOT)
+    tests = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
+    examples = set(found) - tests
+    assert tests <= set(found)
+    assert examples and all(path.startswith("src/memtraffic/") for path in examples)
+
+
+def test_nbval_compares_strictly_and_tries_the_solutions(project):
+    """A kernel starts in the environment of a reader, and nothing in a build folder is run."""
+    book, environment = project / "book", "import os\nprint('TRITON_INTERPRET' in os.environ)"
+    write_notebook(book / "same.ipynb", ("print('5 µs')", "5 µs\n"), (environment, "False\n"))
+    write_notebook(book / "other.ipynb", ("print('5 µs')", "6 µs\n"))
+    write_notebook(book / "right.ipynb", solution="1")
+    write_notebook(book / "wrong.ipynb", solution="2")
+    for folder in (book / "_build", project / "_build"):
+        write_notebook(folder / "a.ipynb", ("1", None))
+    assert outcomes(project, "--nbval") == {
+        "book/same.ipynb::Cell 0": "PASSED",
+        "book/same.ipynb::Cell 1": "PASSED",
+        "book/other.ipynb::Cell 0": "FAILED",
+        "book/right.ipynb::Cell 0": "PASSED",
+        "book/right.ipynb::Solutions": "PASSED",
+        "book/wrong.ipynb::Cell 0": "PASSED",
+        "book/wrong.ipynb::Solutions": "FAILED",
+    }
+
+
+def test_nbval_on_a_gpu_leaves_measured_numbers_out(project):
+    (project / "tests" / "fake_gpu.py").write_text(FAKE_GPU, "utf-8")
+    mode = "import os\nprint(os.environ['MEMTRAFFIC_MODE'])"
+    write_notebook(
+        project / "book/a.ipynb",
+        (mode, "verify\n"),
+        ("print('5 µs')", "7 µs\n"),
+        ("print('5 elements')", "7 elements\n"),
+    )
+    found = outcomes(project, "--nbval", "-p", "fake_gpu", paths=[project / "tests"])
+    assert list(found.values()) == ["PASSED", "PASSED", "FAILED"]
+
+
+def test_broken_test_module_is_an_error(project):
+    (project / "tests" / "test_broken.py").write_text("import no_such_module\n", "utf-8")
+    assert outcomes(project) == {"tests/test_broken.py": "ERROR"}

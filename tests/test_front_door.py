@@ -1,0 +1,203 @@
+"""The names that `import memtraffic` gives, and which module may import which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memtraffic
+
+SOURCE = Path(memtraffic.__file__).parent
+METERS = ["bench", "count", "counters", "formula", "occupancy", "resources"]
+
+
+# ---- the front door
+
+
+@pytest.mark.parametrize("name", METERS)
+def test_front_door_has_each_meter(name):
+    meter = getattr(memtraffic, name)
+    assert callable(meter) and meter.__name__ == name
+    assert getattr(memtraffic, name) is meter
+    assert name in dir(memtraffic)
+
+
+def test_front_door_all_is_what_there_is():
+    assert sorted(memtraffic.__all__) == METERS
+    assert set(memtraffic.__all__) <= set(dir(memtraffic))
+
+
+def test_front_door_of_an_unknown_name():
+    with pytest.raises(AttributeError, match="metre"):
+        _ = memtraffic.metre
+
+
+def test_front_door_is_lazy():
+    code = """
+import sys, memtraffic
+print(*(name for name in ("triton", "pandas", "sympy", "matplotlib") if name in sys.modules))
+from memtraffic import formula
+print(formula.__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["", "memtraffic.traffic.formula"], done.stderr
+
+
+# ---- the order of imports
+
+# A module imports only from rooms before its own, or beside it.
+ORDER = [
+    {"runtime"},
+    {"gpus"},
+    {"triton_internals", "tensors", "progress"},
+    {"compile"},
+    {"residency"},
+    {"ladder"},
+    {"names"},
+    {"ops"},
+    {"traffic", "testing"},
+    {"benchmark"},
+    {"book", "__main__"},
+]
+RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+
+
+def modules():
+    """(path within the package, syntax tree) of each module but the front door."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        relative = path.relative_to(SOURCE)
+        if relative != Path("__init__.py"):
+            yield relative, ast.parse(path.read_text("utf-8"))
+
+
+def room_of(path):
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(tree):
+    """Full names of what a module imports, wherever it does; not what only a type checker sees."""
+    hidden = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            hidden |= {id(inner) for each in node.body for inner in ast.walk(each)}
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports are not resolved here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(tree):
+    for name in imported(tree):
+        package, *inner = name.split(".")
+        if package == "memtraffic" and inner and inner[0] not in memtraffic.__all__:
+            yield inner[0]
+
+
+def test_imports_know_each_room():
+    assert {room_of(path) for path, _ in modules()} == set(RANKS)
+
+
+def test_imports_run_one_way():
+    wrong = [
+        f"{path} imports {room}"
+        for path, tree in modules()
+        for room in rooms_imported(tree)
+        if RANKS.get(room, 0) > RANKS.get(room_of(path), 0)
+    ]
+    assert not wrong
+
+
+def test_imports_of_the_book_are_those_of_the_book():
+    """Nothing that a reader installs to meter a kernel needs what only the pages use."""
+    wrong = {room_of(path) for path, tree in modules() if "book" in rooms_imported(tree)}
+    assert wrong <= {"book"}
+
+
+# ---- private names of Triton
+
+PUBLIC_MODULES = {"triton", "triton.language", "triton.testing"}
+PUBLIC_NAMES = {
+    "__version__", "autotune", "cdiv", "compile", "Config", "jit", "language", "next_power_of_2",
+    "testing",
+}  # fmt: skip
+
+
+def dotted(node):
+    """The names of a chain of attributes, such as ["tl", "core"]; [] for any other node."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return [*before, node.attr] if before else []
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+def private_names(tree):
+    """Names of Triton's that a module uses and that are not public."""
+    bound = {}  # name in the module: full name in Triton
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "triton":
+                    if alias.name not in PUBLIC_MODULES:
+                        yield alias.name
+                    bound[alias.asname or "triton"] = alias.name if alias.asname else "triton"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "triton":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                bound[alias.asname or alias.name] = full
+                if not is_public(full):
+                    yield full
+    for node in ast.walk(tree):
+        chain = dotted(node)
+        if len(chain) > 1 and chain[0] in bound:
+            full = ".".join([bound[chain[0]], *chain[1:]])
+            if not is_public(full):
+                yield full
+
+
+def is_public(full):
+    _, *names = full.split(".")
+    if not names or names[0] not in PUBLIC_NAMES:
+        return not names
+    return not any(name.startswith("_") for name in names[1:])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import triton.runtime.jit",
+        "from triton.runtime import jit",
+        "from triton import _C",
+        "from triton._C.libtriton import llvm",
+        "import triton\ntriton.runtime.driver.active",
+        "import triton as t\nt._utils",
+        "import triton.language as tl\ntl.core._builtin",
+        "from triton.language import _experimental",
+        "def inner():\n    from triton.compiler import ASTSource",
+    ],
+)
+def test_private_names_are_found(code):
+    assert list(private_names(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import triton\nimport triton.language as tl\n@triton.jit\ndef k(x): tl.load(x)",
+        "from triton.testing import do_bench\nimport triton\nprint(triton.__version__)",
+        "import tritonclient._private",
+    ],
+)
+def test_private_names_public_ones_pass(code):
+    assert not list(private_names(ast.parse(code)))
+
+
+def test_private_names_of_triton_are_in_one_module():
+    wrong = {str(path): sorted(set(private_names(tree))) for path, tree in modules()}
+    assert wrong.pop("triton_internals.py")
+    assert not {path: names for path, names in wrong.items() if names}

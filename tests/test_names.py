@@ -1,0 +1,104 @@
+import sys
+
+import kernels
+import pytest
+
+from memtraffic.ladder import RUNGS
+from memtraffic.names import RENAMED, import_attribute, import_function, import_path
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A current folder in which a test puts a module of its own."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("mine", "broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_import_function_of_a_rung(name):
+    fn = import_function(name)
+    assert (fn.__module__, fn.__name__) == (f"memtraffic.ladder.{name}", "softmax")
+    assert import_path(fn) == name
+
+
+def test_import_function_of_a_module():
+    assert import_function("kernels:mixed") is kernels.mixed
+    assert import_path(kernels.mixed) == "kernels:mixed"
+
+
+def test_import_function_in_the_current_folder(folder):
+    """It reads the current folder, and does not leave it where other modules are looked for."""
+    (folder / "mine.py").write_text(
+        "class A:\n    def double(x):\n        return 2 * x\n", encoding="utf-8"
+    )
+    before = list(sys.path)
+    assert import_function("mine:A.double")(3) == 6
+    assert sys.path == before
+
+
+def test_import_function_that_fails_leaves_the_path_alone(folder):
+    (folder / "broken.py").write_text(
+        "import sys\nsys.path.clear()\nraise OSError\n", encoding="utf-8"
+    )
+    path = sys.path
+    before = list(path)
+    with pytest.raises(LookupError, match="OSError"):
+        import_function("broken:double")
+    assert path == []
+    path[:] = before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("fusd", "did you mean 'fused'", id="misspelt"),
+        pytest.param("zzz", "one of naive, fused", id="unknown"),
+        pytest.param("no_such_module:f", "No module named 'no_such_module'", id="no-module"),
+        pytest.param("kernels:softmux", "softmux", id="no-attribute"),
+        pytest.param("kernels:not_callable", "int", id="not-a-function"),
+        pytest.param("kernels:_masked_kernel", "Triton kernel", id="kernel"),
+        pytest.param("kernels:_tuned_kernel", "Triton kernel", id="autotuned-kernel"),
+        pytest.param(":double", "module:function", id="empty-module"),
+        pytest.param("kernels:", "module:function", id="empty-attribute"),
+        pytest.param("./kernels.py:double", "module:function", id="path"),
+    ],
+)
+def test_import_function_of_a_wrong_name(name, message):
+    with pytest.raises(LookupError, match=message):
+        import_function(name)
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_import_function_of_an_old_rung(name):
+    with pytest.raises(LookupError, match=RENAMED[name]):
+        import_function(name)
+    assert RENAMED[name] in RUNGS
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param("raise OSError('no data')", "broken:f.* no data", id="raises"),
+        pytest.param("def f(x)", r"broken.py, line 1", id="syntax"),
+        pytest.param("import sys; sys.exit(4)", "broken:f.*SystemExit: 4", id="exits"),
+    ],
+)
+def test_import_attribute_of_a_broken_module(source, message, folder):
+    (folder / "broken.py").write_text(source, encoding="utf-8")
+    with pytest.raises(LookupError, match=message):
+        import_attribute("broken:f")
+
+
+def test_import_path_of_what_another_process_cannot_import():
+    def inner(x):
+        return x
+
+    for fn in (inner, lambda x: x):
+        with pytest.raises(LookupError, match="file"):
+            import_path(fn)
+    inner.__module__, inner.__qualname__ = "__main__", "inner"
+    with pytest.raises(LookupError, match="__main__"):
+        import_path(inner)
+    assert import_path("mine:double") == "mine:double"

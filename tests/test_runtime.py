@@ -1,0 +1,173 @@
+"""Who runs the kernels; and that what a meter captures is captured in its own thread."""
+
+import importlib.util
+import os
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.gpus import find_gpu
+
+
+def import_again(monkeypatch, *, asked=None, has_gpu=False, triton_imported=False):
+    """The module as it would be imported in a new process."""
+    monkeypatch.setenv("TRITON_INTERPRET", str(asked))
+    if asked is None:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__spec__=object()))
+    if not triton_imported:
+        monkeypatch.delitem(sys.modules, "triton")
+    spec = importlib.util.spec_from_file_location("runtime_again", runtime.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_device_is_where_kernels_run():
+    assert runtime.device().type == ("cuda" if runtime.HAS_GPU else "cpu")
+    assert torch.ones(2, device=runtime.device()).is_cuda == runtime.HAS_GPU
+
+
+def test_interpreted_follows_the_environment():
+    assert runtime.INTERPRETED == (os.environ.get("TRITON_INTERPRET") == "1")
+    assert runtime.HAS_GPU or not runtime.HAS_TRITON or "TRITON_INTERPRET" in os.environ
+
+
+@pytest.mark.parametrize(
+    ("state", "interpreted", "environment"),
+    [
+        pytest.param({}, True, "1", id="no-gpu"),
+        pytest.param({"has_gpu": True}, False, None, id="gpu"),
+        pytest.param(
+            {"has_gpu": True, "triton_imported": True}, False, None, id="gpu-triton-first"
+        ),
+        pytest.param({"has_gpu": True, "asked": "On"}, True, "On", id="asked-for"),
+        pytest.param({"asked": "0"}, False, "0", id="asked-not-to"),
+        pytest.param({"asked": "1", "triton_imported": True}, True, "1", id="triton-first"),
+    ],
+)
+def test_interpreted_is_decided_at_import(monkeypatch, state, interpreted, environment):
+    pytest.importorskip("triton")
+    assert import_again(monkeypatch, **state).INTERPRETED == interpreted
+    assert os.environ.get("TRITON_INTERPRET") == environment
+
+
+def test_interpreted_too_late_after_triton(monkeypatch):
+    pytest.importorskip("triton")
+    with pytest.raises(ImportError, match="TRITON_INTERPRET=1"):
+        import_again(monkeypatch, triton_imported=True)
+
+
+def test_require_gpu_names_what_needs_it(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match=r"^bench needs a GPU"):
+        runtime.require_gpu("bench")
+    with pytest.raises(RuntimeError, match=r"^gpu_name needs a GPU"):
+        runtime.gpu_name()
+    assert runtime.device() == torch.device("cpu")
+
+
+@pytest.mark.gpu
+def test_require_gpu_with_a_gpu():
+    runtime.require_gpu("this")
+    assert runtime.gpu_name() == torch.cuda.get_device_name()
+    assert runtime.gpu_name(torch.cuda.device_count() - 1)
+
+
+def test_capturing_launches_nested(monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    gpu = find_gpu("gfx942")
+    assert (runtime.runs_on_gpu(), runtime.captured_gpu()) == (True, None)
+    with runtime.capturing_launches(gpu):
+        assert (runtime.runs_on_gpu(), runtime.captured_gpu()) == (False, gpu)
+        with runtime.capturing_launches():
+            assert (runtime.runs_on_gpu(), runtime.captured_gpu()) == (False, None)
+        assert (runtime.runs_on_gpu(), runtime.captured_gpu()) == (False, gpu)
+    with pytest.raises(ZeroDivisionError), runtime.capturing_launches(gpu):
+        _ = 1 / 0
+    assert (runtime.runs_on_gpu(), runtime.captured_gpu()) == (True, None)
+
+
+def test_runs_on_gpu_where_kernels_are_interpreted(monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRETED", True)
+    assert not runtime.runs_on_gpu()
+
+
+def test_runs_on_gpu_inside_meters(monkeypatch):
+    """A meter stands in for the GPU, also in a process that compiles kernels."""
+    pytest.importorskip("triton")
+    from memtraffic import count
+    from memtraffic.compile import capture_launches
+
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    seen, gpu, x = [], find_gpu("gfx942"), torch.ones(2, 4, device=runtime.device())
+
+    def look(x):
+        seen.append((runtime.runs_on_gpu(), runtime.captured_gpu()))
+
+    count(look, x)
+    capture_launches(look, x, gpu=gpu)
+    assert seen == [(False, None), (False, gpu)]
+    assert runtime.runs_on_gpu()
+
+
+def test_capturing_launches_in_two_threads(monkeypatch):
+    """One thread captures for one GPU, another for a second GPU, and this thread for none."""
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    meeting = threading.Barrier(3, timeout=30)
+    seen = {}
+
+    def capture(name):
+        with runtime.capturing_launches(find_gpu(name)):
+            meeting.wait()  # all are inside
+            seen[name] = runtime.captured_gpu().target
+            meeting.wait()  # nobody leaves before all have looked
+
+    threads = [threading.Thread(target=capture, args=(name,)) for name in ("sm_75", "gfx942")]
+    for thread in threads:
+        thread.start()
+    meeting.wait()
+    here = (runtime.captured_gpu(), runtime.runs_on_gpu())
+    meeting.wait()
+    for thread in threads:
+        thread.join()
+    assert seen == {"sm_75": "sm_75", "gfx942": "gfx942"}
+    assert here == (None, True)
+
+
+def test_device_guard_of_a_cpu_tensor_silences_numpy():
+    with runtime.device_guard(torch.ones(2)):
+        assert np.isnan(np.float32("inf") - np.float32("inf"))
+        assert np.isinf(np.float32(3e38) * np.float32(3e38))
+
+
+def test_device_guard_of_a_gpu_tensor(monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    x = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    assert isinstance(runtime.device_guard(x), torch.cuda.device)
+    with runtime.capturing_launches():  # the interpreter stands in for the GPU
+        assert isinstance(runtime.device_guard(x), np.errstate)
+
+
+@pytest.mark.gpu
+def test_device_guard_makes_the_gpu_current():
+    x = torch.ones(2, device=torch.device("cuda", torch.cuda.device_count() - 1))
+    with runtime.device_guard(x):
+        assert torch.cuda.current_device() == x.device.index
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("AMD Instinct MI300X (gfx942)", "amd-instinct-mi300x-gfx942"),
+    ],
+)
+def test_folder_name(name, folder):
+    assert runtime.folder_name(name) == folder

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtraffic import runtime
+from memtraffic.tensors import MEMORY_LAYOUTS, matrix, sectors
+
+
+@pytest.mark.parametrize(
+    ("layout", "n", "strides"),
+    [
+        ("packed", 6, (6, 1)),
+        ("odd", 6, (7, 1)),
+        ("odd", 7, (7, 1)),
+        ("every other", 6, (12, 2)),
+        ("transposed", 6, (1, 5)),
+    ],
+)
+def test_matrix_layout(layout, n, strides):
+    x = matrix(5, n, "bfloat16", layout)
+    assert (x.shape, x.stride()) == ((5, n), strides)
+    assert (x.dtype, x.device) == (torch.bfloat16, runtime.device())
+    last = 4 * strides[0] + (n - 1) * strides[1]
+    assert x.untyped_storage().nbytes() == 2 * (last + 1)
+
+
+def test_matrix_defaults():
+    x = matrix(5, 6)
+    assert (x.dtype, x.stride()) == (torch.float32, (6, 1))
+    assert torch.equal(matrix(5, 6, torch.float16), x.half())
+
+
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+def test_matrix_is_normal_and_seeded(layout):
+    x = matrix(100, 200, layout=layout)
+    assert abs(x.mean()) < 0.05
+    assert abs(x.std() - 1) < 0.05
+    assert torch.equal(matrix(100, 200, layout=layout), x)
+    assert not torch.equal(matrix(100, 200, layout=layout, seed=1), x)
+
+
+def test_matrix_leaves_the_generator_alone():
+    torch.manual_seed(781)
+    expected = torch.rand(3)
+    torch.manual_seed(781)
+    matrix(2, 3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
+def test_matrix_without_elements(shape, layout):
+    assert matrix(*shape, layout=layout).shape == shape
+
+
+def test_matrix_on_meta():
+    x = matrix(2**31, 4, "float16", "odd", device="meta")
+    assert (x.device.type, x.stride(), x.dtype) == ("meta", (5, 1), torch.float16)
+
+
+def test_matrix_unknown_layout():
+    with pytest.raises(LookupError, match=r"'od'.* packed, odd, every other, transposed"):
+        matrix(2, 2, layout="od")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 12),
+    n=st.integers(1, 40),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    row_stride=st.integers(0, 50),
+    col_stride=st.integers(0, 20),
+)
+def test_sectors_are_those_of_each_row(m, n, dtype, row_stride, col_stride):
+    x = torch.empty_strided((m, n), (row_stride, col_stride), dtype=dtype)
+
+    def sector(row, col):
+        return (row * row_stride + col * col_stride) * x.element_size() // 32
+
+    assert sectors(x) == sum(len({sector(row, col) for col in range(n)}) for row in range(m))
+
+
+@pytest.mark.parametrize(
+    ("layout", "per_row"), [("packed", 32), ("odd", 32.875), ("every other", 64)]
+)
+def test_sectors_of_a_layout(layout, per_row):
+    assert sectors(matrix(8, 256, layout=layout)) == 8 * per_row

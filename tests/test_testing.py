@@ -1,0 +1,300 @@
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.ops.op import row_tolerance
+from memtraffic.tensors import matrix
+from memtraffic.testing import (
+    assert_close,
+    assert_correct,
+    assert_row_sums,
+    assert_softmax,
+    assert_touches_once,
+    is_correct,
+    is_softmax,
+    poisoned_memory,
+)
+from memtraffic.traffic.count import Access, Traffic
+
+DEVICE = runtime.device()
+
+
+def rounded(dtype, shape=(5, 21)):
+    """A softmax that was rounded once, and the reference."""
+    reference = torch.softmax(matrix(*shape, dtype).double(), dim=1)
+    return reference.to(dtype), reference
+
+
+def changed(y, index, value):
+    y = y.clone()
+    y[index] = value
+    return y
+
+
+# ---- assert_close
+
+
+def test_assert_close_accepts_one_rounding(dtype):
+    assert_close(*rounded(dtype), dtype)
+
+
+def test_assert_close_accepts_pytorch(dtype):
+    x = matrix(5, 781, dtype)
+    assert_close(torch.softmax(x, dim=1), torch.softmax(x.double(), dim=1), dtype)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
+def test_assert_close_accepts_no_elements(shape):
+    assert_close(torch.empty(shape), torch.empty(shape, dtype=torch.float64), torch.float32)
+    with pytest.raises(AssertionError):
+        assert_close(torch.empty(1, 8), torch.empty(shape, dtype=torch.float64), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(torch.zeros_like, id="zeros"),
+        pytest.param(lambda y: torch.full_like(y, 1 / y.shape[1]), id="constant"),
+        pytest.param(lambda y: y.amax(dim=1, keepdim=True).expand_as(y), id="row-constant"),
+        pytest.param(lambda y: changed(y, (3, 7), 1 - y[3, 7]), id="one-wrong-element"),
+        pytest.param(lambda y: changed(y, (-1, -1), 0), id="last-element-not-written"),
+        pytest.param(lambda y: changed(y, -1, 0), id="last-row-not-written"),
+        pytest.param(lambda y: changed(y, (0, 0), float("nan")), id="one-nan"),
+        pytest.param(lambda y: changed(y, (0, 0), float("inf")), id="one-inf"),
+        pytest.param(lambda y: torch.full_like(y, float("nan")), id="all-nan"),
+        pytest.param(lambda y: y.roll(1, dims=0), id="rows-shifted"),
+        pytest.param(lambda y: y.roll(1, dims=1), id="columns-shifted"),
+        pytest.param(lambda y: y * 1.05, id="scaled"),
+        pytest.param(lambda y: y[:-1], id="row-missing"),
+        pytest.param(lambda y: y[:1], id="broadcastable"),
+        pytest.param(lambda y: y.T, id="transposed"),
+        pytest.param(lambda y: y.double(), id="wider-dtype"),
+        pytest.param(lambda y: y.int(), id="integers"),
+    ],
+)
+def test_assert_close_refuses(spoil, dtype):
+    y, reference = rounded(dtype)
+    with pytest.raises(AssertionError):
+        assert_close(spoil(y), reference, dtype)
+
+
+@pytest.mark.parametrize("roundings", [4, 32])
+def test_assert_close_refuses_twice_the_tolerance_anywhere(roundings, dtype):
+    y, reference = rounded(dtype, (3, 8))
+    room = row_tolerance(reference, dtype, roundings)
+    for row in range(3):
+        for col in range(8):
+            off = y.double()
+            off[row, col] = reference[row, col] + 2 * room[row, 0]
+            message = rf"1 of 24 elements are wrong, the first at \({row}, {col}\)"
+            with pytest.raises(AssertionError, match=message):
+                assert_close(off.to(dtype), reference, dtype, roundings)
+            off[row, col] = reference[row, col] + room[row, 0] / 2
+            assert_close(off.to(dtype), reference, dtype, roundings)
+
+
+def test_assert_close_refuses_a_reference_that_judges_nothing():
+    y, reference = rounded(torch.float32)
+    with pytest.raises(AssertionError, match="not float64"):
+        assert_close(y, reference.float(), torch.float32)
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_close(y * float("nan"), reference * float("nan"), torch.float32)
+
+
+# ---- assert_row_sums
+
+
+@pytest.mark.parametrize("n", [1, 781, 32768])
+def test_assert_row_sums(n, dtype):
+    reference = torch.softmax((3 * matrix(3, n)).to(dtype).double(), dim=1)
+    assert_row_sums(reference.to(dtype), reference)
+    room = 2 * torch.finfo(dtype).eps + 8 * torch.finfo(torch.float32).eps
+    room += n * 2.0**-25 if dtype == torch.float16 else 0
+    for factor in (1 + 2 * room, 1 - 2 * room):
+        with pytest.raises(AssertionError, match=r"^3 of 3 rows add up wrongly"):
+            assert_row_sums((reference * factor).to(dtype), reference)
+
+
+def test_assert_row_sums_sees_many_small_elements_that_are_missing():
+    x = torch.linspace(0, 14, 300).repeat(2, 1).bfloat16().to(DEVICE)
+
+    def most_are_zero(x):
+        y = torch.softmax(x, dim=1)
+        y[1, :225] = 0
+        return y
+
+    assert_close(most_are_zero(x), torch.softmax(x.double(), dim=1), x.dtype)
+    with pytest.raises(AssertionError, match=r"^1 of 2 rows add up wrongly.* \(1,\)"):
+        assert_softmax(most_are_zero, x)
+    assert is_softmax(lambda x: torch.softmax(x, dim=1), x)
+
+
+# ---- assert_softmax
+
+
+def right(x):
+    return torch.softmax(x, dim=1)
+
+
+def nan_somewhere(x):
+    return changed(right(x), (1, 2), float("nan"))
+
+
+def changes_its_input(x):
+    y = right(x)
+    x.add_(1)  # whose softmax is the same
+    return y
+
+
+def zeroes_its_input(x):
+    return right(x.zero_())
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(torch.zeros_like, id="zeros"),
+        pytest.param(lambda x: torch.full_like(x, 0.2), id="constant"),
+        pytest.param(nan_somewhere, id="nan-for-a-number"),
+        pytest.param(changes_its_input, id="changed-input"),
+        pytest.param(zeroes_its_input, id="another-input"),
+        pytest.param(lambda x: right(x.double()), id="float64"),
+        pytest.param(lambda x: right(x).half(), id="float16"),
+        pytest.param(lambda x: right(x)[:2], id="row-missing"),
+        pytest.param(lambda x: right(x)[0], id="1-d"),
+        pytest.param(lambda x: right(x).to("meta"), id="elsewhere"),
+        pytest.param(lambda x: (right(x),), id="tuple"),
+        pytest.param(lambda x: None, id="nothing"),
+    ],
+)
+def test_assert_softmax_refuses(fn):
+    assert is_softmax(right, matrix(3, 5))
+    assert not is_softmax(fn, matrix(3, 5))
+
+
+def test_assert_softmax_wants_nan_where_it_is_right():
+    x = torch.tensor([[float("nan"), 0.0, 1.0]], device=DEVICE)
+    assert not is_softmax(torch.zeros_like, x)
+    assert is_softmax(right, x)
+
+
+def test_assert_softmax_refuses_a_row_that_nobody_wrote():
+    def first_row_only(x):
+        y = torch.empty_like(x)
+        y[0] = torch.softmax(x[0], dim=0)
+        return y
+
+    with pytest.raises(AssertionError, match="NaN in 10 wrong places"):
+        assert_softmax(first_row_only, matrix(3, 5))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
+def test_assert_softmax_without_elements(shape):
+    assert_softmax(right, torch.empty(shape, device=DEVICE))
+
+
+def test_is_softmax_passes_on_what_the_function_raises():
+    with pytest.raises(ZeroDivisionError):
+        is_softmax(lambda x: 1 // 0, matrix(3, 5))
+
+
+def with_put(x):
+    """Right, though `put_` has no deterministic implementation."""
+    y = torch.softmax(x, dim=1)
+    return y.put_(torch.tensor([0], device=x.device), y[0, :1].clone())
+
+
+def test_is_softmax_of_a_function_that_uses_put():
+    assert is_softmax(with_put, matrix(3, 5))
+
+
+def test_is_correct_takes_an_op_by_name():
+    assert is_correct("softmax", right, matrix(3, 5))
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        assert_correct("softmax", torch.zeros_like, matrix(3, 5))
+
+
+@pytest.mark.slow
+def test_is_softmax_without_assert_statements():
+    """`python -O` drops assert statements; the judge must stay as strict."""
+    code = """
+import torch
+from memtraffic.testing import is_softmax
+assert False, "this line is not executed under -O"
+x = torch.randn(3, 5)
+right = lambda x: torch.softmax(x, dim=1)
+def changes(x):
+    y = right(x)
+    x.add_(1)
+    return y
+fns = right, changes, lambda x: right(x.double()), torch.zeros_like, torch.empty_like
+print([is_softmax(fn, x) for fn in fns])
+"""
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[True, False, False, False, False]\n", done.stderr
+
+
+# ---- poisoned_memory
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("warn_only", [False, True])
+@pytest.mark.parametrize("fill", [False, True])
+def test_poisoned_memory_restores_the_flags(enabled, warn_only, fill):
+    def flags():
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+        )
+
+    before = flags()
+    try:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        expected = flags()
+        with pytest.raises(ZeroDivisionError), poisoned_memory():
+            assert torch.empty(64, device=DEVICE).isnan().all()
+            _ = 1 // 0
+        assert flags() == expected
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]
+
+
+def test_poisoned_memory_hides_no_other_warning():
+    with pytest.warns(UserWarning, match="mine"), poisoned_memory():
+        warnings.warn("mine", UserWarning, stacklevel=1)
+
+
+# ---- assert_touches_once
+
+
+def traffic(*offsets, argument="x_ptr"):
+    return Traffic(accesses=[Access((0, 0, 0), "read", argument, part) for part in offsets])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "elements"),
+    [
+        pytest.param([(0, 1), (3, 2)], 4, id="in-two-loads"),
+        pytest.param([], 0, id="none"),
+        pytest.param([(0, 1), (5, 6)], torch.zeros(2, 5)[:, :2], id="padded"),
+        pytest.param([(0, 3), (1, 4), (2, 5)], torch.zeros(2, 3).t(), id="transposed"),
+        pytest.param([], torch.zeros(0, 3), id="no-rows"),
+    ],
+)
+def test_assert_touches_once(offsets, elements):
+    assert_touches_once(traffic(*offsets), "x_ptr", elements)
+    for spoiled in ([*offsets, (0,)], [*offsets, (99,)], [*offsets, (-1,)]):
+        with pytest.raises(AssertionError, match="x_ptr: "):
+            assert_touches_once(traffic(*spoiled), "x_ptr", elements)
+    if offsets:
+        with pytest.raises(AssertionError, match=r"missed.* first at 0"):
+            assert_touches_once(traffic(*offsets, argument="y_ptr"), "x_ptr", elements)
+        with pytest.raises(AssertionError, match="1 elements missed"):
+            assert_touches_once(traffic(offsets[0][1:], *offsets[1:]), "x_ptr", elements)

@@ -1,0 +1,513 @@
+import importlib
+import threading
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from memtraffic import runtime, triton_internals
+from memtraffic.compile import Launch, compile_launches, worker
+from memtraffic.gpus import find_gpu, this_gpu
+from memtraffic.triton_internals import capturing, interpreting, specialize
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+import triton
+import triton.language as tl
+
+from memtraffic.ladder import masked, persistent, tiled
+
+
+class Log:
+    """A meter that writes down what it is told."""
+
+    def __init__(self):
+        self.lines, self.bound, self.accesses = [], {}, []
+
+    @contextmanager
+    def launch(self, kernel, tensors):
+        self.lines.append((kernel, len(tensors)))
+        try:
+            yield
+        finally:
+            self.lines.append("end")
+
+    def bind(self, argument, tensor):
+        self.bound[argument] = tensor
+
+    def access(self, kind, addresses, itemsize, program, grid):
+        self.accesses.append((kind, addresses, itemsize, program, grid))
+
+    def autotuned(self, kernel, launches):
+        self.lines.append((kernel, "autotuned"))
+        for launch in launches:
+            launch()
+
+    def elements(self, argument):
+        """Of each access to `argument`: its kind, and the elements touched, from the first one."""
+        first = self.bound[argument].data_ptr()
+        size = self.bound[argument].numel() * self.bound[argument].element_size()
+        return [
+            (kind, ((addresses - first) // itemsize).tolist())
+            for kind, addresses, itemsize, _, _ in self.accesses
+            if ((addresses >= first) & (addresses < first + size)).all()
+        ]
+
+
+def zeros(m, n, dtype=torch.float32):
+    return torch.zeros(m, n, dtype=dtype, device=runtime.device())
+
+
+def interpreted(fn, *tensors):
+    log = Log()
+    with interpreting(log):
+        result = fn(*tensors)
+    return log, result
+
+
+# ---- interpreting
+
+
+def test_interpreting_reports_what_the_mask_lets_through():
+    log, y = interpreted(kernels.masked, x := zeros(3, 5) + 2)
+    assert torch.equal(x, y)
+    assert log.lines == [("_masked_kernel", 2), "end"]
+    assert set(log.bound) == {"y_ptr", "x_ptr"}
+    rows = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
+    assert log.elements("x_ptr") == [("read", row) for row in rows]
+    assert log.elements("y_ptr") == [("written", row) for row in rows]
+    _, addresses, itemsize, program, grid = log.accesses[-1]
+    assert (itemsize, program, grid) == (4, (2, 0, 0), (3, 1, 1))
+    assert addresses.dtype == np.int64
+
+
+def test_interpreting_programs_of_a_grid_of_two_dimensions():
+    log, _ = interpreted(kernels.unmasked, zeros(2, 8, torch.float16))
+    assert {grid for *_, grid in log.accesses} == {(2, 2, 1)}
+    assert [program for *_, program, _ in log.accesses[::2]] == [
+        (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0),
+    ]  # fmt: skip
+    assert {itemsize for _, _, itemsize, _, _ in log.accesses} == {2}
+
+
+def test_interpreting_atomic_add_reads_and_writes():
+    log, _ = interpreted(kernels.atomic_add, zeros(1, 3))
+    assert log.elements("sum_ptr") == [("read", [0, 1, 2]), ("written", [0, 1, 2])]
+
+
+def test_interpreting_compare_and_swap_writes_where_it_finds_what_it_expects():
+    log, lock = interpreted(kernels.atomic_cas, zeros(2, 1))
+    assert lock.item() == 1
+    kinds = [(kind, len(found)) for kind, found in log.elements("lock_ptr")]
+    assert kinds == [("read", 1), ("written", 1), ("read", 1), ("written", 0)]
+
+
+def test_interpreting_a_loop_with_a_bound_known_at_run_time():
+    """Triton 3.6 could not, with NumPy 2.4."""
+    x = torch.randn(2, 8).to(runtime.device())
+    log, y = interpreted(kernels.three_passes, x)
+    assert torch.allclose(y, torch.softmax(x, dim=1), atol=1e-6)
+    assert [kind for kind, _ in log.elements("x_ptr")] == ["read"] * 12
+
+
+def test_interpreting_binds_what_tuples_and_descriptors_hold():
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def copy_kernel(pointers, box, BLOCK: tl.constexpr):
+        cols = tl.arange(0, BLOCK)
+        tl.store(pointers[1] + cols, tl.load(pointers[0] + cols))
+        box.store([0, 0], box.load([0, 0]))
+
+    x, y, z = zeros(1, 4), zeros(1, 4), zeros(1, 4)
+
+    def launch():
+        copy_kernel[(1,)]((x, y), TensorDescriptor.from_tensor(z, [1, 4]), BLOCK=4)
+
+    bound, log = [], Log()
+    log.bind = lambda name, tensor: bound.append((name, tensor.data_ptr()))
+    with interpreting(log):
+        launch()
+    assert log.lines[0] == ("copy_kernel", 3)
+    if runtime.device().type == "cpu":  # nothing has to be copied to the host
+        there = [("pointers", x.data_ptr()), ("pointers", y.data_ptr()), ("box", z.data_ptr())]
+        assert bound == there
+    assert len(bound) == 3
+
+
+def test_interpreting_each_configuration():
+    log, _ = interpreted(kernels.tuned, zeros(2, 4))
+    assert log.lines == [("_twice_kernel", "autotuned"), *[("_twice_kernel", 2), "end"] * 2]
+
+
+def test_interpreting_calls_a_configurations_hook_before_its_launch():
+    told = []
+
+    def hook(arguments):
+        told.append(arguments["STORED"])
+
+    configs = [triton.Config({"STORED": n}, pre_hook=hook) for n in (1, 2)]
+    tuned = triton.autotune(configs, key=["n_cols"])(kernels._masked_kernel)
+    x, y = zeros(1, 4), zeros(1, 4)
+    interpreted(lambda: tuned[(1,)](y, x, 4, BLOCK=4))
+    assert told == [1, 2]
+
+
+def test_interpreting_only_configurations_that_are_left():
+    configs = [triton.Config({"STORED": n}) for n in (1, 2, 3)]
+    pruned = {"early_config_prune": lambda configs, arguments, **_: configs[: arguments["n_cols"]]}
+    tuned = triton.autotune(configs, key=["n_cols"], prune_configs_by=pruned)
+    tuned = tuned(kernels._masked_kernel)
+    x, y = zeros(1, 4), zeros(1, 4)
+    log, _ = interpreted(lambda: tuned[(1,)](y, x, 2, BLOCK=4))
+    assert [len(found) for _, found in log.elements("y_ptr")] == [1, 2]
+
+
+def test_interpreting_heuristics():
+    log, _ = interpreted(kernels.heuristic, zeros(2, 3))
+    assert log.lines[0] == ("_twice_kernel", 2)
+    assert log.elements("y_ptr") == [("written", [0, 1, 2]), ("written", [3, 4, 5])]
+
+
+def test_interpreting_one_meter_inside_another():
+    outer, inner = Log(), Log()
+    with interpreting(outer):
+        with interpreting(inner):
+            kernels.masked(zeros(1, 4))
+        kernels.masked(zeros(2, 4))
+    assert (len(inner.accesses), len(outer.accesses)) == (2, 6)
+
+
+def test_interpreting_threads_take_turns():
+    logs = [Log() for _ in range(4)]
+
+    def run(log, rows):
+        with interpreting(log):
+            kernels.masked(zeros(rows, 4))
+
+    threads = [threading.Thread(target=run, args=(log, n)) for n, log in enumerate(logs, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(log.accesses) for log in logs] == [2, 4, 6, 8]
+
+
+def private_parts():
+    """What `interpreting` and `capturing` may change."""
+    from triton.runtime import autotuner, interpreter, jit
+
+    classes = (jit.JITFunction, interpreter.InterpretedFunction, autotuner.Autotuner)
+    language = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
+    parts = [dict(vars(it)) for it in (*classes, *language)]
+    return *parts, interpreter._interpreter, interpreter.GridExecutor
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("watch", [interpreting, capturing])
+def test_interpreting_and_capturing_leave_nothing_behind(watch, fails):
+    kernels.three_passes(zeros(1, 4))
+    before = private_parts()
+    with pytest.raises(KeyError) if fails else nullcontext():
+        with watch(Log() if watch is interpreting else lambda *launch: None):
+            kernels.three_passes(zeros(1, 4))
+            if fails:
+                raise KeyError
+    assert private_parts() == before
+
+
+def test_interpreting_in_a_process_that_compiles(tmp_path, monkeypatch):
+    """There kernels, and the functions that they call, are not interpreted ones."""
+    (tmp_path / "made_up_meter.py").write_text(
+        "import torch, kernels\n"
+        "from test_triton_internals import Log\n"
+        "from memtraffic.triton_internals import interpreting\n"
+        "def reads():\n"
+        "    log = Log()\n"
+        "    with interpreting(log):\n"
+        "        y = kernels.three_passes(torch.zeros(2, 8))\n"
+        "    return y.tolist(), len(log.elements('x_ptr'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    reads = importlib.import_module("made_up_meter").reads
+    assert worker.WORKER.call([], reads) == ([[0.125] * 8] * 2, 12)
+
+
+def test_interpreter_cause():
+    class InterpreterError(Exception):
+        pass
+
+    real = ZeroDivisionError()
+    wrapped = InterpreterError()
+    wrapped.__cause__ = InterpreterError()
+    wrapped.__cause__.__cause__ = real
+    assert triton_internals.interpreter_cause(wrapped) is real
+    assert triton_internals.interpreter_cause(real) is real
+
+
+@pytest.mark.parametrize(("found", "mended"), [("3.6.0", True), ("3.7.1", False)])
+def test_interpreter_is_mended_once_on_3_6(monkeypatch, found, mended):
+    from triton.runtime import interpreter
+
+    def patch_tensor(tensor, scope):
+        pass
+
+    monkeypatch.setattr(triton_internals, "version", lambda name: found)
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
+    triton_internals._mend_interpreter()
+    once = interpreter._patch_lang_tensor
+    triton_internals._mend_interpreter()
+    assert interpreter._patch_lang_tensor is once
+    assert (once is not patch_tensor) == mended
+    if mended:
+        changed = {}
+        once(
+            "tensor", SimpleNamespace(set_attr=lambda _, name, value: changed.update({name: value}))
+        )
+        scalar = SimpleNamespace(handle=SimpleNamespace(data=np.array([7])))
+        assert changed["__index__"](scalar) == 7
+
+
+# ---- capturing
+
+
+def captured(fn, *tensors):
+    found = []
+    with runtime.capturing_launches(), capturing(lambda *launch: found.append(launch)):
+        fn(*tensors)
+    return found
+
+
+def test_capturing():
+    x = zeros(2, 4) + 1
+    [(kernel, args, options)] = captured(kernels.masked, x)
+    assert triton_internals.jit_function(kernel).fn is kernels._masked_kernel.fn
+    assert args[1:] == (x, 4)
+    assert options == {"BLOCK": 4, "STORED": 4}
+
+
+def test_capturing_each_configuration():
+    found = captured(kernels.tuned, zeros(2, 4))
+    assert [options["num_warps"] for _, _, options in found] == [4, 8]
+
+
+def test_capturing_a_warmup_is_no_launch():
+    x = zeros(1, 4)
+    assert not captured(lambda: kernels._scaled_kernel.warmup(x, x, BLOCK=4, grid=(1,)))
+
+
+@pytest.mark.parametrize(
+    "kernel", [kernels._twice_kernel, kernels._tuned_kernel, kernels._heuristic_kernel]
+)
+def test_jit_function(kernel):
+    function = triton_internals.jit_function(kernel)
+    assert isinstance(function, triton.JITFunction)
+    assert function.fn is kernels._twice_kernel.fn
+    assert function.arg_names == ["y_ptr", "x_ptr", "n_cols", "BLOCK"]
+
+
+def test_interpreting_and_capturing_without_triton(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_TRITON", False)
+    with interpreting(Log()), capturing(lambda *launch: None):
+        pass
+
+
+# ---- specialising
+
+
+@triton.jit
+def _any_kernel(first, second, BLOCK: tl.constexpr = 4):
+    pass
+
+
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=["second"])
+def _unspecialized_kernel(first, second):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "facts"),
+    [
+        pytest.param(True, "u1", None, id="bool"),
+        pytest.param(781, "i32", None, id="int"),
+        pytest.param(32, "i32", [["tt.divisibility", 16]], id="divisible-by-16"),
+        pytest.param(24, "i32", None, id="divisible-by-8"),
+        pytest.param(0, "i32", [["tt.divisibility", 16]], id="zero"),
+        pytest.param(-(2**31), "i32", [["tt.divisibility", 16]], id="smallest-int32"),
+        pytest.param(2**31, "i64", [["tt.divisibility", 16]], id="one-past-int32"),
+        pytest.param(2**31 - 1, "i32", None, id="largest-int32"),
+        pytest.param(2**64 - 1, "u64", None, id="largest-uint64"),
+        pytest.param(0.5, "fp32", None, id="float"),
+        pytest.param((781, 0.5), ("i32", "fp32"), None, id="tuple"),
+    ],
+)
+def test_specialize_numbers(value, kind, facts):
+    signature, constants, attributes, _ = specialize(_any_kernel, (value, 3), {})
+    assert signature == {"first": kind, "second": "i32", "BLOCK": "constexpr"}
+    assert constants == {"BLOCK": 4}
+    assert attributes == ({(0,): facts} if facts else {})
+
+
+@pytest.mark.parametrize("value", [1, None])
+def test_specialize_constants(value):
+    signature, constants, attributes, _ = specialize(_any_kernel, (value, (2, value)), {"BLOCK": 8})
+    assert signature == {"first": "constexpr", "second": ("i32", "constexpr"), "BLOCK": "constexpr"}
+    assert constants == {"first": value, (1, 1): value, "BLOCK": 8}
+    assert attributes == {}
+
+
+def test_specialize_constexpr_is_its_value():
+    _, constants, _, _ = specialize(_any_kernel, (2, 3, tl.constexpr("text")), {})
+    assert constants == {"BLOCK": "text"}
+
+
+def test_specialize_tensors():
+    aligned, all_32 = ["tt.divisibility", 16], ["tt.pointer_range", 32]
+    x = torch.empty(8, dtype=torch.bfloat16)
+    signature, _, attributes, _ = specialize(_any_kernel, (x, x[1:]), {})
+    assert (signature["first"], signature["second"]) == ("*bf16", "*bf16")
+    assert attributes == {(0,): [aligned, all_32], (1,): [all_32]}
+    large = torch.empty(2**30, dtype=torch.float16, device="meta")  # 2 GiB: a byte too many
+    _, _, attributes, _ = specialize(_any_kernel, (large, large[:-1].clone()), {})
+    assert attributes == {(0,): [aligned], (1,): [aligned, all_32]}
+
+
+def test_specialize_what_must_not_be():
+    signature, constants, attributes, _ = specialize(_unspecialized_kernel, (1, 16), {})
+    assert (signature, constants) == ({"first": "i32", "second": "i32"}, {})
+    assert attributes == {}
+
+
+def test_specialize_options():
+    *_, options = specialize(_any_kernel, (1, 2), {"BLOCK": 2, "maxnreg": 32})
+    assert options == {"num_warps": 4, "maxnreg": 32}
+    *_, options = specialize(_any_kernel, (1, 2), {"num_warps": 8})
+    assert options == {"num_warps": 8}
+
+
+@pytest.mark.parametrize("args", [("text", 1), (object(), 1), (1,), (1, 2, 3, 4)])
+def test_specialize_what_triton_does_not_take(args):
+    with pytest.raises(TypeError):
+        specialize(_any_kernel, args, {})
+
+
+def specialized_by_a_launch(gpu):
+    """Compares `specialize` with what Triton's own launch compiles for, on a made-up driver."""
+    from triton.runtime import driver
+
+    target = triton_internals._target(gpu)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: target,
+        )
+    )
+    compared = 0
+    for columns in (slice(None), slice(1, None, 2), slice(781)):
+        for fn in (masked.softmax, tiled.softmax, persistent.softmax, kernels.tuned):
+            for kernel, args, options in captured(fn, torch.zeros(64, 2048)[:, columns]):
+                signature, constants, attributes, _ = specialize(kernel, args, options)
+                source = triton_internals.compile_kernel(kernel, *args, **options).src
+                assert source.signature == signature
+                names = list(signature)
+                assert {names[path[0]]: it for path, it in source.constants.items()} == constants
+                if gpu.vendor == "nvidia":
+                    attributes = triton_internals._without_pointer_range(attributes)
+                assert {path: facts for path, facts in source.attrs.items() if facts} == attributes
+                compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_specialize_as_a_launch_does(target):
+    root = str(Path(__file__).parents[1])
+    assert worker.WORKER.call([root], specialized_by_a_launch, find_gpu(target)) == 15
+
+
+@pytest.mark.parametrize(
+    ("target", "option"), [("sm_90", "waves_per_eu"), ("gfx942", "maxnreg"), ("sm_90", "depth")]
+)
+def test_check_options(target, option):
+    triton_internals.check_options({"num_warps": 8, "num_stages": 2}, find_gpu(target))
+    with pytest.raises(ValueError, match=f"{target}.*{option}"):
+        triton_internals.check_options({"num_warps": 8, option: 1}, find_gpu(target))
+
+
+def test_cuobjdump_is_a_file():
+    with open(triton_internals.cuobjdump(), "rb") as file:
+        assert file.read(4) == b"\x7fELF"
+
+
+# ---- compiled kernels, with a stand-in for one
+
+
+class Compiled:
+    """A compiled kernel that knows its registers once it is loaded."""
+
+    name = "made_up"
+
+    def __init__(self):
+        self.metadata = SimpleNamespace(shared=48, num_warps=8)
+        self.src = SimpleNamespace(signature=dict.fromkeys("xyz"))
+        self.launched = []
+
+    def _init_handles(self):
+        self.n_regs, self.n_spills, self.function = 40, 2, 781
+
+    def __getitem__(self, grid):
+        return lambda *args: self.launched.append((grid, args))
+
+
+def test_compiled_kernels_are_loaded_first():
+    assert triton_internals.shared_bytes(Compiled()) == 48
+    assert triton_internals.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
+    assert triton_internals.function_handle(Compiled()) == 781
+
+
+def test_launch_compiled_takes_every_argument():
+    """Of fewer than it expects, Triton 3.7 would read beyond the end."""
+    compiled = Compiled()
+    triton_internals.launch_compiled(compiled, 5, "x", "y", 4)
+    assert compiled.launched == [((5, 1, 1), ("x", "y", 4))]
+    with pytest.raises(TypeError, match="made_up"):
+        triton_internals.launch_compiled(compiled, 5, "x", "y")
+
+
+def test_compile_kernel_is_a_warmup():
+    told = []
+    kernel = SimpleNamespace(warmup=lambda *args, **options: told.append((args, options)))
+    triton_internals.compile_kernel(kernel, "x", "y", BLOCK=4, num_warps=8)
+    assert told == [(("x", "y"), {"BLOCK": 4, "num_warps": 8, "grid": (1,)})]
+
+
+# ---- and with real ones
+
+
+@pytest.mark.gpu
+def test_compile_kernel_and_launch_compiled():
+    x, y = torch.rand(1, 512, device="cuda"), torch.empty(1, 512, device="cuda")
+    compiled = triton_internals.compile_kernel(kernels._scaled_kernel, y, x, BLOCK=512, num_warps=2)
+    usage = triton_internals.loaded_usage(compiled)
+    assert 8 <= usage["registers"] <= 255 and usage["spill_bytes"] == 0
+    assert triton_internals.function_handle(compiled)
+    triton_internals.launch_compiled(compiled, 1, y, x, 512)
+    assert torch.allclose(y, x / x.sum())
+
+
+@pytest.mark.gpu
+def test_loaded_usage_is_what_the_disassembler_says():
+    for launch_options in ({}, {"maxnreg": 32}):
+        x = torch.rand(1, 2048, device="cuda")
+        options = {"BLOCK": 2048, "num_warps": 1} | launch_options
+        compiled = triton_internals.compile_kernel(kernels._scaled_kernel, x, x, **options)
+        facts = specialize(kernels._scaled_kernel, (x, x), options)
+        launch = Launch("kernels", "_scaled_kernel", *facts)
+        [kernel] = compile_launches([(launch, this_gpu())])
+        assert triton_internals.loaded_usage(compiled)["registers"] == kernel.registers
+        spilled = triton_internals.loaded_usage(compiled)["spill_bytes"]
+        assert (spilled > 0) == (kernel.spill_bytes > 0) == bool(launch_options)

@@ -1,0 +1,410 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.traffic import count as module
+from memtraffic.traffic.count import CountError, OpTraffic, count, count_shapes
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+
+deprecated = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def matrix(m=3, n=12, dtype=torch.float32):
+    return torch.arange(m * n).reshape(m, n).to(runtime.device(), dtype)
+
+
+def moved(fn, *tensors):
+    """The elements that `fn(*tensors)` reads and writes."""
+    traffic = count(fn, *tensors)
+    return traffic.read_elements, traffic.written_elements
+
+
+# ---- PyTorch operations
+
+TORCH = [
+    pytest.param(lambda x: x.exp(), 36, 36, id="elementwise"),
+    pytest.param(lambda x: x + 1, 36, 36, id="python-scalar"),
+    pytest.param(lambda x: x + x, 72, 36, id="same-operand-twice"),
+    pytest.param(lambda x: x - x[:, :1], 39, 36, id="broadcast-operand-read-once"),
+    pytest.param(lambda x: x - x[:, :1].expand_as(x), 39, 36, id="expanded-operand-read-once"),
+    pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
+    pytest.param(lambda x: x.sum(dim=1), 36, 3, id="row-reduction"),
+    pytest.param(lambda x: x.max(dim=1), 36, 6, id="maximum-and-index"),
+    pytest.param(lambda x: x.topk(2, dim=1), 36, 12, id="topk"),
+    pytest.param(lambda x: torch.softmax(x, dim=1), 36, 36, id="library-softmax"),
+    pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
+    pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
+    pytest.param(lambda x: x.contiguous(), 0, 0, id="copy-of-nothing"),
+    pytest.param(torch.empty_like, 0, 0, id="allocation"),
+    pytest.param(torch.zeros_like, 0, 36, id="fill"),
+    pytest.param(lambda x: torch.ones(5), 0, 5, id="fill-without-operand"),
+    pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
+    pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
+    pytest.param(lambda x: x.copy_(x.clone()), 72, 72, id="in-place-copy"),
+    pytest.param(lambda x: x[0].add_(x[1]), 24, 12, id="in-place-on-a-view"),
+    pytest.param(lambda x: x.unsqueeze_(0), 0, 0, id="in-place-view"),
+    pytest.param(lambda x: torch.exp(x, out=torch.empty_like(x)), 36, 36, id="out"),
+    pytest.param(lambda x: torch.cat([x, x[:1]]), 48, 48, id="list-of-operands"),
+    pytest.param(lambda x: x.half(), 36, 36, id="cast"),
+    pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
+    pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
+]
+
+
+@pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
+def test_count_torch_operations(fn, reads, writes):
+    assert moved(fn, matrix()) == (reads, writes)
+
+
+@pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
+def test_count_torch_operations_without_values(fn, reads, writes):
+    """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
+    assert count(fn, matrix().to("meta")) == count(fn, matrix())
+    assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+
+
+def test_count_to_python():
+    assert moved(lambda x: x.sum().item(), matrix()) == (37, 1)
+
+
+def test_count_on_meta_tensors_does_no_arithmetic():
+    x = torch.empty(2**31, 1, device="meta")
+    [op] = count(lambda x: torch.softmax(x, dim=1), x).ops
+    assert op == OpTraffic("_softmax", 2**31, 2**31, 2**33, 2**33)
+
+
+def test_count_bytes_of_a_dtype():
+    [op] = count(lambda x: x.max(dim=1), matrix(dtype=torch.float16)).ops
+    assert op == OpTraffic("max", 36, 6, 36 * 2, 3 * 2 + 3 * 8)
+    [op] = count(lambda x: x.half(), matrix()).ops
+    assert (op.read_bytes, op.written_bytes) == (36 * 4, 36 * 2)
+
+
+def test_count_lists_operations_in_order():
+    traffic = count(kernels.mixed, matrix())
+    assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
+    assert str(traffic) == "reads 108 elements, writes 75 elements, in 3 operations"
+    assert traffic.accesses == []
+
+
+def test_count_of_several_tensors_and_of_none():
+    assert moved(lambda x, y: x + y, matrix(), matrix()) == (72, 36)
+    assert moved(lambda: torch.ones(4).exp()) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        pytest.param(lambda x: x[torch.tensor([0, 2], device=x.device)], "index", id="gather"),
+        pytest.param(lambda x: torch.fft.fft(x), "_fft", id="fft"),
+        pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
+        pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),
+        pytest.param(lambda x: (row.exp() for row in x), "generator", id="generator"),
+    ],
+)
+def test_count_refuses_what_it_does_not_know(fn, message):
+    with pytest.raises(CountError, match=message):
+        count(fn, matrix())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.compile(torch.exp, backend="eager"), id="compiled"),
+        pytest.param(
+            lambda: lambda x: torch.compile(torch.exp, backend="eager")(x), id="compiled-inside"
+        ),
+        pytest.param(lambda: torch.jit.script(double), id="scripted"),
+        pytest.param(lambda: torch.jit.trace(double, matrix()), id="traced"),
+        pytest.param(lambda: torch.jit.script(torch.nn.Softmax(dim=1)), id="scripted-module"),
+        pytest.param(lambda: calling(torch.jit.script(double)), id="scripted-inside"),
+        pytest.param(
+            lambda: calling(torch.jit.script(torch.nn.Softmax(dim=1))), id="scripted-module-inside"
+        ),
+    ],
+)
+@scripts
+def test_count_refuses_functions_that_hide_their_kernels(make):
+    fn = make()
+    with pytest.raises(CountError, match="hides its kernels"):
+        count(fn, matrix())
+    fn(matrix())
+
+
+def double(x):
+    return 2 * x
+
+
+def calling(fn):
+    return lambda x: fn(x.exp())
+
+
+def test_count_refuses_a_compiled_function_that_has_run():
+    compiled = torch.compile(lambda x: x.exp(), backend="eager")
+    compiled(matrix())
+    with pytest.raises(CountError, match="hides its kernels"):
+        count(lambda x: compiled(x), matrix())
+
+
+# ---- Triton kernels
+
+
+@deprecated
+@pytest.mark.parametrize(
+    "shape", [(3, 16), (5, 12), (1, 4)], ids=["power-of-two", "partial-block", "smallest"]
+)
+@pytest.mark.parametrize("name", kernels.KNOWN)
+def test_count_known_kernels(name, shape):
+    fn, expected = kernels.KNOWN[name]
+    assert moved(fn, matrix(*shape)) == expected(*shape)
+
+
+def test_count_runs_the_function():
+    results = []
+    count(lambda x: results.append(kernels.three_passes(x)), matrix())
+    assert torch.allclose(results[0], torch.softmax(matrix(), dim=1))
+
+
+def test_count_bytes_of_a_kernel():
+    [op] = count(kernels.twice, matrix(dtype=torch.bfloat16)).ops
+    assert op == OpTraffic("_twice_kernel", 72, 36, 144, 72)
+
+
+def test_count_leaves_out_what_is_masked():
+    assert moved(kernels.shortened_store, matrix(3, 12)) == (36, 33)
+    assert moved(kernels.skipped_row, matrix(3, 12)) == (24, 24)
+
+
+def test_count_gathers():
+    """An element that several lanes load counts once for each of them, in the trace too."""
+    x, index = matrix(1, 8), torch.tensor([3, 3, 0, 7], device=runtime.device())
+    traffic = count(kernels.gathered, x, index, trace=True)
+    assert traffic.ops == [OpTraffic("_gather_kernel", 4 + 4, 4, 4 * 8 + 4 * 4, 4 * 4)]
+    assert [(access.argument, access.offsets) for access in traffic.accesses] == [
+        ("index_ptr", (0, 1, 2, 3)),
+        ("x_ptr", (3, 3, 0, 7)),
+        ("y_ptr", (0, 1, 2, 3)),
+    ]
+
+
+@pytest.mark.skipif(
+    runtime.HAS_GPU, reason="the interpreter works on copies, of which no tensor holds addresses"
+)
+def test_count_pointers_out_of_an_int64_tensor():
+    """A kernel may reach tensors that it was not given, by addresses that it was given."""
+    rows = [torch.randn(4), torch.randn(4)]
+    y, traffic = torch.empty(2, 4), None
+    addresses = torch.tensor([row.data_ptr() for row in rows])
+
+    def stack_rows(addresses):
+        kernels.stacked_rows(y, addresses)
+
+    traffic = count(stack_rows, addresses, trace=True)
+    assert torch.equal(y, torch.stack(rows))
+    assert traffic.ops == [OpTraffic("_stack_rows_kernel", 2 + 8, 8, 2 * 8 + 8 * 4, 8 * 4)]
+    assert {access.argument for access in traffic.accesses} == {"addresses_ptr", "y_ptr"}
+
+
+def test_count_trace():
+    traffic = count(kernels.masked, matrix(2, 3), trace=True)
+    assert [(a.program, a.kind, a.argument, a.offsets) for a in traffic.accesses] == [
+        ((0, 0, 0), "read", "x_ptr", (0, 1, 2)),
+        ((0, 0, 0), "written", "y_ptr", (0, 1, 2)),
+        ((1, 0, 0), "read", "x_ptr", (3, 4, 5)),
+        ((1, 0, 0), "written", "y_ptr", (3, 4, 5)),
+    ]
+
+
+def test_count_trace_of_a_view():
+    """Offsets start at the first element of the view."""
+    traffic = count(kernels.masked, matrix(4, 3)[2:], trace=True)
+    reads = [access.offsets for access in traffic.accesses if access.kind == "read"]
+    assert reads == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_count_trace_of_a_lock():
+    """Each program reads the lock, and the one that takes it writes it."""
+    traffic = count(kernels.atomic_cas, matrix(2, 4), trace=True)
+    assert [(access.program[0], access.kind) for access in traffic.accesses] == [
+        (0, "read"),
+        (0, "written"),
+        (1, "read"),
+    ]
+
+
+def test_count_trace_around_an_autotuned_kernel():
+    """Of its configurations one is kept, between what came before and what comes after."""
+
+    def around(x):
+        return kernels.masked(kernels.tuned(kernels.masked(x)))
+
+    traffic = count(around, matrix(1, 3), trace=True)
+    assert [op.name for op in traffic.ops] == ["_masked_kernel", "_twice_kernel", "_masked_kernel"]
+    kinds = "".join(access.kind[0] for access in traffic.accesses)
+    assert kinds == "rw" + "rrw" + "rw"
+    assert {access.offsets for access in traffic.accesses} == {(0, 1, 2)}
+
+
+def test_count_refuses_a_kernel_that_leaves_its_tensors():
+    with pytest.raises(CountError, match=r"^_unmasked_kernel reads 4 elements outside"):
+        count(kernels.dropped_mask, matrix(5, 12))
+    with pytest.raises(CountError, match=r"^_unmasked_kernel reads 16 elements outside"):
+        count(kernels.over_reads, matrix(1, 16))
+
+
+def test_count_refuses_autotuning_that_changes_the_traffic():
+    with pytest.raises(CountError, match=r"_masked_kernel: its 2 autotuning configurations"):
+        count(kernels.differing, matrix())
+
+
+def test_count_refuses_a_kernel_on_meta_tensors():
+    with pytest.raises(CountError, match="_masked_kernel is a Triton kernel"):
+        count(kernels.masked, matrix().to("meta"))
+
+
+def test_count_passes_on_what_a_function_raises():
+    with pytest.raises(TypeError, match="cannot take"):
+        count(kernels.raises, matrix())
+    with pytest.raises(CountError):
+        count(kernels.dropped_mask, matrix(5, 12))
+    assert moved(kernels.mixed, matrix()) == (108, 75)
+
+
+def test_count_does_not_see_the_outside():
+    x = matrix()
+    traffic = count(kernels.masked, x)
+    x.exp()
+    kernels.masked(x)
+    assert len(traffic.ops) == 1
+
+
+def test_count_leaves_kernels_as_they_were():
+    x = matrix()
+    before = kernels.three_passes(x)
+    count(kernels.three_passes, x)
+    assert torch.equal(kernels.three_passes(x), before)
+
+
+def test_count_in_several_threads():
+    """Each thread gets its own traffic, whatever the others count."""
+    jobs = [(kernels.masked, 1), (kernels.twice, 2), (kernels.mixed, 3), (torch.exp, 1)] * 4
+    results = {}
+
+    def work(i, fn):
+        results[i] = moved(fn, matrix())[0]
+
+    threads = [threading.Thread(target=work, args=(i, fn)) for i, (fn, _) in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: 36 * reads for i, (_, reads) in enumerate(jobs)}
+
+
+def test_count_shows_its_progress(monkeypatch):
+    steps = []
+
+    @contextmanager
+    def progress_bar(label):
+        assert label == "_unmasked_kernel, program"
+        yield lambda done, total: steps.append((done, total))
+
+    monkeypatch.setattr(module, "progress_bar", progress_bar)
+    count(kernels.unmasked, matrix(2, 12))
+    assert sorted(set(steps)) == [(i, 6) for i in range(6)]
+
+
+def test_count_inside_a_count_is_refused():
+    with pytest.raises(CountError, match="cannot count"):
+        count(lambda x: count(torch.exp, x), matrix())
+    assert moved(torch.exp, matrix()) == (36, 36)
+
+
+# ---- count_shapes
+
+
+def test_count_shapes_falls_back_to_values():
+    """A kernel and a branch on a value need real tensors."""
+
+    def branching(x):
+        return x.exp().exp() if x[0, 1] > 0 else x.exp()
+
+    for fn in (kernels.mixed, branching):
+        assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+
+
+def test_count_shapes_prints_what_the_function_prints(capsys):
+    def talking(x, last):
+        print("before")
+        last(x)
+        print("after")
+
+    for last in (torch.exp, kernels.masked):
+        count_shapes(lambda x, last=last: talking(x, last), lambda: (matrix(),))
+        assert capsys.readouterr().out == "before\nafter\n"
+
+
+def test_count_shapes_keeps_the_device():
+    devices = []
+    count_shapes(lambda x: devices.append(x.device), lambda: (matrix(),))
+    assert devices == [runtime.device()]
+
+
+def test_count_shapes_passes_on_what_a_function_raises():
+    with pytest.raises(TypeError, match="cannot take"):
+        count_shapes(kernels.raises, lambda: (matrix(),))
+
+
+# ---- in a process that compiles its kernels
+
+COMPILING = """
+import json, sys, warnings
+import torch
+from memtraffic import runtime
+import triton.language as tl
+import triton.runtime.interpreter
+from memtraffic.compile import resources
+from memtraffic.traffic.count import count
+import kernels
+
+assert not runtime.INTERPRETED
+warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
+x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(runtime.device())
+language = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
+before = [dict(vars(part)) for part in language]
+found = {}
+for name, (fn, _) in kernels.KNOWN.items():
+    traffic = count(fn, x)
+    found[name] = [traffic.read_elements, traffic.written_elements]
+try:
+    count(kernels.dropped_mask, x)
+except Exception as error:
+    found["error"] = type(error).__name__
+assert [dict(vars(part)) for part in language] == before
+[kernel] = resources(kernels.strided, "sm_90", torch.empty(1, 4096, device=runtime.device()))
+found["bits"] = list(kernel.load_bits)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_count_in_a_process_that_compiles():
+    """It counts the same there, and afterwards the process can still compile."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
+    assert json.loads(done.stdout) == known | {"error": "CountError", "bits": [128]}

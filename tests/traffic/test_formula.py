@@ -1,0 +1,172 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.traffic.formula import FIT, HELD_OUT, TERMS, Formula, FormulaError, formula
+
+SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
+WIDE = ((2, 8), (4, 16), (6, 32), (3, 4), (4, 10))
+OTHERS = ((2, 12), (6, 10))
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [
+        pytest.param(lambda x: x.exp(), "reads MN, writes MN", id="elementwise"),
+        pytest.param(lambda x: x + x, "reads 2MN, writes MN", id="coefficient"),
+        pytest.param(lambda x: x - x[:, :1], "reads MN + M, writes MN", id="column-vector"),
+        pytest.param(lambda x: x - x[0], "reads MN + N, writes MN", id="row-vector"),
+        pytest.param(lambda x: x.sum(), "reads MN, writes 1", id="constant"),
+        pytest.param(lambda x: x.T, "reads 0, writes 0", id="nothing"),
+        pytest.param(lambda x: x[1:].exp(), "reads MN - N, writes MN - N", id="negative"),
+        pytest.param(
+            lambda x: x[1:, 1:].exp(),
+            "reads MN - M - N + 1, writes MN - M - N + 1",
+            id="all-terms",
+        ),
+        pytest.param(lambda x: x[0, 2:].exp(), "reads N - 2, writes N - 2", id="negative-constant"),
+    ],
+)
+def test_formula_as_text(fn, text):
+    assert str(formula(fn)) == text
+
+
+def test_formula_begins_with_a_negative_term():
+    found = formula(lambda x: x[0, x.shape[0] :].exp(), fit=WIDE, held_out=OTHERS)
+    assert str(found) == "reads -M + N, writes -M + N"
+    assert found.elements(2, 10) == (8, 8)
+    half = formula(lambda x: x[0, x.shape[0] // 2 :].exp(), fit=SMALL, held_out=OTHERS)
+    assert str(half) == "reads -(1/2)M + N, writes -(1/2)M + N"
+
+
+def test_formula_in_fractions():
+    found = formula(lambda x: x[: x.shape[0] // 2].exp(), fit=SMALL, held_out=OTHERS)
+    assert str(found) == "reads (1/2)MN, writes (1/2)MN"
+    assert found.reads == {"MN": Fraction(1, 2), "M": 0, "N": 0, "1": 0}
+    assert found.elements(3, 3) == (Fraction(9, 2),) * 2
+
+
+def test_formula_keeps_coefficients_and_shapes():
+    found = formula(lambda x: x.max(dim=1))
+    assert found.reads == {"MN": 1, "M": 0, "N": 0, "1": 0}
+    assert found.writes == {"MN": 0, "M": 2, "N": 0, "1": 0}
+    assert (found.fitted, found.checked, found.refused) == (FIT, HELD_OUT, ())
+    elements = found.elements(4096, 12672)
+    assert elements == (4096 * 12672, 2 * 4096)
+    assert {type(number) for number in elements} == {int}
+
+
+def test_formula_of_several_inputs():
+    def inputs(m, n):
+        return torch.ones(m, n, device=runtime.device()), torch.ones(n, m, device=runtime.device())
+
+    found = formula(lambda a, b: (a + b.T).sum(dim=0), inputs)
+    assert str(found) == "reads 3MN, writes MN + N"
+
+
+def test_formula_of_an_op():
+    found = formula(lambda y, dy: y * (dy - (y * dy).sum(dim=1, keepdim=True)), SOFTMAX_BACKWARD)
+    assert str(found) == "reads 6MN + M, writes 3MN + M"
+    assert formula(torch.exp, SOFTMAX) == formula(torch.exp)
+
+
+def test_formula_leaves_out_refused_shapes():
+    def even(x):
+        if x.shape[1] % 2:
+            raise ValueError(f"{x.shape[1]} columns are odd")
+        return x.exp()
+
+    found = formula(even)
+    assert str(found) == "reads MN, writes MN"
+    odd = [(m, n) for m, n in (*FIT, *HELD_OUT) if n % 2]
+    assert found.refused == tuple((m, n, f"{n} columns are odd") for m, n in odd)
+    assert not set(odd) & {*found.fitted, *found.checked}
+
+
+@pytest.mark.parametrize(
+    ("fit", "held_out", "message"),
+    [
+        pytest.param(SMALL[:4], OTHERS, "4 shapes to solve at and 2 to check at", id="solve"),
+        pytest.param(SMALL, OTHERS[:1], "5 shapes to solve at and 1 to check at", id="check"),
+        pytest.param([(2, n) for n in (4, 8, 16, 32, 64)], OTHERS, "2 x 4, 2 x 8", id="alike"),
+    ],
+)
+def test_formula_of_too_few_shapes(fit, held_out, message):
+    with pytest.raises(FormulaError, match=message):
+        formula(torch.exp, fit=fit, held_out=held_out)
+
+
+def test_formula_of_a_function_that_refuses_every_shape():
+    def refuse(x):
+        raise ValueError("never")
+
+    with pytest.raises(FormulaError, match="2 x 8 with: never"):
+        formula(refuse)
+
+
+def test_formula_that_does_not_exist():
+    """The message shows the nearest one, here beside NumPy's, with the signs of its terms."""
+    terms = [[m * n, m, n, 1] for m, n in FIT]
+    [a, b, c, d], *_ = np.linalg.lstsq(terms, [m * m for m, _ in FIT])
+    with pytest.raises(FormulaError) as caught:
+        formula(lambda x: x @ x.T)
+    nearest = f"the nearest: {a:.4g} MN + {b:.4g} M - {-c:.4g} N - {-d:.4g}, misses"
+    assert nearest in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        pytest.param(
+            lambda x: x.exp() if x.shape[1] <= 1000 else x.exp().exp(),
+            r"misses 3 of 17 shapes, most of all 2 x 4096: reads 16384, \+8192; ",
+            id="more-at-a-shape-held-out",
+        ),
+        pytest.param(
+            lambda x: x.exp() if x.shape[1] <= 1000 else x[:, :1000].exp(),
+            "misses 3 of 17 shapes, most of all 2 x 4096: reads 2000, -6192; ",
+            id="less-at-a-shape-held-out",
+        ),
+        pytest.param(
+            lambda x: x.exp().exp() if x.shape == (5, 12) else x.exp(),
+            r"5 x 12: reads 120, \+",
+            id="at-a-shape-solved-at",
+        ),
+        pytest.param(
+            lambda x: x[:, 0].exp() if x.shape != (5, 781) else x.exp(),
+            r"misses 1 of 17 shapes, most of all 5 x 781: reads 3905, \+3900$",
+            id="at-one-shape",
+        ),
+    ],
+)
+def test_formula_must_fit_every_shape(fn, message):
+    with pytest.raises(FormulaError, match=message):
+        formula(fn)
+
+
+def test_formula_checks_what_is_written():
+    with pytest.raises(FormulaError, match="what it writes"):
+        formula(lambda x: torch.ones(7 if x.shape == (5, 781) else 8))
+
+
+def test_formula_passes_on_other_errors():
+    def fail(x):
+        raise TypeError("not this")
+
+    with pytest.raises(TypeError, match="not this"):
+        formula(fail)
+
+
+def test_no_shape_is_both_solved_and_checked():
+    assert not set(FIT) & set(HELD_OUT)
+    assert len(FIT) > len(TERMS)
+
+
+def test_elements_of_a_formula():
+    half = {"MN": Fraction(1, 2), "M": 0, "N": 0, "1": 0}
+    whole = {"MN": 0, "M": Fraction(2), "N": Fraction(-1), "1": Fraction(3)}
+    assert Formula(half, whole, (), ()).elements(3, 5) == (Fraction(15, 2), 4)
