@@ -72,12 +72,13 @@ record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the record
 verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
 
 verify-notebooks: $(TEST_ENV) ## on a GPU: re-execute the notebooks, compare all but measured numbers
+	rm -rf book/_build/verify
 	$(PY) -m pytest --nbval
 
 verify-tests: $(TEST_ENV) ## on a GPU: run the unit tests, but for those that need no GPU to be sure
-	$(PY) -m pytest -m "not oracle and not browser"
+	$(PY) -m pytest $(PARALLEL) -m "not oracle and not browser"
 
-verify-drift: $(TEST_ENV) ## on a GPU: measure again, compare each number with its recording
+verify-drift: $(TEST_ENV) ## on a GPU: compare each number with its recording, measured again where it was not
 	$(PY) -m memtraffic.book drift
 
 clean: ## remove everything that was built

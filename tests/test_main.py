@@ -416,6 +416,7 @@ def test_closed_pipe(capsys, monkeypatch):
 # ---- in a process of its own
 
 
+@pytest.mark.slow
 def test_python_m_memtraffic(tmp_path):
     """The command finds a module in the current folder, and decides by itself what runs kernels."""
     (tmp_path / "mine.py").write_text("def double(x):\n    return 2 * x\n", encoding="utf-8")

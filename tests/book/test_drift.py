@@ -7,7 +7,7 @@ from memtraffic import runtime
 from memtraffic.book import catalog, drift
 from memtraffic.book.catalog import BENCH, COUNTERS, OVERHEAD, TUNING, Experiment
 from memtraffic.book.drift import compare, measure_again
-from memtraffic.book.recording import RecordingError
+from memtraffic.book.recording import RecordingError, experiment
 
 COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING)}
 SHORT, LONG = 19.9, 20.0  # µs
@@ -93,6 +93,16 @@ def test_measure_again(recorded, capsys):
     assert second.startswith("speed row 1")
     assert capsys.readouterr().out == "speed: drifted\n"
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
+
+
+def test_measure_again_takes_what_verify_has_measured(recorded, in_mode):
+    """Re-executing the notebooks measures everything once; comparing it needs no second run."""
+    in_mode("verify")
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, 1.3 * scale))
+    experiment("speed")
+    recorded.changes(measure=lambda **arguments: pytest.fail("measured twice"))
+    assert len(measure_again()) == 2
 
 
 def test_measure_again_needs_every_recording_before_it_measures(recorded):

@@ -43,6 +43,7 @@ def boxes(ax):
 # ---- style
 
 
+@pytest.mark.slow
 def test_import_leaves_the_settings_as_they_are():
     program = (
         "import matplotlib.pyplot as plt; before = dict(plt.rcParams);"

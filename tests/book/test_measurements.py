@@ -144,6 +144,7 @@ def tile(target, n):
     return tile_shape(n, 4, gpus.find_gpu(target))
 
 
+@pytest.mark.slow
 def test_compile_for_targets_has_a_kernel_for_each_combination(compiled):
     keys = [(t, n, warps) for t in TARGETS for n in (1024, 16384) for warps in (None, 8)]
     assert list(compiled) == keys
@@ -164,6 +165,7 @@ def test_compile_for_targets_has_a_kernel_for_each_combination(compiled):
         pytest.param("sm_86", 1024, 2, id="sm_86-narrow"),
     ],
 )
+@pytest.mark.slow
 def test_compile_for_targets_prefetches_what_shared_memory_holds(compiled, target, n, tiles):
     gpu = gpus.find_gpu(target)
     for num_warps in (None, 8):
@@ -175,6 +177,7 @@ def test_compile_for_targets_prefetches_what_shared_memory_holds(compiled, targe
             assert kernel.schedule[: tiles + 1] == ("copy",) * tiles + ("for",)
 
 
+@pytest.mark.slow
 def test_grid_sizes_fill_all_processors(compiled, monkeypatch):
     calls = []
 

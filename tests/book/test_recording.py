@@ -19,7 +19,6 @@ from memtraffic.book.recording import (
     experiment,
     experiments,
     read,
-    recordings,
     root,
 )
 from memtraffic.ladder import RUNGS
@@ -413,14 +412,13 @@ def test_replay_with_a_second_folder(replay, tmp_path, monkeypatch):
     for entry in machine["experiments"].values():
         entry["date"] = "2199-01-01"
     text = (folder / PUBLISHED / "ladder.csv").read_text(encoding="utf-8")
-    text = text.replace("680.24", "999.99")
+    text = text.replace(str(experiment("ladder")["us"][0]), "999.99")
     machine["experiments"]["ladder"]["sha256"] = recording.checksum(text)
     (folder / "nvidia-l4" / "ladder.csv").write_text(text, encoding="utf-8")
     (folder / "nvidia-l4" / "machine.json").write_text(json.dumps(machine), encoding="utf-8")
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(folder))
     assert replay() == before
     assert 999.99 in experiment("ladder", gpu="nvidia-l4")["us"].tolist()
-    assert recordings()["folder"].tolist() == [PUBLISHED, "nvidia-l4"]
 
 
 def test_replay_with_a_renamed_function(replay, monkeypatch):
@@ -445,20 +443,6 @@ def test_replay_with_another_rung(replay, monkeypatch):
     imported_anew = runpy.run_path(catalog.__file__)["EXPERIMENTS"]
     monkeypatch.setattr(catalog, "EXPERIMENTS", imported_anew)
     assert replay() == before
-
-
-def test_recordings_lists_each_folder_date_and_commit(recorded):
-    recorded.machine |= {"gpu": "AMD MI300X", "rocm": "6.4"}
-    del recorded.machine["cuda"]
-    recorded.record(folder=recorded.recordings / "amd-mi300x")
-    again = dataclasses.replace(catalog.EXPERIMENTS["speed"], id="again")
-    recorded.record(again, folder=recorded.recordings / "amd-mi300x")
-    (recorded.recordings / "empty").mkdir()
-    frame = recordings()
-    assert frame["folder"].tolist() == ["nvidia-h200", "amd-mi300x"]
-    assert frame["toolkit"].tolist() == ["CUDA 13.0", "ROCm 6.4"]
-    assert frame["experiments"].tolist() == [1, 2]
-    assert set(frame["date"]) == {TODAY}
 
 
 def test_published_folder_is_of_a_known_gpu():

@@ -102,6 +102,7 @@ def test_call_that_crashes(shared):
     assert server(shared) == before
 
 
+@pytest.mark.slow
 def test_call_whose_worker_is_killed(shared):
     before = server(shared)
     with pytest.raises(CompileError, match="ended"):

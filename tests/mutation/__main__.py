@@ -14,25 +14,30 @@ them.
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import csv
+import difflib
 import functools
+import importlib
 import os
 import random
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import pytest
+import torch
 from cosmic_ray.commands import init
-from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.mutating import mutate_code, use_mutation
 from cosmic_ray.plugins import get_operator
-from cosmic_ray.testing import run_tests
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 
@@ -44,10 +49,7 @@ MODULES = (
     *("book/recording.py", "book/drift.py"),
 )
 LEAST = 0.9  # of the mutants that are not explained must be killed
-PYTEST = (
-    f"{shlex.quote(sys.executable)} -m pytest -x -q -p no:cacheprovider "
-    "-m 'not slow and not browser and not gpu'"
-)
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser and not gpu")
 # One-line faults that people make.
 OPERATORS = {
     *("AddNot", "NumberReplacer", "ZeroIterationForLoop"),
@@ -80,18 +82,19 @@ def main() -> int:
     args = parser.parse_args()
 
     os.chdir(ROOT)
+    with use_db(":memory:") as every:
+        init(sorted(path for glob in MODULES for path in PACKAGE.glob(glob)), every, {})
+        mutants = [item for item in every.work_items if _is_realistic(item.mutations[0])]
+    explained = _explained(mutants)
+    chosen = _choose(mutants, args.modules)
+    if not args.all:
+        chosen = _sample(chosen, args.sample, args.seed)
+    chosen = [item for item in chosen if _is_python(item.mutations[0])]
+    if args.list:
+        print(*(" | ".join(change(item.mutations[0])) for item in chosen), sep="\n")
+        return 0
     SESSION.parent.mkdir(exist_ok=True)
     with use_db(str(SESSION)) as session:
-        paths = sorted(path for glob in MODULES for path in PACKAGE.glob(glob))
-        init(paths, session, {})
-        mutants = [item for item in session.work_items if _is_realistic(item.mutations[0])]
-        explained = _explained(mutants)
-        chosen = _choose(mutants, args.modules)
-        if not args.all:
-            chosen = _sample(chosen, args.sample, args.seed)
-        if args.list:
-            print(*(" | ".join(change(item.mutations[0])) for item in chosen), sep="\n")
-            return 0
         session.clear()
         session.add_work_items(chosen)
         for item in chosen:
@@ -106,7 +109,7 @@ def main() -> int:
 
 
 def _is_realistic(mutation: MutationSpec) -> bool:
-    """Whether somebody might make this fault, and Python would take it."""
+    """Whether somebody might make this fault."""
     if mutation.operator_name.removeprefix("core/") not in OPERATORS:
         return False
     (row, first), (_, last) = mutation.start_pos, mutation.end_pos
@@ -148,11 +151,26 @@ def _sample(mutants: list[WorkItem], size: int, seed: int) -> list[WorkItem]:
     return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:size]]
 
 
+@functools.cache
+def _mutated(path: Path, operator: str, occurrence: int) -> str:
+    return mutate_code("\n".join(_lines(path)), get_operator(operator)(), occurrence)
+
+
+def _source(mutation: MutationSpec) -> str:
+    return _mutated(mutation.module_path, mutation.operator_name, mutation.occurrence)
+
+
+def _is_python(mutation: MutationSpec) -> bool:
+    try:
+        return bool(ast.parse(_source(mutation)))
+    except SyntaxError:  # such as `if not found := ...`
+        return False
+
+
 def change(mutation: MutationSpec) -> Change:
     """What a mutant changes, as an entry of `survivors.csv` says it."""
     path, before = mutation.module_path, _lines(mutation.module_path)
-    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-    after = mutate_code("\n".join(before), operator, mutation.occurrence).split("\n")
+    after = _source(mutation).split("\n")
     row = mutation.start_pos[0] - 1
     end = len(before) - mutation.end_pos[0]
     texts = (" ".join(" ".join(lines[row : len(lines) - end]).split()) for lines in (before, after))
@@ -189,7 +207,7 @@ def _explained(mutants: list[WorkItem]) -> dict[str, str]:
 
 
 def _tests(module: Path) -> list[str]:
-    """The module's examples, the tests of its own, then those of its folder."""
+    """The tests of a module of its own, then those of its folder."""
     place = module.relative_to(PACKAGE)
     folder = Path("tests") / place.parent
     name = place.parent.name if place.stem == "__init__" else place.stem
@@ -199,30 +217,26 @@ def _tests(module: Path) -> list[str]:
         "book": [folder / "test_recording.py", folder / "test_drift.py"],
     }.get(place.parent.name, folder.glob("test_*.py"))
     tests = [own, *sorted(set(others) - {own})]
-    return [str(path) for path in (module, *tests) if path.exists()]
+    return [str(path) for path in tests if path.exists()]
 
 
 def _run(session: WorkDB, workers: int) -> None:
     """Runs the tests on each mutant that has no result yet."""
     items = session.pending_work_items
-    by_module = {item.mutations[0].module_path for item in items}
-    commands = {module: shlex.join([*shlex.split(PYTEST), *_tests(module)]) for module in by_module}
+    tests = {path: _tests(path) for path in {item.mutations[0].module_path for item in items}}
     with (
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         ProcessPoolExecutor(workers, initializer=_enter_copy, initargs=(folder,)) as pool,
     ):
-        modules = list(commands)
-        limits = dict(
-            zip(modules, pool.map(_unmutated, [commands[m] for m in modules]), strict=True)
-        )
-        done = {}
+        groups = {frozenset(paths) for paths in tests.values()}
+        limits = dict(zip(groups, pool.map(_unmutated, groups), strict=True))
+        results = {}
         for item in items:
-            module = item.mutations[0].module_path
-            done[item] = pool.submit(
-                mutate_and_test, item.mutations, commands[module], limits[module]
-            )
-        for number, (item, result) in enumerate(done.items(), 1):
-            session.set_result(item.job_id, result.result())
+            [mutation] = item.mutations
+            paths = tests[mutation.module_path]
+            results[pool.submit(_test, mutation, paths, limits[frozenset(paths)])] = item
+        for number, result in enumerate(as_completed(results), 1):
+            session.set_result(results[result].job_id, result.result())
             print(f"\r{number} of {len(items)} mutants", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
 
@@ -236,16 +250,57 @@ def _enter_copy(parent: str) -> None:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(name, copy / name)
     os.chdir(copy)
-    os.environ["PYTHONPATH"] = str(copy / "src")
+    sys.path[:0] = ["", str(copy / "src")]
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # as `memtraffic.runtime` does, before:
+    for name in ("triton", "pandas", "sympy"):  # each test process is a fork that has them
+        importlib.import_module(name)
 
 
-def _unmutated(command: str) -> float:
+def _unmutated(tests: Iterable[str]) -> float:
     """The seconds that a mutant may take, by the time of the tests without a fault."""
     start = time.monotonic()
-    outcome, output = run_tests(command, 1800)
-    if outcome != TestOutcome.SURVIVED:
-        raise RuntimeError(f"these tests fail without a fault: {command}\n{output}")
+    passed, output = _run_tests(sorted(tests), 1800)
+    if not passed:
+        raise RuntimeError(f"tests fail without a fault: {sorted(tests)}\n{output}")
     return 30 + 4 * (time.monotonic() - start)
+
+
+def _test(mutation: MutationSpec, tests: list[str], limit: float) -> WorkResult:
+    operator = get_operator(mutation.operator_name)()
+    with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
+        passed, output = _run_tests(tests, limit)
+    lines = (text.splitlines() for text in (before, after))
+    diff = "\n".join(difflib.unified_diff(*lines, str(mutation.module_path), lineterm=""))
+    outcome = TestOutcome.SURVIVED if passed else TestOutcome.KILLED
+    return WorkResult(WorkerOutcome.NORMAL, output, outcome, diff)
+
+
+def _run_tests(tests: list[str], limit: float) -> tuple[bool, str]:
+    """Whether tests pass in a fork of this process, and what pytest printed."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setsid()
+                for output in (1, 2):
+                    os.dup2(log.fileno(), output)
+                status = pytest.main([*PYTEST, *tests])
+                sys.stdout.flush()
+            finally:
+                os._exit(status)
+        end = time.monotonic() + limit
+        while not (found := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > end:
+                os.killpg(child, signal.SIGKILL)
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what the tests started and left
+        log.seek(0)
+        return found[1] == 0, log.read()
 
 
 def _report(session: WorkDB) -> int:

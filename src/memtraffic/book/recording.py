@@ -4,7 +4,8 @@
 
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the GPU's counters
   cannot be read, the page says so and shows the recording;
-- `verify`, for comparing pages on a GPU: it is measured, and the page shows the recording's label;
+- `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
+  the recording's label;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -90,7 +91,15 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
     if mode() == "live":
         return frame, f"Measured now on {runtime.gpu_name()}."
     read(folder, subject)
+    kept = kept_path(id)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(to_csv(frame), encoding="utf-8")
     return frame, label(folder, id)
+
+
+def kept_path(id: str) -> Path:
+    """The file in which mode `verify` keeps what it measured of an experiment."""
+    return root().parent / "_build" / "verify" / f"{id}.csv"
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -247,22 +256,3 @@ def current_commit() -> str:
         return "unknown"
     result = subprocess.run(command, capture_output=True, text=True)
     return result.stdout.strip() or "unknown"
-
-
-def recordings() -> pd.DataFrame:
-    """The recordings that there are: a row for each GPU's folder, date and commit.
-
-    Columns: `folder`, `gpu`, `driver`, `toolkit`, `torch`, `triton`, `date`, `commit`;
-    `experiments`, how many were recorded there and then. The published folder comes first.
-    """
-    rows: dict[tuple[str, ...], int] = {}
-    folders = [path.parent for path in root().glob("*/machine.json")]
-    for folder in sorted(folders, key=lambda path: (path.name != PUBLISHED, path.name)):
-        machine = load_machine(folder)
-        toolkit = f"CUDA {machine['cuda']}" if "cuda" in machine else f"ROCm {machine['rocm']}"
-        facts = (machine["gpu"], machine["driver"], toolkit, machine["torch"], machine["triton"])
-        for entry in machine["experiments"].values():
-            row = (folder.name, *facts, entry["date"], entry["commit"])
-            rows[row] = rows.get(row, 0) + 1
-    columns = "folder gpu driver toolkit torch triton date commit experiments".split()
-    return pd.DataFrame([(*row, count) for row, count in rows.items()], columns=columns)
