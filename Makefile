@@ -11,7 +11,8 @@ else
   BOOK_ENV := .venv/book/made
   LAB_ENV := .venv/test/lab
   MUTANTS_ENV := .venv/test/mutants
-  PARALLEL := --numprocesses logical --maxprocesses 8
+  PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
+  export OMP_NUM_THREADS := 1
 endif
 PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'

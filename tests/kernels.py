@@ -18,7 +18,8 @@ def _masked_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, STORED: tl.constex
 
 @triton.jit
 def _unmasked_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * n_cols + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
+    offsets = tl.program_id(0) * n_cols + block * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + offsets, tl.load(x_ptr + offsets))
 
 

@@ -20,7 +20,8 @@ def run_pytest(folder, *arguments, paths=()):
     """What pytest says in a folder, run as a process of its own."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env.pop("TRITON_INTERPRET", None)
-    env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, ROOT / "src"]))
+    there = env.get("PYTHONPATH", "").split(os.pathsep)
+    env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, ROOT / "src", *filter(None, there)]))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=300

@@ -26,7 +26,8 @@ class Log:
     """A meter that writes down what it is told."""
 
     def __init__(self):
-        self.lines, self.bound, self.accesses = [], {}, []
+        self.lines, self.bound = [], {}
+        self.accesses, self.bindings = [], []
 
     @contextmanager
     def launch(self, kernel, tensors):
@@ -41,6 +42,7 @@ class Log:
 
     def access(self, kind, addresses, itemsize, program, grid):
         self.accesses.append((kind, addresses, itemsize, program, grid))
+        self.bindings.append(dict(self.bound))  # each launch may have copies of its own
 
     def autotuned(self, kernel, launches):
         self.lines.append((kernel, "autotuned"))
@@ -49,13 +51,14 @@ class Log:
 
     def elements(self, argument):
         """Of each access to `argument`: its kind, and the elements touched, from the first one."""
-        first = self.bound[argument].data_ptr()
-        size = self.bound[argument].numel() * self.bound[argument].element_size()
-        return [
-            (kind, ((addresses - first) // itemsize).tolist())
-            for kind, addresses, itemsize, _, _ in self.accesses
-            if ((addresses >= first) & (addresses < first + size)).all()
-        ]
+        found = []
+        for (kind, addresses, itemsize, _, _), bound in zip(
+            self.accesses, self.bindings, strict=True
+        ):
+            offsets = addresses - bound[argument].data_ptr()
+            if ((offsets >= 0) & (offsets < bound[argument].nbytes)).all():
+                found.append((kind, (offsets // itemsize).tolist()))
+        return found
 
 
 def zeros(m, n, dtype=torch.float32):
@@ -399,6 +402,7 @@ def specialized_by_a_launch(gpu):
     """Compares `specialize` with what Triton's own launch compiles for, on a made-up driver."""
     from triton.runtime import driver
 
+    runtime.HAS_GPU = False  # in this process, which nobody else uses: rungs then take x on the CPU
     target = triton_internals._target(gpu)
     driver.set_active(
         SimpleNamespace(

@@ -37,12 +37,11 @@ def definitions(module: str) -> dict[str, Definition]:
     return {node.name: node for node in body if isinstance(node, Definition)}
 
 
-def find(module: str, name: str) -> tuple[Path, Definition]:
-    """The definition of `module.name` and its file; imports of the name are followed."""
-    path = source_file(module)
+def find(module: str, name: str) -> Definition:
+    """The definition of `module.name`; imports of the name are followed."""
     if name in definitions(module):
-        return path, definitions(module)[name]
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        return definitions(module)[name]
+    for node in ast.walk(ast.parse(source_file(module).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
             return find(node.module or "", name)
     raise LookupError(f"{module} defines and imports no {name}")
@@ -192,7 +191,7 @@ class Generated(SphinxDirective):
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(__file__)
+        self.env.note_reread()  # at every build
         container, text = nodes.container(), StringList(list(self.lines()), source=self.name)
         self.state.nested_parse(text, self.content_offset, container)
         return container.children
@@ -207,8 +206,7 @@ class Api(Generated):
         module = self.arguments[0]
         public = [name for name in definitions(module) if not name.startswith("_")]
         for name in self.content or public:
-            path, node = find(module, name.strip())
-            self.env.note_dependency(str(path))
+            node = find(module, name.strip())
             yield from describe(f"{module}.{node.name}", node)
 
 
@@ -218,8 +216,6 @@ class Recordings(Generated):
     optional_arguments = 1
 
     def lines(self) -> Iterator[str]:
-        for path in RECORDINGS.glob("*/*"):
-            self.env.note_dependency(str(path))
         return describe_ladder() if self.arguments else describe_recordings()
 
 

@@ -274,6 +274,13 @@ def test_write_is_keyed_by_arguments_and_schema(recorded):
     assert text.endswith("\n")
 
 
+def test_write_makes_the_folder(book):
+    folder = book.folder / "not" / "there"
+    book.record(folder=folder)
+    book.record(folder=folder)
+    assert len(read(folder, catalog.EXPERIMENTS["speed"])) == 2
+
+
 def test_write_again_gives_the_same_bytes(recorded):
     before = {path.name: path.read_bytes() for path in recorded.h200.iterdir()}
     frame = read(recorded.h200, catalog.EXPERIMENTS["speed"])
@@ -335,11 +342,14 @@ def test_describe_machine_on_cuda(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert recording.describe_machine()["driver"] == "unknown"
     command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\necho 580.1\necho 580.1\n")
+    command.write_text("#!/bin/sh\necho 580.1\necho of the second GPU\n")
     command.chmod(0o755)
     machine = recording.describe_machine()
     assert (machine["driver"], machine["cuda"]) == ("580.1", "13.0")
     assert set(machine) == {"gpu", "driver", "cuda", "torch", "triton"}
+    command.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        recording.describe_machine()
 
 
 def test_current_commit(monkeypatch, tmp_path):
@@ -350,6 +360,9 @@ def test_current_commit(monkeypatch, tmp_path):
     assert recording.current_commit() == "unknown"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert recording.current_commit() == "unknown"
+    (tmp_path / "git").write_text("#!/bin/sh\necho 0123abc\n")
+    (tmp_path / "git").chmod(0o755)
+    assert recording.current_commit() == "0123abc"
 
 
 @pytest.mark.gpu
@@ -412,7 +425,7 @@ def test_replay_with_a_second_folder(replay, tmp_path, monkeypatch):
     for entry in machine["experiments"].values():
         entry["date"] = "2199-01-01"
     text = (folder / PUBLISHED / "ladder.csv").read_text(encoding="utf-8")
-    text = text.replace(str(experiment("ladder")["us"][0]), "999.99")
+    text = text.replace(text.splitlines()[1].split(",")[4], "999.99")
     machine["experiments"]["ladder"]["sha256"] = recording.checksum(text)
     (folder / "nvidia-l4" / "ladder.csv").write_text(text, encoding="utf-8")
     (folder / "nvidia-l4" / "machine.json").write_text(json.dumps(machine), encoding="utf-8")

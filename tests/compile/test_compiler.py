@@ -237,6 +237,7 @@ def test_resources_as_text_and_dict():
         "loads: 1 of 32 bits + 2 of 128 bits; stores: none"
     )
     assert kernel.as_dict()["load_bits"] == {128: 2, 32: 1}
+    assert not any(list(kernel.as_dict().values())[7:])  # what it was not given
 
 
 def test_loaded_resources():

@@ -1,3 +1,5 @@
+import subprocess
+
 import pytest
 
 from memtraffic.compile import sass
@@ -66,3 +68,8 @@ def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, static):
         "spill_bytes": 24,
         "static_shared_bytes": static,
     }
+
+
+def test_read_of_what_is_no_machine_code():
+    with pytest.raises(subprocess.CalledProcessError):
+        sass.read({"cubin": b"no cubin"}, "k", find_gpu("sm_90"))

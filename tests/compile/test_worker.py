@@ -102,6 +102,12 @@ def test_call_that_crashes(shared):
     assert server(shared) == before
 
 
+def test_call_that_crashes_repeats_the_last_words(shared):
+    words = "import os; os.write(2, b'the first line\\nthe last line\\n'); os.abort()"
+    with pytest.raises(CompileError, match=r"crashed: the last line$"):
+        shared.call([], exec, words)
+
+
 @pytest.mark.slow
 def test_call_whose_worker_is_killed(shared):
     before = server(shared)

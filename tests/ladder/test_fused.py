@@ -11,6 +11,7 @@ from memtraffic.tensors import matrix
         pytest.param(lambda: matrix(4, 0), ValueError, "0", id="no-columns"),
         pytest.param(lambda: matrix(1, 65536), ValueError, "65536 .* 32768", id="over-max-cols"),
         pytest.param(lambda: matrix(4, 16)[:, ::2], ValueError, "2", id="column-stride-2"),
+        pytest.param(lambda: matrix(4, 6)[:, ::3], ValueError, "3", id="two-columns-3-apart"),
         pytest.param(lambda: matrix(8, 4).T, ValueError, "4", id="transposed"),
         pytest.param(lambda: matrix(4, 8).view(2, 2, 8), ValueError, r"3.* \(2, 2, 8\)", id="3-d"),
         pytest.param(lambda: matrix(1, 8)[0], ValueError, r"1.* \(8,\)", id="1-d"),

@@ -12,7 +12,6 @@ from memtraffic.compile import Resources
 from memtraffic.gpus import TARGETS, find_gpu
 from memtraffic.ladder import fused, launch, masked, persistent, tiled
 from memtraffic.ladder.launch import (
-    MAX_ROWS,
     Plan,
     cached_plan,
     check_operands,
@@ -143,13 +142,13 @@ def test_softmax_names_its_rung_in_errors(fn):
 
 @EACH
 def test_softmax_of_too_wide_a_row(fn):
-    with pytest.raises(ValueError, match=r"65536 columns, more than 32768$"):
-        fn(matrix(1, 65536))
+    with pytest.raises(ValueError, match=r"32769 columns, more than 32768$"):
+        fn(matrix(1, 32769))
 
 
 def test_check_operands_counts_rows_in_32_bits():
-    x = torch.zeros(1, 1, device=DEVICE).expand(MAX_ROWS + 1, 1)
-    with pytest.raises(ValueError, match=f"{MAX_ROWS + 1} rows, more than {MAX_ROWS}$"):
+    x = torch.zeros(1, 1, device=DEVICE).expand(2**30 + 1, 1)
+    with pytest.raises(ValueError, match=r"1073741825 rows, more than 1073741824$"):
         check(x)
 
 
@@ -230,6 +229,9 @@ def test_cached_plan_of_the_same_call(plans):
     x, y = matrix(6, 64), matrix(6, 64)
     first = cached_plan(plans.make, x, y, **OPTIONS)
     assert cached_plan(plans.make, y.clone(), x, **OPTIONS) is first
+    further = torch.zeros(400, device=DEVICE)[4:388].view(6, 64)  # by 16 bytes
+    assert cached_plan(plans.make, further, x, **OPTIONS) is first
+    assert cached_plan(plans.make, x, further, **OPTIONS) is first
     assert plans.made == [OPTIONS]
 
 

@@ -97,6 +97,8 @@ def test_constants_are_those_of_the_tiling():
         pytest.param(matrix(8, 9)[:, :8], None, 1, id="odd-stride"),
         pytest.param(matrix(8, 10)[:, :8], None, 2, id="even-stride"),
         pytest.param(matrix(8, 16)[:, ::2], None, 1, id="column-stride-2"),
+        pytest.param(matrix(1, 16)[:, ::2], None, 1, id="column-stride-2-of-one-row"),
+        pytest.param(matrix(8, 4)[:, ::2], None, 1, id="column-stride-2-of-two-columns"),
         pytest.param(matrix(8, 1).expand(8, 8), None, 1, id="column-stride-0"),
         pytest.param(matrix(1, 8).expand(8, 8), None, 4, id="row-stride-0"),
         pytest.param(matrix(8, 8)[:, :1], None, 1, id="one-column"),

@@ -38,6 +38,12 @@ def test_programs_by_limit_amd():
     assert residency.programs_by_limit(replace(one, **used)) == limits
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_programs_by_limit_are_whole_numbers(target):
+    one = kernel(target, shared_bytes=5000, allocated_vgprs=30, allocated_sgprs=30)
+    assert {type(programs) for programs in residency.programs_by_limit(one).values()} == {int}
+
+
 def test_programs_by_limit_of_another_gpu():
     one, turing = kernel("sm_90"), find_gpu("sm_75")
     assert residency.programs_by_limit(one, turing)["blocks"] == 16

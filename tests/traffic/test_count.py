@@ -321,8 +321,9 @@ def test_count_shows_its_progress(monkeypatch):
         yield lambda done, total: steps.append((done, total))
 
     monkeypatch.setattr(module, "progress_bar", progress_bar)
-    count(kernels.unmasked, matrix(2, 12))
-    assert sorted(set(steps)) == [(i, 6) for i in range(6)]
+    grid = (2, 3, 4)
+    count(lambda x: kernels._unmasked_kernel[grid](x, x, 48, BLOCK=4), matrix(2, 48))
+    assert sorted(set(steps)) == [(i, 24) for i in range(24)]
 
 
 def test_count_inside_a_count_is_refused():

@@ -100,6 +100,17 @@ def test_formula_of_too_few_shapes(fit, held_out, message):
         formula(torch.exp, fit=fit, held_out=held_out)
 
 
+def test_formula_of_too_few_shapes_says_why_the_first_was_refused():
+    def narrow(x):
+        if x.shape[1] > 8:
+            raise ValueError("too wide")
+        return x.exp()
+
+    with pytest.raises(FormulaError, match=r"3 x 16: too wide$") as caught:
+        formula(narrow)
+    assert str(caught.value).count("refused") == 1
+
+
 def test_formula_of_a_function_that_refuses_every_shape():
     def refuse(x):
         raise ValueError("never")
@@ -116,6 +127,7 @@ def test_formula_that_does_not_exist():
         formula(lambda x: x @ x.T)
     nearest = f"the nearest: {a:.4g} MN + {b:.4g} M - {-c:.4g} N - {-d:.4g}, misses"
     assert nearest in str(caught.value)
+    assert str(caught.value).count(": writes ") == 4  # of all the shapes it misses
 
 
 @pytest.mark.parametrize(
@@ -170,3 +182,9 @@ def test_elements_of_a_formula():
     half = {"MN": Fraction(1, 2), "M": 0, "N": 0, "1": 0}
     whole = {"MN": 0, "M": Fraction(2), "N": Fraction(-1), "1": Fraction(3)}
     assert Formula(half, whole, (), ()).elements(3, 5) == (Fraction(15, 2), 4)
+
+
+def test_formula_as_text_adds_and_subtracts_less_than_one():
+    half = Fraction(1, 2)
+    found = Formula({"MN": Fraction(1), "M": half}, {"MN": Fraction(1), "M": -half}, (), ())
+    assert str(found) == "reads MN + (1/2)M, writes MN - (1/2)M"

@@ -7,6 +7,7 @@ no GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,14 @@ COUNTERS = (
     Column("l2_write_sectors", "sectors", 0.1),
     Column("ns", "ns", 0.1),
 )
+# Inductor times several configurations and takes the fastest. How much of the second read the
+# caches answer, and how long it takes, therefore differs from run to run.
+COMPILED_COUNTERS = tuple(
+    dataclasses.replace(column, tolerance=0.5)
+    if column.name in ("l1_l2_read_bytes", "dram_read_bytes", "ns")
+    else column
+    for column in COUNTERS
+)
 OVERHEAD = (Column("impl"), M, N, DTYPE, Column("host_us", "µs", None))  # as busy as the host is
 TUNING = (M, N, DTYPE, Column("host_first_ms", "ms", None), US, Column("tuned_us", "µs", 0.1))
 FAR = (Column("who"), Column("found"))
@@ -156,7 +165,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("copy_warm", _bench, BENCH, dict(impls=["copy"], shapes=COPIES, cold=False)),
     ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),
     ("scripted_counters", _counters, COUNTERS, dict(impl="jit.script(naive)", shape=WIDE)),
-    ("compiled_counters", _counters, COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
+    ("compiled_counters", _counters, COMPILED_COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
     ("persistent_reduction_counters", _counters, COUNTERS, dict(impl=COMPILED[2], shape=WIDE)),
     ("torch_softmax_counters", _counters, COUNTERS, dict(impl="torch.softmax", shape=WIDE)),
     ("fused_counters", _counters, COUNTERS, dict(impl="fused", shape=WIDE)),
