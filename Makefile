@@ -50,8 +50,8 @@ lint: $(TEST_ENV) ## check style and types
 quick: $(TEST_ENV) ## run the unit tests that have no marker
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not oracle and not browser and not gpu"
 
-unit: $(TEST_ENV) ## run the unit tests
-	$(PY) -m pytest $(PARALLEL)
+unit: $(TEST_ENV) ## run the unit tests; of the slow oracles, samples
+	$(PY) -m pytest $(PARALLEL) -m "not (slow and oracle)"
 
 notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions
 	$(PY) -m pytest --nbval $(PARALLEL) --dist loadfile

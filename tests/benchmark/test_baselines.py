@@ -1,6 +1,9 @@
+import os
+
 import pytest
 import torch
 
+from memtraffic.benchmark import baselines
 from memtraffic.benchmark.baselines import BASELINES, copy, find_implementation
 from memtraffic.ladder import naive
 from memtraffic.tensors import matrix
@@ -19,6 +22,33 @@ def test_baselines_compute_what_they_are_named_for(name):
     y = BASELINES[name](x)
     assert_close(y, x.double() if name == "copy" else naive.reference(x), x.dtype)
     assert y.data_ptr() != x.data_ptr()
+
+
+def test_compiled_keeps_its_assembler_to_itself(monkeypatch):
+    """Inductor sets the path of another ptxas once, and Triton would use it for every kernel."""
+    name, seen, first = baselines.PTXAS, [], [True]
+
+    def compiled_by_inductor(x):
+        if first:
+            os.environ[name] = "inductor's"
+            first.clear()
+        seen.append(os.environ[name])
+        return x
+
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(baselines, "_inductor", {})
+    monkeypatch.setattr(baselines, "_compile", lambda multi_kernel: compiled_by_inductor)
+    for fn in (baselines.compiled, baselines.compiled_persistent_reduction):
+        fn(torch.ones(1))
+        assert name not in os.environ
+    assert seen == ["inductor's"] * 2
+
+
+def test_compiled_leaves_the_callers_assembler(monkeypatch):
+    monkeypatch.setenv(baselines.PTXAS, "the caller's")
+    monkeypatch.setattr(baselines, "_compile", lambda multi_kernel: torch.clone)
+    baselines.compiled(torch.ones(1))
+    assert os.environ[baselines.PTXAS] == "the caller's"
 
 
 def test_copy_of_two_inputs_reads_both():

@@ -150,6 +150,8 @@ def test_check_operands_counts_rows_in_32_bits():
     x = torch.zeros(1, 1, device=DEVICE).expand(2**30 + 1, 1)
     with pytest.raises(ValueError, match=r"1073741825 rows, more than 1073741824$"):
         check(x)
+    with pytest.raises(TypeError, match="out is"):  # 2**30 rows are no objection
+        check(x[1:], matrix(1, 1).half())
 
 
 REPEATING = [
@@ -449,6 +451,14 @@ def test_plan_resident_on_any_gpu(compiler, target, used, shared, num_warps, per
     found = plan(1, num_warps, gpu=gpu)
     assert (found.programs_per_sm, found.programs) == (per_sm, per_sm * gpu.num_sms)
     assert (found.shared_bytes, found.registers) == (shared, used["registers"])
+
+
+def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
+    compiler.shared = lambda stages: 10**6 * (stages - 1)
+    x = matrix(64, 4096)
+    assert persistent.plan(x, x, gpu=find_gpu("H200")).tiling.stages == 1
+    with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
+        persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
 
 
 def test_plan_resident_uses_what_a_wave_is_allocated(compiler):

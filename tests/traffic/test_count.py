@@ -231,6 +231,7 @@ def test_count_trace_of_a_view():
     traffic = count(kernels.masked, matrix(4, 3)[2:], trace=True)
     reads = [access.offsets for access in traffic.accesses if access.kind == "read"]
     assert reads == [(0, 1, 2), (3, 4, 5)]
+    assert {type(offset) for offsets in reads for offset in offsets} == {int}
 
 
 def test_count_trace_of_a_lock():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ def scripted(x: Tensor) -> Tensor:
 
 def compiled(x: Tensor) -> Tensor:
     """The naive softmax through `torch.compile`."""
-    return _compile(0)(x)
+    with _ptxas_of_inductor():
+        return _compile(0)(x)
 
 
 def compiled_persistent_reduction(x: Tensor) -> Tensor:
@@ -39,7 +42,28 @@ def compiled_persistent_reduction(x: Tensor) -> Tensor:
     Inductor calls this a persistent reduction. Its option `triton.multi_kernel` builds a looped and
     a persistent reduction, and the value 3 selects the second.
     """
-    return _compile(3)(x)
+    with _ptxas_of_inductor():
+        return _compile(3)(x)
+
+
+PTXAS = "TRITON_PTXAS_PATH"
+_inductor: dict[str, str] = {}  # what Inductor has set
+
+
+@contextmanager
+def _ptxas_of_inductor() -> Iterator[None]:
+    """Context manager: the assembler that Inductor chooses is that of its own kernels alone.
+
+    Inductor makes Triton use PyTorch's `ptxas`, for the rest of the process. A Triton kernel that
+    is compiled later would then have other registers than in a process without `torch.compile`.
+    """
+    before = os.environ.get(PTXAS)
+    os.environ.update(_inductor)
+    try:
+        yield
+    finally:
+        if before is None and PTXAS in os.environ:
+            _inductor[PTXAS] = os.environ.pop(PTXAS)
 
 
 @functools.cache
