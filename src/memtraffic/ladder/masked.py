@@ -91,7 +91,7 @@ def softmax_two_blocks(x: Tensor, out: Tensor | None = None) -> Tensor:
     y = check_operands("masked", x, out, MAX_COLS)
     n_cols = x.shape[1]
     head = triton.next_power_of_2(n_cols + 1) // 2
-    if n_cols == head or n_cols < 2:
+    if n_cols == head:
         return softmax(x, y)
     if x.numel():
         with device_guard(x):

@@ -93,7 +93,7 @@ def common_divisor(x: Tensor, y: Tensor) -> int:
     A lane can load and store so many at once, if the pointers are divisible by 16. It
     is 1 where columns are not adjacent.
     """
-    if x.shape[1] > 1 and (x.stride(1) != 1 or y.stride(1) != 1):
+    if x.stride(1) != 1 or y.stride(1) != 1:
         return 1
     widest = VECTOR_BYTES // x.element_size()
     return math.gcd(widest, x.shape[1], x.stride(0), y.stride(0))
