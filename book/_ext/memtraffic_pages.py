@@ -172,13 +172,13 @@ def describe_ladder() -> Iterator[str]:
     for folder, machine in recordings().items():
         if "ladder" not in machine["experiments"]:
             continue
-        heads += [machine["gpu"], "of a copy"]
+        heads.append(machine["gpu"])
         with (RECORDINGS / folder / "ladder.csv").open(encoding="utf-8", newline="") as file:
             speed = {row["impl"]: float(row["gb_per_s"]) for row in csv.DictReader(file)}
         for name, value in speed.items():
             row = rungs.setdefault(name, [name])
-            row += ["–"] * (len(heads) - 2 - len(row))  # of GPUs that did not run it
-            row += [f"{value:.0f} GB/s", f"{value / speed['copy']:.0%}".replace("%", " %")]
+            row += ["–"] * (len(heads) - 1 - len(row))  # of GPUs that did not run it
+            row.append(f"{value:.0f} GB/s, {100 * value / speed['copy']:.0f} %")
     yield from table(heads, [row + ["–"] * (len(heads) - len(row)) for row in rungs.values()])
 
 
