@@ -14,6 +14,7 @@ else
   PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
   export OMP_NUM_THREADS := 1
 endif
+unexport PYTHONDONTWRITEBYTECODE # without bytecode, each process would compile pytest and the tests anew
 PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
