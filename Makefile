@@ -19,7 +19,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
 
-.PHONY: help book serve notebook colab check test lint quick unit notebooks site mutants \
+.PHONY: help book serve notebook colab check test environments lint quick unit notebooks site mutants \
   record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift clean
 
 help: ## list the commands
@@ -41,7 +41,12 @@ colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _bu
 
 check: lint quick ## lint, types and the quick tests, in under a minute
 
-test: lint unit notebooks site ## everything that needs no GPU
+test: ## everything that needs no GPU
+	$(MAKE) --jobs 2 environments
+	$(MAKE) unit
+	$(MAKE) --jobs 3 --output-sync=target lint notebooks site
+
+environments: $(TEST_ENV) $(BOOK_ENV)
 
 lint: $(TEST_ENV) ## check style and types
 	$(PY) -m ruff check .

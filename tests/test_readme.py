@@ -1,5 +1,6 @@
 """The README's example, run as it is printed."""
 
+import json
 import os
 import re
 import shlex
@@ -11,36 +12,40 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-MODULE, SCRIPT = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
-COMMANDS = re.findall(
-    r"^\$ python (-m memtraffic .*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)", README, re.M
-)
+COMMAND = r"^\$ python -m memtraffic (.*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)"
+RUN = """
+import sys, json
+from memtraffic.__main__ import main
+for arguments in json.loads(sys.argv[1]):
+    print("$")
+    assert main(arguments) == 0
+"""
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-def run(folder, *arguments):
-    (folder / "mine.py").write_text(MODULE, "utf-8")
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+@pytest.mark.slow
+def test_example_of_the_readme(tmp_path):
+    """The Python lines and the commands that need no GPU, in one process."""
+    module, script = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    commands = [
+        (shlex.split(command), shown)
+        for command, shown in re.findall(COMMAND, README, re.M)
+        if not command.startswith(("counters", "roof"))
+    ]
+    (tmp_path / "mine.py").write_text(module, "utf-8")
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True
+        [sys.executable, "-c", script + RUN, json.dumps([command for command, _ in commands])],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_python_example(tmp_path):
-    lines = run(tmp_path, "-c", SCRIPT).splitlines()
-    wanted = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", SCRIPT, re.M)
-    assert len(lines) == len(wanted) == 2
-    assert all(line.startswith(start) for line, start in zip(lines, wanted, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command, shown", COMMANDS, ids=[c.split()[2] for c, _ in COMMANDS])
-def test_command(tmp_path, command, shown):
-    if command.split()[2] in ("counters", "roof"):
-        pytest.skip("needs a GPU")
-    said = run(tmp_path, *shlex.split(command))
-    assert said == shown if shown else said
+    printed, *said = done.stdout.split("$\n")
+    comments = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", script, re.M)
+    assert len(comments) == len(printed.splitlines()) == 2
+    assert all(map(str.startswith, printed.splitlines(), comments))
+    assert len(said) == len(commands) == 4
+    for text, (_, shown) in zip(said, commands, strict=True):
+        assert text == shown if shown else text
