@@ -52,6 +52,17 @@ def matrix(
     return memory.as_strided((m, n), (row_stride, col_stride))
 
 
+def span(x: Tensor) -> int:
+    """Elements from the first of `x` to its last in memory, gaps included; 0 if it is empty.
+
+    >>> span(matrix(3, 4)), span(matrix(3, 4, layout="every other"))
+    (12, 23)
+    """
+    if not x.numel():
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+
+
 def sectors(x: Tensor) -> int:
     """Sectors of 32 bytes that the rows of the matrix `x` lie in, added up row by row.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memtraffic.ops import SOFTMAX, Op, find_op
 from memtraffic.ops.op import row_tolerance
+from memtraffic.tensors import span
 
 if TYPE_CHECKING:
     from memtraffic.traffic.count import Traffic
@@ -156,9 +157,7 @@ def assert_touches_once(traffic: "Traffic", argument: str, elements: int | Tenso
         for offset in access.offsets
     )
     if isinstance(elements, Tensor):
-        steps = zip(elements.shape, elements.stride(), strict=True)
-        span = 1 + sum((n - 1) * stride for n, stride in steps) if elements.numel() else 0
-        offsets = torch.arange(span).as_strided(elements.shape, elements.stride())
+        offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
         expected = Counter(offsets.flatten().tolist())
     else:
         expected = Counter(range(elements))

@@ -45,6 +45,7 @@ def test_compiled_keeps_its_assembler_to_itself(monkeypatch):
 
 
 def test_compiled_leaves_the_callers_assembler(monkeypatch):
+    monkeypatch.setattr(baselines, "_inductor", {baselines.PTXAS: "inductor's"})
     monkeypatch.setenv(baselines.PTXAS, "the caller's")
     monkeypatch.setattr(baselines, "_compile", lambda multi_kernel: torch.clone)
     baselines.compiled(torch.ones(1))

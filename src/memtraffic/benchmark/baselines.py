@@ -57,12 +57,14 @@ def _ptxas_of_inductor() -> Iterator[None]:
     Inductor makes Triton use PyTorch's `ptxas`, for the rest of the process. A Triton kernel that
     is compiled later would then have other registers than in a process without `torch.compile`.
     """
-    before = os.environ.get(PTXAS)
+    if PTXAS in os.environ:  # the caller's choice, which Inductor respects
+        yield
+        return
     os.environ.update(_inductor)
     try:
         yield
     finally:
-        if before is None and PTXAS in os.environ:
+        if PTXAS in os.environ:
             _inductor[PTXAS] = os.environ.pop(PTXAS)
 
 

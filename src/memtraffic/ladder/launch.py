@@ -13,6 +13,7 @@ from memtraffic import residency, runtime
 from memtraffic.compile import loaded_resources
 from memtraffic.gpus import Gpu
 from memtraffic.ladder.tiling import Tiling
+from memtraffic.tensors import span
 from memtraffic.triton_internals import compile_kernel, launch_compiled, shared_bytes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -95,13 +96,9 @@ def partially_overlaps(a: Tensor, b: Tensor) -> bool:
     """
     if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
         return False
-
-    def is_dense(x: Tensor) -> bool:
-        steps = zip(x.shape, x.stride(), strict=True)
-        return 1 + sum((n - 1) * stride for n, stride in steps) == x.numel()
-
     apart = abs(a.data_ptr() - b.data_ptr())
-    return is_dense(a) and is_dense(b) and apart < a.numel() * a.element_size()
+    dense = all(span(x) == x.numel() for x in (a, b))
+    return dense and apart < a.numel() * a.element_size()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import runtime
 from memtraffic.progress import progress_bar
+from memtraffic.tensors import span
 from memtraffic.triton_internals import interpreter_cause, interpreting
 
 _ALLOCATIONS = frozenset(
@@ -330,10 +331,8 @@ class _Kernel:
         self.holds_pointers = False
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((n - 1) * stride for n, stride in steps) if tensor.numel() else 0
         start = tensor.data_ptr()
-        self.arguments.append((name, start, start + span * tensor.element_size()))
+        self.arguments.append((name, start, start + span(tensor) * tensor.element_size()))
         self.holds_pointers |= tensor.dtype in (torch.int64, torch.uint64)
 
     def split(
