@@ -1,15 +1,19 @@
-"""How the tests read notebooks, their exercises and the folded solutions."""
+"""How the tests read notebooks: what is visible, sentences, exercises and the folded solutions."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+
+# The pages that keep all rules of how a page is written: slugs, of notebooks and of Markdown.
+REWRITTEN: tuple[str, ...] = ()
 
 # An absolute path of some machine, which no page may show.
 MACHINE_PATH = re.compile(
@@ -32,12 +36,55 @@ def markdown(notebook: NotebookNode) -> str:
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
+def tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def folded(cell: NotebookNode) -> bool:
+    """Whether the page shows a code cell's title and output, and its code on demand."""
+    return "hide-input" in tags(cell)
+
+
+def visible(cell: NotebookNode) -> bool:
+    """Whether the page shows a code cell's code."""
+    return not any(tag.startswith(("hide-", "remove-")) for tag in tags(cell))
+
+
 def calls(code: str, name: str) -> list[ast.Call]:
     """The calls of `name` or `module.name` in code."""
     found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
     return [
         call for call in found if getattr(call.func, "attr", getattr(call.func, "id", None)) == name
     ]
+
+
+# The start of a heading, a table, HTML, a directive; then also of an item, a question, a formula.
+NO_PROSE = re.compile(r"\s*(#|\||<|:|\{)")
+NEW_LINE = re.compile(r"\s*(#|\||<|:|\$\$|[-*+]\s|\d+\.\s|\*\*\d+\.\*\*)")
+LABEL = re.compile(r"\s*([-*+]\s+)?\*\*[^*]+\.\*\*\s|\s*\d+\.\s")
+SENTENCE_END = re.compile(r"[.:?!;…][)\"'”’*_]*$")
+SENTENCE_INSIDE = re.compile(r"(?<!\b[A-Z])[.?!][)\"'”’*_]*\s+[(\"'“‘*_]*[A-Z0-9]")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|Fig|Eq|No|al|approx|Dr)\.")
+
+
+def lines_with_several_sentences(text: str) -> list[str]:
+    """Lines of Markdown, without blocks of code, that hold more or less than whole sentences."""
+    lines = [re.sub(r"^\s*>\s?", "", line.rstrip()) for line in text.splitlines()]
+    found = []
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        plain = _plain(line)
+        term = following.startswith("  ") and not NEW_LINE.match(line)  # of a glossary
+        ended = term or NEW_LINE.match(following) or SENTENCE_END.search(plain)
+        goes_on = following and not ended
+        if line and not NO_PROSE.match(line) and (goes_on or SENTENCE_INSIDE.search(plain)):
+            found.append(line)
+    return found
+
+
+def _plain(line: str) -> str:
+    """A line of Markdown with a word for each code span, role and link, and without a label."""
+    line = re.sub(r"(\{[\w:-]+\})?`[^`]+`|!?\[[^\]]*\]\([^)]*\)", "Word", line)
+    return ABBREVIATION.sub(r"\1", LABEL.sub("", line, count=1))
 
 
 def exercises(text: str) -> Iterator[tuple[int, str]]:

@@ -58,13 +58,16 @@ def project(tmp_path):
 
 
 def write_notebook(path, *cells, solution=None):
-    """A notebook of (source, stored output); with a solution, an exercise, which wants a 1."""
-    made = [
-        new_code_cell(
-            source, execution_count=i, outputs=[new_output("stream", text=text)] if text else []
-        )
-        for i, (source, text) in enumerate(cells, 1)
-    ]
+    """A notebook of (source, stored output); with a solution, an exercise, which wants a 1.
+
+    A cell with a title is folded.
+    """
+    made = []
+    for i, (source, text) in enumerate(cells, 1):
+        outputs = [new_output("stream", text=text)] if text else []
+        made.append(new_code_cell(source, execution_count=i, outputs=outputs))
+        if source.startswith("# @title"):
+            made[-1].metadata = {"tags": ["hide-input"], "cellView": "form"}
     if solution is not None:
         fold = "<details><summary>Solution</summary>\n\n```python\nanswer_1 = "
         text = f"{fold}{solution}\n```\n</details>"
@@ -95,8 +98,8 @@ def test_nbval_compares_strictly_and_tries_the_solutions(project):
     """A kernel starts in the environment of a reader, and nothing in a build folder is run."""
     book, environment = project / "book", "import os\nprint('TRITON_INTERPRET' in os.environ)"
     write_notebook(book / "same.ipynb", ("print('5 µs')", "5 µs\n"), (environment, "False\n"))
-    write_notebook(book / "other.ipynb", ("print('5 µs')", "6 µs\n"))
-    write_notebook(book / "right.ipynb", solution="1")
+    write_notebook(book / "other.ipynb", ("# @title Folded\nprint('5 µs')", "6 µs\n"))
+    write_notebook(book / "right.ipynb", solution="print('– Not timed: no GPU.') or 1")
     write_notebook(book / "wrong.ipynb", solution="2")
     for folder in (book / "_build", project / "_build"):
         write_notebook(folder / "a.ipynb", ("1", None))

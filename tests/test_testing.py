@@ -14,6 +14,7 @@ from memtraffic.testing import (
     assert_row_sums,
     assert_softmax,
     assert_touches_once,
+    bounds_checked,
     is_correct,
     is_softmax,
     poisoned_memory,
@@ -103,6 +104,18 @@ def test_assert_close_refuses_a_reference_that_judges_nothing():
         assert_close(y, reference.float(), torch.float32)
     with pytest.raises(AssertionError, match="not finite"):
         assert_close(y * float("nan"), reference * float("nan"), torch.float32)
+
+
+# ---- bounds_checked
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are not interpreted")
+def test_bounds_checked_refuses_an_access_before_it_is_made():
+    kernels = pytest.importorskip("kernels", reason="Triton is not installed")
+    with bounds_checked():
+        assert kernels.dropped_mask(matrix(5, 16)).shape == (5, 16)
+        with pytest.raises(Exception, match="reads 4 elements outside the tensors"):
+            kernels.dropped_mask(matrix(5, 12))
 
 
 # ---- assert_row_sums

@@ -1,7 +1,8 @@
 """What this book adds to Sphinx: pages made from the docstrings and from the recordings.
 
 Both are read from their files, because the environment that builds the book has no PyTorch. It also
-adds the buttons that need the address of the repository.
+puts the title of a folded cell on its fold, and adds the buttons that need the address of the
+repository.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +221,21 @@ class Recordings(Generated):
         return describe_ladder() if self.arguments else describe_recordings()
 
 
+class FoldedTitles(SphinxPostTransform):
+    """Moves the line `# @title` of a folded cell, which Colab shows as a form, to its fold."""
+
+    default_priority = 198  # MyST-NB folds at 199
+
+    def run(self, **options: Any) -> None:
+        for cell in self.document.findall(nodes.container):
+            code = cell.next_node(nodes.literal_block) if cell.get("hide_mode") else None
+            title = code and re.match(r"# @title (.+)\n+", code.rawsource)
+            if code and title:
+                code.rawsource = code.rawsource[title.end() :]
+                code.children = [nodes.Text(code.rawsource)]
+                cell["prompt_show"] = cell["prompt_hide"] = f"Code: {title[1]}"
+
+
 def add_repository(app: Sphinx, config: Config) -> None:
     """Buttons that need the address of the repository: none before `repository.url` is set.
 
@@ -235,5 +252,6 @@ def add_repository(app: Sphinx, config: Config) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", Api)
     app.add_directive("recordings", Recordings)
+    app.add_post_transform(FoldedTitles)
     app.connect("config-inited", add_repository, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from memtraffic import runtime
 from memtraffic.ops import SOFTMAX, Op, find_op
 from memtraffic.ops.op import row_tolerance
 from memtraffic.tensors import span
+from memtraffic.triton_internals import interpreting
 
 if TYPE_CHECKING:
     from memtraffic.traffic.count import Traffic
@@ -87,6 +89,55 @@ def poisoned_memory() -> Iterator[None]:
             options.fill_uninitialized_memory = fill
 
 
+class _Bounds:
+    """Refuses accesses outside a kernel's arguments, before they are made."""
+
+    def __init__(self) -> None:
+        self.kernel = ""
+        self.spans: list[tuple[int, int]] = []  # first byte, one past the last byte
+
+    @contextmanager
+    def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
+        outer = self.kernel, self.spans
+        self.kernel, self.spans = kernel, []
+        yield
+        self.kernel, self.spans = outer
+
+    def bind(self, argument: str, tensor: Tensor) -> None:
+        start = tensor.data_ptr()
+        self.spans.append((start, start + span(tensor) * tensor.element_size()))
+
+    def access(
+        self, kind: str, addresses: Any, itemsize: int, program: tuple[int, ...], grid: object
+    ) -> None:
+        inside = sum(((start <= addresses) & (addresses < end)) for start, end in self.spans)
+        outside = int(addresses.size - (inside > 0).sum()) if self.spans else addresses.size
+        if outside:
+            verb = "reads" if kind == "read" else "writes"
+            raise AssertionError(
+                f"program {program} of {self.kernel} {verb} {outside} elements outside the "
+                "tensors it was given"
+            )
+
+    def autotuned(self, kernel: str, launches: list[Callable[[], None]]) -> None:
+        for launch in launches:
+            launch()
+
+
+@contextmanager
+def bounds_checked() -> Iterator[None]:
+    """Context manager: an interpreted kernel may not touch memory outside its arguments.
+
+    It raises AssertionError instead, before the access is made, which might end the process.
+    Nothing is checked where kernels run on a GPU.
+    """
+    if not runtime.INTERPRETED:
+        yield
+        return
+    with interpreting(_Bounds()):
+        yield
+
+
 def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> None:
     """Assert that `fn(*inputs)` is the result of `op`, judged against float64 on the same inputs.
 
@@ -107,8 +158,13 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     nan = reference.isnan()
     shapes = f"shape {tuple(got.shape)}, not {tuple(reference.shape)}"
     _require(got.shape == reference.shape, shapes)
-    misplaced = int((got.isnan() != nan).sum())
-    _require(misplaced == 0, f"NaN in {misplaced} wrong places")
+    misplaced = got.isnan() != nan
+    if misplaced.any():
+        first = tuple(misplaced.nonzero()[0].tolist())
+        raise AssertionError(
+            f"NaN in {int(misplaced.sum())} wrong places, the first at {first} "
+            "(NaN is also what memory holds that was never written)"
+        )
     got, reference = got.masked_fill(nan, 0), reference.masked_fill(nan, 0)
     assert_close(got, reference, inputs[0].dtype, op.roundings)
     if op.checks_row_sums:

@@ -5,7 +5,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.benchmark import overhead
-from memtraffic.benchmark.overhead import autotune_cost, launch_overhead
+from memtraffic.benchmark.overhead import autotune_cost, caller_times, launch_overhead
 
 CLOCK, WAIT = "clock", "wait"
 
@@ -38,6 +38,7 @@ def test_overhead_without_a_gpu(monkeypatch):
     for call in (
         lambda: launch_overhead(["copy"], (8, 8)),
         lambda: autotune_cost("naive", "naive", [(8, 8)]),
+        lambda: caller_times(["copy"], [(8, 8)]),
     ):
         with pytest.raises(RuntimeError, match="needs a GPU"):
             call()
@@ -63,6 +64,21 @@ def test_launch_overhead_is_the_median_of_its_rounds(logged, monkeypatch):
     assert frame["host_us"].tolist() == pytest.approx([1e6])
 
 
+def test_caller_times_of_the_gpu_and_of_the_host(events, logged):
+    """On the GPU as `bench`; until the call returns; and until its result is there."""
+    impls = {name: logged(name) for name in ("ours", "theirs")}
+    frame = caller_times(impls, [(4, 8), (2, 16)], dtype="float16", calls=4)
+    times = ["us", "us_p20", "us_p80", "host_us", "host_wait_us"]
+    assert list(frame.columns) == ["impl", "m", "n", "dtype", *times]
+    keys = [(name, m, n) for m, n in ((4, 8), (2, 16)) for name in impls]
+    assert list(zip(frame["impl"], frame["m"], frame["n"], strict=True)) == keys
+    assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
+    assert frame["host_us"].tolist() == pytest.approx(4 * [1e6 / 4])
+    assert frame["host_wait_us"].tolist() == pytest.approx(4 * [1e6])
+    call = ("theirs", (2, 16))
+    assert events[-500:] == 100 * [WAIT, CLOCK, call, WAIT, CLOCK]
+
+
 def test_autotune_cost_times_the_first_call_on_the_host(events, logged):
     shapes = [(4, 8), [2, 16]]
     frame = autotune_cost(logged("fixed"), logged("tuned"), shapes, dtype="float16")
@@ -79,3 +95,5 @@ def test_autotune_cost_times_the_first_call_on_the_host(events, logged):
 def test_launch_overhead_on_a_gpu():
     frame = launch_overhead(["torch.softmax", "persistent"], (64, 1024))
     assert frame["host_us"].between(1, 10_000).all()
+    frame = caller_times(["torch.softmax", "persistent"], [(4096, 16384)])
+    assert (frame["us"] < frame["host_wait_us"]).all()

@@ -3,6 +3,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.benchmark import sweeps
+from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.sweeps import bench, bench_layouts, bench_option
 from memtraffic.ladder import naive
 from memtraffic.ops import SOFTMAX_BACKWARD
@@ -48,7 +49,29 @@ def test_bench_has_a_row_for_each_shape_and_name(timed):
     ]
     assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
     assert frame["gb_per_s"].tolist() == pytest.approx([0.128, 0.064, 0.128, 0.064])
-    assert [options for _, options in timed] == [{"cold": False}] * 2
+    assert [options for _, options in timed] == [
+        {"cold": False, "budget": 0},  # the trial of copies
+        {"cold": False, "budget": 0.3},
+    ] * 2
+
+
+def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
+    tried = []
+    fastest = lambda x, cold: tried.append((x, cold)) or x.clone  # noqa: E731
+    monkeypatch.setattr(sweeps, "fastest_copy", fastest)
+    bench({"naive": "naive", "roof": copy}, [(4, 8)], budget=0.1)
+    [([rung, copied], options)] = timed
+    assert options == {"cold": True, "budget": 0.1}
+    assert rung.args[0] is tried[0][0] and tried[0][1]
+    assert copied == tried[0][0].clone
+
+
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+def test_bench_of_a_layout(layout, timed):
+    frame = bench(["naive"], [(4, 6)], layout=layout)
+    [([call], _)] = timed
+    assert call.args[0].stride() == MEMORY_LAYOUTS[layout](4, 6)
+    assert keys(frame) == [("naive", 4, 6, "float32")]
 
 
 def test_bench_of_functions_by_name(timed):
@@ -57,7 +80,7 @@ def test_bench_of_functions_by_name(timed):
     [(calls, options)] = timed
     assert calls[1].func is calls[2].func is naive.softmax
     assert all(call.args[0] is calls[0].args[0] for call in calls)
-    assert options == {"cold": True}
+    assert options == {"cold": True, "budget": 0.3}
 
 
 def test_bench_of_an_op_with_two_inputs(timed):
@@ -71,6 +94,7 @@ def test_bench_of_an_op_with_two_inputs(timed):
     frame = bench({"ours": backward, "copy": "copy"}, [(4, 8)], op="softmax_backward")
     assert keys(frame) == [("ours", 4, 8, "float32"), ("copy", 4, 8, "float32")]
     assert [x.shape for x in inputs[0]] == [(4, 8), (4, 8)]
+    assert [len(fns) for fns, _ in timed] == [5, 2]  # what adds two inputs, and the fastest of it
     assert frame["gb_per_s"][0] == pytest.approx(3 * 4 * 8 * 4 / 1e3)
     assert keys(bench({"ours": backward}, [(4, 8)], op=SOFTMAX_BACKWARD)) == keys(frame[:1])
     with pytest.raises(ValueError):
@@ -89,8 +113,8 @@ def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
     ]
     assert frame["us"].tolist() == pytest.approx([2, 3, 2])
     assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 64 * 2 / 2e3)
-    [(first, _), _] = timed
-    assert first[0].func is sweeps.copy
+    [(tried, _), (first, _), *_] = timed
+    assert first[0] is tried[0]
     assert [call.keywords for call in first[1:]] == [{"num_warps": 1}, {"num_warps": 4}]
 
 

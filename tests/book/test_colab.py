@@ -262,15 +262,18 @@ def test_text_offers_the_function_behind_the_chart(convert):
 
 
 def test_notebook_folds_what_the_page_folds(convert):
-    folded, titled, shown = convert(
-        code("claim('a', True)", "hide-input"),
-        code("# @title Mine\nf()", "hide-input"),
+    folded, shown = convert(
+        code("# @title Mine\nf()", "hide-input", cellView="form", jupyter={"source_hidden": True}),
         code("f()"),
     )
-    assert folded.metadata == titled.metadata == {"cellView": "form"}
-    assert folded.source == "# @title Checks\nclaim('a', True)"
-    assert titled.source == "# @title Mine\nf()"
+    assert folded.metadata == {"cellView": "form"} and folded.source == "# @title Mine\nf()"
     assert shown.metadata == {} and shown.source == "f()"
+
+
+@pytest.mark.parametrize("tag", ["hide-input", "hide-cell", "remove-input", "remove-cell"])
+def test_notebook_wants_a_title_for_what_is_folded(convert, tag):
+    with pytest.raises(ValueError, match=r"page\.ipynb cell 1: a folded cell .* `# @title"):
+        convert(code("f()", tag))
 
 
 def test_notebook_keeps_the_alt_text_of_a_figure(convert):

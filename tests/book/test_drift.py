@@ -1,4 +1,5 @@
 import dataclasses
+import datetime
 
 import pandas as pd
 import pytest
@@ -6,8 +7,8 @@ import pytest
 from memtraffic import runtime
 from memtraffic.book import catalog, drift
 from memtraffic.book.catalog import BENCH, COUNTERS, OVERHEAD, TUNING, Experiment
-from memtraffic.book.drift import compare, measure_again
-from memtraffic.book.recording import RecordingError, experiment
+from memtraffic.book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
+from memtraffic.book.recording import DRIFT, RecordingError, experiment
 
 COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING)}
 SHORT, LONG = 19.9, 20.0  # µs
@@ -84,6 +85,7 @@ def test_compare_names_each_value():
 
 def test_measure_again(recorded, capsys):
     assert measure_again() == measure_again(["speed"]) == []
+    (recorded.h200 / DRIFT).unlink()
     before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
     measure = catalog.EXPERIMENTS["speed"].measure
     recorded.changes(measure=lambda shapes, scale: measure(shapes, 1.3 * scale))
@@ -92,7 +94,8 @@ def test_measure_again(recorded, capsys):
     assert first == 'speed row 0 (a, "b"): us was 5.33333, is 6.93333 (+30.0%)'
     assert second.startswith("speed row 1")
     assert capsys.readouterr().out == "speed: drifted\n"
-    assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
+    assert (recorded.h200 / DRIFT).is_file()
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_measure_again_takes_what_verify_has_measured(recorded, in_mode):
@@ -141,3 +144,112 @@ def test_every_column_has_a_unit_or_is_compared_exactly():
             assert column.unit or not column.tolerance, f"{subject.id}: {column}"
             assert not column.noise or column.unit == "bytes"
     assert drift.SHORT_US == LONG
+
+
+# ---- how far apart: drift.csv
+
+
+def rows(*dicts):
+    return pd.DataFrame(dicts)
+
+
+def test_largest_differences_are_of_the_row_that_differs_most():
+    names = ("impl", "n", "us", "us_p20", "gb_per_s")
+    subject = Experiment("speed", pd.DataFrame, {}, tuple(COLUMNS[name] for name in names))
+    same = {"impl": "a", "n": 8, "us": 100.0, "us_p20": 90.0, "gb_per_s": 50.0}
+    recorded = rows(same, same | {"us": SHORT}, same)
+    measured = rows(
+        same | {"us": 101.0, "us_p20": 1.0},
+        same | {"us": SHORT * 0.9, "gb_per_s": 52.0},
+        same | {"us": 105.0, "n": 9},
+    )
+    by_column = {it["column"]: it for it in largest_differences(subject, recorded, measured)}
+    assert list(by_column) == ["us", "gb_per_s"]  # what is compared, but for what must be equal
+    assert all(list(it) == VALUES for it in by_column.values())
+    assert by_column["us"] == {
+        "experiment": "speed",
+        "column": "us",
+        "unit": "µs",
+        "row": 1,
+        "recorded": SHORT,
+        "measured": SHORT * 0.9,
+        "difference": pytest.approx(-0.1),
+        "tolerance": 0.2,  # of a row that takes less than 20 µs
+    }
+    assert by_column["gb_per_s"]["difference"] == pytest.approx(0.04)
+    assert by_column["gb_per_s"]["tolerance"] == 0.2
+    by_column = {it["column"]: it for it in largest_differences(subject, recorded, recorded)}
+    assert (by_column["us"]["difference"], by_column["us"]["tolerance"]) == (0, 0.1)
+    assert largest_differences(subject, recorded, measured[:2]) == []
+
+
+def test_largest_differences_leave_out_noise_and_nothing():
+    subject = Experiment("speed", pd.DataFrame, {}, (COLUMNS["dram_read_bytes"],))
+    recorded = rows(*({"dram_read_bytes": value} for value in (0, 10 * 2**20 - 1, 10**9)))
+    measured = rows(*({"dram_read_bytes": value} for value in (2**21, 2**20, 10**9 + 10**7)))
+    [most] = largest_differences(subject, recorded, measured)
+    assert (most["row"], most["difference"]) == (2, pytest.approx(0.01))
+    assert largest_differences(subject, recorded[:2], measured[:2]) == []
+    texts = rows({"dram_read_bytes": ""})
+    assert largest_differences(subject, texts, measured[:1]) == []
+
+
+def test_read_drift_of_what_was_measured_again(recorded, capsys):
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, 1.03 * scale))
+    recorded.machine["driver"] = "581.2"  # of another machine
+    assert measure_again() == []
+    capsys.readouterr()
+    frame = drift.read_drift()
+    assert list(frame.columns) == [*VALUES, *ORIGIN]
+    assert frame["column"].tolist() == ["us", "dram_read_bytes"]
+    assert frame["difference"].tolist() == pytest.approx([0.03, 0], rel=1e-4)
+    today = datetime.date.today().isoformat()
+    assert frame.loc[0, ORIGIN].tolist() == [today, 40 * "0", "581.2", "2.11.0", "3.6.0"]
+    assert capsys.readouterr().out == (
+        f"Measured again on NVIDIA H200, {today} (driver 581.2, PyTorch 2.11.0, Triton 3.6.0).\n"
+    )
+
+
+def test_measure_again_keeps_what_it_did_not_measure(recorded):
+    speed = catalog.EXPERIMENTS["speed"]
+    others = [dataclasses.replace(speed, id=id) for id in ("before", "after", "gone")]
+    recorded.lists(others[0], speed, others[1], others[2])
+    recorded.record(*others)
+    measure_again()
+    recorded.lists(others[0], speed, others[1])
+    recorded.machine["driver"] = "581.2"
+    measure_again(["speed"])
+    frame = drift.read_drift()
+    assert frame["experiment"].tolist() == [id for id in ("before", "speed", "after") for _ in "ab"]
+    drivers = frame.drop_duplicates("experiment")["driver"].tolist()
+    assert drivers == ["580.1", "581.2", "580.1"]
+
+
+def test_read_drift_of_nothing_or_of_older_recordings(recorded):
+    with pytest.raises(RecordingError, match=r"drift\.csv: missing.*memtraffic.book drift"):
+        drift.read_drift()
+    measure_again()
+    measure = catalog.EXPERIMENTS["speed"].measure
+    faster = recorded.changes(measure=lambda shapes, scale: measure(shapes, 0.5 * scale))
+    recorded.record(faster)
+    with pytest.raises(RecordingError, match=r"speed was recorded anew.*drift speed"):
+        drift.read_drift()
+    with pytest.raises(RecordingError, match="nvidia-l4"):
+        drift.read_drift("nvidia-l4")
+
+
+def test_measure_again_without_anything_to_compare(recorded):
+    """An experiment whose values must all be equal has no row."""
+    recorded.changes(measure=catalog.EXPERIMENTS["speed"].measure)
+    only = dataclasses.replace(
+        catalog.EXPERIMENTS["speed"],
+        id="only",
+        measure=lambda: rows({"impl": "a"}),
+        arguments={},
+        columns=(COLUMNS["impl"],),
+    )
+    recorded.lists(only)
+    recorded.record(only)
+    assert measure_again() == []
+    assert drift.read_drift().empty

@@ -3,18 +3,40 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import gpus, runtime
+from memtraffic import gpus, residency, runtime
 from memtraffic.book import exhibits
 from memtraffic.ladder import masked, persistent, tiled
+from memtraffic.ladder.launch import Plan
+from memtraffic.ladder.tiling import Tiling
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, is_softmax
+from memtraffic.testing import assert_close, assert_softmax, is_softmax
 from memtraffic.traffic.count import count
 
 STAGES = (exhibits.softmax_1_stage, exhibits.softmax_2_stages, exhibits.softmax_3_stages)
+SUSPECTS = (
+    exhibits.softmax_tiled_8_warps,
+    exhibits.softmax_1_stage_8_warps,
+    exhibits.softmax_1_stage_once,
+    exhibits.softmax_2_stages_twice,
+    exhibits.softmax_2_stages_once,
+    exhibits.softmax_dynamic,
+)
+COPIES = (
+    exhibits.copy_tiled,
+    exhibits.copy_1_stage,
+    exhibits.copy_2_stages,
+    exhibits.copy_3_stages,
+)
+
+
+def name(fn):
+    return fn.__name__
 
 
 @pytest.mark.parametrize("n", [1, 512, 781, 8320])
-@pytest.mark.parametrize("fn", [exhibits.softmax_few_warps, exhibits.softmax_uncached, *STAGES])
+@pytest.mark.parametrize(
+    "fn", [exhibits.softmax_few_warps, exhibits.softmax_uncached, *STAGES, *SUSPECTS], ids=name
+)
 def test_softmax_is_right(fn, n):
     assert_softmax(fn, matrix(5, n))
 
@@ -37,6 +59,105 @@ def test_softmax_few_warps_has_those_of_8192_columns():
 def test_softmax_stages_are_those_of_the_loop():
     stages = [launches(fn, matrix(8, 4096))[0].constants["STAGES"] for fn in STAGES]
     assert stages == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fn", [*SUSPECTS, *COPIES], ids=name)
+def test_suspects_move_the_least_in_every_layout(fn):
+    for layout in ("packed", "odd", "every other", "transposed"):
+        traffic = count(fn, matrix(7, 500, layout=layout))
+        asked = 7 + 4 if fn is exhibits.softmax_dynamic else 0  # each tile, and once per program
+        moved = [(op.read_elements - asked, op.written_elements - asked) for op in traffic.ops]
+        assert moved[-1] == (3500, 3500)
+
+
+@pytest.mark.parametrize("fn", [*SUSPECTS, *COPIES], ids=name)
+def test_suspects_of_nothing(fn):
+    assert fn(torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
+
+
+@pytest.mark.parametrize("n", [1, 512, 781, 8320])
+@pytest.mark.parametrize("fn", COPIES, ids=name)
+def test_copies_are_copies(fn, n, dtype):
+    x = matrix(5, n, dtype)
+    y = fn(x)
+    assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
+
+
+def test_suspects_differ_in_what_they_are_named_for():
+    x = matrix(8, 16384)
+
+    def facts(fn):
+        [launch] = launches(fn, x)
+        return launch.options["num_warps"], launch.constants.get("STAGES")
+
+    assert {name(fn): facts(fn) for fn in (*SUSPECTS, *COPIES)} == {
+        "softmax_tiled_8_warps": (8, None),
+        "softmax_1_stage_8_warps": (8, 1),
+        "softmax_1_stage_once": (8, 1),
+        "softmax_2_stages_twice": (16, 2),
+        "softmax_2_stages_once": (16, 2),
+        "softmax_dynamic": (8, 1),
+        "copy_tiled": (16, None),
+        "copy_1_stage": (16, 1),
+        "copy_2_stages": (16, 2),
+        "copy_3_stages": (16, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fn", "programs"),
+    [
+        (exhibits.softmax_1_stage_8_warps, None),
+        (exhibits.softmax_1_stage_once, 4096),
+        (exhibits.softmax_2_stages_twice, 528),
+        (exhibits.softmax_2_stages_once, 4096),
+    ],
+)
+def test_suspects_launch_as_many_programs_as_they_are_named_for(fn, programs, monkeypatch):
+    asked = []
+
+    def plan(x, y, **options):
+        asked.append(options["programs"])
+        return Plan(Tiling(1, 16384, 16), options["programs"] or 264)
+
+    monkeypatch.setattr(persistent, "plan", plan)
+    monkeypatch.setattr(persistent, "launch", lambda *arguments: None)
+    fn(torch.empty(4096, 16384, device=runtime.device()))
+    assert asked[-1] == programs
+
+
+def test_softmax_dynamic_starts_from_what_the_last_launch_left():
+    exhibits._counter.cache_clear()
+    a, b = matrix(7, 512), matrix(9, 512)
+    for launch in range(1, 4):
+        for x in (a, b):
+            y = exhibits.softmax_dynamic(x)
+            assert_close(y, torch.softmax(x.double(), dim=1), y.dtype)
+            if runtime.INTERPRETED:  # then there are 4 programs
+                turns = len(x) + 4
+                assert exhibits._counter(x.device, len(x), 4).item() == launch * turns
+
+
+def compiled(fn, x):
+    from memtraffic.compile import resources
+
+    [kernel] = resources(fn, "sm_90", x)
+    return kernel
+
+
+@pytest.mark.slow
+def test_suspects_take_the_ways_they_are_named_for():
+    """Tiles go through shared memory from two stages on; at 8 warps two loops fit an SM."""
+    x = matrix(64, 16384)
+    tile = 4 * 16384
+    for fn in (*SUSPECTS, *COPIES):
+        kernel = compiled(fn, x)
+        stages = int("2_stages" in name(fn)) + 2 * int("3_stages" in name(fn))
+        assert kernel.schedule.count("copy") == (stages + 1 if stages else 0), name(fn)
+        assert 0 <= kernel.shared_bytes - stages * tile <= 1024
+        assert kernel.spill_bytes == 0 and set(kernel.load_bits) == {128}
+        if "8_warps" in name(fn) or fn is exhibits.softmax_dynamic:
+            assert residency.resident_programs(kernel) == 2
 
 
 def test_softmax_no_other_is_wrong_where_elements_are_masked():
@@ -132,6 +253,83 @@ def test_softmax_uncached_equals_cached(n):
 
 
 # ---- kernels that are measured
+
+
+def test_arithmetic_kernel_computes_chains():
+    """Each keeps its numbers between 0 and 1, and ends where its chain has its fixed point."""
+    y = torch.empty(2 * 64, device=runtime.device())
+    ends = {"exp2": 0.6411857, "exp": 0.5671433, "multiply-add": 1.0}
+    for what, end in ends.items():
+        exhibits._arithmetic_kernel[(2,)](y, 20, WHAT=what, STEPS=8, BLOCK=64)
+        assert_close(y, torch.full_like(y, end).double(), y.dtype, roundings=16)
+    exhibits._arithmetic_kernel[(2,)](y, 0, WHAT="exp2", STEPS=8, BLOCK=64)
+    assert_close(y, torch.arange(128, device=y.device).double() * 1e-9, y.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "instruction"), [("exp2", "MUFU.EX2"), ("exp", "MUFU.EX2"), ("multiply-add", "FFMA")]
+)
+def test_arithmetic_kernel_has_an_instruction_for_each_result(what, instruction):
+    def compute(y):
+        exhibits._arithmetic_kernel[(1,)](y, 256, WHAT=what, STEPS=32, BLOCK=1024, num_warps=8)
+
+    kernel = compiled(compute, torch.empty(1024, device=runtime.device()))
+    assert kernel.instructions[instruction] == 32 * 4  # of 4 elements per lane
+    assert kernel.instructions.get("STG.E.128") == 1 and not kernel.load_bits
+    assert residency.resident_programs(kernel) == 8  # no lane of an SM is idle
+
+
+def test_stream_kernel_reads_and_copies_every_tile():
+    x = matrix(1, 64 * 10).flatten()
+    for programs in (1, 3, 16):
+        y = torch.zeros_like(x)
+        run(exhibits._stream_kernel, programs, y, x, 10, COPY=True, BLOCK=64)
+        assert torch.equal(y, x)
+        y = torch.zeros_like(x)
+        run(exhibits._stream_kernel, programs, y, x, 10, COPY=False, BLOCK=64)
+        assert not y.any()
+        x[100] = float("nan")  # makes it write
+        run(exhibits._stream_kernel, programs, y, x, 10, COPY=False, BLOCK=64)
+        assert y.isnan().sum() == 1
+        x[100] = 0
+
+
+def run(kernel, programs, *arguments, **constants):
+    kernel[(programs,)](*arguments, **constants)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "read"])
+@pytest.mark.parametrize(("block", "warps", "loads"), [(256, 2, 1), (1024, 8, 1), (2048, 8, 2)])
+def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
+    """One load of 16 bytes per lane, twice in the largest tile: neither unrolled nor prefetched."""
+
+    def stream(y, x):
+        exhibits._stream_kernel[(1,)](y, x, 32, COPY=copy, BLOCK=block, num_warps=warps)
+
+    x = torch.empty(32 * block, device=runtime.device())
+    kernel = compiled(lambda x: stream(x, x), x)
+    assert kernel.load_bits == {128: loads} and kernel.schedule[:2] == ("for", "load")
+    assert residency.resident_programs(kernel) >= 8
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_idle_kernel_changes_nothing(read):
+    x = matrix(1, 3)
+    before = x.clone()
+    exhibits._idle_kernel[(2,)](x, READ=read)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.slow
+def test_idle_kernel_reads_one_element():
+    def launch(x, read):
+        exhibits._idle_kernel[(1,)](x, READ=read)
+
+    x = matrix(1, 8)
+    assert compiled(lambda x: launch(x, True), x).load_bits == {32: 1}
+    assert compiled(lambda x: launch(x, False), x).load_bits == {}
 
 
 @pytest.mark.parametrize("long", [True, False])

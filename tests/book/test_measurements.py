@@ -2,10 +2,12 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines
-from memtraffic.book import measurements
+from memtraffic.benchmark import baselines, copying, overhead, sweeps
+from memtraffic.book import catalog, measurements
+from memtraffic.book.catalog import EXPERIMENTS
 from memtraffic.book.measurements import (
     EXHIBITS,
     compare_with_driver,
@@ -15,6 +17,7 @@ from memtraffic.book.measurements import (
     launch_plans,
 )
 from memtraffic.ladder import RUNGS, naive
+from memtraffic.tensors import matrix
 
 
 def test_implementation_of_labels():
@@ -38,7 +41,18 @@ NEED_A_GPU = {
     "compare_with_driver": lambda: compare_with_driver(8),
     "counters": lambda: measurements.counters("naive", [8, 8]),
     "count_layouts": lambda: measurements.count_layouts("naive", [8, 8]),
+    "bench_cases": lambda: measurements.bench_cases(["copy"], [CASE]),
+    "bench_rounds": lambda: measurements.bench_rounds(["copy"], 8, [1], [0]),
+    "bench_repeats": lambda: measurements.bench_repeats(["copy"], [[8, 8]], 2),
+    "bench_copies": lambda: measurements.bench_copies([[8, 8]]),
+    "caller_times": lambda: measurements.caller_times(["copy"], [[8, 8]]),
+    "arithmetic": lambda: measurements.arithmetic(1),
+    "bytes_in_flight": lambda: measurements.bytes_in_flight([1], 2**-12),
+    "l2_read": lambda: measurements.l2_read([0.5]),
+    "launch_floor": lambda: measurements.launch_floor(8),
+    "resident_plans": lambda: measurements.resident_plans(["tiled"], [8, 8]),
 }
+CASE = {"dtype": "float32", "layout": "packed", "shapes": [[8, 8]]}
 
 
 @pytest.mark.parametrize("name", NEED_A_GPU)
@@ -55,6 +69,239 @@ def test_bench_programs_are_those_of_this_gpu(monkeypatch):
     monkeypatch.setattr(benchmark, "bench_option", lambda *arguments: calls.append(arguments))
     measurements.bench_programs("naive", [64, 8], [0.25, 1, 24])
     assert calls == [(naive.softmax, [[64, 8]], "programs", [2, 10, 240])]
+
+
+# ---- what is timed, by a timer that calls it once; the i-th function takes i + 1 µs
+
+TIMES = ["us", "us_p20", "us_p80"]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """The functions that were timed, and with what options, on a GPU with two SMs."""
+    calls = []
+
+    def time_interleaved(fns, **options):
+        calls.append((list(fns), options))
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=2)
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
+    for module in (benchmark, copying, overhead, sweeps):
+        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    return calls
+
+
+def test_bench_cases_go_through_types_layouts_and_shapes(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    cases = [
+        {"dtype": "float32", "layout": "packed", "shapes": [[4, 8], [2, 16]]},
+        {"dtype": "bfloat16", "layout": "transposed", "shapes": [[4, 6]]},
+    ]
+    frame = measurements.bench_cases(["naive", "two blocks"], cases, budget=0.1)
+    assert list(frame.columns)[:5] == ["layout", "impl", "m", "n", "dtype"]
+    assert frame.iloc[:, :5].to_numpy().tolist() == [
+        [layout, impl, m, n, dtype]
+        for layout, m, n, dtype in (
+            ("packed", 4, 8, "float32"),
+            ("packed", 2, 16, "float32"),
+            ("transposed", 4, 6, "bfloat16"),
+        )
+        for impl in ("naive", "two blocks")
+    ]
+    assert [options["budget"] for _, options in timed] == [0.1] * 3
+    assert [call.args[0].stride() for call in timed[-1][0]] == [(1, 4)] * 2
+
+
+def test_bench_cases_leave_out_what_is_refused(timed, capsys):
+    """`fused` takes powers of two alone."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    shapes = {"shapes": [[4, 8], [4, 6]]}
+    frame = measurements.bench_cases(["fused", "naive"], [CASE | shapes])
+    assert frame["impl"].tolist() == ["fused", "naive", "naive"]
+    assert capsys.readouterr().err == (
+        "fused at (4, 6) of strides (6, 1): ValueError: fused: 6 columns, not a power of two\n"
+    )
+
+
+def test_bench_rounds_are_rows_per_sm(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    frame = measurements.bench_rounds(["naive", "tiled"], 8, [3, 5], [0, 4], dtype="float16")
+    assert list(frame.columns)[:6] == ["rounds", "extra", "impl", "m", "n", "dtype"]
+    assert frame.iloc[:, :4].to_numpy().tolist() == [
+        [rounds, extra, impl, 2 * rounds + extra]
+        for rounds in (3, 5)
+        for extra in (0, 4)
+        for impl in ("naive", "tiled")
+    ]
+    assert set(frame["dtype"]) == {"float16"}
+
+
+def test_bench_repeats_everything(timed):
+    frame = measurements.bench_repeats(["copy", "naive"], [[4, 8], [2, 16]], 3)
+    keys = frame[["repeat", "m", "impl"]].to_numpy().tolist()
+    assert keys == [[r, m, i] for r in (1, 2, 3) for m in (4, 2) for i in ("copy", "naive")]
+    assert len(timed) == 3 * 2 * 2  # a trial of copies each
+
+
+def test_bench_copies_times_each_of_them(timed):
+    frame = measurements.bench_copies([[4, 8], [2, 16]], "bfloat16")
+    names = list(benchmark.copies(matrix(4, 8)))
+    assert frame["impl"].tolist() == 2 * names
+    assert frame["gb_per_s"][0] == pytest.approx(2 * 2 * 32 / 1e3)
+    assert set(frame["dtype"]) == {"bfloat16"}
+
+
+def test_caller_times_of_labels(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    calls = []
+    monkeypatch.setattr(benchmark, "caller_times", lambda *arguments: calls.append(arguments))
+    measurements.caller_times(["naive", "few warps"], [[4, 8]])
+    [(impls, shapes)] = calls
+    assert shapes == [[4, 8]] and impls == {
+        label: implementation(label) for label in ("naive", "few warps")
+    }
+
+
+def test_arithmetic_rates(timed, monkeypatch):
+    """The clock waits so many cycles in 1 µs; then come three kinds, in 2, 3 and 4 µs."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    slept = []
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    frame = measurements.arithmetic(1)
+    assert slept == [measurements.SLEEP_CYCLES]
+    assert list(frame.columns) == ["what", "sms", "clock_ghz", *TIMES, "t_per_s", "per_clock"]
+    assert frame["what"].tolist() == ["exp2", "exp", "multiply-add"]
+    results = 24 * 2 * 1024 * 32
+    cycles = measurements.SLEEP_CYCLES * 1e6
+    assert frame["clock_ghz"].tolist() == pytest.approx(3 * [cycles * 1e-9])
+    assert frame["t_per_s"].tolist() == pytest.approx([results / us * 1e-6 for us in (2, 3, 4)])
+    assert frame["per_clock"][0] == pytest.approx(results / 2e-6 / 2 / cycles)
+
+
+@pytest.mark.parametrize("kib", [1, 2, 4, 8, 12, 16, 24, 32, 48, 64])
+def test_stream_programs_have_so_many_bytes_in_flight(kib):
+    programs, warps, block = measurements.stream_programs(kib)
+    assert programs * block * 4 == kib * 1024
+    assert block * 4 == warps * 32 * 16 * (2 if kib > 32 else 1)
+    assert programs * warps <= 64  # what an SM holds
+
+
+@pytest.mark.parametrize("kib", [3, 6, 10, 36, 68])
+def test_stream_programs_of_no_such_number(kib):
+    with pytest.raises(ValueError, match=f"{kib} KiB"):
+        measurements.stream_programs(kib)
+
+
+def test_bytes_in_flight_has_a_row_for_each_access_and_size(timed, monkeypatch):
+    streams = []
+    monkeypatch.setattr(measurements, "_stream", lambda y, x, *rest: streams.append((x, *rest)))
+    frame = measurements.bytes_in_flight([1, 12], 2**-12)
+    columns = ["access", "kib_per_sm", "sms", *TIMES, "gb_per_s", "latency_ns"]
+    assert list(frame.columns) == columns
+    assert [(kib, copy) for _, kib, copy in streams] == [
+        (1, False), (12, False), (1, True), (12, True),
+    ]  # fmt: skip
+    n_bytes = 2**30 * 2**-12
+    assert {x.nbytes for x, *_ in streams} == {n_bytes}
+    assert frame["access"].tolist() == ["read", "read", "copy", "copy"]
+    assert frame["gb_per_s"].tolist() == pytest.approx(
+        [n_bytes / 1e3, n_bytes / 2e3, 2 * n_bytes / 3e3, 2 * n_bytes / 4e3]
+    )
+    # 2 SMs with 1 KiB each in flight: so many tiles one after the other in 1 µs
+    assert frame["latency_ns"][0] == pytest.approx(1e3 / (n_bytes / 2048))
+    assert frame["latency_ns"][3] == pytest.approx(4e3 / (n_bytes / 2 / 12 / 1024))
+
+
+@pytest.mark.parametrize("kib", [1, 12, 64])
+def test_stream_goes_through_everything(kib, timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    x = matrix(1, 2**17).flatten()
+    y = torch.zeros_like(x)
+    measurements._stream(y, x, kib, False)
+    assert not y.any()
+    measurements._stream(y, x, kib, True)
+    assert torch.equal(x, y)
+
+
+def test_l2_read_is_cold_and_then_warm(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    frame = measurements.l2_read([0.5, 1])
+    assert list(frame.columns) == ["cache", "mib", *TIMES, "gb_per_s"]
+    assert frame["cache"].tolist() == ["cold", "cold", "warm", "warm"]
+    assert frame["mib"].tolist() == [0.5, 1, 0.5, 1]
+    assert [options["cold"] for _, options in timed] == [True, True, False, False]
+    assert frame["gb_per_s"].tolist() == pytest.approx(2 * [2**19 / 1e3, 2**20 / 1e3])
+
+
+def test_launch_floor_launches_what_it_says(timed, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.book import exhibits
+
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda x, READ: launched.append((*grid, READ))
+
+    monkeypatch.setattr(exhibits, "_idle_kernel", Kernel())
+    frame = measurements.launch_floor(4096)
+    assert list(frame.columns) == ["what", "programs", *TIMES]
+    assert launched == [(1, False), (1, True), (2, False), (4096, False)]
+    assert frame["programs"].tolist() == [0, 1, 1, 2, 4096]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5])
+
+
+SMALL = {
+    "copies": {"shapes": [[4, 8]]},
+    "arithmetic": {"trips": 1},
+    "bytes_in_flight": {"kib_per_sm": [1, 4], "gib": 2**-12},
+    "launch_floor": {"rows": 4},
+    "l2_read": {"mib": [0.5]},
+    "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
+    "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},
+    "tiled_rule_float32": {"shapes": [[4, 781]]},
+    "tiled_rule_bfloat16": {"shapes": [[4, 781]]},
+    "persistent_rounds": {"n": 64, "rounds": [1, 2]},
+    "persistent_suspects": {"shapes": [[4, 64]]},
+    "persistent_suspects_plans": {"shape": [64, 16384]},
+    "winners": {
+        "impls": ["copy", "torch.softmax", "tiled", "persistent"],
+        "cases": [case | {"shapes": [[4, 64]]} for case in catalog.CASES],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=[pytest.mark.slow] * id.endswith("plans")) for id in SMALL]
+)
+def test_experiments_have_their_columns(id, timed, monkeypatch):
+    """Experiments in small, as far as they go without a GPU: `run` compares the columns."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    subject = EXPERIMENTS[id]
+    assert SMALL[id].keys() <= subject.arguments.keys()
+    small = dataclasses.replace(subject, arguments=subject.arguments | SMALL[id])
+    frame = small.run()
+    assert len(frame) and not frame.isna().any().any()
+    numbers = {c.name for c in subject.columns if c.tolerance}
+    assert all(frame[name].dtype.kind in "if" for name in numbers)
+
+
+@pytest.mark.slow
+def test_resident_plans_of_labels(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
+    frame = measurements.resident_plans(["tiled", "1 stage, 8 warps", "2 stages"], [64, 16384])
+    assert frame["warps"].tolist() == [16, 8, 16]
+    assert frame["resident"].tolist() == [2, 2, 2]
+    assert (frame["shared_bytes"] // 65536).tolist() == [0, 0, 1]
+    assert frame["registers"].between(32, 128).all()
 
 
 def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):
@@ -200,6 +447,15 @@ def test_grid_sizes_fill_all_processors(compiled, monkeypatch):
 @pytest.mark.gpu
 def test_measurements_on_a_gpu():
     assert len(measurements.pointer_latency(64, 520)) == 1
+    assert len(measurements.bench_copies([[4096, 781]])) == 6
+    rates = measurements.arithmetic(16)
+    assert rates["per_clock"].between(1, 256).all() and rates["clock_ghz"].between(0.3, 4).all()
+    flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])
+    assert flow["gb_per_s"]["read", 1] < flow["gb_per_s"]["read", 64]
+    assert flow["latency_ns"].between(100, 10_000).all()
+    assert (measurements.l2_read([1])["us"] > 0).all()
+    assert (measurements.launch_floor(64)["us"] > 0).all()
+    assert (measurements.resident_plans(["tiled", "2 stages"], [64, 16384])["resident"] >= 1).all()
     plans = launch_plans(4096, [256, 32768])
     assert (plans["registers"] > 0).all() and (plans["resident"] >= 1).all()
     assert len(measurements.bench_programs("persistent", [4096, 1024], [0.5, 2])) == 2

@@ -1,6 +1,7 @@
 """The built site, as a browser gets it: `pytest tests/book/test_site.py --site _build/html`."""
 
 import functools
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -8,7 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from notebooks import MACHINE_PATH
+from browser import dump_dom
+from notebooks import MACHINE_PATH, folded, load
 
 import memtraffic
 
@@ -209,6 +211,49 @@ def test_recordings_page_names_every_recording(site):
         facts = {machine["gpu"], path.parent.name, *(entry["date"] for entry in entries)}
         facts |= {entry["commit"][:10] for entry in entries}
         assert not [fact for fact in facts if fact not in seen]
+
+
+@per_chapter
+def test_fold_shows_the_title_of_its_cell(site, name):
+    """As Colab does; the line of the title is not in the code again."""
+    titles = [
+        cell.source.splitlines()[0].removeprefix("# @title ")
+        for cell in load(ROOT / f"{name}.ipynb").cells
+        if folded(cell)
+    ]
+    page = (site / f"{name}.html").read_text("utf-8")
+    shown = re.findall(r'<p class="collapsed admonition-title">Code: (.*?)</p>', page)
+    assert list(map(html.unescape, shown)) == titles
+    assert "# @title" not in page
+
+
+PHONE = 390  # pixels
+# Of each page in a frame as wide as a phone: its width, and what reaches past the edge.
+OVERFLOW = """<!doctype html><meta charset="utf-8"><pre id="done"></pre>{frames}<script>
+addEventListener("load", () => {{
+  const pages = [...document.querySelectorAll("iframe")].map((frame) => {{
+    const page = frame.contentDocument, width = page.documentElement.scrollWidth;
+    const wide = [...page.querySelectorAll("article *")].filter((element) =>
+      element.getBoundingClientRect().right > frame.clientWidth &&
+      !element.closest("pre, .output, .table-wrapper, [style*=overflow]"));
+    return [frame.id, width, wide.slice(0, 3).map((it) => it.outerHTML.slice(0, 100))];
+  }});
+  document.getElementById("done").textContent = JSON.stringify(pages);
+}});</script>"""
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_a_phone(site, tmp_path):
+    """Code and tables may scroll in their boxes, the page may not."""
+    frame = '<iframe id="{0}" src="{1}" width="{2}" height="800" style="border:0"></iframe>'
+    frames = [frame.format(name, (site / f"{name}.html").as_uri(), PHONE) for name in PAGES]
+    wrapper = tmp_path / "phone.html"
+    wrapper.write_text(OVERFLOW.format(frames="".join(frames)), "utf-8")
+    dom = dump_dom(wrapper, tmp_path, "--allow-file-access-from-files")
+    [text] = re.findall(r'<pre id="done">(.*?)</pre>', dom, re.S)
+    measured = json.loads(html.unescape(text))
+    assert [name for name, *_ in measured] == PAGES
+    assert not [(name, width, wide) for name, width, wide in measured if width > PHONE]
 
 
 def test_page_reader_sees_what_is_wrong():

@@ -44,6 +44,22 @@ def test_check_exercise_says_what_the_judge_raises(capsys):
     assert capsys.readouterr().out.startswith("✗ twice two: not yet (TypeError: ")
 
 
+def test_check_exercise_gives_the_reason_of_the_judge(capsys):
+    def judge(answer):
+        if answer != 4:
+            raise AssertionError(*answer)
+        return True
+
+    check_exercise("twice two", ["It is 4, not 5."], judge)
+    check_exercise("twice two", 4, judge)
+    check_exercise("twice two", [], judge)
+    assert capsys.readouterr().out.splitlines() == [
+        "✗ twice two: not yet. It is 4, not 5.",
+        "✓ twice two",
+        "✗ twice two: not yet",
+    ]
+
+
 def test_glue_keeps_a_value_where_myst_nb_looks(shown):
     glue("ratio", "4.0x")
     mime = "application/papermill.record/"

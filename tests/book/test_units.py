@@ -28,6 +28,7 @@ def sanitize():
 
 MEASURED = ["3957 GB/s", "4.8 TB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "97.4 %", "-3.2 %"]
 MEASURED += ["16.4 kB", "268.4 MB", "1,073.7 MB", "51.2 TFLOP/s", "12.1 FLOP/byte", "0.54 GB"]
+MEASURED += ["4.14 T/s", "15.8 per clock", "1.98 GHz"]
 
 
 @pytest.mark.parametrize("text", MEASURED)
@@ -41,7 +42,7 @@ def test_sanitize_rule_replaces_a_number_and_keeps_its_unit(text, around, saniti
 
 COUNTED = ["5MN + 2M", "3 x 5", "128 bits", "sm_90", "81 reads", "268,435,456"]
 COUNTED += ["2026-11-21", "PyTorch 2.11.0+cu130", "gfx90a", "0x10", "1024x1024"]
-COUNTED += ["16 bytes", "3 GBs", "5 msec", "7 %s", "8 nsec"]
+COUNTED += ["16 bytes", "3 GBs", "5 msec", "7 %s", "8 nsec", "16 KiB", "3 per clocks", "2 per SM"]
 
 
 @pytest.mark.parametrize("text", COUNTED)
@@ -59,6 +60,9 @@ def test_sanitize_rule_keeps_any_other_number(text, sanitize):
         (units.format_ms(4150.09), "4,150 ms"),
         (units.format_gb_per_s(3957.2), "3957 GB/s"),
         (units.format_ratio(1.034), "1.03x"),
+        (units.format_t_per_s(4.1432), "4.14 T/s"),
+        (units.format_per_clock(15.81), "15.8 per clock"),
+        (units.format_ghz(1.98), "1.98 GHz"),
         (units.format_bytes(999_900), "999.9 kB"),
         (units.format_bytes(1e6), "1.0 MB"),
         (units.format_bytes(4294967296), "4,295.0 MB"),
@@ -88,7 +92,7 @@ def outputs(path):
 @pytest.mark.parametrize("path", sorted(BOOK.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_units_know_every_unit_in_an_output(path):
     found = {unit for text in outputs(path) for unit in LIKE_A_UNIT.findall(text)}
-    unknown = found - {*units.UNITS, "GiB"}  # GiB: of sizes that are chosen, not measured
+    unknown = found - {*units.UNITS, "KiB", "MiB", "GiB"}  # of sizes that are chosen, not measured
     assert not unknown, f"{path.name}: add {unknown} to units.UNITS, or print it otherwise"
 
 

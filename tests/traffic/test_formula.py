@@ -6,7 +6,15 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
-from memtraffic.traffic.formula import FIT, HELD_OUT, TERMS, Formula, FormulaError, formula
+from memtraffic.traffic.formula import (
+    FIT,
+    HELD_OUT,
+    TERMS,
+    Formula,
+    FormulaError,
+    formula,
+    parse_formula,
+)
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 WIDE = ((2, 8), (4, 16), (6, 32), (3, 4), (4, 10))
@@ -33,6 +41,30 @@ OTHERS = ((2, 12), (6, 10))
 )
 def test_formula_as_text(fn, text):
     assert str(formula(fn)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "coefficients"),
+    [
+        ("MN", (1, 0, 0, 0)),
+        ("5MN + 2M", (5, 2, 0, 0)),
+        ("2M+5MN", (5, 2, 0, 0)),
+        ("-M + N", (0, -1, 1, 0)),
+        ("(1/2)MN - 3", (Fraction(1, 2), 0, 0, -3)),
+        ("M + M", (0, 2, 0, 0)),
+        ("0", (0, 0, 0, 0)),
+    ],
+)
+def test_parse_formula(text, coefficients):
+    parsed = parse_formula(text, "N")
+    assert tuple(parsed.reads.values()) == coefficients
+    assert str(parse_formula(*str(parsed).removeprefix("reads ").split(", writes "))) == str(parsed)
+
+
+@pytest.mark.parametrize("text", ["", "NM", "MN 2M", "MN +", "2 x", "1/2", "mn"])
+def test_parse_formula_of_something_else(text):
+    with pytest.raises(ValueError, match="is not a formula such as"):
+        parse_formula("MN", text)
 
 
 def test_formula_begins_with_a_negative_term():

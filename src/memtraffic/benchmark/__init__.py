@@ -6,7 +6,8 @@ bandwidth, not a higher one.
 """
 
 from memtraffic.benchmark.baselines import BASELINES, find_implementation
-from memtraffic.benchmark.overhead import autotune_cost, launch_overhead
+from memtraffic.benchmark.copying import copies, fastest_copy
+from memtraffic.benchmark.overhead import autotune_cost, caller_times, launch_overhead
 from memtraffic.benchmark.sweeps import bench, bench_layouts, bench_option
 from memtraffic.benchmark.timing import summary, time_interleaved
 
@@ -16,6 +17,9 @@ __all__ = [
     "bench",
     "bench_layouts",
     "bench_option",
+    "caller_times",
+    "copies",
+    "fastest_copy",
     "find_implementation",
     "launch_overhead",
     "summary",

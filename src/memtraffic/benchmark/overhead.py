@@ -9,15 +9,22 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import find_implementation
-from memtraffic.benchmark.sweeps import Implementation, describe_shape, find_implementations
+from memtraffic.benchmark.sweeps import (
+    Implementation,
+    bench,
+    describe_shape,
+    find_implementations,
+)
 from memtraffic.benchmark.timing import time_interleaved
 from memtraffic.ops import Op, find_op
 from memtraffic.progress import progress
 
 ROUNDS = 20
+WAITS = 100
 
 
 def launch_overhead(
@@ -55,6 +62,46 @@ def launch_overhead(
             for name, samples in seconds.items()
         ]
     )
+
+
+def caller_times(
+    impls: Sequence[str] | Mapping[str, Implementation],
+    shapes: Sequence[Sequence[int]],
+    *,
+    dtype: str = "float32",
+    op: str | Op = "softmax",
+    calls: int = 300,
+) -> pd.DataFrame:
+    """The time of a call on the GPU, beside what its caller sees on the host's clock.
+
+    Columns: `impl`, the sizes, `dtype`; `us`, `us_p20` and `us_p80`, the time on the GPU, as of
+    `bench`; `host_us`, until the call returns, as of `launch_overhead`; `host_wait_us`, until its
+    result is there, the median of 100 calls that each wait for the GPU. impls, calls and errors: as
+    for `launch_overhead`.
+    """
+    runtime.require_gpu("caller_times")
+    fns, op, frames = find_implementations(impls), find_op(op), []
+    for shape in shapes:
+        on_gpu = bench(fns, [shape], dtype=dtype, op=op).drop(columns="gb_per_s")
+        host = launch_overhead(fns, shape, dtype=dtype, op=op, calls=calls)["host_us"]
+        waits = wait_times(fns, op.inputs(tuple(shape), dtype))
+        frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
+    return pd.concat(frames, ignore_index=True)
+
+
+def wait_times(fns: Mapping[str, Implementation], inputs: Sequence[Tensor]) -> list[float]:
+    """Microseconds of a call and of the wait for its result: the median for each of `fns`."""
+    medians = []
+    for fn in map(find_implementation, fns.values()):
+        seconds = []
+        for _ in range(WAITS):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            fn(*inputs)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        medians.append(statistics.median(seconds) * 1e6)
+    return medians
 
 
 def autotune_cost(

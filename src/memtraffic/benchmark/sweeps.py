@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy, find_implementation
+from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
 from memtraffic.ops import Op, find_op
 from memtraffic.progress import progress
@@ -26,6 +28,15 @@ def find_implementations(
     return {name: find_implementation(impl) for name, impl in named.items()}
 
 
+def bind(
+    fn: Callable[..., Any], inputs: Sequence[Tensor], *, cold: bool = True
+) -> Callable[[], object]:
+    """The call of `fn` that is timed; the fastest of several copies where `fn` is `copy`."""
+    if fn is copy:
+        return fastest_copy(*inputs, cold=cold)
+    return functools.partial(fn, *inputs)
+
+
 def describe_shape(op: Op, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     """The columns that say what was timed: the sizes of `op` in lower case, and `dtype`."""
     return dict(zip(map(str.lower, op.sizes), shape, strict=True)) | {"dtype": dtype}
@@ -36,15 +47,19 @@ def bench(
     shapes: Sequence[Sequence[int]],
     *,
     dtype: str = "float32",
+    layout: str = "packed",
     op: str | Op = "softmax",
     cold: bool = True,
+    budget: float = 0.3,
 ) -> pd.DataFrame:
     """Times implementations of an operation: one row for each shape and implementation.
 
     >>> bench(["copy", "torch.softmax", "masked"], [(4096, 781), (4096, 1024)])  # doctest: +SKIP
 
     impls: names of baselines, names of rungs or `module:function`; or functions by name. shapes:
-    one number for each of the operation's sizes. cold: overwrite L2 before each call.
+    one number for each of the operation's sizes. layout: of the inputs, as of `tensors.matrix`.
+    cold, budget: as for `time_interleaved`. `copy` is the fastest of several copies at each shape,
+    `fastest_copy`.
 
     Columns: `impl`; the sizes (`m` and `n` for a softmax) and `dtype`; `us`, `us_p20` and `us_p80`,
     the median and the 20th and 80th percentile in microseconds; `gb_per_s`, the operation's least
@@ -55,9 +70,10 @@ def bench(
     runtime.require_gpu("bench")
     fns, op, rows = find_implementations(impls), find_op(op), []
     for shape in progress(shapes, "timing"):
-        inputs = op.inputs(tuple(shape), dtype)
-        calls = [functools.partial(fn, *inputs) for fn in fns.values()]
-        for name, samples in zip(fns, time_interleaved(calls, cold=cold), strict=True):
+        inputs = op.inputs(tuple(shape), dtype, layout)
+        calls = [bind(fn, inputs, cold=cold) for fn in fns.values()]
+        timed = time_interleaved(calls, cold=cold, budget=budget)
+        for name, samples in zip(fns, timed, strict=True):
             times = summary(samples, op.least_bytes(*inputs))
             rows.append({"impl": name} | describe_shape(op, shape, dtype) | times)
     return pd.DataFrame(rows)
@@ -72,7 +88,7 @@ def bench_option(
     dtype: str = "float32",
     op: str | Op = "softmax",
 ) -> pd.DataFrame:
-    """Times one implementation with several values of a keyword option, beside a copy of its input.
+    """Times one implementation with several values of a keyword option, beside the fastest copy.
 
     Columns: one named after `option`; those of `bench` after `impl`; `copy_us`, the median time of
     the copy in microseconds. A value that the implementation refuses with a ValueError at some
@@ -90,7 +106,7 @@ def bench_option(
             except ValueError:
                 continue
             calls[value] = call
-        timed: list[Callable[[], object]] = [functools.partial(copy, *inputs), *calls.values()]
+        timed = [bind(copy, inputs), *calls.values()]
         n_bytes = op.least_bytes(*inputs)
         copied, *times = (
             summary(samples, n_bytes) for samples in time_interleaved(timed, budget=0.1)
@@ -115,7 +131,7 @@ def bench_layouts(
     runtime.require_gpu("bench_layouts")
     fn, op = find_implementation(impl), find_op(op)
     inputs = [op.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
-    samples = time_interleaved([functools.partial(fn, *tensors) for tensors in inputs])
+    samples = time_interleaved([bind(fn, tensors) for tensors in inputs])
     return pd.DataFrame(
         [
             {"layout": layout}

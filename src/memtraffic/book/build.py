@@ -113,7 +113,7 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
         resources = {"metadata": {"path": str(path.parent)}}
         client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
         client.execute(env=environment)
-        done[path] = normalize_outputs(notebook)
+        done[path] = fold_inputs(normalize_outputs(notebook))
     for path, notebook in done.items():
         nbformat.write(notebook, path)
 
@@ -138,6 +138,17 @@ def normalize_outputs(notebook: NotebookNode) -> NotebookNode:
                 outputs.append(output)
         if cell.cell_type == "code":
             cell.outputs = outputs
+    return notebook
+
+
+def fold_inputs(notebook: NotebookNode) -> NotebookNode:
+    """Folds the code of cells tagged `hide-input` in JupyterLab and in Colab as on the page.
+
+    Changes and returns the notebook.
+    """
+    for cell in notebook.cells:
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
     return notebook
 
 

@@ -8,6 +8,7 @@ no GPU.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,45 @@ COMPILED_COUNTERS = tuple(
     else column
     for column in COUNTERS
 )
+RATES = (
+    Column("what"),
+    Column("sms", "processors"),
+    Column("clock_ghz", "GHz", 0.1),
+    US,
+    *SPREAD,
+    Column("t_per_s", "T/s", 0.1),
+    Column("per_clock", "per clock", 0.1),
+)
+IN_FLIGHT = (
+    Column("access"),
+    Column("kib_per_sm", "KiB"),
+    Column("sms", "processors"),
+    US,
+    *SPREAD,
+    Column("gb_per_s", "GB/s", 0.1),
+    Column("latency_ns", "ns", 0.1),
+)
+L2_READ = (Column("cache"), Column("mib", "MiB"), US, *SPREAD, Column("gb_per_s", "GB/s", 0.1))
+FLOOR = (
+    Column("what"),
+    Column("programs", "programs"),
+    Column("us", "µs", 0.25),  # a fraction of a microsecond is much of it
+    *SPREAD,
+)
+CALLER = (
+    *(Column("impl"), M, N, DTYPE, US, *SPREAD),
+    Column("host_us", "µs", None),
+    Column("host_wait_us", "µs", None),
+)
+ROUNDS = (Column("rounds", "rows"), Column("extra", "rows"), *BENCH)
+REPEATS = (Column("repeat"), *BENCH)
+RESIDENT = (
+    Column("impl"),
+    Column("warps", "warps"),
+    Column("registers", "registers", 0.1),  # compilers differ
+    Column("shared_bytes", "bytes", 0.1),
+    Column("resident", "programs"),
+)
 OVERHEAD = (Column("impl"), M, N, DTYPE, Column("host_us", "µs", None))  # as busy as the host is
 TUNING = (M, N, DTYPE, Column("host_first_ms", "ms", None), US, Column("tuned_us", "µs", 0.1))
 FAR = (Column("who"), Column("found"))
@@ -140,21 +180,52 @@ BLOCKS = ["copy", "masked", "few warps", "two blocks"]
 CHEATS = ["fused", "masked", "block of 512"]
 CALLS = ["torch.softmax", "tiled", "uncached", "persistent"]
 STAGES = ["copy", "tiled", "1 stage", "2 stages", "3 stages"]
+SUSPECTS = [
+    *("tiled copy", "copy, 1 stage", "copy, 2 stages", "copy, 3 stages"),
+    *("tiled", "tiled, 8 warps", "1 stage", "1 stage, 8 warps"),
+    *("1 stage, 8 warps, program per tile", "1 stage, 8 warps, dynamic order"),
+    *("2 stages", "2 stages, twice the programs", "2 stages, program per tile", "3 stages"),
+]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
+
+READ_MIB = [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
+NARROW_AND_WIDE = [[4096, 512], WIDE]
+FILLED = [WIDE, [16384, 16384]]  # four times the work to fill and drain a pipeline for
+STRIDED = [it for it in LARGE if it[1] in (256, 1024, 4096, 16384, 32768)]
+# Widths that the rule of `tiled` was not read from; 16 million elements or more.
+UNSEEN = [[-(-(2**24) // n), n] for n in (384, 768, 781, 1536, 3072)]
+UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 
 _POWERS = [1, 2, 4, 8, 16, 32]
 TILED = dict(impl="tiled", shape=[4096, 4096])
 TILED_ROWS = dict(impl="tiled", shapes=NARROW, option="rows", values=_POWERS)
 TILED_WARPS = dict(impl="tiled", shapes=LARGE, option="num_warps", values=_POWERS)
+RULE = dict(impl="tiled", shapes=UNSEEN, option="num_warps", values=_POWERS)
 TUNED = dict(impl="tiled", tuned="autotuned", shapes=[[65536, 512], [8192, 4096], [4096, 32768]])
 WARPS = dict(impl="persistent", shapes=[WIDE], option="num_warps", values=[8, 16, 32])
 PROGRAMS = dict(
     impl="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
 )
 
+IN_FLIGHT_OF = dict(kib_per_sm=[1, 2, 4, 8, 12, 16, 24, 32, 48, 64], gib=2)
+REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeats=15)
+CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
+WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
+SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
+CASES = [
+    dict(dtype=dtype, layout=layout, shapes=LARGE if layout == "packed" else STRIDED)
+    for dtype, layout in itertools.product(
+        ("float32", "bfloat16"), ("packed", "transposed", "every other")
+    )
+]
+WINNERS = dict(
+    impls=["copy", "torch.softmax", COMPILED[2], "tiled", "persistent"], cases=CASES, budget=0.1
+)
+
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
-_plans = measurements.launch_plans
+_plans, _residents = measurements.launch_plans, measurements.resident_plans
 _F32, _BF16 = "float32", "bfloat16"
 
 # Id, function, columns, arguments; in the order of the book.
@@ -163,6 +234,13 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("copy", _bench, BENCH, dict(impls=["copy"], shapes=[WIDE])),
     ("copy_cold", _bench, BENCH, dict(impls=["copy"], shapes=COPIES)),
     ("copy_warm", _bench, BENCH, dict(impls=["copy"], shapes=COPIES, cold=False)),
+    ("copies", measurements.bench_copies, BENCH, dict(shapes=COPIED)),
+    ("arithmetic", measurements.arithmetic, RATES, dict(trips=256)),
+    ("bytes_in_flight", measurements.bytes_in_flight, IN_FLIGHT, IN_FLIGHT_OF),
+    ("launch_floor", measurements.launch_floor, FLOOR, dict(rows=4096)),
+    ("l2_read", measurements.l2_read, L2_READ, dict(mib=READ_MIB)),
+    ("timing_repeats", measurements.bench_repeats, REPEATS, REPEATED),
+    ("timing_host", measurements.caller_times, CALLER, CALLED),
     ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),
     ("scripted_counters", _counters, COUNTERS, dict(impl="jit.script(naive)", shape=WIDE)),
     ("compiled_counters", _counters, COMPILED_COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
@@ -185,6 +263,8 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("tiled_narrow", _bench, BENCH, dict(impls=["copy", "masked", "tiled"], shapes=NARROW)),
     ("tiled_map_float32", _sweep, _option("num_warps"), dict(**TILED_WARPS, dtype=_F32)),
     ("tiled_map_bfloat16", _sweep, _option("num_warps"), dict(**TILED_WARPS, dtype=_BF16)),
+    ("tiled_rule_float32", _sweep, _option("num_warps"), dict(**RULE, dtype=_F32)),
+    ("tiled_rule_bfloat16", _sweep, _option("num_warps"), dict(**RULE, dtype=_BF16)),
     ("tiled_tuning", measurements.autotune_cost, TUNING, TUNED),
     ("persistent_counters", _counters, COUNTERS, dict(impl="persistent", shape=[4096, 12672])),
     ("persistent_plans", _plans, PLANS, dict(m=65536, ns=[256, 1024, 4096, 16384, 32768])),
@@ -194,6 +274,10 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("persistent_bfloat16", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_BF16)),
     ("persistent_stages_float32", _bench, BENCH, dict(impls=STAGES, shapes=STAGED, dtype=_F32)),
     ("persistent_stages_bfloat16", _bench, BENCH, dict(impls=STAGES, shapes=BIG, dtype=_BF16)),
+    ("persistent_rounds", measurements.bench_rounds, ROUNDS, WHOLE_ROUNDS),
+    ("persistent_suspects", _bench, BENCH, SUSPECTED),
+    ("persistent_suspects_plans", _residents, RESIDENT, dict(impls=SUSPECTS, shape=WIDE)),
+    ("winners", measurements.bench_cases, (LAYOUT, *BENCH), WINNERS),
     ("ladder", _bench, BENCH, dict(impls=LADDER, shapes=[WIDE])),
     ("occupancy_plans", _plans, PLANS, dict(m=65536, ns=[2**k for k in range(8, 16)])),
     ("occupancy_driver", measurements.compare_with_driver, DRIVER, dict(m=4096)),

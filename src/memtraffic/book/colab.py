@@ -30,6 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = "application/papermill.record/text/plain"
+FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags
 METADATA = {
     "accelerator": "GPU",
     "colab": {"gpuType": "T4", "provenance": []},
@@ -260,17 +261,11 @@ class Chapter:
         if "raises-exception" in tags:
             source = catch(source)
             cell["outputs"] = [_printed(output) for output in cell["outputs"]]
-        if any(tag in tags for tag in ("hide-input", "hide-cell", "remove-input", "remove-cell")):
-            cell["metadata"] = {"cellView": "form"}
-            if not source.startswith("# @title"):
-                source = f"# @title {_title(source)}\n{source}"
+        if FOLDED & set(tags):
+            cell["metadata"] = {"cellView": "form"}  # shows the title in place of the code
+            if not source.startswith("# @title "):
+                raise ValueError("a folded cell does not start with a line `# @title ...`")
         cell["source"] = source
-
-
-def _title(source: str) -> str:
-    """The title that Colab shows in place of a cell's code."""
-    kinds = {"check_exercise(": "Check the answers", "figures.": "Figure", "claim(": "Checks"}
-    return next((title for call, title in kinds.items() if call in source), "Code")
 
 
 def _printed(output: Json) -> Json:

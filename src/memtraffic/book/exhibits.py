@@ -1,23 +1,85 @@
 """Variants of the kernels that exist to be shown or measured in one chapter, some of them wrong."""
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.benchmark.kernels import copy_tile, copy_tiles
+from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.ladder import masked, persistent, tiled
-from memtraffic.ladder.launch import check_operands
+from memtraffic.ladder.launch import (
+    Plan,
+    cached_plan,
+    check_operands,
+    launch_plan,
+    plan_resident,
+)
 from memtraffic.ladder.tiling import (
     MAX_COLS,
     MAX_ELEMENTS_PER_LANE,
     common_divisor,
     max_warps,
     num_warps_of_row,
+    tile_shape,
 )
 from memtraffic.runtime import device_guard
+
+# ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
+
+
+@triton.jit
+def _arithmetic_kernel(
+    y_ptr, n_trips, WHAT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Computes in registers: a chain of `n_trips` times STEPS results for each of BLOCK elements.
+
+    WHAT: "exp2", "exp" or "multiply-add". All three keep an element between 0 and 1.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = at.to(tl.float32) * 1e-9
+    for _ in tl.range(n_trips):
+        for _ in tl.static_range(STEPS):
+            if WHAT == "exp2":
+                x = tl.exp2(-x)
+            elif WHAT == "exp":
+                x = tl.exp(-x)
+            else:
+                x = x * 0.75 + 0.25
+    tl.store(y_ptr + at, x)
+
+
+@triton.jit
+def _stream_kernel(y_ptr, x_ptr, n_tiles, COPY: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program goes through the tiles that lie a grid apart, with one of them in flight.
+
+    It copies them, or adds them up. A sum is only written if it is NaN, which no compiler can rule
+    out: so the loads are made, and nothing is stored.
+    """
+    elements = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=1):
+        at = tile * BLOCK + elements  # 32 bits: for less than 2**31 elements
+        x = tl.load(x_ptr + at)
+        if COPY:
+            tl.store(y_ptr + at, x)
+        else:
+            total += x
+    if not COPY:
+        tl.store(y_ptr + tl.program_id(0) * BLOCK + elements, total, mask=total != total)
+
+
+@triton.jit
+def _idle_kernel(x_ptr, READ: tl.constexpr):
+    """Does nothing, or reads one element."""
+    if READ:
+        x = tl.load(x_ptr)
+        tl.store(x_ptr, x, mask=x != x)  # or the compiler would leave out the load
+
 
 # ---- masked: what padding costs, and what a wrong mask does
 
@@ -136,6 +198,174 @@ def softmax_uncached(x: Tensor) -> Tensor:
         with device_guard(x):
             persistent.launch(persistent.plan(x, y), y, x)
     return y
+
+
+# ---- persistent: the suspects for what its loop loses to `tiled`
+
+
+def copy_tiled(x: Tensor) -> Tensor:
+    """A copy of `x` with the grid, the tiles and the warps of `tiled`, and no arithmetic."""
+    return copy_tiles(torch.empty_like(x, memory_format=torch.contiguous_format), x)
+
+
+@triton.jit
+def _copy_persistent_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The loop of `persistent` over copies of tiles."""
+    first, stride = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, tl.cdiv(n_rows, ROWS), stride, num_stages=STAGES):
+        copy_tile(
+            y_ptr, y_row_stride, y_col_stride,
+            x_ptr, x_row_stride, x_col_stride,
+            n_rows, n_cols, tile, ROWS, BLOCK, ALIGN,
+        )  # fmt: skip
+
+
+@triton.jit
+def _softmax_dynamic_kernel(
+    counter_ptr,
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The loop of `persistent` with a counter, from which a program takes its next tile.
+
+    Each program asks once more than it finds a tile. So a launch adds `turns` to the counter, and
+    the next one can start from what it left. STAGES is not used: such a loop has one.
+    """
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    n_tiles = tl.cdiv(n_rows, ROWS)
+    turns = n_tiles + tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
+    while tile < n_tiles:
+        rows = tile * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
+        x_offsets = rows.to(tl.int64) * x_row_stride + cols.to(tl.int64) * x_col_stride
+        y_offsets = rows.to(tl.int64) * y_row_stride + cols.to(tl.int64) * y_col_stride
+        x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        # While the tile is in flight, so that the answer costs no time of its own.
+        tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
+        numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
+        y = numerator * (1 / tl.sum(numerator, axis=1)[:, None])
+        tl.store(y_ptr + y_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _plan_loop(
+    kernel: Callable[..., object],
+    x: Tensor,
+    y: Tensor,
+    *before: Tensor,
+    num_stages: int,
+    num_warps: int | None = None,
+    gpu: Gpu | None = None,
+) -> Plan:
+    """A plan like that of `persistent` for a kernel that takes `before` and then the same."""
+    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), gpu or planning_gpu(x)
+    tile = tile_shape(n_cols, itemsize, gpu, num_warps=num_warps)
+    tile = replace(tile, align=common_divisor(x, y), stages=num_stages)
+    arguments = (*before, y, *y.stride(), x, *x.stride(), *x.shape)
+    n_tiles = triton.cdiv(n_rows, tile.rows)
+    return plan_resident(kernel, arguments, tile, n_tiles, gpu, min_stages=num_stages)
+
+
+def _plan_copy(x, y, *, num_stages):
+    return _plan_loop(_copy_persistent_kernel, x, y, num_stages=num_stages)
+
+
+def _copy_persistent(x: Tensor, num_stages: int) -> Tensor:
+    y = check_operands("copy", x, None, MAX_COLS)
+    if x.numel():
+        with device_guard(x):
+            plan = cached_plan(_plan_copy, x, y, num_stages=num_stages)
+            arguments = (y, *y.stride(), x, *x.stride(), *x.shape)
+            launch_plan(plan, _copy_persistent_kernel, *arguments)
+    return y
+
+
+def copy_1_stage(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with one stage: tiles go through registers."""
+    return _copy_persistent(x, 1)
+
+
+def copy_2_stages(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with two stages: tiles go through shared memory."""
+    return _copy_persistent(x, 2)
+
+
+def copy_3_stages(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with three stages."""
+    return _copy_persistent(x, 3)
+
+
+def softmax_tiled_8_warps(x: Tensor) -> Tensor:
+    """`tiled.softmax` with 8 warps."""
+    return tiled.softmax(x, num_warps=8)
+
+
+def softmax_1_stage_8_warps(x: Tensor) -> Tensor:
+    """`persistent.softmax` with one stage and 8 warps: two programs of 16384 columns fit an SM."""
+    return persistent.softmax(x, num_warps=8, num_stages=1)
+
+
+def softmax_1_stage_once(x: Tensor) -> Tensor:
+    """The same with a program for each tile, so that each loop makes one trip."""
+    return persistent.softmax(x, num_warps=8, num_stages=1, programs=max(1, x.shape[0]))
+
+
+def softmax_2_stages_twice(x: Tensor) -> Tensor:
+    """`persistent.softmax` with two stages, and twice as many programs as fit at once."""
+    y = check_operands("twice", x, None, MAX_COLS)
+    if x.numel():
+        options = {"rows": None, "num_warps": None, "num_stages": 2, "programs": None}
+        with device_guard(x):
+            fitting = cached_plan(persistent.plan, x, y, **options).programs
+        persistent.softmax(x, y, num_stages=2, programs=2 * fitting)
+    return y
+
+
+def softmax_2_stages_once(x: Tensor) -> Tensor:
+    """`persistent.softmax` with two stages and a program for each tile.
+
+    A tile goes through shared memory as in the loop, but each loop makes one trip.
+    """
+    return persistent.softmax(x, num_stages=2, programs=max(1, x.shape[0]))
+
+
+def softmax_dynamic(x: Tensor) -> Tensor:
+    """The loop with one stage and 8 warps; a free program takes the next tile from a counter."""
+    y = check_operands("dynamic", x, None, MAX_COLS)
+    if x.numel():
+        with device_guard(x):
+            plan = cached_plan(_plan_dynamic, x, y)
+            counter = _counter(x.device, triton.cdiv(x.shape[0], plan.tiling.rows), plan.programs)
+            arguments = (counter, y, *y.stride(), x, *x.stride(), *x.shape)
+            launch_plan(plan, _softmax_dynamic_kernel, *arguments)
+    return y
+
+
+def _plan_dynamic(x, y):
+    counter = _counter(x.device, 0, 0)
+    return _plan_loop(_softmax_dynamic_kernel, x, y, counter, num_stages=1, num_warps=8)
+
+
+@functools.cache
+def _counter(device: torch.device, n_tiles: int, programs: int) -> Tensor:
+    """The counter of all launches with so many tiles and programs: they add up to whole rounds."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 # ---- occupancy: loads that wait for one another

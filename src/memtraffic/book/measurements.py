@@ -6,16 +6,21 @@ A label names an implementation: a baseline, a rung, or one of `EXHIBITS`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
+from memtraffic.benchmark.sweeps import describe_shape
 from memtraffic.names import import_function
+from memtraffic.ops import SOFTMAX
 from memtraffic.progress import progress
 from memtraffic.tensors import matrix
 from memtraffic.traffic import counters as hardware
@@ -33,7 +38,19 @@ EXHIBITS = {
     "1 stage": "memtraffic.book.exhibits:softmax_1_stage",
     "2 stages": "memtraffic.book.exhibits:softmax_2_stages",
     "3 stages": "memtraffic.book.exhibits:softmax_3_stages",
+    "tiled copy": "memtraffic.book.exhibits:copy_tiled",
+    "copy, 1 stage": "memtraffic.book.exhibits:copy_1_stage",
+    "copy, 2 stages": "memtraffic.book.exhibits:copy_2_stages",
+    "copy, 3 stages": "memtraffic.book.exhibits:copy_3_stages",
+    "tiled, 8 warps": "memtraffic.book.exhibits:softmax_tiled_8_warps",
+    "1 stage, 8 warps": "memtraffic.book.exhibits:softmax_1_stage_8_warps",
+    "1 stage, 8 warps, program per tile": "memtraffic.book.exhibits:softmax_1_stage_once",
+    "1 stage, 8 warps, dynamic order": "memtraffic.book.exhibits:softmax_dynamic",
+    "2 stages, twice the programs": "memtraffic.book.exhibits:softmax_2_stages_twice",
+    "2 stages, program per tile": "memtraffic.book.exhibits:softmax_2_stages_once",
 }
+SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
+FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
 def implementation(label: str) -> Callable[..., Any]:
@@ -54,6 +71,88 @@ def bench(impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any)
     return benchmark.bench({label: implementation(label) for label in impls}, shapes, **options)
 
 
+def bench_cases(
+    impls: Sequence[str], cases: Sequence[dict[str, Any]], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels in several cases, each of a type, a memory layout and shapes.
+
+    cases: dicts with the keys `dtype`, `layout` and `shapes`. Columns: `layout`, and those of
+    `bench`. What an implementation refuses or cannot compile has no row, and is printed.
+    """
+    runtime.require_gpu("bench_cases")
+    frames = []
+    for case in cases:
+        dtype, layout = case["dtype"], case["layout"]
+        for shape in case["shapes"]:
+            [x] = SOFTMAX.inputs(tuple(shape), dtype, layout)
+            able = [label for label in impls if _takes(label, x)]
+            frame = bench(able, [shape], dtype=dtype, layout=layout, **options)
+            frame.insert(0, "layout", layout)
+            frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _takes(label: str, x: Tensor) -> bool:
+    """Whether an implementation takes `x`; prints why not."""
+    try:
+        implementation(label)(x)
+    except Exception as error:  # a compiler raises what it likes
+        reason = str(error).strip().split("\n")[0]
+        where = f"{tuple(x.shape)} of strides {x.stride()}"
+        print(f"{label} at {where}: {type(error).__name__}: {reason}", file=sys.stderr)
+        return False
+    return True
+
+
+def bench_rounds(
+    impls: Sequence[str], n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels on so many rows per SM of this GPU, and some extra rows.
+
+    rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
+    """
+    runtime.require_gpu("bench_rounds")
+    num_sms, frames = gpus.this_gpu().num_sms, []
+    for per_sm, more in itertools.product(rounds, extra):
+        frame = bench(impls, [[per_sm * num_sms + more, n]], **options)
+        frame.insert(0, "rounds", per_sm)
+        frame.insert(1, "extra", more)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def bench_repeats(
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], repeats: int
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels, all of it several times in a row: the spread within one run.
+
+    Columns: `repeat`, counted from 1, and those of `bench`.
+    """
+    frames = []
+    for repeat in range(1, repeats + 1):
+        frame = bench(impls, shapes)
+        frame.insert(0, "repeat", repeat)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:
+    """Times each of `benchmark.copies`, of which the fastest is the baseline `copy`.
+
+    Columns: those of `bench`; `impl` is the name of the copy.
+    """
+    runtime.require_gpu("bench_copies")
+    rows = []
+    for shape in progress(shapes, "timing"):
+        [x] = SOFTMAX.inputs(tuple(shape), dtype)
+        found = benchmark.copies(x)
+        samples = benchmark.time_interleaved(list(found.values()))
+        for name, times in zip(found, samples, strict=True):
+            described = {"impl": name} | describe_shape(SOFTMAX, shape, dtype)
+            rows.append(described | benchmark.summary(times, SOFTMAX.least_bytes(x)))
+    return pd.DataFrame(rows)
+
+
 def bench_programs(
     impl: str, shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
@@ -66,6 +165,11 @@ def bench_programs(
 def launch_overhead(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
     """`benchmark.launch_overhead` of labels."""
     return benchmark.launch_overhead({label: implementation(label) for label in impls}, shape)
+
+
+def caller_times(impls: Sequence[str], shapes: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """`benchmark.caller_times` of labels."""
+    return benchmark.caller_times({label: implementation(label) for label in impls}, shapes)
 
 
 def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.DataFrame:
@@ -106,6 +210,143 @@ def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
     return pd.DataFrame({"who": ["64 bits", "32 bits", "masked"], "found": found})
 
 
+def _rate(samples: Sequence[float], amount: int) -> tuple[dict[str, float], float]:
+    """The median and the spread of durations in microseconds, and `amount` per second."""
+    times = benchmark.summary(samples, amount)
+    return times, 1e9 * times.pop("gb_per_s")
+
+
+def arithmetic(trips: int) -> pd.DataFrame:
+    """How fast this GPU computes in registers: exponentials, and multiply-adds of float32.
+
+    trips: of the kernel's loop, each of 32 results that depend on one another. Every SM is full of
+    warps, and each lane has 4 such chains. Columns: `what`; `sms`; `clock_ghz`, the clock of the
+    SMs, from a kernel that waits for a number of cycles and is timed in the same rounds; `us`,
+    `us_p20` and `us_p80`; `t_per_s`, 10**12 results per second; `per_clock`, results per SM and
+    clock.
+    """
+    runtime.require_gpu("arithmetic")
+    from memtraffic.book.exhibits import _arithmetic_kernel
+
+    num_sms, steps, block = gpus.this_gpu().num_sms, 32, 1024
+    programs = 24 * num_sms  # 8 or 6 are resident: whole rounds of either
+    y = torch.empty(programs * block, device=runtime.device())
+
+    def compute(what: str) -> None:
+        _arithmetic_kernel[(programs,)](y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8)
+
+    kinds = ("exp2", "exp", "multiply-add")
+    calls: list[Callable[[], object]] = [functools.partial(compute, kind) for kind in kinds]
+    wait = functools.partial(torch.cuda._sleep, SLEEP_CYCLES)
+    waited, *samples = benchmark.time_interleaved([wait, *calls])
+    clock, rows = SLEEP_CYCLES / statistics.median(waited), []
+    for kind, durations in zip(kinds, samples, strict=True):
+        times, rate = _rate(durations, y.numel() * steps * trips)
+        here = {"what": kind, "sms": num_sms, "clock_ghz": clock * 1e-9}
+        rates = {"t_per_s": rate * 1e-12, "per_clock": rate / num_sms / clock}
+        rows.append(here | times | rates)
+    return pd.DataFrame(rows)
+
+
+def stream_programs(kib: int) -> tuple[int, int, int]:
+    """Programs per SM, warps and elements of a program that have `kib` KiB in flight per SM.
+
+    A lane loads 16 bytes at a time; beyond 32 KiB, where an SM has no more lanes, twice 16.
+
+    >>> stream_programs(2), stream_programs(12), stream_programs(64)
+    ((1, 4, 512), (3, 8, 1024), (8, 8, 2048))
+    """
+    program_kib = min(kib, 4 if kib <= 32 else 8)
+    programs, warps = kib // program_kib, min(8, 2 * kib)
+    if programs * program_kib != kib or warps & (warps - 1):
+        raise ValueError(f"stream_programs: no programs of a power of two have {kib} KiB in flight")
+    return programs, warps, 256 * program_kib
+
+
+def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:
+    """Reads `x`, or copies it to `y`, with `kib` KiB in flight per SM."""
+    from memtraffic.book.exhibits import _stream_kernel
+
+    programs, warps, block = stream_programs(kib)
+    grid = (programs * gpus.this_gpu().num_sms,)
+    n_tiles, rest = divmod(x.numel(), block)
+    assert not rest
+    _stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
+
+
+def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
+    """Bandwidth over the bytes that each SM has in flight, of a read and of a copy.
+
+    Persistent programs, each of which loads its next tile when it has used the last one: the bytes
+    in flight are those of their tiles. gib: the size of what is read, in GiB. Columns: `access`,
+    `read` or `copy`; `kib_per_sm`, KiB that are being loaded at a time per SM; `sms`; `us`,
+    `us_p20` and `us_p80`; `gb_per_s`, reads plus writes; `latency_ns`, how long a tile takes under
+    this load, by Little's law: bytes in flight over bytes loaded per second.
+    """
+    runtime.require_gpu("bytes_in_flight")
+    num_sms = gpus.this_gpu().num_sms
+    x = torch.randn(int(gib * 2**28), device=runtime.device())
+    y = torch.empty_like(x)
+    keys = [(access, kib) for access in ("read", "copy") for kib in kib_per_sm]
+    calls = [functools.partial(_stream, y, x, kib, access == "copy") for access, kib in keys]
+    rows = []
+    for (access, kib), samples in zip(keys, benchmark.time_interleaved(calls), strict=True):
+        times, loaded = _rate(samples, x.nbytes)
+        moved = {"gb_per_s": loaded * (2 if access == "copy" else 1) * 1e-9}
+        latency = {"latency_ns": kib * 1024 * num_sms / loaded * 1e9}
+        here = {"access": access, "kib_per_sm": kib, "sms": num_sms}
+        rows.append(here | times | moved | latency)
+    return pd.DataFrame(rows)
+
+
+def l2_read(mib: Sequence[float]) -> pd.DataFrame:
+    """Bandwidth of a kernel that only reads, over the size of what it reads, with L2 cold and warm.
+
+    mib: sizes in MiB. Columns: `cache`, `cold` or `warm`; `mib`; `us`, `us_p20` and `us_p80`;
+    `gb_per_s`.
+    """
+    runtime.require_gpu("l2_read")
+    rows = []
+    for cache, size in itertools.product(("cold", "warm"), mib):
+        x = torch.randn(int(size * 2**18), device=runtime.device())
+        call = functools.partial(_stream, x, x, FULL_SM, False)
+        cold = cache == "cold"
+        [samples] = benchmark.time_interleaved([call], cold=cold, budget=0.1)
+        rows.append({"cache": cache, "mib": size} | benchmark.summary(samples, x.nbytes))
+    return pd.DataFrame(rows)
+
+
+def launch_floor(rows: int) -> pd.DataFrame:
+    """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
+
+    rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
+    """
+    runtime.require_gpu("launch_floor")
+    from memtraffic.book.exhibits import _idle_kernel
+
+    x, num_sms = torch.zeros(1, device=runtime.device()), gpus.this_gpu().num_sms
+
+    def launch(programs: int, read: bool) -> None:
+        if programs:
+            _idle_kernel[(programs,)](x, READ=read)
+
+    launches = [
+        ("no kernel", 0, False),
+        ("one program", 1, False),
+        ("one program that reads", 1, True),
+        ("a program per SM", num_sms, False),
+        ("a program per row", rows, False),
+    ]
+    calls = [functools.partial(launch, programs, read) for _, programs, read in launches]
+    found = []
+    for (what, programs, _), samples in zip(
+        launches, benchmark.time_interleaved(calls), strict=True
+    ):
+        times, _ = _rate(samples, 0)
+        found.append({"what": what, "programs": programs} | times)
+    return pd.DataFrame(found)
+
+
 def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     """The latency of a load: the time of a chain of loads, each of which needs the one before it.
 
@@ -141,6 +382,25 @@ def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFr
         used = {"registers": plan.registers, "shared_bytes": plan.shared_bytes}
         grid = {"resident": plan.programs_per_sm, "programs": plan.programs}
         rows.append({**shape, **used, **grid})
+    return pd.DataFrame(rows)
+
+
+def resident_plans(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
+    """What the kernels of labels use, and how many programs of each this GPU holds per SM.
+
+    Columns: `impl`; `warps` of a program; `registers` per thread; `shared_bytes` per program;
+    `resident`, programs per SM.
+    """
+    runtime.require_gpu("resident_plans")
+    from memtraffic import residency
+    from memtraffic.compile import resources
+
+    gpu, [x], rows = gpus.this_gpu(), SOFTMAX.inputs(tuple(shape)), []
+    for label in impls:
+        [kernel] = resources(implementation(label), gpu, x)
+        used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
+        resident = {"resident": residency.resident_programs(kernel, gpu)}
+        rows.append({"impl": label, "warps": kernel.num_warps} | used | resident)
     return pd.DataFrame(rows)
 
 

@@ -32,6 +32,7 @@ from memtraffic.book.catalog import Experiment, find_experiments
 from memtraffic.traffic.counters import CountersUnavailable
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
+DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
 
 

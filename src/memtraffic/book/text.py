@@ -20,7 +20,8 @@ def claim(sentence: str, holds: object) -> None:
     >>> claim("A softmax reads each element once: 15 of 15.", 15 == 15)
     ✓ A softmax reads each element once: 15 of 15.
 
-    Raises AssertionError, which repeats the sentence, if it does not hold.
+    sentence: with its subject, its condition and its number. Raises AssertionError, which repeats
+    the sentence, if it does not hold.
     """
     if not bool(holds):
         raise AssertionError(f"does not hold: {sentence}")
@@ -35,14 +36,20 @@ def check_exercise(sentence: str, attempt: Any, judge: Callable[[Any], object]) 
     >>> check_exercise("1: twice two", 4, lambda answer: answer == 4)
     ✓ 1: twice two
 
-    judge: a function of the attempt, which returns something true for a right one. An exception is
-    printed and not raised, so that the exercises after it are checked too.
+    >>> check_exercise("1: twice two", 5, lambda answer: answer == 4)
+    ✗ 1: twice two: not yet
+
+    judge: a function of the attempt, which returns something true for a right one, such as
+    `prove.exam`. What it raises is printed as the reason, so that the exercises after it are
+    checked too.
     """
     if attempt is None:
         print(f"○ {sentence}: your turn")
         return
     try:
         right, reason = bool(judge(attempt)), ""
+    except AssertionError as error:
+        right, reason = False, f". {error}" if str(error) else ""
     except Exception as error:  # an attempt may do anything
         right, reason = False, f" ({type(error).__name__}: {error})"
     print(f"✓ {sentence}" if right else f"✗ {sentence}: not yet{reason}")

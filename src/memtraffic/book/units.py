@@ -5,7 +5,10 @@ differs from run to run, so there nbval compares the text around it and the unit
 """
 
 # A unit that follows its number after a space; the ratio's x follows at once.
-UNITS = ("GB/s", "TB/s", "TFLOP/s", "FLOP/byte", "ns", "µs", "ms", "kB", "MB", "GB", "%")
+UNITS = (
+    *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz", "per clock"),
+    *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
+)
 
 # A number, up to a unit that no letter follows.
 MEASURED = rf"[+-]?\d[\d,]*(\.\d+)?(?=( ({'|'.join(UNITS)})|x)(?![\w/]))"
@@ -50,6 +53,33 @@ def format_gb_per_s(value: float) -> str:
     '3957 GB/s'
     """
     return f"{value:.0f} GB/s"
+
+
+def format_t_per_s(value: float) -> str:
+    """A rate of results in units of 10**12 per second.
+
+    >>> format_t_per_s(4.1432)
+    '4.14 T/s'
+    """
+    return f"{value:.2f} T/s"
+
+
+def format_per_clock(value: float) -> str:
+    """Results per clock cycle.
+
+    >>> format_per_clock(15.81)
+    '15.8 per clock'
+    """
+    return f"{value:.1f} per clock"
+
+
+def format_ghz(value: float) -> str:
+    """A clock in GHz, 10**9 cycles per second.
+
+    >>> format_ghz(1.98)
+    '1.98 GHz'
+    """
+    return f"{value:.2f} GHz"
 
 
 def format_ratio(value: float) -> str:

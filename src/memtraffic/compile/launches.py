@@ -24,7 +24,7 @@ class Launch:
     signature: the type of each argument, such as `*fp32`, `i32` or `constexpr`.
     constants: the value of each `constexpr`, by the argument's name; an int of 1 and None are among
         them. Those inside a tuple have the path to it as their key.
-    attributes: what else the compiler is told, such as "divisible by 16", by the argument's
+    attributes: what else is known at compile time, such as "divisible by 16", by the argument's
         position.
     options: launch options, such as `num_warps`.
     """

@@ -87,8 +87,8 @@ class Access:
     """One load or store of one Triton program: the elements of one argument whose mask was true.
 
     program: its three indices in the grid. offsets: elements from the first element of the
-    argument, one for each lane that touched one, so an element that several lanes touch is there
-    several times.
+    argument, one for each unmasked element of the program's block, so an element that is touched
+    several times is there several times.
     """
 
     program: tuple[int, int, int]

@@ -64,7 +64,7 @@ def counters(
 
     - `kernel`: the kernel's name
     - `load_instructions`: loads from global memory, one for each warp that executed it
-    - `instruction_read_bytes`: bytes that these loads asked for; a word that several lanes of a
+    - `instruction_read_bytes`: bytes that these loads requested; a word that several lanes of a
       warp share counts once
     - `l1_l2_read_bytes`: bytes that L2 sent to L1
     - `dram_read_bytes`, `dram_write_bytes`: bytes between L2 and DRAM

@@ -7,6 +7,7 @@ must also predict the counts at shapes that took no part in solving it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -54,6 +55,17 @@ class Formula:
         """The elements read and written at M = `m`, N = `n`, as ints where they are whole."""
         reads, writes = (_evaluate(side, m, n) for side in (self.reads, self.writes))
         return _whole(reads), _whole(writes)
+
+
+def parse_formula(reads: str, writes: str) -> Formula:
+    """The `Formula` that reads and writes these numbers of elements, solved at no shape.
+
+    >>> parse_formula("5MN + 2M", "MN").elements(3, 5)
+    (81, 15)
+
+    reads, writes: as `Formula` prints them. Raises ValueError for text of another form.
+    """
+    return Formula(_parse(reads), _parse(writes), (), ())
 
 
 def formula(
@@ -151,6 +163,22 @@ def _evaluate(coefficients: Mapping[str, Fraction], m: int, n: int) -> Fraction:
 
 def _whole(number: Fraction) -> int | Fraction:
     return int(number) if number.denominator == 1 else number
+
+
+def _parse(text: str) -> dict[str, Fraction]:
+    """The coefficients of a polynomial as text: the inverse of `_polynomial`."""
+    coefficients, left = dict.fromkeys(TERMS, Fraction()), text.replace(" ", "")
+    first = True
+    while left or first:
+        found = re.match(r"([+-]?)(?:\((\d+/\d+)\)|(\d+))?(MN|M|N|)", left)
+        assert found is not None
+        sign, ratio, whole, term = found.groups()
+        if not (ratio or whole or term) or not (sign or first):
+            raise ValueError(f"{text!r} is not a formula such as '5MN + 2M': what is {left!r}?")
+        size = Fraction(ratio or whole or 1)
+        coefficients[term or "1"] += -size if sign == "-" else size
+        left, first = left[found.end() :], False
+    return coefficients
 
 
 def _polynomial(coefficients: Mapping[str, Fraction], digits: int | None = None) -> str:

@@ -1,0 +1,103 @@
+"""The figures of the book: charts, maps, and drawings of the machine and of what it does.
+
+Each is a function that takes its data as arguments and says one sentence as its title: the one that
+is passed as `title`, or one that it makes from the data. Each draws in the book's own style and
+leaves Matplotlib's settings as they are; `style` does the same for what a page draws itself. Sizes
+are in inches.
+"""
+
+from memtraffic.book.figures.charts import (
+    axes,
+    flights,
+    log2_axis,
+    mark_level,
+    mark_position,
+    plot_bars,
+    plot_ladder,
+    plot_lines,
+    plot_op_traffic,
+    plot_roofline,
+    plot_staircase,
+    plot_width_panels,
+    plot_widths,
+    roofline,
+    times,
+)
+from memtraffic.book.figures.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, RED, style
+from memtraffic.book.figures.hardware import five_trips, machine
+from memtraffic.book.figures.maps import (
+    heatmap,
+    plot_heatmaps,
+    plot_integer_map,
+    relative_speed,
+    winners,
+)
+from memtraffic.book.figures.matrices import mask, plot_access_map, sectors
+from memtraffic.book.figures.threads import (
+    ReductionSteps,
+    lanes,
+    plot_thread_layout,
+    reduction,
+    reduction_steps,
+    registers_of_row,
+    sm_packing,
+)
+from memtraffic.book.figures.timelines import (
+    Span,
+    plan,
+    plot_timeline,
+    rounds,
+    take_turns,
+    tile_intervals,
+    timeline,
+)
+
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "GRID",
+    "INK",
+    "MUTED",
+    "ORANGE",
+    "RED",
+    "ReductionSteps",
+    "Span",
+    "axes",
+    "five_trips",
+    "flights",
+    "heatmap",
+    "lanes",
+    "log2_axis",
+    "machine",
+    "mark_level",
+    "mark_position",
+    "mask",
+    "plan",
+    "plot_access_map",
+    "plot_bars",
+    "plot_heatmaps",
+    "plot_integer_map",
+    "plot_ladder",
+    "plot_lines",
+    "plot_op_traffic",
+    "plot_roofline",
+    "plot_staircase",
+    "plot_thread_layout",
+    "plot_timeline",
+    "plot_width_panels",
+    "plot_widths",
+    "reduction",
+    "reduction_steps",
+    "registers_of_row",
+    "relative_speed",
+    "roofline",
+    "rounds",
+    "sectors",
+    "sm_packing",
+    "style",
+    "take_turns",
+    "tile_intervals",
+    "timeline",
+    "times",
+    "winners",
+]

@@ -1,0 +1,126 @@
+import functools
+
+import pytest
+import torch
+
+from memtraffic import gpus, runtime
+from memtraffic.benchmark import copying as module
+from memtraffic.benchmark.copying import copies, fastest_copy
+from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+
+PYTORCH = ["clone", "copy_"]
+FLAT = ["1024, 4 warps", "1024, 8 warps", "4096, 8 warps"]
+NAMES = [*PYTORCH, *FLAT, "tiles"]
+
+needs_triton = pytest.mark.skipif(not runtime.HAS_TRITON, reason="Triton is not installed")
+
+
+@needs_triton
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+@pytest.mark.parametrize("shape", [(3, 8192), (67, 5), (1, 1), (5, 781)], ids=str)
+def test_copies_are_copies(shape, layout, dtype):
+    x = matrix(*shape, dtype, layout)
+    for name, copy in copies(x).items():
+        y = copy()
+        assert torch.equal(y, x), name
+        assert y.dtype == dtype and y.data_ptr() != x.data_ptr()
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("layout", "flat"), [("packed", True), ("transposed", True), ("odd", False)]
+)
+def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout, flat):
+    x = matrix(4, 6, layout=layout)
+    assert list(copies(x)) == (NAMES if flat else [*PYTORCH, "tiles"])
+    assert copies(x)["clone"]().stride() == (x if flat else x.contiguous()).stride()
+    assert copies(x)["tiles"]().is_contiguous()
+
+
+@needs_triton
+def test_copies_of_what_has_no_tiles():
+    for x in (torch.zeros(100), torch.zeros(2, 40_000), torch.zeros(0, 8), torch.zeros(8, 0)):
+        x = x.to(runtime.device())
+        assert list(copies(x)) == [*PYTORCH, *FLAT]
+        assert all(torch.equal(copy(), x) for copy in copies(x).values())
+
+
+@needs_triton
+@pytest.mark.parametrize("layout", ["packed", "transposed", "every other"])
+def test_copies_of_two_inputs_add_them(layout):
+    x, other = (matrix(5, 781, layout=layout, seed=seed) for seed in (0, 1))
+    found = copies(x, other)
+    assert list(found) == ["add", "add into", *(FLAT if layout != "every other" else [])]
+    assert all(torch.equal(call(), x + other) for call in found.values())
+
+
+@needs_triton
+def test_copies_add_tensors_that_lie_differently():
+    x, other = matrix(4, 6), matrix(4, 6, layout="transposed")
+    assert list(copies(x, other)) == ["add", "add into"]
+
+
+def test_copies_without_triton(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_TRITON", False)
+    x = matrix(4, 6)
+    assert list(copies(x)) == PYTORCH
+    assert all(torch.equal(copy(), x) for copy in copies(x).values())
+
+
+@needs_triton
+@pytest.mark.parametrize("n", [64, 781, 4096, 16384])
+def test_copies_have_the_launch_of_tiled(n):
+    from memtraffic.compile import capture_launches
+    from memtraffic.ladder import tiled
+
+    x = matrix(2, n)
+    h200 = gpus.find_gpu("H200")
+    [ours] = capture_launches(lambda x: copies(x)["tiles"](), x, gpu=h200)
+    [theirs] = capture_launches(tiled.softmax, x, gpu=h200)
+    assert (ours.constants, ours.options) == (theirs.constants, theirs.options)
+    assert ours.signature == theirs.signature
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_move_16_bytes_per_access(dtype):
+    from memtraffic.compile import resources
+
+    x = matrix(64, 4096, dtype)
+    for name in (*FLAT, "tiles"):
+        [kernel] = resources(lambda x, name=name: copies(x)[name](), "sm_90", x)
+        widest = 64 if (name, dtype) == ("1024, 8 warps", "bfloat16") else 128
+        assert set(kernel.load_bits) == set(kernel.store_bits) == {widest}, name
+        assert kernel.spill_bytes == 0
+
+
+def test_fastest_copy_has_the_least_median(monkeypatch):
+    x, options = matrix(4, 6), []
+    slow, fast, uneven = 20 * [3e-6], 20 * [2e-6], [1e-9, 4e-6, 4e-6]
+
+    def time_interleaved(fns, **given):
+        options.append(given)
+        assert [fn() for fn in fns] == ["slow", "fast", "uneven", "as fast"]
+        return [slow, fast, uneven, fast]
+
+    names = ("slow", "fast", "uneven", "as fast")
+    found = {name: functools.partial(str, name) for name in names}
+    monkeypatch.setattr(module, "copies", lambda *inputs: found)
+    monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    assert fastest_copy(x)() == fastest_copy(x, x, cold=False)() == "fast"
+    assert options == [{"cold": True, "budget": 0}, {"cold": False, "budget": 0}]
+
+
+def test_fastest_copy_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="needs a GPU"):
+        fastest_copy(matrix(4, 6))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+def test_fastest_copy_on_a_gpu(layout):
+    x = matrix(4096, 1000, layout=layout)
+    assert torch.equal(fastest_copy(x)(), x)
+    assert torch.equal(fastest_copy(x, x)(), x + x)

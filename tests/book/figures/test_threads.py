@@ -1,0 +1,145 @@
+import pytest
+from drawings import boxes, texts, title
+
+from memtraffic.book import figures
+from memtraffic.compile import BlockedLayout
+from memtraffic.gpus import find_gpu
+from memtraffic.residency import nvidia
+
+
+def test_plot_thread_layout_numbers_lanes_within_their_warp():
+    ax = figures.plot_thread_layout(BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12))
+    first, second = ["0", "1", "2"] * 2, ["3", "4", "5"] * 2
+    names = [text for text in texts(ax) if text.startswith(("warp", "row"))]
+    assert names == [it for row in range(4) for it in (f"row {row}", f"warp {row // 2}")]
+    assert [text for text in texts(ax) if text.isdigit()] == [*(first + second) * 2, "3", "6", "9"]
+    widths = {(round(width, 6), height) for _, _, width, height in boxes(ax)}
+    assert len(boxes(ax)) == 24 and len(widths) == 1
+    colors = [box.get_facecolor() for box in ax.patches]
+    assert len(set(colors[:12])) == len(set(colors[12:])) == 1 and colors[0] != colors[12]
+
+
+def test_plot_thread_layout_of_warps_side_by_side():
+    ax = figures.plot_thread_layout(BlockedLayout((2, 1), (2, 1), (1, 2)), (8, 2))
+    lanes = [text for text in texts(ax)[:-2] if text.isdigit()]
+    assert lanes == ["0", "0", "1", "1"] * 2
+    assert [text for text in texts(ax) if text.startswith("row")] == [
+        f"row {row}" for row in (0, 2, 4, 6)
+    ]
+
+
+def test_plot_thread_layout_of_narrow_boxes_writes_some_lanes():
+    ax = figures.plot_thread_layout(BlockedLayout((1, 4), (2, 16), (2, 1)), (4, 64))
+    lanes = [int(text) for text in texts(ax) if text.isdigit()][:-3]
+    assert len(boxes(ax)) == 64 and lanes == [*range(0, 32, 2)] * 2
+
+
+def test_lanes_hatches_those_without_work():
+    ax = figures.lanes(16, 4)
+    assert (len(boxes(ax, "busy")), len(boxes(ax, "idle"))) == (16, 112)
+    assert title(ax) == "16 threads fetch the row, and 112 have nothing to fetch."
+    assert [text for text in texts(ax) if text.startswith("warp")] == [
+        f"warp {i}" for i in range(4)
+    ]
+    figures.lanes(1000, 2, warp_size=64)
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "elements", "warp_size", "expected"),
+    [
+        (512, 32, 32, (31, 5, 16, 4, 2)),
+        (128, 1, 32, (0, 5, 4, 2, 2)),
+        (32, 8, 32, (7, 5, 0, 0, 0)),
+        (256, 4, 64, (3, 6, 4, 2, 2)),
+    ],
+)
+def test_reduction_steps(n_threads, elements, warp_size, expected):
+    assert figures.reduction_steps(n_threads, elements, warp_size) == expected
+
+
+def test_reduction_draws_what_it_counts():
+    ax = figures.reduction(512, 32)
+    counts = ["31 comparisons", "5 shuffles", "16 values", "4 shuffles", "1 value", "1 value each"]
+    assert [text for text in texts(ax) if text in counts] == counts
+    assert texts(ax).count("barrier: 16 warps wait") == 2
+    assert sum(line.get_gid() == "barrier" for line in ax.lines) == 4  # two halves each
+    assert len(boxes(ax, "shared")) == 17
+    dots = [line for line in ax.lines if line.get_gid() == "lanes"]
+    assert sum(len(line.get_xdata()) for line in dots) == 32 * 6 + 16 * 5
+    assert title(ax) == "512 threads find one maximum in 9 shuffles and 2 barriers."
+
+
+def test_reduction_of_another_program():
+    ax = figures.reduction(256, 8, warp_size=64, what="sum", operations="additions")
+    assert {"7 additions", "6 shuffles", "4 values", "2 shuffles"} <= {*texts(ax)}
+    assert "find one sum in 8 shuffles" in title(ax)
+
+
+def test_reduction_is_what_triton_compiles():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    import torch
+
+    from memtraffic.compile import capture_launches, compile_launches
+    from memtraffic.ladder import fused
+
+    h200 = find_gpu("H200")
+    x = torch.empty(8, 16384)
+    launches = capture_launches(lambda t: fused.softmax(t, num_warps=16), x, gpu=h200)
+    [kernel] = compile_launches([(launch, "sm_90") for launch in launches])
+    steps = figures.reduction_steps(512, 32)
+    assert kernel is not None and steps.shuffles + steps.last_shuffles == 9
+
+
+def test_sm_packing_fills_until_the_first_is_full():
+    limits = nvidia.programs_by_limit(69, 12784, 4, find_gpu("H200"))
+    assert limits == {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
+    ax = figures.sm_packing(limits, {"registers": "9,216 of 65,536"})
+    assert len(boxes(ax, "taken")) == 4 * 7
+    assert len(boxes(ax, "free")) == 0 + 9 + 9 + 25
+    assert {"full after 7", "room for 16", "room for 32"} <= {*texts(ax)}
+    assert "one program: 9,216 of 65,536" in texts(ax)
+    assert title(ax) == "One SM holds 7 programs, and then its registers are full."
+    widths = [bar.get_linewidth() for bar in ax.patches if bar.get_gid() == "bar"]
+    assert widths[0] > widths[1] == widths[2] == widths[3]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        (
+            {"registers": 2, "shared": 3, "warps": 2},
+            "One SM holds 2 programs, and then its registers and warp slots are full.",
+        ),
+        ({"shared": 1, "warps": 2}, "One SM holds 1 program, and then its shared memory is full."),
+        ({"shared": 0, "warps": 2}, "One SM holds no program: its shared memory is not enough."),
+    ],
+    ids=["two-limits", "one-program", "none"],
+)
+def test_sm_packing_says_what_is_full(limits, sentence):
+    assert title(figures.sm_packing(limits)) == sentence
+
+
+def test_sm_packing_of_amd_has_its_words():
+    limits = {"vgprs": 4, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16}
+    ax = figures.sm_packing(limits, processor="CU")
+    assert {"vector registers", "wave slots", "LDS", "workgroup slots"} <= {*texts(ax)}
+    assert title(ax) == "One CU holds 3 programs, and then its LDS is full."
+
+
+def test_registers_of_row_shows_what_holds_nothing():
+    rows = {
+        "in one block of 8192": (8192, [8192]),
+        "in one block of 16384": (8320, [16384]),
+        "in blocks of 8192 and 128": (8320, [8192, 128]),
+    }
+    ax = figures.registers_of_row(rows, 512)
+    registers = [text for text in texts(ax) if text.endswith("registers")]
+    assert registers == ["16 registers", "32 registers", "17 registers"]
+    live, dead = boxes(ax, "live"), boxes(ax, "dead")
+    shares = [one[2] / (one[2] + other[2]) for one, other in zip(live, dead, strict=True)]
+    assert shares == pytest.approx([1, 8320 / 16384, 8320 / (17 * 512)])
+    assert "49 % hold nothing" in texts(ax)
+    assert title(ax) == (
+        "8320 numbers in one block of 16384 take 32 registers of each thread, "
+        "and 49 % of them hold nothing."
+    )

@@ -1,0 +1,414 @@
+"""The proofs of one line: what they accept, what they refuse, and what they say."""
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from memtraffic import benchmark, runtime
+from memtraffic.book import prove
+from memtraffic.ladder import naive
+from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.ops.softmax import backward_reference
+from memtraffic.traffic.formula import formula
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+tl = pytest.importorskip("triton.language")
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = runtime.device()
+FIVE_LINES = {"reads": "5MN + 2M", "writes": "3MN + 2M"}
+POWERS = (1, 4, 64, 256)
+
+
+@triton.jit
+def _kernel(
+    y_ptr, x_ptr, x_row_stride, n_cols,
+    BLOCK: tl.constexpr, TWICE: tl.constexpr, MASKED: tl.constexpr, SKIPPED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = (cols < n_cols) | (not MASKED)
+    x = tl.load(x_ptr + row * x_row_stride + cols, mask=mask, other=-float("inf"))
+    row_max = tl.max(x, axis=0)
+    if TWICE:
+        x = tl.load(x_ptr + row * x_row_stride + cols, mask=mask, other=-float("inf"))
+    numerator = tl.exp(x - row_max)
+    y = numerator / tl.sum(numerator, axis=0)
+    tl.store(y_ptr + row * n_cols + cols, y, mask=mask & (row != SKIPPED))
+
+
+def softmax(x, twice=False, masked=True, skipped=-1, packed=False, fewer=0):
+    y, (m, n) = torch.empty_like(x), x.shape
+    options = {"TWICE": twice, "MASKED": masked, "SKIPPED": skipped}
+    stride = n if packed else x.stride(0)
+    _kernel[(m - fewer,)](y, x, stride, n, BLOCK=triton.next_power_of_2(n), **options)
+    return y
+
+
+def variant(**options):
+    def changed(x):
+        return softmax(x, **options)
+
+    return changed
+
+
+def pytorch(x):
+    return torch.softmax(x, dim=1)
+
+
+def wrong_where(wrong, spoil=torch.zeros_like):
+    """A softmax that is spoiled for some inputs."""
+
+    def fn(x):
+        return spoil(x) if wrong(x) else pytorch(x)
+
+    return fn
+
+
+def without_maximum(x):
+    numerator = x.exp()
+    return numerator / numerator.sum(dim=1, keepdim=True)
+
+
+def only_powers_of_two(x):
+    if x.shape[1] & (x.shape[1] - 1):
+        raise ValueError(f"{x.shape[1]} columns")
+    return pytorch(x)
+
+
+def refuses_all(x):
+    raise ValueError("not today")
+
+
+# ---- exam
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        pytest.param(softmax, {}, id="kernel"),
+        pytest.param(softmax, {"layouts": ("packed", "odd")}, id="layouts"),
+        pytest.param(softmax, {"dtypes": prove.DTYPES}, id="dtypes"),
+        pytest.param(variant(twice=True), {"reads": "2MN"}, id="what-is-asked"),
+        pytest.param(naive.softmax, FIVE_LINES, id="five-lines"),
+        pytest.param(naive.softmax, {"reads": "2M+5MN", "writes": "3MN+2M"}, id="other-order"),
+        pytest.param(only_powers_of_two, {"widths": POWERS}, id="widths"),
+        pytest.param(lambda x: x.relu(), {"op": torch.relu}, id="function-as-operation"),
+        pytest.param(lambda x: x.exp(), {"op": torch.exp}, id="infinite-result"),
+    ],
+)
+def test_exam_accepts(fn, options):
+    assert prove.exam(fn, **options) is True
+
+
+def test_exam_of_another_operation():
+    moved = str(formula(backward_reference, SOFTMAX_BACKWARD)).removeprefix("reads ")
+    exam = functools.partial(prove.exam, backward_reference, *moved.split(", writes "))
+    assert exam(op="softmax_backward", widths=(128, 781))
+    other = dataclasses.replace(SOFTMAX_BACKWARD, reference=lambda y, dy: y * dy)
+    with pytest.raises(AssertionError, match="backward_reference is wrong at 5 x 128,"):
+        exam(op=other, widths=(128, 781))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        pytest.param(
+            variant(twice=True),
+            r"^At 4 x 2 changed reads 16 elements, not 8 \(MN\); 8 elements of x_ptr more than "
+            r"once\. At every shape it reads 2MN and writes MN\.$",
+            id="reads-twice",
+        ),
+        pytest.param(
+            variant(masked=False),
+            r"^changed fails at 3 x 5: CountError: _kernel reads 3 elements outside",
+            id="drops-the-mask",
+        ),
+        pytest.param(
+            variant(skipped=3),
+            r"^At 4 x 2 changed writes 6 elements, not 8 \(MN\)\.$",
+            id="skips-a-row",
+        ),
+        pytest.param(
+            variant(fewer=1),
+            r"^At 4 x 2 changed reads 6 elements, not 8 \(MN\)\. It writes 6 elements",
+            id="one-program-fewer",
+        ),
+        pytest.param(
+            naive.softmax,
+            r"naive reads 48 elements, not 8 \(MN\): amax 8, sub 12,",
+            id="operations",
+        ),
+        pytest.param(lambda x: None, r"^At 4 x 2 the function reads 0 elements", id="nothing"),
+        pytest.param(lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt", id="error"),
+        pytest.param(lambda x: missing, "fails at 2 x 8: NameError: name 'missing'", id="typo"),  # noqa: F821
+        pytest.param(lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5", id="no-sum"),
+        pytest.param(
+            only_powers_of_two,
+            r"^only_powers_of_two fails at 5 x 127, packed, float32: ValueError: 127 columns",
+            id="refuses-widths",
+        ),
+        pytest.param(refuses_all, r"refuses 17 of 17 shapes, 2 x 8 with: not today", id="refuses"),
+        pytest.param(lambda x: x.softmax(1).T, "shape", id="transposed-result"),
+        pytest.param(_kernel, "is a kernel: give the function that launches it", id="kernel"),
+        pytest.param(5, "the answer is 5: a function", id="number"),
+    ],
+)
+def test_exam_refuses(fn, reason):
+    with pytest.raises(AssertionError, match=reason):
+        prove.exam(fn)
+
+
+def test_exam_refuses_a_kernel_that_assumes_packed_rows():
+    with pytest.raises(AssertionError, match="wrong at 5 x 5000, odd"):
+        prove.exam(variant(packed=True), layouts=("packed", "odd"))
+
+
+def test_exam_does_not_let_a_kernel_leave_its_tensors():
+    """Where no count comes before the judgement, its accesses are checked all the same."""
+    if runtime.INTERPRETED:
+        with pytest.raises(AssertionError, match=r"wrong at 5 x 781.* of _kernel reads 243 elem"):
+            prove.correct(variant(masked=False), widths=(781,))
+
+
+@pytest.mark.slow
+def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
+    """Kernels of `__main__`, as in a notebook on a GPU, are counted in the same process."""
+    source = Path(__file__).read_text("utf-8")
+    kernel = source[source.index("@triton.jit") : source.index("def pytorch")]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import memtraffic\nimport torch\nimport triton\nimport triton.language as tl\n"
+        f"from memtraffic.book import prove\n\n\n{kernel}\n\n"
+        "prove.traffic(softmax)\nprove.traffic(variant(twice=True), '2MN')\n"
+        "prove.exam(variant(twice=True))\n",
+        encoding="utf-8",
+    )
+    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "✓ Counted at 17 shapes: softmax reads MN elements and writes MN.",
+        "✓ Counted at 17 shapes: changed reads 2MN elements and writes MN.",
+    ]
+    assert "AssertionError: At 4 x 2 changed reads 16 elements, not 8 (MN);" in done.stderr
+
+
+# ---- traffic
+
+
+def test_traffic_says_what_was_counted(capsys):
+    prove.traffic(naive.softmax, **FIVE_LINES)
+    prove.traffic(only_powers_of_two)
+    prove.traffic(pytorch, widths=(3, 5))
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ Counted at 17 shapes: naive reads 5MN + 2M elements and writes 3MN + 2M.",
+        "✓ Counted at 11 shapes: only_powers_of_two reads MN elements and writes MN. "
+        "It refuses 6 other shapes.",
+        "✓ Counted at 6 shapes: pytorch reads MN elements and writes MN.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fn", "reads", "writes"),
+    [
+        pytest.param(pytorch, "2MN", "MN", id="reads"),
+        pytest.param(pytorch, "MN", "MN + 1", id="writes"),
+        pytest.param(wrong_where(lambda x: x.shape[1] == 1823, torch.exp_), "MN", "0", id="all"),
+        pytest.param(
+            wrong_where(lambda x: x.shape[1] == 1823, lambda x: x + x), "MN", "MN", id="one-shape"
+        ),
+    ],
+)
+def test_traffic_refuses(fn, reads, writes, capsys):
+    with pytest.raises(AssertionError, match=r"At \d+ x \d+ .* elements, not \d+"):
+        prove.traffic(fn, reads, writes)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "NM", "two", "MN 2M", "MN +"])
+def test_traffic_refuses_what_is_no_formula(text):
+    with pytest.raises(ValueError, match="is not a formula such as"):
+        prove.traffic(pytorch, text)
+
+
+# ---- correct
+
+
+def test_correct_says_what_was_judged(capsys):
+    prove.correct(pytorch)
+    prove.correct(pytorch, widths=(8,), layouts=["packed"], dtypes=["bfloat16"])
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ Correct on 19 inputs: pytorch agrees with float64 at 1, 2, 127, 128, 129, 781, 1000, "
+        "4096 and 5000 columns; in 4 memory layouts, also transposed; in float32, float16 and "
+        "bfloat16; with 1e30, -inf, inf and NaN in a row.",
+        "✓ Correct on 6 inputs: pytorch agrees with float64 at 8 columns; in bfloat16; with 1e30, "
+        "-inf, inf and NaN in a row.",
+    ]
+
+
+def test_correct_leaves_out_infinite_results(capsys):
+    prove.correct(torch.exp, widths=(8,), op=torch.exp)
+    assert capsys.readouterr().out.endswith("bfloat16; with -inf and NaN in a row.\n")
+
+
+@pytest.mark.parametrize(
+    ("fn", "where"),
+    [
+        pytest.param(without_maximum, "with 1e30 in row 3", id="1e30"),
+        pytest.param(
+            wrong_where(lambda x: x.isneginf().any(), lambda x: pytorch(x.nan_to_num(neginf=0))),
+            "with -inf in row 3",
+            id="-inf",
+        ),
+        pytest.param(
+            wrong_where(lambda x: x.isposinf().any(), lambda x: pytorch(x.nan_to_num())),
+            "with inf in row 3",
+            id="inf",
+        ),
+        pytest.param(
+            wrong_where(lambda x: x.isnan().any(), lambda x: pytorch(x.nan_to_num())),
+            "with NaN in row 3",
+            id="nan",
+        ),
+        pytest.param(wrong_where(lambda x: x.shape == (67, 781)), "at 67 x 781,", id="many-rows"),
+        pytest.param(wrong_where(lambda x: x.shape[1] == 129), "at 5 x 129,", id="one-width"),
+        pytest.param(wrong_where(lambda x: x.stride() == (1, 5)), "5000, transposed", id="layout"),
+        pytest.param(
+            wrong_where(lambda x: x.dtype == torch.bfloat16, lambda x: pytorch(x.float())),
+            "at 5 x 781, packed, bfloat16: dtype torch.float32",
+            id="dtype",
+        ),
+        pytest.param(
+            wrong_where(lambda x: x.shape[0] > 5, torch.empty_like),
+            r"NaN in 52327 wrong places, the first at \(0, 0\) \(NaN is also",
+            id="unwritten",
+        ),
+    ],
+)
+def test_correct_refuses(fn, where, capsys):
+    with pytest.raises(AssertionError, match=f"is wrong .*{where}"):
+        prove.correct(fn)
+    assert not capsys.readouterr().out
+
+
+# ---- resources
+
+
+def test_resources_says_what_was_compiled(capsys):
+    from memtraffic.ladder import fused
+
+    x = torch.empty(1, 4096, device=DEVICE)
+    options = {"max_registers": 64, "load_bits": 128, "store_bits": 128}
+    prove.resources(fused.softmax, x, target=("sm_90", "gfx942"), **options)
+    assert capsys.readouterr().out == (
+        "✓ Compiled for sm_90 and gfx942: fused uses at most 64 registers per thread, spills 0 "
+        "bytes per thread, moves 128 bits per load and moves 128 bits per store.\n"
+    )
+    for name, value in {"max_registers": 3, "load_bits": 64, "store_bits": 64}.items():
+        with pytest.raises(AssertionError, match=r"not for sm_90: .* Found: _softmax_fused_ker"):
+            prove.resources(fused.softmax, x, **{name: value})
+    with pytest.raises(AssertionError, match="spills 4 bytes per thread"):
+        prove.resources(fused.softmax, x, spill_bytes=4)
+
+
+def test_resources_of_no_kernel():
+    with pytest.raises(AssertionError, match="pytorch launches no Triton kernel"):
+        prove.resources(pytorch, torch.empty(1, 8, device=DEVICE))
+
+
+# ---- counters
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """An experiment `two` of two kernels, on 4 rows of 100 numbers of 2 bytes."""
+    arguments = {"impl": "naive", "shape": [4, 100], "dtype": "bfloat16"}
+    frame = pd.DataFrame(
+        {
+            "l1_l2_read_bytes": [800, 808],
+            "l2_write_sectors": [25, 0],
+            "dram_read_bytes": [808, 0],
+            "dram_write_bytes": [0, 0],
+        }
+    )
+    monkeypatch.setattr(
+        prove, "find_experiments", lambda ids: [SimpleNamespace(arguments=arguments)]
+    )
+    monkeypatch.setattr(prove, "experiment", lambda id: frame)
+
+
+def test_counters_says_what_was_measured(counted, capsys):
+    prove.counters("two", "2MN")
+    prove.counters("two", "2MN + M", within=0)
+    prove.counters("two", "MN + M", None, memory="DRAM")
+    prove.counters("two", None, "MN")
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ Measured at 4 x 100: naive reads 1.6 kB from L2, 1.005x the bytes of 2MN elements, and "
+        "writes 0.8 kB to L2, 1.000x the bytes of MN elements.",
+        "✓ Measured at 4 x 100: naive reads 1.6 kB from L2, exactly the bytes of 2MN + M elements, "
+        "and writes 0.8 kB to L2, exactly the bytes of MN elements.",
+        "✓ Measured at 4 x 100: naive reads 0.8 kB from DRAM, 1.000x the bytes of MN + M elements.",
+        "✓ Measured at 4 x 100: naive writes 0.8 kB to L2, 1.000x the bytes of MN elements.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        pytest.param(
+            {}, "naive reads 1,608 bytes from L2 at 4 x 100, and MN elem.* 800", id="reads"
+        ),
+        pytest.param({"reads": "2MN", "within": 0}, "2MN elements are 1,600 bytes", id="exactly"),
+        pytest.param({"reads": "2MN", "writes": "2MN"}, "writes 800 bytes to L2", id="writes"),
+        pytest.param({"memory": "DRAM"}, "writes 0 bytes to DRAM", id="dram"),
+    ],
+)
+def test_counters_refuses(counted, options, reason, capsys):
+    with pytest.raises(AssertionError, match=reason):
+        prove.counters("two", **options)
+    assert not capsys.readouterr().out
+
+
+# ---- speed
+
+
+def test_speed_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    assert prove.speed(pytorch)
+    assert capsys.readouterr().out == "– Not timed at 4096 x 16384: there is no GPU here.\n"
+
+
+def test_speed_beside_a_copy(monkeypatch, capsys):
+    times = pd.DataFrame({"impl": ["copy", "fn"], "us": [95.0, 100.0]})
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(prove, "_operation", lambda op: SOFTMAX_ON_META)
+    monkeypatch.setattr(benchmark, "bench", lambda fns, shapes, **options: times)
+    assert prove.speed(pytorch, (4, 8))
+    assert capsys.readouterr().out == (
+        "✓ Timed at 4 x 8: pytorch reaches 0.95x of a copy's bandwidth, at least 0.90x.\n"
+    )
+    with pytest.raises(AssertionError, match=r"reaches 0.95x of .* at 4 x 8, not 0.96x"):
+        prove.speed(pytorch, (4, 8), at_least=0.96)
+
+
+SOFTMAX_ON_META = SimpleNamespace(
+    inputs=lambda shape, dtype: (torch.empty(shape, device="meta"),),
+    least_bytes=lambda x: 2 * x.numel() * x.element_size(),
+)
+
+
+@pytest.mark.gpu
+def test_proofs_on_a_gpu(capsys):
+    assert prove.exam(softmax, layouts=("packed", "odd"))
+    assert prove.speed(softmax, (4096, 4096), at_least=0.5)
+    with pytest.raises(AssertionError, match="NaN in"):
+        prove.correct(variant(skipped=3))
+    assert capsys.readouterr().out.startswith("✓ Timed at 4096 x 4096: softmax reaches ")

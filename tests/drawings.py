@@ -1,0 +1,70 @@
+"""How the tests read a figure: its texts, its boxes, and whether a phone shows them legibly."""
+
+import itertools
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.text import Text
+
+PHONE = 343  # pixels that a figure is wide on a phone
+SMALLEST = 11  # pixels, of text there
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def ticks(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def title(ax):
+    """The sentence above a figure, on one line."""
+    return ax.figure.get_suptitle().replace("\n", " ")
+
+
+def boxes(ax, gid=None):
+    """The boxes of a drawing, as (x, y, width, height); all of them, or those of one meaning."""
+    them = [box for box in ax.patches if isinstance(box, plt.Rectangle)]
+    return [
+        (*box.get_xy(), box.get_width(), box.get_height())
+        for box in them
+        if gid is None or box.get_gid() == gid
+    ]
+
+
+def written(figure):
+    """All texts that are drawn, with the places they take, in pixels."""
+    labels, drawn = set(), []
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                labels |= {tick.label1, tick.label2}
+                if ax.axison and low <= tick.get_loc() <= high:
+                    drawn.append(tick.label1)
+    drawn += [text for text in figure.findobj(Text) if text not in labels]
+    drawn = [it for it in drawn if it.get_visible() and it.get_text().strip()]
+    return [(it, it.get_window_extent()) for it in drawn]
+
+
+def assert_legible(figure):
+    """Every text is inside the figure, large enough on a phone, and on no other text."""
+    figure.canvas.draw()
+    pad = 2 * matplotlib.rcParams["savefig.pad_inches"]  # a notebook crops, and adds this
+    wide = max(figure.get_tightbbox().width + pad, figure.get_figwidth())
+    found = written(figure)
+    for text, place in found:
+        pixels = text.get_fontsize() / 72 * PHONE / wide
+        assert pixels >= SMALLEST, f"{text.get_text()!r} is {pixels:.1f} pixels high on a phone"
+        assert "$" not in text.get_text(), f"{text.get_text()!r}: powers are too small"
+        whole, some = figure.bbox, 0.01 * figure.dpi
+        assert place.x0 >= whole.x0 - some, f"{text.get_text()!r} leaves the figure"
+        assert place.x1 <= whole.x1 + some, f"{text.get_text()!r} leaves the figure"
+        assert place.y0 >= whole.y0 - some, f"{text.get_text()!r} leaves the figure"
+        assert place.y1 <= whole.y1 + some, f"{text.get_text()!r} leaves the figure"
+    for (one, a), (other, b) in itertools.combinations(found, 2):
+        across = min(a.x1, b.x1) - max(a.x0, b.x0)
+        down = min(a.y1, b.y1) - max(a.y0, b.y0)
+        apart = across <= 1 or down <= 0.2 * min(a.height, b.height)  # a line has empty edges
+        assert apart, f"{one.get_text()!r} lies on {other.get_text()!r}"
