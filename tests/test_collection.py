@@ -90,15 +90,17 @@ def test_plain_pytest_runs_the_unit_tests_and_the_examples():
     found = collected(ROOT)
     tests = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
     examples = set(found) - tests
-    assert tests <= set(found)
+    # Only a file that asks for a library, which may be missing here, may have no tests.
+    assert all("importorskip(" in (ROOT / path).read_text("utf-8") for path in tests - set(found))
     assert examples and all(path.startswith("src/memtraffic/") for path in examples)
 
 
 def test_nbval_compares_strictly_and_tries_the_solutions(project):
     """A kernel starts in the environment of a reader, and nothing in a build folder is run."""
     book, environment = project / "book", "import os\nprint('TRITON_INTERPRET' in os.environ)"
-    write_notebook(book / "same.ipynb", ("print('5 µs')", "5 µs\n"), (environment, "False\n"))
-    write_notebook(book / "other.ipynb", ("# @title Folded\nprint('5 µs')", "6 µs\n"))
+    counted = "print('5 elements')"  # not measured: a GPU compares it, too
+    write_notebook(book / "same.ipynb", (counted, "5 elements\n"), (environment, "False\n"))
+    write_notebook(book / "other.ipynb", (f"# @title Folded\n{counted}", "6 elements\n"))
     write_notebook(book / "right.ipynb", solution="print('– Not timed: no GPU.') or 1")
     write_notebook(book / "wrong.ipynb", solution="2")
     for folder in (book / "_build", project / "_build"):
