@@ -35,6 +35,7 @@ def boxes(ax, gid=None):
 
 def written(figure):
     """All texts that are drawn, with the places they take, in pixels."""
+    figure.canvas.draw()
     labels, drawn = set(), []
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
@@ -50,19 +51,18 @@ def written(figure):
 
 def assert_legible(figure):
     """Every text is inside the figure, large enough on a phone, and on no other text."""
-    figure.canvas.draw()
+    found = written(figure)
     pad = 2 * matplotlib.rcParams["savefig.pad_inches"]  # a notebook crops, and adds this
     wide = max(figure.get_tightbbox().width + pad, figure.get_figwidth())
-    found = written(figure)
     for text, place in found:
-        pixels = text.get_fontsize() / 72 * PHONE / wide
-        assert pixels >= SMALLEST, f"{text.get_text()!r} is {pixels:.1f} pixels high on a phone"
-        assert "$" not in text.get_text(), f"{text.get_text()!r}: powers are too small"
         whole, some = figure.bbox, 0.01 * figure.dpi
         assert place.x0 >= whole.x0 - some, f"{text.get_text()!r} leaves the figure"
         assert place.x1 <= whole.x1 + some, f"{text.get_text()!r} leaves the figure"
         assert place.y0 >= whole.y0 - some, f"{text.get_text()!r} leaves the figure"
         assert place.y1 <= whole.y1 + some, f"{text.get_text()!r} leaves the figure"
+        pixels = text.get_fontsize() / 72 * PHONE / wide
+        assert pixels >= SMALLEST, f"{text.get_text()!r} is {pixels:.1f} pixels high on a phone"
+        assert "$" not in text.get_text(), f"{text.get_text()!r}: powers are too small"
     for (one, a), (other, b) in itertools.combinations(found, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         down = min(a.y1, b.y1) - max(a.y0, b.y0)

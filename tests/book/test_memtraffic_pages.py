@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("docutils", reason="Sphinx is not installed")
 
+from docutils import nodes
+from docutils.utils import new_document
+
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location("pages", ROOT / "book/_ext/memtraffic_pages.py")
 pages = importlib.util.module_from_spec(SPEC)
@@ -118,6 +121,27 @@ def test_describe_ladder_of_two_gpus(two_gpus):
         "| fused | 3900 GB/s, 98 % | – |",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt", "code"),
+    [
+        pytest.param(
+            "# @title Draw two bars\n\nf()\n", "Code: Draw two bars", "f()\n", id="titled"
+        ),
+        pytest.param("f()  # @title A\n", "Code", "f()  # @title A\n", id="untitled"),
+    ],
+)
+def test_title_of_a_folded_cell_moves_to_its_fold(source, prompt, code):
+    document = new_document("page")
+    for options in ({"hide_mode": "input", "prompt_show": "Code", "prompt_hide": "Code"}, {}):
+        cell = nodes.container("", nodes.literal_block(source, source), **options)
+        document += cell
+    pages.FoldedTitles(document).run()
+    folded, shown = document.children
+    assert folded["prompt_show"] == folded["prompt_hide"] == prompt
+    assert folded.children[0].rawsource == folded.astext() == code
+    assert shown.astext() == source
 
 
 @pytest.mark.parametrize("address", ["", "https://github.com/owner/name"])

@@ -389,7 +389,6 @@ def test_speed_without_a_gpu(monkeypatch, capsys):
 def test_speed_beside_a_copy(monkeypatch, capsys):
     times = pd.DataFrame({"impl": ["copy", "fn"], "us": [95.0, 100.0]})
     monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(prove, "_operation", lambda op: SOFTMAX_ON_META)
     monkeypatch.setattr(benchmark, "bench", lambda fns, shapes, **options: times)
     assert prove.speed(pytorch, (4, 8))
     assert capsys.readouterr().out == (
@@ -397,12 +396,6 @@ def test_speed_beside_a_copy(monkeypatch, capsys):
     )
     with pytest.raises(AssertionError, match=r"reaches 0.95x of .* at 4 x 8, not 0.96x"):
         prove.speed(pytorch, (4, 8), at_least=0.96)
-
-
-SOFTMAX_ON_META = SimpleNamespace(
-    inputs=lambda shape, dtype: (torch.empty(shape, device="meta"),),
-    least_bytes=lambda x: 2 * x.numel() * x.element_size(),
-)
 
 
 @pytest.mark.gpu

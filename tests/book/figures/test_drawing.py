@@ -59,7 +59,8 @@ def test_wrap_keeps_words_and_evens_lines():
 
 def test_wrap_does_not_part_a_number_from_its_unit():
     lines = drawing.wrap("It needs 24 KiB to run and 3 MB to end", 0.75).split("\n")
-    assert {"24 KiB", "3 MB"} <= {line.removeprefix("needs ") for line in lines}
+    assert len(lines) > 3
+    assert all(any(it in line for line in lines) for it in ("24 KiB", "3 MB"))
 
 
 def test_finish_cuts_the_board_and_writes_its_title():
@@ -73,7 +74,7 @@ def test_finish_cuts_the_board_and_writes_its_title():
 
 def test_key_breaks_at_the_edge():
     ax = drawing.board()
-    samples = [drawing.Sample(f"what number {i} means", {"fc": "white"}) for i in range(3)]
+    samples = [drawing.Sample(f"the meaning of {i}", {"fc": "white"}) for i in range(3)]
     end = drawing.key(ax, 0.2, samples)
     drawing.finish(ax, end, "")
     heights = [text.get_position()[1] for text in ax.texts]

@@ -3,10 +3,11 @@ from drawings import boxes, texts, title
 
 from memtraffic.book import figures
 from memtraffic.book.figures.hardware import SEGMENTS
-from memtraffic.gpus import GPUS, find_gpu
+from memtraffic.gpus import find_gpu
 from memtraffic.traffic.count import OpTraffic
 
 H200 = find_gpu("H200")
+SIZES = {"dram": "141 GB", "l2": "60 MiB"}
 
 
 def arrows(ax):
@@ -19,9 +20,7 @@ def arrows(ax):
 
 
 def test_machine_draws_what_the_table_says():
-    ax = figures.machine(
-        H200, speeds={"dram": "4273 GB/s"}, sizes={"dram": "141 GB", "l2": "60 MiB"}
-    )
+    ax = figures.machine(H200, speeds={"dram": "4273 GB/s"}, sizes=SIZES)
     assert len(boxes(ax, "processor")) == H200.num_sms == 132
     assert len(boxes(ax, "part")) == len(boxes(ax, "registers")) == 4
     assert len(boxes(ax, "lane")) == 4 * 32
@@ -61,7 +60,7 @@ def test_machine_lights_the_path_and_writes_its_bytes():
 
 
 def test_machine_refuses_an_unknown_segment():
-    with pytest.raises(ValueError, match="dram_to_l1.*known are dram_to_l2"):
+    with pytest.raises(ValueError, match=r"dram_to_l1.*known are dram_to_l2"):
         figures.machine(H200, lit={"dram_to_l1": ""})
 
 
@@ -77,8 +76,9 @@ def test_machine_of_amd_has_its_words_and_its_caches():
     assert not any("SM" in text or "shared" in text or "scheduler" in text for text in texts(ax))
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.product)
-def test_machine_of_each_gpu(gpu):
+@pytest.mark.parametrize("name", ["T4", "B200", "MI100", "MI355X", "RX 7900 XTX"])
+def test_machine_of_other_gpus(name):
+    gpu = find_gpu(name)
     ax = figures.machine(gpu)
     assert len(boxes(ax, "processor")) == gpu.num_sms
     assert len(boxes(ax, "lane")) == 4 * gpu.warp_size

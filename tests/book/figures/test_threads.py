@@ -1,9 +1,12 @@
 import pytest
+import torch
 from drawings import boxes, texts, title
 
+from memtraffic import resources
 from memtraffic.book import figures
 from memtraffic.compile import BlockedLayout
 from memtraffic.gpus import find_gpu
+from memtraffic.ladder import tiled
 from memtraffic.residency import nvidia
 
 
@@ -76,18 +79,15 @@ def test_reduction_of_another_program():
 
 
 def test_reduction_is_what_triton_compiles():
+    """A softmax has two reductions, a maximum and a sum, and shuffles and barriers for each."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    import torch
-
-    from memtraffic.compile import capture_launches, compile_launches
-    from memtraffic.ladder import fused
-
-    h200 = find_gpu("H200")
     x = torch.empty(8, 16384)
-    launches = capture_launches(lambda t: fused.softmax(t, num_warps=16), x, gpu=h200)
-    [kernel] = compile_launches([(launch, "sm_90") for launch in launches])
-    steps = figures.reduction_steps(512, 32)
-    assert kernel is not None and steps.shuffles + steps.last_shuffles == 9
+    [kernel] = resources(lambda x: tiled.softmax(x, rows=1, num_warps=16), "sm_90", x)
+    steps = figures.reduction_steps(512, 16384 // 512)
+    found = {name.split(".")[0]: count for name, count in kernel.instructions.items()}
+    assert found["SHFL"] == 2 * (steps.shuffles + steps.last_shuffles)
+    assert found["FMNMX"] == steps.comparisons + steps.shuffles + steps.last_shuffles
+    assert found["BAR"] == 2 * steps.barriers + 1  # one between the two reductions
 
 
 def test_sm_packing_fills_until_the_first_is_full():

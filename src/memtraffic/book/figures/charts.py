@@ -142,8 +142,8 @@ def log2_axis(ax: Axes, values: Iterable[float]) -> None:
     places = [ax.transData.transform((tick, 1))[0] / ax.figure.dpi for tick in ticks]
     halves = [text_width(f"{tick:g}") / 2 for tick in ticks]
     for step in range(1, len(ticks) + 1):
-        kept = list(range(len(ticks)))[::-step]
-        gaps = [(places[j] - halves[j]) - (places[i] + halves[i]) for j, i in pairwise(kept)]
+        kept = sorted(range(len(ticks) - 1, -1, -step))
+        gaps = [places[j] - halves[j] - places[i] - halves[i] for i, j in pairwise(kept)]
         if min(gaps, default=1) > 0.06:
             break
     ax.set_xticks([ticks[i] for i in kept], [f"{ticks[i]:g}" for i in kept])
@@ -332,7 +332,7 @@ def roofline(
     ax = axes("operations per byte", "operations per second", (WIDTH, 3.5), title)
     ridges = {it: roof / bandwidth for it, roof in roofs.items()}
     needs = [value for _, value in points.values()]
-    low, high = min(*needs, *ridges.values()) / 12, max(*needs, *ridges.values()) * 6
+    low, high = min(*needs, *ridges.values()) / 30, max(*needs, *ridges.values()) * 6
     bottom, top = low * bandwidth, max(roofs.values()) * 5
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     last = max(ridges.values())
@@ -345,7 +345,8 @@ def roofline(
         above = roof == max(roofs.values())  # below the others is room, above them the slope
         look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
         _note(ax, f"{_si(roof)} {it}/s", (high, roof), (0, 3 if above else -4), **look)
-        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), (3, 5), color=color)
+        offset = 3, 5 + 13 * sum(other < ridges[it] for other in ridges.values())
+        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), offset, color=color)
     for it, (kind, value) in points.items():
         color, marker, _ = looks[kind]
         at = (value, min(roofs[kind], value * bandwidth))

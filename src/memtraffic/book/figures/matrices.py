@@ -120,7 +120,7 @@ def mask(
             x = LEFT + (offset - start + 0.5) * wide
             head = (at[0] + small / 2, below)
             arrow(ax, head, (x, top + high), color=BLUE, linewidth=0.8, mutation_scale=6)
-            if text_width(str(offset - start)) < small:
+            if text_width(str(offset - start)) < small - 0.03:
                 write(ax, head[0], below + high / 2, str(offset - start))
     for sector in range(first, last):
         at = (LEFT + (sector - first) * per_sector * small, below)

@@ -207,7 +207,10 @@ def _barrier(ax: Axes, y: float, text: str) -> float:
 
 
 def _butterfly(ax: Axes, y: float, height: float, lanes: int) -> None:
-    """Each lane takes the value of the one that is 16, 8, 4, 2, 1 lanes away; lane 0 is marked."""
+    """Each lane takes the value of the lane half of all away, then a quarter, until the next one.
+
+    What reaches lane 0 is marked.
+    """
     steps = lanes.bit_length() - 1
     unit, down = (RIGHT - LEFT) / lanes, (height - 0.1) / steps
     xs = [LEFT + (lane + 0.5) * unit for lane in range(lanes)]
@@ -216,18 +219,16 @@ def _butterfly(ax: Axes, y: float, height: float, lanes: int) -> None:
         apart = lanes >> (step + 1)
         for lane in range(lanes):
             marked = lane < apart  # what lane 0 has in the end comes from here
-            look: dict[str, Any] = (
-                {"color": BLUE, "lw": 1} if marked else {"color": "#c3ccd5", "lw": 0.6}
-            )
+            color, order = (BLUE, 2) if marked else ("#c3ccd5", 1)
             for partner in (lane, lane ^ apart):
-                ax.plot([xs[partner], xs[lane]], ys, zorder=2 if marked else 1, **look)
+                ax.plot([xs[partner], xs[lane]], ys, color=color, linewidth=0.7, zorder=order)
     for step in range(steps + 1):
         for marked in (False, True):
             count = lanes >> step
             xs_here = xs[:count] if marked else xs[count:]
-            look = {"color": BLUE if marked else "#aab4be", "markersize": 3, "zorder": 3}
             ys_here = [y + 0.05 + step * down] * len(xs_here)
-            ax.plot(xs_here, ys_here, "o", linestyle="none", gid="lanes", **look)
+            color = BLUE if marked else "#aab4be"
+            ax.plot(xs_here, ys_here, "o", color=color, markersize=3, zorder=3, gid="lanes")
 
 
 # ---- an SM, and a program's registers
