@@ -80,10 +80,10 @@
       form.append(slider);
       sliders[name] = slider;
       slider.addEventListener("input", () => { input.value = slider.value; show(); });
-      input.addEventListener("input", () => { slider.value = input.value; });
     }
     const output = document.createElement("output"), detail = document.createElement("p");
     output.setAttribute("aria-live", "polite");
+    output.id = `occupancy-${number}-answer`;
     const chart = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     chart.setAttribute("role", "img");
     box.replaceChildren(form, output, detail, chart);
@@ -96,7 +96,7 @@
         Object.assign(sliders[name], { min, max, step });
         texts[name].textContent = words[name];
         sliders[name].setAttribute("aria-label", words[name]);
-        sliders[name].value = inputs[name].value;
+        if (inputs[name].value !== "") sliders[name].value = inputs[name].value; // "" where it is no number
       }
       return [own, words];
     }
@@ -106,9 +106,14 @@
       const kernel = { target: select.value };
       let wrong = "";
       for (const [name, [min, max]] of Object.entries(own)) {
-        kernel[name] = Math.round(Number(inputs[name].value));
-        if (inputs[name].value === "" || !(kernel[name] >= min && kernel[name] <= max)) wrong ||= `${words[name]}: from ${min} to ${max}`;
+        const { value } = inputs[name], number = Number(value);
+        const right = value !== "" && Number.isInteger(number) && number >= min && number <= max;
+        kernel[name] = number;
+        inputs[name].setAttribute("aria-invalid", !right);
+        if (!right) wrong ||= `${words[name]}: from ${min} to ${max}`;
       }
+      output.classList.toggle("wrong", Boolean(wrong));
+      chart.toggleAttribute("hidden", Boolean(wrong));
       if (wrong) {
         output.textContent = wrong;
         detail.textContent = "";
@@ -122,7 +127,17 @@
       detail.textContent = Object.entries(found).map(([name, value]) => `${names[name]} ${value}`).join(", ");
       draw(chart, kernel, resident, own.registers[1], words.registers);
     }
-    for (const name of ["registers", "shared", "warps"]) inputs[name].value = box.dataset[name];
+    for (const name of ["registers", "shared", "warps"]) {
+      inputs[name].value = box.dataset[name];
+      inputs[name].setAttribute("aria-describedby", output.id);
+    }
+    // What the last GPU allowed may be more than this one does.
+    select.addEventListener("input", () => {
+      for (const [name, [min, max]] of Object.entries(ranges(select.value))) {
+        const { value } = inputs[name];
+        if (value !== "") inputs[name].value = Math.min(max, Math.max(min, Number(value)));
+      }
+    });
     form.addEventListener("input", show);
     form.addEventListener("submit", (event) => event.preventDefault());
     window.addEventListener("resize", show);

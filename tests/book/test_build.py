@@ -9,15 +9,14 @@ from memtraffic.book import __main__ as commands
 from memtraffic.book import build, catalog, recording
 from memtraffic.book.build import execute_notebooks, normalize_outputs, record_experiments
 from memtraffic.book.recording import PUBLISHED, RecordingError
-from memtraffic.ladder import RUNGS
 from memtraffic.traffic.counters import CountersUnavailable
 
 
 @pytest.fixture
-def ladder(monkeypatch):
-    """Counts how often the ladder's picture was drawn."""
+def drawn_map(monkeypatch):
+    """Counts how often the map was drawn."""
     drawn = []
-    monkeypatch.setattr(build, "draw_ladder", lambda: drawn.append(1))
+    monkeypatch.setattr(build, "draw_map", lambda: drawn.append(1))
     return drawn
 
 
@@ -32,42 +31,42 @@ def other(book, id, **fields):
 # ---- recordings
 
 
-def test_record_experiments_writes_all_and_removes_what_was(recorded, ladder):
+def test_record_experiments_writes_all_and_removes_what_was(recorded, drawn_map):
     stale = recorded.h200 / "stale.csv"
     stale.write_text("n\n1\n")
-    other(recorded, "ladder")
+    other(recorded, "winners")
     recorded.machine["torch"] = "99"  # another version: the whole folder is made anew
     assert record_experiments() == recorded.h200
     assert {path.name for path in recorded.h200.iterdir()} == {
-        "speed.csv", "ladder.csv", "machine.json",
+        "speed.csv", "winners.csv", "machine.json",
     }  # fmt: skip
     assert recording.load_machine(recorded.h200)["torch"] == "99"
-    assert ladder == [1]
+    assert drawn_map == [1]
 
 
-def test_record_experiments_of_some_keeps_the_others(recorded, ladder):
+def test_record_experiments_of_some_keeps_the_others(recorded, drawn_map):
     again = other(recorded, "again")
     before = (recorded.h200 / "speed.csv").stat().st_mtime_ns
     record_experiments(["again"])
     assert (recorded.h200 / "speed.csv").stat().st_mtime_ns == before
     assert len(recording.read(recorded.h200, again)) == 2
-    assert ladder == []
+    assert drawn_map == []
 
 
-def test_record_experiments_of_another_gpu_has_its_own_folder(recorded, ladder):
+def test_record_experiments_of_another_gpu_has_its_own_folder(recorded, drawn_map):
     before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
-    other(recorded, "ladder")
+    other(recorded, "winners")
     recorded.machine["gpu"] = "NVIDIA H100 80GB HBM3"
     assert record_experiments().name == "nvidia-h100-80gb-hbm3"
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
-    assert ladder == []
+    assert drawn_map == []
 
 
 def fails(**arguments):
     raise CountersUnavailable("no ncu")
 
 
-def test_record_experiments_skips_nothing_in_silence(book, ladder, capsys):
+def test_record_experiments_skips_nothing_in_silence(book, drawn_map, capsys):
     """What fails is named, with the command that tries it again; what does not is written."""
     other(book, "counted", measure=fails)
     other(book, "torn", measure=lambda **arguments: pd.DataFrame())
@@ -94,31 +93,18 @@ def test_record_experiments_without_a_gpu(monkeypatch):
         record_experiments()
 
 
-# ---- the ladder's picture
+# ---- the map
 
 
-class Moved:
-    """Stands for the formula of a function: it takes seconds to solve."""
-
-    def __init__(self, fn):
-        assert callable(fn)
-
-    def elements(self, m, n):
-        return m * n, m * n
-
-
-def test_draw_ladder_is_of_its_recording(tmp_path, monkeypatch):
-    """It shows the recorded rungs, whatever rungs there are now; the stored one is up to date."""
+def test_draw_map_is_of_its_recording(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     monkeypatch.delenv("MEMTRAFFIC_RECORDINGS", raising=False)
-    monkeypatch.setattr(build, "formula", Moved)
     root = recording.root()
     (tmp_path / "_static").mkdir()
     (tmp_path / "recordings").symlink_to(root.resolve())
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(tmp_path / "recordings"))
-    monkeypatch.setitem(RUNGS, "split", "memtraffic.ladder.naive:softmax")
-    entry = recording.load_machine(root / PUBLISHED)["experiments"]["ladder"]
-    with image.open(build.draw_ladder()) as new, image.open(root.parent / build.PICTURE) as old:
+    entry = recording.load_machine(root / PUBLISHED)["experiments"]["winners"]
+    with image.open(build.draw_map()) as new, image.open(root.parent / build.PICTURE) as old:
         assert new.text["Source"] == old.text["Source"] == entry["sha256"]
         assert new.size == old.size
 

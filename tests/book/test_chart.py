@@ -223,6 +223,8 @@ OUT_OF_RANGE = [
     ("sm_90", "registers", "-5", 255),
     ("sm_90", "registers", "", 255),
     ("sm_90", "registers", "many", 255),
+    ("sm_90", "registers", "69.5", 255),
+    ("sm_90", "shared", "0.5", 262144),
     ("gfx942", "registers", "513", 512),
     ("gfx1100", "registers", "257", 256),
     ("sm_90", "shared", "262145", 262144),
@@ -248,6 +250,58 @@ def test_chart_says_what_is_out_of_range(browse, chart):
         assert wrong["label"] is None
         assert "fit" in right["text"] and right["detail"] and right["drawn"] > 0
         assert right["label"].startswith("Programs that fit, by ")
+
+
+@browser
+def test_chart_marks_what_is_wrong(browse, chart):
+    before, wrong, after = browse(
+        USED
+        + """const marks = () => ({
+          invalid: [registers, shared, warps].map((it) => it.getAttribute("aria-invalid")),
+          described: document.getElementById(registers.getAttribute("aria-describedby")) === output,
+          wrong: output.classList.contains("wrong"), hidden: svg.hasAttribute("hidden"),
+          slider: sliders[0].value,
+        });
+        const found = [marks()];
+        for (const value of ["", "70"]) { set(registers, value); found.push(marks()); }
+        done(found);""",
+        chart,
+    )
+    right = {"invalid": ["false"] * 3, "described": True, "wrong": False, "hidden": False}
+    assert before == {**right, "slider": "69"}
+    marked = {"invalid": ["true", "false", "false"], "wrong": True, "hidden": True}
+    assert wrong == {**right, **marked, "slider": "69"}
+    assert after == {**right, "slider": "70"}
+
+
+@browser
+def test_chart_keeps_to_what_a_new_gpu_allows(browse, chart):
+    values = browse(
+        USED
+        + """const values = () => [registers, shared, warps].map((it) => it.value);
+        const found = [];
+        for (const [target, count] of [["gfx942", "400"], ["sm_90", null], ["gfx942", null]]) {
+          set(select, target);
+          if (count) { set(registers, count); set(warps, "16"); }
+          found.push(values());
+        }
+        set(select, "sm_90"); set(warps, "32"); set(select, "gfx942");
+        done([...found, values(), output.textContent.includes("fit")]);""",
+        chart,
+    )
+    cut = ["255", "32784", "16"]
+    assert values == [["400", "32784", "16"], cut, cut, cut, True]
+
+
+def test_figure_above_the_chart_shows_the_same():
+    """Paper, a notebook and a reader without JavaScript get the figure."""
+    cells = json.loads((ROOT / "book/occupancy.ipynb").read_text("utf-8"))["cells"]
+    [at] = [i for i, cell in enumerate(cells) if "occupancy-chart" in "".join(cell["source"])]
+    above = cells[at - 1]
+    assert any("image/png" in output.get("data", {}) for output in above["outputs"])
+    assert above["metadata"]["mystnb"]["image"]["alt"]
+    style = (STATIC / "memtraffic.css").read_text("utf-8")
+    assert re.search(r"@media print \{\s*\.occupancy-chart \{\s*display: none;", style)
 
 
 @browser

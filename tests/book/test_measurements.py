@@ -50,6 +50,7 @@ NEED_A_GPU = {
     "bytes_in_flight": lambda: measurements.bytes_in_flight([1], 2**-12),
     "l2_read": lambda: measurements.l2_read([0.5]),
     "launch_floor": lambda: measurements.launch_floor(8),
+    "elementwise": lambda: measurements.elementwise([8, 8]),
     "resident_plans": lambda: measurements.resident_plans(["tiled"], [8, 8]),
 }
 CASE = {"dtype": "float32", "layout": "packed", "shapes": [[8, 8]]}
@@ -255,11 +256,20 @@ def test_launch_floor_launches_what_it_says(timed, monkeypatch):
     assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5])
 
 
+def test_elementwise_times_five_operations_on_two_matrices(timed):
+    frame = measurements.elementwise([4, 8])
+    assert list(frame.columns) == ["what", *TIMES, "gb_per_s"]
+    assert len(frame) == len(timed[0][0]) == 5
+    assert frame["gb_per_s"].iloc[0] == pytest.approx(2 * 4 * 8 * 4 / 1e3)
+    assert frame["us"].is_monotonic_increasing
+
+
 SMALL = {
     "copies": {"shapes": [[4, 8]]},
     "arithmetic": {"trips": 1},
     "bytes_in_flight": {"kib_per_sm": [1, 4], "gib": 2**-12},
     "launch_floor": {"rows": 4},
+    "naive_elementwise": {"shape": [4, 8]},
     "l2_read": {"mib": [0.5]},
     "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
     "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},

@@ -39,8 +39,11 @@ PAGES = [*BOOK_PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 WRITTEN = [path for path in CHAPTERS if path.stem in REWRITTEN]
 WRITTEN_PAGES = [path for path in PAGES if path.stem in (*REWRITTEN, "README", "CONTRIBUTING")]
 
+# Chapters whose readers have not yet met a Triton kernel, and a page to look things up.
+BEFORE_KERNELS = ("memory-wall", "naive", "timing")
+
 # Numbers with a unit that prose may hold all the same: (file, text) and why.
-GIVEN = {("fused.ipynb", "at 300 GB/s"): "an exercise gives it to calculate with"}
+GIVEN: dict[tuple[str, str], str] = {}
 
 FENCE = re.compile(r"^(```+|~~~+)(\{)?[^\n]*\n(.*?)^\1[ \t]*$", re.M | re.S)
 DETAILS = re.compile(r"<details>.*?</details>", re.S)
@@ -379,7 +382,7 @@ def test_takeaway_has_a_number(path):
     assert re.search(r"\d|\{glue:", takeaway(text_of(path)))
 
 
-@per(WRITTEN)
+@per([path for path in WRITTEN if path.stem not in BEFORE_KERNELS])
 def test_two_exercises_want_a_kernel(path):
     assert kernels_to_write(text_of(path)) >= 2
 
@@ -510,8 +513,8 @@ def test_published_recording_is_there():
     assert (BOOK / "recordings" / recording.PUBLISHED / "machine.json").is_file()
 
 
-def test_ladder_is_drawn_from_its_recording():
-    with Image.open(BOOK / "_static" / "ladder.png") as picture:
+def test_map_is_drawn_from_its_recording():
+    with Image.open(BOOK / "_static" / "winners.png") as picture:
         drawn_from = picture.text["Source"]
-    data = BOOK / "recordings" / recording.PUBLISHED / "ladder.csv"
+    data = BOOK / "recordings" / recording.PUBLISHED / "winners.csv"
     assert drawn_from == hashlib.sha256(data.read_bytes()).hexdigest(), "run `make record`"

@@ -137,6 +137,8 @@ def test_experiments_print_each_origin_once(recorded, capsys):
     frames = experiments("speed", "again", "old", "speed")
     assert [len(frame) for frame in frames] == [2] * 4
     assert capsys.readouterr().out == LABEL + LABEL.replace(TODAY, "2025-01-31")
+    experiments("speed", "again", gpu=recorded.h200.name)
+    assert capsys.readouterr().out == LABEL
 
 
 def test_experiments_without_counters_and_with(recorded, in_mode, capsys):

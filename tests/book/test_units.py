@@ -21,14 +21,20 @@ LIKE_A_UNIT = re.compile(
 def sanitize():
     """What is left of a text after nbval's rules."""
     nbval = pytest.importorskip("nbval.plugin")
-    [(regex, replacement)] = nbval.get_sanitize_patterns(units.sanitize_rule())
-    assert regex and replacement.strip()
-    return lambda text: re.sub(regex, replacement, text)
+    rules = nbval.get_sanitize_patterns(units.sanitize_rule())
+    assert len(rules) == 2 and all(regex and replacement.strip() for regex, replacement in rules)
+
+    def sanitized(text):
+        for regex, replacement in rules:
+            text = re.sub(regex, replacement, text)
+        return text
+
+    return sanitized
 
 
 MEASURED = ["3957 GB/s", "4.8 TB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "97.4 %", "-3.2 %"]
 MEASURED += ["16.4 kB", "268.4 MB", "1,073.7 MB", "51.2 TFLOP/s", "12.1 FLOP/byte", "0.54 GB"]
-MEASURED += ["4.14 T/s", "15.8 per clock", "1.98 GHz"]
+MEASURED += ["4.14 T/s", "15.8 per clock", "0.98 per byte", "1.98 GHz"]
 
 
 @pytest.mark.parametrize("text", MEASURED)
@@ -50,6 +56,11 @@ def test_sanitize_rule_keeps_any_other_number(text, sanitize):
     assert sanitize(f"says {text}, here") == f"says {text}, here"
 
 
+def test_sanitize_rule_hides_the_size_of_a_figure(sanitize):
+    shown = "<Figure size 960x246.4 with 1 Axes>"
+    assert sanitize(shown) == "<Figure size SIZE with 1 Axes>"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -62,6 +73,7 @@ def test_sanitize_rule_keeps_any_other_number(text, sanitize):
         (units.format_ratio(1.034), "1.03x"),
         (units.format_t_per_s(4.1432), "4.14 T/s"),
         (units.format_per_clock(15.81), "15.8 per clock"),
+        (units.format_per_byte(0.9789), "0.979 per byte"),
         (units.format_ghz(1.98), "1.98 GHz"),
         (units.format_bytes(999_900), "999.9 kB"),
         (units.format_bytes(1e6), "1.0 MB"),

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     colabs = commands.add_parser("colab", help="write self-contained notebooks for Google Colab")
     colabs.add_argument("out", metavar="OUT", type=Path, help="the folder to write them into")
 
-    commands.add_parser("ladder", help="draw the ladder's picture from its published recording")
+    commands.add_parser("map", help="draw who is fastest where, from the published recording")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
 
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             build.execute_notebooks(args.paths)
         elif args.command == "colab":
             colab.main([str(args.out)])
-        elif args.command == "ladder":
-            print(build.draw_ladder())
+        elif args.command == "map":
+            print(build.draw_map())
         else:
             print(build.chart_data(), end="")
     except (RuntimeError, LookupError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Makes what is stored in the book: recordings, outputs of the notebooks, the ladder's picture.
+"""Makes what is stored in the book: recordings, outputs of the notebooks, the map of winners.
 
 Every path is found from the folder of recordings, `recording.root()`.
 """
@@ -13,19 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from memtraffic import gpus, runtime
 from memtraffic.book import recording
 from memtraffic.book.catalog import EXPERIMENTS, find_experiments
-from memtraffic.book.measurements import implementation
 from memtraffic.book.recording import PUBLISHED, RecordingError
-from memtraffic.traffic.formula import formula
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PICTURE = Path("_static/ladder.png")
+PICTURE = Path("_static/winners.png")
+LETTERS = {  # of the map, the same whoever wins
+    "tiled": "T",
+    "persistent": "P",
+    "compile(persistent reduction)": "C",
+    "torch.softmax": "S",
+}
 
 
 def book_folder() -> Path:
@@ -37,7 +39,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
     ids: which experiments; all of them by default, and then what the folder held before is removed.
-    An experiment that fails does not stop the others. On the published GPU, the ladder's picture is
+    An experiment that fails does not stop the others. On the published GPU, the map of winners is
     drawn anew with its recording. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
@@ -57,8 +59,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
             failed[subject.id] = error
         outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
-        if subject.id == "ladder" and folder.name == PUBLISHED and not failed.get("ladder"):
-            draw_ladder()
+        if subject.id == "winners" and folder.name == PUBLISHED and subject.id not in failed:
+            draw_map()
     if failed:
         reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
         again = f"`python -m memtraffic.book record {' '.join(failed)}`"
@@ -66,23 +68,22 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     return folder
 
 
-def draw_ladder() -> Path:
-    """Draws the ladder's picture from the published recording. Returns its path.
+def draw_map() -> Path:
+    """Draws who is fastest where, from the published recording. Returns the picture's path.
 
     The picture carries the recording's checksum, so that a stale one can be recognised.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     from memtraffic.book import figures
 
     folder = recording.root() / PUBLISHED
-    frame = recording.read(folder, EXPERIMENTS["ladder"])
-    m, n, dtype = frame.loc[0, ["m", "n", "dtype"]]
-    formulas = {label: formula(implementation(label)) for label in frame["impl"]}
-    itemsize = getattr(torch, dtype).itemsize
-    moved = {label: sum(it.elements(m, n)) * itemsize for label, it in formulas.items()}
-    figure = figures.plot_ladder(frame, moved)
-    checksum = recording.load_machine(folder)["experiments"]["ladder"]["sha256"]
+    cases = figures.fastest(recording.read(folder, EXPERIMENTS["winners"]))
+    title = "Which softmax is fastest depends on width, type and layout."
+    figure = figures.winners(cases, level=2, letters=LETTERS, title=title).figure
+    assert isinstance(figure, Figure)
+    checksum = recording.load_machine(folder)["experiments"]["winners"]["sha256"]
     path = book_folder() / PICTURE
     figure.savefig(path, dpi=160, metadata={"Source": checksum, "Software": None})
     plt.close(figure)

@@ -117,6 +117,7 @@ FLOOR = (
     Column("us", "µs", 0.25),  # a fraction of a microsecond is much of it
     *SPREAD,
 )
+ELEMENTWISE = (Column("what"), US, *SPREAD, Column("gb_per_s", "GB/s", 0.1))
 CALLER = (
     *(Column("impl"), M, N, DTYPE, US, *SPREAD),
     Column("host_us", "µs", None),
@@ -241,6 +242,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("l2_read", measurements.l2_read, L2_READ, dict(mib=READ_MIB)),
     ("timing_repeats", measurements.bench_repeats, REPEATS, REPEATED),
     ("timing_host", measurements.caller_times, CALLER, CALLED),
+    ("naive_elementwise", measurements.elementwise, ELEMENTWISE, dict(shape=WIDE)),
     ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),
     ("scripted_counters", _counters, COUNTERS, dict(impl="jit.script(naive)", shape=WIDE)),
     ("compiled_counters", _counters, COMPILED_COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
@@ -253,6 +255,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("masked_counters_8320", _counters, COUNTERS, dict(impl="masked", shape=[4096, 8320])),
     ("masked_counters_781", _counters, COUNTERS, dict(impl="masked", shape=[4096, 781])),
     ("masked_widths", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED)),
+    ("masked_widths_bfloat16", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED, dtype="bfloat16")),
     ("masked_narrow", _bench, BENCH, dict(impls=CHEATS, shapes=[[32768, 4096]])),
     ("masked_far", measurements.reach_far_row, FAR, dict(row=70000, row_stride=32768)),
     ("tiled_counters", measurements.count_layouts, (LAYOUT, *COUNTERS), TILED),

@@ -123,7 +123,7 @@ def softmax_block_of_512(x: Tensor) -> Tensor:
 
 @triton.jit
 def _first_of_row_kernel(y_ptr, x_ptr, row, stride, LONG: tl.constexpr):
-    row = row.to(tl.int64) if LONG else row
+    row = row.to(tl.int64) if LONG else row  # an argument has 32 bits
     tl.store(y_ptr, tl.load(x_ptr + row * stride))
 
 
@@ -373,6 +373,7 @@ def _counter(device: torch.device, n_tiles: int, programs: int) -> Tensor:
 
 @triton.jit
 def _pointer_chase_kernel(y_ptr, x_ptr, hops):
+    """Follows a chain: each number that it loads is the offset of its next load."""
     at = tl.load(x_ptr)
     for _ in range(hops):
         at = tl.load(x_ptr + at)

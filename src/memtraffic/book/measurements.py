@@ -316,6 +316,36 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
+    """Times PyTorch operations that read and write a matrix: why some of them are slow.
+
+    `exp` of a matrix that starts 4 bytes on cannot use wide loads. `exp` of a matrix with gaps
+    between its rows gets PyTorch's general kernel, and so do `sub` and `div`, which broadcast.
+
+    shape: rows and columns. Columns: `what`; `us`, `us_p20` and `us_p80`; `gb_per_s`, of the bytes
+    of two matrices.
+    """
+    runtime.require_gpu("elementwise")
+    (m, n), device = shape, runtime.device()
+    kind = getattr(torch, dtype)
+    x, y = (torch.ones(m, n, dtype=kind, device=device) for _ in range(2))
+    column = torch.ones(m, 1, dtype=kind, device=device)
+    shifted = torch.ones(m * n + 1, dtype=kind, device=device)[1:].view(m, n)
+    gaps = torch.ones(m, n + 64, dtype=kind, device=device)[:, :n]
+    calls: dict[str, Callable[[], object]] = {
+        "exp": lambda: torch.exp(x, out=y),
+        "exp, 4 bytes on": lambda: torch.exp(shifted, out=y),
+        "exp, gaps between rows": lambda: torch.exp(gaps, out=y),
+        "sub": lambda: torch.sub(x, column, out=y),
+        "div": lambda: torch.div(x, column, out=y),
+    }
+    samples = benchmark.time_interleaved(list(calls.values()))
+    found = []
+    for what, durations in zip(calls, samples, strict=True):
+        found.append({"what": what} | benchmark.summary(durations, 2 * x.nbytes))
+    return pd.DataFrame(found)
+
+
 def launch_floor(rows: int) -> pd.DataFrame:
     """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
 

@@ -71,9 +71,12 @@ def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
     return frame
 
 
-def experiments(*ids: str) -> list[pd.DataFrame]:
-    """The results of several experiments; prints each origin that differs from the others once."""
-    results = [_obtain(id, None) for id in ids]
+def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
+    """The results of several experiments; prints each origin that differs from the others once.
+
+    ids, gpu: as for `experiment`.
+    """
+    results = [_obtain(id, gpu) for id in ids]
     print(*dict.fromkeys(origin for _, origin in results), sep="\n")
     return [frame for frame, _ in results]
 

@@ -6,7 +6,8 @@ differs from run to run, so there nbval compares the text around it and the unit
 
 # A unit that follows its number after a space; the ratio's x follows at once.
 UNITS = (
-    *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz", "per clock"),
+    *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz"),
+    *("per clock", "per byte"),
     *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
 )
 
@@ -15,8 +16,12 @@ MEASURED = rf"[+-]?\d[\d,]*(\.\d+)?(?=( ({'|'.join(UNITS)})|x)(?![\w/]))"
 
 
 def sanitize_rule() -> str:
-    """What nbval's option `--nbval-sanitize-with` reads: it replaces each measured number."""
-    return f"[measured number]\nregex: {MEASURED}\nreplace: NUMBER\n"
+    """What nbval's option `--nbval-sanitize-with` reads: it replaces each measured number.
+
+    A figure's height goes with it, because a number in its title decides where the title wraps.
+    """
+    number = f"[measured number]\nregex: {MEASURED}\nreplace: NUMBER\n"
+    return number + "[figure]\nregex: (?<=<Figure size )[\\d.]+x[\\d.]+\nreplace: SIZE\n"
 
 
 def format_ns(nanoseconds: float) -> str:
@@ -71,6 +76,15 @@ def format_per_clock(value: float) -> str:
     '15.8 per clock'
     """
     return f"{value:.1f} per clock"
+
+
+def format_per_byte(value: float) -> str:
+    """Operations per byte that is moved.
+
+    >>> format_per_byte(0.125), format_per_byte(12.03)
+    ('0.125 per byte', '12 per byte')
+    """
+    return f"{value:.3g} per byte"
 
 
 def format_ghz(value: float) -> str:

@@ -23,10 +23,10 @@ def _softmax_masked_kernel(
     n_cols,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)  # row * stride outgrows int32 at 2**31
+    row = tl.program_id(0).to(tl.int64)  # row * x_row_stride may exceed 2**31
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     mask = cols < n_cols
-    cols = cols.to(tl.int64)  # so does cols * stride, in a transposed matrix
+    cols = cols.to(tl.int64)  # and so may cols * x_col_stride, if x is transposed
     x_row = x_ptr + row * x_row_stride
     x = tl.load(x_row + cols * x_col_stride, mask=mask, other=-float("inf"))
     x = x.to(tl.float32)  # exp(-inf) = 0: a masked element adds nothing to the sum

@@ -40,6 +40,7 @@ def _softmax_persistent_kernel(
     ALIGN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
+    # A program starts at the tile of its number and steps by the number of programs.
     first, stride = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, tl.cdiv(n_rows, ROWS), stride, num_stages=STAGES):
         _softmax_tile(

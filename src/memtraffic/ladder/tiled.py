@@ -1,4 +1,4 @@
-"""Row softmax by tiles: a program takes as many rows as fill its lanes.
+"""Row softmax by tiles: a program takes several narrow rows, or one wide row.
 
 Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
 A lane moves 16 bytes per access where the layout of the matrix permits it.
@@ -27,8 +27,9 @@ def _softmax_tile(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    # This changes no value, but it proves that ALIGN divides them all. 128-bit accesses
-    # need the proof; tl.multiple_of and tl.assume do nothing for a scalar argument.
+    # No value changes, but the compiler can now prove that ALIGN divides each of them.
+    # 128-bit accesses need that proof. (tl.multiple_of and tl.assume have no effect on
+    # a scalar argument.)
     n_cols = n_cols // ALIGN * ALIGN
     x_row_stride = x_row_stride // ALIGN * ALIGN
     y_row_stride = y_row_stride // ALIGN * ALIGN

@@ -11,7 +11,7 @@ from memtraffic.gpus import Gpu
 
 MAX_COLS = 32768  # 32 elements per thread; twice as many would spill
 MAX_ELEMENTS_PER_LANE = 64  # more would leave a lane too few registers
-MIN_TILE_BYTES = 2048  # a program should load so much: narrow rows are grouped
+MIN_TILE_BYTES = 2048  # a program loads at least this much: several narrow rows
 MIN_ASYNC_COPY_BYTES = 16  # narrower asynchronous copies are slower than loads
 MAX_STAGES = 3  # a third tile in flight gains nothing more
 VECTOR_BYTES = 16  # the widest access of a lane
@@ -48,6 +48,19 @@ def num_warps_of_row(n_cols: int, gpu: Gpu) -> int:
     return max(4, min(max_warps(gpu), n_cols // 512))
 
 
+def rows_and_warps(block: int, itemsize: int, most_warps: int) -> tuple[int, int]:
+    """Rows and warps of a program, for rows in blocks of `block` elements: the rule.
+
+    >>> rows_and_warps(64, 4, most_warps=32), rows_and_warps(4096, 4, most_warps=32)
+    ((8, 1), (1, 4))
+
+    itemsize: bytes of an element. most_warps: of a program, on the GPU.
+    """
+    rows = max(1, MIN_TILE_BYTES // (block * itemsize))
+    num_warps = max(1, min(most_warps, block // 1024))
+    return rows, num_warps
+
+
 def tile_shape(
     n_cols: int,
     itemsize: int,
@@ -58,8 +71,7 @@ def tile_shape(
 ) -> Tiling:
     """The tile of a program for rows of `n_cols` elements of `itemsize` bytes.
 
-    By default it has one warp per 1024 columns, and so many rows that it loads
-    MIN_TILE_BYTES or more. `rows` and `num_warps` override this.
+    `rows` and `num_warps` override what `rows_and_warps` says.
 
     >>> from memtraffic.gpus import find_gpu
     >>> tile_shape(256, 4, find_gpu("H200"))
@@ -69,10 +81,9 @@ def tile_shape(
     program can have, and for more than MAX_ELEMENTS_PER_LANE elements per lane.
     """
     block, most = triton.next_power_of_2(n_cols), max_warps(gpu)
-    if rows is None:
-        rows = max(1, MIN_TILE_BYTES // (block * itemsize))
-    if num_warps is None:
-        num_warps = max(1, min(most, block // 1024))
+    by_rule = rows_and_warps(block, itemsize, most)
+    rows = by_rule[0] if rows is None else rows
+    num_warps = by_rule[1] if num_warps is None else num_warps
     for name, value in (("rows", rows), ("num_warps", num_warps)):
         if value < 1 or value & (value - 1):
             raise ValueError(f"{name} is {value}, not a power of two")
@@ -88,10 +99,10 @@ def tile_shape(
 
 
 def common_divisor(x: Tensor, y: Tensor) -> int:
-    """Elements, of at most 16 bytes, that divide the width and row strides of both.
+    """The most elements, of at most 16 bytes, that divide widths and row strides.
 
-    A lane can load and store so many at once, if the pointers are divisible by 16. It
-    is 1 where columns are not adjacent.
+    A lane can move so many in one access, if both addresses are divisible by 16 bytes.
+    It is 1 where the columns of a row are not adjacent in memory.
     """
     if x.stride(1) != 1 or y.stride(1) != 1:
         return 1

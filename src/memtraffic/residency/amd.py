@@ -15,8 +15,10 @@ def waves_by_limit(vgprs: int, agprs: int, sgprs: int, gpu: AmdGpu) -> dict[str,
     >>> waves_by_limit(128, 0, 90, find_gpu("gfx942"))
     {'vgprs': 4, 'waves': 8, 'sgprs': 8}
 
-    vgprs, agprs: vector and accumulation registers per lane. sgprs: scalar registers per wave. A
-    kernel of more vector registers than its instructions can name is allowed 0 waves.
+    vgprs, agprs: vector and accumulation registers per lane. sgprs: scalar registers per wave.
+    Vector registers are allocated in units of `gpu.vgpr_granule`; from gfx90a on that is 8, by
+    LLVM's `getVGPRAllocGranule`, although AMD's workload guide for the MI300X says 16. Returns 0
+    for `vgprs` if the kernel needs more vector registers than its instructions can address.
     """
     if gpu.agprs:  # two register files: the fuller one binds
         used = max(_round_up(vgprs, gpu.vgpr_granule), _round_up(agprs, gpu.vgpr_granule))
@@ -44,9 +46,9 @@ def programs_by_limit(
     {'vgprs': 4, 'waves': 8, 'sgprs': 8, 'lds': 3, 'groups': 16}
 
     vgprs, agprs: vector and accumulation registers per lane. sgprs: scalar registers per wave.
-    lds_bytes: static and dynamic LDS of one workgroup. num_warps: waves of one workgroup. They are
-    spread over the SIMDs. A workgroup that breaks a limit of its own, such as 1024 threads, is
-    allowed 0 times.
+    lds_bytes: static and dynamic LDS of one workgroup. num_warps: waves of one workgroup, which
+    are spread over the SIMDs. A limit is 0 where one workgroup alone exceeds it: more than 1024
+    threads, for example.
 
     Raises ValueError for fewer than 1 wave, and for negative registers or bytes.
     """

@@ -255,18 +255,6 @@ def test_plot_op_traffic_reads_to_the_left_and_writes_to_the_right():
     assert ticks(ax.yaxis) == ["amax", "sub"]
 
 
-def test_plot_ladder_has_both_sides():
-    frame = pd.DataFrame({"impl": ["copy", "naive", "fused"], "gb_per_s": [4000.0, 800.0, 3900.0]})
-    moved = {"fused": 2e9, "naive": 8e9, "copy": 2e9}
-    bytes_moved, bandwidth = figures.plot_ladder(frame, moved).axes
-    assert [bar.get_width() for bar in bytes_moved.patches] == [2, 8, 2]
-    assert texts(bytes_moved) == ["2.00 GB", "8.00 GB", "2.00 GB"]
-    assert [bar.get_width() for bar in bandwidth.patches] == [4000, 800, 3900]
-    assert texts(bandwidth) == ["4000 GB/s", "800 GB/s", "3900 GB/s"]
-    assert ticks(bandwidth.yaxis) == ["copy", "naive", "fused"]
-    assert bytes_moved.get_xlim()[0] == bandwidth.get_xlim()[0] == 0
-
-
 def test_lines_of_equal_ends_stack_their_names():
     x = [1, 2]
     lines = {name: pd.Series([1.0, 2.0], x) for name in "abcd"}

@@ -4,7 +4,7 @@ from drawings import boxes, texts, title
 
 from memtraffic import resources
 from memtraffic.book import figures
-from memtraffic.compile import BlockedLayout
+from memtraffic.compile import BlockedLayout, assembly
 from memtraffic.gpus import find_gpu
 from memtraffic.ladder import tiled
 from memtraffic.residency import nvidia
@@ -143,3 +143,42 @@ def test_registers_of_row_shows_what_holds_nothing():
         "8320 numbers in one block of 16384 take 32 registers of each thread, "
         "and 49 % of them hold nothing."
     )
+
+
+def test_wave_reduction_ends_in_lane_63():
+    ax = figures.wave_reduction()
+    needed = [line for line in ax.lines if line.get_gid() == "needed"]
+    assert [len(line.get_xdata()) for line in needed] == [64, 32, 16, 8, 4, 2, 1]
+    others = [line for line in ax.lines if line.get_gid() == "other"]
+    assert [len(line.get_xdata()) for line in others] == [0, 32, 48, 56, 60, 62, 63]
+    steps = ["row_shr:8", "row_shr:4", "row_shr:2", "row_shr:1", "row_bcast:15", "row_bcast:31"]
+    assert [text for text in texts(ax) if text.startswith("row_")] == steps
+    assert title(ax) == "64 lanes find one maximum in 6 steps, and lane 63 has it."
+
+
+def test_wave_reduction_is_what_triton_compiles():
+    """The maximum and the sum of a softmax take these steps, and no lane but 63 is read."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    steps = [text for text in texts(figures.wave_reduction()) if text.startswith("row_")]
+    [code] = assembly(
+        lambda x: tiled.softmax(x, rows=1, num_warps=1), "gfx942", torch.empty(8, 256)
+    )
+    found = [word for word in code.split() if word.startswith(("row_shr", "row_bcast"))]
+    assert found == 2 * steps
+    assert {line.split()[-1] for line in code.splitlines() if "v_readlane" in line} == {"63"}
+
+
+def test_register_file_rounds_up():
+    kernels = {"64": (64, 8), "67": (67, 8), "165": (165, 8), "165, by 16": (165, 16)}
+    ax = figures.register_file(kernels, registers=512, max_waves=8)
+    waves = [text for text in texts(ax) if text.endswith(" waves")]
+    assert waves == ["8 waves", "7 waves", "3 waves", "2 waves"]
+    assert len(boxes(ax, "wave")) == 8 + 7 + 3 + 2
+    assert len(boxes(ax, "rounded")) == 0 + 7 + 3 + 2
+    assert "160 free" in texts(ax)
+    assert title(ax) == "165, by 16: each wave takes 176, and 2 waves fit."
+
+
+def test_register_file_has_only_so_many_slots():
+    ax = figures.register_file({"16 registers": (16, 8)}, registers=512, max_waves=8)
+    assert len(boxes(ax, "wave")) == 8 and "384 free" in texts(ax)

@@ -149,6 +149,20 @@ def test_rounds_of_measured_durations():
     assert len(ends) == 2 and "time, µs" in texts(ax)
 
 
+def test_take_turns_at_its_pace_gives_a_slow_slot_fewer_tiles_of_a_queue():
+    pace = [1, 2]
+    assert figures.take_turns([1, 1, 1], 2, pace=pace) == [(0, 0, 1), (1, 0, 2), (0, 1, 2)]
+    turns = figures.take_turns([1, 1, 1, 1], 2, pace=pace, persistent=True)
+    assert turns == [(0, 0, 1), (1, 0, 2), (0, 1, 2), (1, 2, 4)]
+
+
+def test_rounds_marks_a_slow_slot():
+    ax = figures.rounds(4, 2, pace=[1, 2], title="One slot is slow.")
+    assert texts(ax).count("slot 0") == texts(ax).count("slot 1, slow") == 2
+    ends = [line.get_xdata()[0] for line in ax.lines if line.get_gid() == "end"]
+    assert len(ends) == 2 and ends[0] < ends[1]
+
+
 # ---- the order of a compiled loop
 
 WORK = ("reduce", "store")

@@ -13,7 +13,6 @@ from memtraffic.book.figures.charts import (
     mark_level,
     mark_position,
     plot_bars,
-    plot_ladder,
     plot_lines,
     plot_op_traffic,
     plot_roofline,
@@ -26,6 +25,7 @@ from memtraffic.book.figures.charts import (
 from memtraffic.book.figures.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, RED, style
 from memtraffic.book.figures.hardware import five_trips, machine
 from memtraffic.book.figures.maps import (
+    fastest,
     heatmap,
     plot_heatmaps,
     plot_integer_map,
@@ -39,8 +39,10 @@ from memtraffic.book.figures.threads import (
     plot_thread_layout,
     reduction,
     reduction_steps,
+    register_file,
     registers_of_row,
     sm_packing,
+    wave_reduction,
 )
 from memtraffic.book.figures.timelines import (
     Span,
@@ -63,6 +65,7 @@ __all__ = [
     "ReductionSteps",
     "Span",
     "axes",
+    "fastest",
     "five_trips",
     "flights",
     "heatmap",
@@ -77,7 +80,6 @@ __all__ = [
     "plot_bars",
     "plot_heatmaps",
     "plot_integer_map",
-    "plot_ladder",
     "plot_lines",
     "plot_op_traffic",
     "plot_roofline",
@@ -88,6 +90,7 @@ __all__ = [
     "plot_widths",
     "reduction",
     "reduction_steps",
+    "register_file",
     "registers_of_row",
     "relative_speed",
     "roofline",
@@ -99,5 +102,6 @@ __all__ = [
     "tile_intervals",
     "timeline",
     "times",
+    "wave_reduction",
     "winners",
 ]

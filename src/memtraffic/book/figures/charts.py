@@ -499,23 +499,3 @@ def plot_op_traffic(ops: Sequence[OpTraffic], unit: float, title: str = "") -> A
     ax.set(xlim=(-1.3, 1.3), xticks=[-1, 0, 1], xticklabels=["1", "0", "1"])
     _hide_grid(ax, "y")
     return ax
-
-
-@styled
-def plot_ladder(frame: pd.DataFrame, moved: Mapping[str, float], title: str = "") -> Figure:
-    """The ladder in one figure: the bytes that each rung moves, and the bandwidth that it reaches.
-
-    frame: a result of `bench` at one shape. moved: bytes read and written, by implementation.
-    """
-    figure, sides = panels(2, (WIDTH, 1.9 + 0.62 * len(frame)), title)
-    labels = list(frame["impl"])
-    moved_gb = [moved[label] / 1e9 for label in labels]
-    for ax, xlabel, values, text in (
-        (sides[0], "read and written, GB", moved_gb, "{:.2f} GB"),
-        (sides[1], "least traffic over time, GB/s", list(frame["gb_per_s"]), "{:.0f} GB/s"),
-    ):
-        colors = [MUTED if label == "copy" else BLUE for label in labels]
-        texts = [text.format(value) for value in values]
-        _draw_bars(ax, labels, values, texts, color=colors)
-        ax.set_xlabel(xlabel)
-    return figure

@@ -196,6 +196,28 @@ def winners(
     return finish(grid.ax, key(grid.ax, grid.end + 0.17, samples), title)
 
 
+def fastest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Who is fastest in each case of a result of `bench` with layouts: what `winners` draws.
+
+    >>> case = {"layout": "packed", "n": 256, "dtype": "float32"}
+    >>> rows = [{**case, "impl": "tiled", "us": 10.0}, {**case, "impl": "fused", "us": 12.0}]
+    >>> fastest(pd.DataFrame(rows)).iloc[0][["winner", "second"]].tolist()
+    ['tiled', 'fused']
+
+    Columns: n, dtype, layout, winner, second, and percent, by how much the winner is faster. The
+    copy takes no part.
+    """
+    cases = []
+    columns = ["dtype", "layout", "n"]
+    raced = frame[frame["impl"] != "copy"]
+    for case, rivals in raced.groupby(columns, sort=False):
+        first, second = rivals.nsmallest(2, "us").itertuples()
+        percent = 100 * (second.us / first.us - 1)
+        names = {"winner": first.impl, "second": second.impl, "percent": percent}
+        cases.append(dict(zip(columns, case, strict=True)) | names)
+    return pd.DataFrame(cases)
+
+
 def _letters(names: Sequence[str]) -> dict[str, str]:
     """One or two letters for each name: its first that none before it has.
 

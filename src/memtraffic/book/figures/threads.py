@@ -16,6 +16,7 @@ from memtraffic.book.figures.drawing import (
     LINE,
     MUTED,
     ORANGE,
+    PALE,
     PROGRAM_COLORS,
     WIDTH,
     Sample,
@@ -231,6 +232,64 @@ def _butterfly(ax: Axes, y: float, height: float, lanes: int) -> None:
             ax.plot(xs_here, ys_here, "o", color=color, markersize=3, zorder=3, gid="lanes")
 
 
+def _dpp_sources() -> list[tuple[str, dict[int, int]]]:
+    """The six steps in which a wave of 64 lanes reduces, with the lane that each lane reads.
+
+    A lane that is not among the keys reads no other lane.
+    """
+    steps = []
+    for n in (8, 4, 2, 1):
+        steps.append((f"row_shr:{n}", {lane: lane - n for lane in range(64) if lane % 16 >= n}))
+    next_16 = {lane: lane // 16 * 16 - 1 for lane in range(64) if lane // 16 in (1, 3)}
+    steps.append(("row_bcast:15", next_16))
+    steps.append(("row_bcast:31", {lane: 31 for lane in range(32, 64)}))
+    return steps
+
+
+@styled
+def wave_reduction(*, what: str = "maximum", title: str = "") -> Axes:
+    """How the 64 lanes of a wave of CDNA find one number, such as a maximum, without LDS.
+
+    Each line leads from a lane to one that reads its value. What reaches lane 63 is marked.
+    """
+    steps = _dpp_sources()
+    title = title or f"64 lanes find one {what} in {len(steps)} steps, and lane 63 has it."
+    needed = [{63}]  # the lanes whose values reach lane 63, before each step and after the last
+    for _, sources in reversed(steps):
+        later = needed[0]
+        needed.insert(0, later | {sources[lane] for lane in later if lane in sources})
+    ax = board()
+    names = max(text_width(name, weight="bold") for name, _ in steps)
+    unit = (RIGHT - LEFT - names - 0.08) / 64
+    xs = [LEFT + (lane + 0.5) * unit for lane in range(64)]
+    top, down = 0.26, 0.36
+    write(ax, xs[0], 0.1, "lane 0", ha="left")
+    for lane in (16, 32, 48, 63):
+        write(ax, xs[lane], 0.1, str(lane))
+    for start in (0, 32):  # 16 lanes are shaded, 16 are not
+        at, size = (LEFT + start * unit, top - 0.06), (16 * unit, down * len(steps) + 0.12)
+        box(ax, at, size, fc=PALE, ec="none", zorder=0)
+    for i, (name, sources) in enumerate(steps):
+        y = top + i * down
+        for lane in range(64):
+            marked = lane in needed[i + 1]
+            color, order = (BLUE, 2) if marked else ("#c3ccd5", 1)
+            for source in {lane, sources.get(lane, lane)}:
+                ends = [xs[source], xs[lane]], [y, y + down]
+                ax.plot(*ends, color=color, linewidth=0.8 if marked else 0.5, zorder=order)
+        write(ax, RIGHT, y + down / 2, name, ha="right", weight="bold")
+    for i, live in enumerate(needed):
+        for marked in (False, True):
+            here = [xs[lane] for lane in range(64) if (lane in live) == marked]
+            color = BLUE if marked else "#aab4be"
+            ys = [top + i * down] * len(here)
+            look: dict[str, Any] = {"color": color, "markersize": 3 if marked else 1.6, "zorder": 3}
+            ax.plot(here, ys, "o", gid="needed" if marked else "other", **look)
+    bottom = top + len(steps) * down + 0.2
+    write(ax, xs[63], bottom, f"the {what} of all 64", ha="right", color=BLUE, weight="bold")
+    return finish(ax, bottom + 0.12, title)
+
+
 # ---- an SM, and a program's registers
 
 
@@ -334,3 +393,40 @@ def registers_of_row(
         box(ax, (LEFT, y + 0.24), (registers * unit, 0.22), fill=False, edgecolor=INK, lw=1.2)
     samples = [Sample("hold a number", {"facecolor": BLUE}), Sample("hold nothing", DEAD)]
     return finish(ax, key(ax, len(rows) * 0.62 + 0.1, samples), title)
+
+
+@styled
+def register_file(
+    kernels: Mapping[str, tuple[int, int]], *, registers: int, max_waves: int, title: str = ""
+) -> Axes:
+    """The registers of one lane of a SIMD, allocated to waves in units.
+
+    kernels: by name, the registers that a wave uses and the unit in which they are allocated.
+    registers: those of one lane. max_waves: slots of the SIMD.
+    """
+    taken = {name: math.ceil(used / unit) * unit for name, (used, unit) in kernels.items()}
+    waves = {name: min(max_waves, registers // size) for name, size in taken.items()}
+    if not title:
+        name = min(waves, key=lambda name: waves[name])
+        title = f"{name}: each wave takes {taken[name]}, and {waves[name]} waves fit."
+    ax, scale = board(), (RIGHT - LEFT) / registers
+    for i, (name, (used, _)) in enumerate(kernels.items()):
+        y, size = i * 0.64, taken[name]
+        write(ax, LEFT, y + 0.12, name, ha="left", weight="bold")
+        write(ax, RIGHT, y + 0.12, f"{waves[name]} waves", ha="right", color=ORANGE, weight="bold")
+        for wave in range(waves[name]):
+            x = LEFT + wave * size * scale
+            fill = PROGRAM_COLORS[wave % 2]
+            box(ax, (x, y + 0.24), (used * scale, 0.22), fc=fill, ec="none", gid="used")
+            at, rest = (x + used * scale, y + 0.24), ((size - used) * scale, 0.22)
+            if rest[0]:
+                box(ax, at, rest, lw=0, gid="rounded", **DEAD)
+            box(ax, (x, y + 0.24), (size * scale, 0.22), fill=False, ec=MUTED, lw=0.8, gid="wave")
+            if size * scale > 0.3:
+                write(ax, x + size * scale / 2, y + 0.35, str(size))
+        left = registers - waves[name] * size
+        if left * scale > text_width(text := f"{left} free") + 0.06:
+            write(ax, RIGHT - left * scale / 2, y + 0.35, text, color=MUTED)
+        box(ax, (LEFT, y + 0.24), (RIGHT - LEFT, 0.22), fill=False, edgecolor=INK, lw=1.2)
+    samples = [Sample("used", {"facecolor": PROGRAM_COLORS[0]}), Sample("rounding up", DEAD)]
+    return finish(ax, key(ax, len(kernels) * 0.64 + 0.1, samples), title)

@@ -189,7 +189,12 @@ def _time_axis(ax: Axes, y: float, left: float, scale: float, last: float, unit:
 
 
 def take_turns(
-    durations: Sequence[float], slots: int, *, start: float = 0.0, persistent: bool = False
+    durations: Sequence[float],
+    slots: int,
+    *,
+    start: float = 0.0,
+    persistent: bool = False,
+    pace: Sequence[float] = (),
 ) -> list[tuple[int, float, float]]:
     """For each tile the slot that it runs on, when it begins, and when it ends.
 
@@ -200,14 +205,15 @@ def take_turns(
 
     durations: of the tiles. start: what a program takes before its first tile. A new program for
     each tile takes the slot that is free first; a persistent one keeps its slot, and takes each
-    tile that is `slots` further.
+    tile that is `slots` further. pace: what each slot takes for a tile of duration 1, by default 1.
     """
     free = [0.0] * slots
+    pace = pace or [1.0] * slots
     turns = []
     for tile, duration in enumerate(durations):
         slot = tile % slots if persistent else min(range(slots), key=lambda it: free[it])
         begin = free[slot] + (start if tile < slots or not persistent else 0)
-        free[slot] = begin + duration
+        free[slot] = begin + duration * pace[slot]
         turns.append((slot, begin, free[slot]))
     return turns
 
@@ -218,13 +224,15 @@ def rounds(
     slots: int,
     *,
     start: float = 0.0,
+    pace: Sequence[float] = (),
     unit: str = "rounds",
     title: str = "",
 ) -> Axes:
     """Slots over time, once with a program for each tile and once with persistent programs.
 
     tiles: how many, each of which takes 1, or how long each takes. slots: programs that run at
-    once. start: what a program takes before its first tile.
+    once. start: what a program takes before its first tile. pace: as for `take_turns`; a slot that
+    takes longer than the fastest is marked as slow, and the title must be given.
     """
     durations = [1.0] * tiles if isinstance(tiles, int) else list(tiles)
     n = len(durations)
@@ -238,13 +246,15 @@ def rounds(
             )
     ways = {"a queue: a program for each tile": False, "persistent: a program for each slot": True}
     plans = {
-        name: take_turns(durations, slots, start=start, persistent=stays)
+        name: take_turns(durations, slots, start=start, persistent=stays, pace=pace)
         for name, stays in ways.items()
     }
     last = max(end for turns in plans.values() for _, _, end in turns)
     tall = 0.19
     ax = board()
-    left = LEFT + text_width(f"slot {slots - 1}") + 0.08
+    slow = [it > min(pace) for it in pace] or [False] * slots
+    labels = [f"slot {slot}" + ", slow" * slow[slot] for slot in range(slots)]
+    left = LEFT + max(map(text_width, labels)) + 0.08
     scale = (RIGHT - left) / last
     y = 0.0
     for name, turns in plans.items():
@@ -253,7 +263,7 @@ def rounds(
         done = max(end for _, _, end in turns)
         for slot in range(slots):
             top = y + slot * tall
-            write(ax, left - 0.06, top + tall / 2, f"slot {slot}", ha="right")
+            write(ax, left - 0.06, top + tall / 2, labels[slot], ha="right")
             own = [(begin, end, tile) for tile, (it, begin, end) in enumerate(turns) if it == slot]
             for i, (begin, end, tile) in enumerate(own):
                 at = (left + begin * scale, top + 0.015)

@@ -1,0 +1,35 @@
+"""The kernel on the first page, run as it is printed."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import torch
+
+from memtraffic import count, runtime
+from memtraffic.testing import assert_softmax, assert_touches_once
+
+INTRO = (Path(__file__).resolve().parents[2] / "book" / "intro.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (5, 1024)], ids=["narrow", "wide"])
+def test_kernel_of_the_intro_is_a_softmax_that_touches_each_element_once(tmp_path, shape):
+    _, code = re.findall(r"^```python\n(.*?)^```$", INTRO, re.M | re.S)
+    path = tmp_path / "intro_kernel.py"
+    path.write_text(f"import triton\nimport triton.language as tl\n\n\n{code}", "utf-8")
+    spec = importlib.util.spec_from_file_location("intro_kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def softmax(x):
+        y = torch.empty_like(x)
+        module.softmax_kernel[(x.shape[0],)](y, x, x.shape[1])
+        return y
+
+    x = torch.randn(shape, device=runtime.device())
+    assert_softmax(softmax, x)
+    assert_touches_once(count(softmax, x, trace=True), "x_ptr", x)
