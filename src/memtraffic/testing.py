@@ -163,7 +163,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
         first = tuple(misplaced.nonzero()[0].tolist())
         raise AssertionError(
             f"NaN in {int(misplaced.sum())} wrong places, the first at {first} "
-            "(NaN is also what memory holds that was never written)"
+            "(a place that the function never writes holds NaN, too)"
         )
     got, reference = got.masked_fill(nan, 0), reference.masked_fill(nan, 0)
     assert_close(got, reference, inputs[0].dtype, op.roundings)

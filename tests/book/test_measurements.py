@@ -51,6 +51,7 @@ NEED_A_GPU = {
     "l2_read": lambda: measurements.l2_read([0.5]),
     "launch_floor": lambda: measurements.launch_floor(8),
     "elementwise": lambda: measurements.elementwise([8, 8]),
+    "idle_programs": lambda: measurements.idle_programs([8], [1]),
     "resident_plans": lambda: measurements.resident_plans(["tiled"], [8, 8]),
 }
 CASE = {"dtype": "float32", "layout": "packed", "shapes": [[8, 8]]}
@@ -270,6 +271,7 @@ SMALL = {
     "bytes_in_flight": {"kib_per_sm": [1, 4], "gib": 2**-12},
     "launch_floor": {"rows": 4},
     "naive_elementwise": {"shape": [4, 8]},
+    "tiled_starts": {"programs": [2, 4], "warps": [1, 4]},
     "l2_read": {"mib": [0.5]},
     "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
     "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},

@@ -117,6 +117,7 @@ FLOOR = (
     Column("us", "µs", 0.25),  # a fraction of a microsecond is much of it
     *SPREAD,
 )
+STARTS = (Column("programs", "programs"), Column("warps", "warps"), US, *SPREAD)
 ELEMENTWISE = (Column("what"), US, *SPREAD, Column("gb_per_s", "GB/s", 0.1))
 CALLER = (
     *(Column("impl"), M, N, DTYPE, US, *SPREAD),
@@ -200,6 +201,7 @@ UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 
 _POWERS = [1, 2, 4, 8, 16, 32]
 TILED = dict(impl="tiled", shape=[4096, 4096])
+STARTED = dict(programs=[4096, 16384, 65536, 262144], warps=[1, 4, 16])
 TILED_ROWS = dict(impl="tiled", shapes=NARROW, option="rows", values=_POWERS)
 TILED_WARPS = dict(impl="tiled", shapes=LARGE, option="num_warps", values=_POWERS)
 RULE = dict(impl="tiled", shapes=UNSEEN, option="num_warps", values=_POWERS)
@@ -258,6 +260,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("masked_widths_bfloat16", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED, dtype="bfloat16")),
     ("masked_narrow", _bench, BENCH, dict(impls=CHEATS, shapes=[[32768, 4096]])),
     ("masked_far", measurements.reach_far_row, FAR, dict(row=70000, row_stride=32768)),
+    ("tiled_starts", measurements.idle_programs, STARTS, STARTED),
     ("tiled_counters", measurements.count_layouts, (LAYOUT, *COUNTERS), TILED),
     ("tiled_layouts_float32", _layouts, (LAYOUT, *TIMES), dict(**TILED, dtype=_F32)),
     ("tiled_layouts_bfloat16", _layouts, (LAYOUT, *TIMES), dict(**TILED, dtype=_BF16)),

@@ -377,6 +377,28 @@ def launch_floor(rows: int) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
+    """The time of programs that do nothing: what it costs to start them.
+
+    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
+    """
+    runtime.require_gpu("idle_programs")
+    from memtraffic.book.exhibits import _idle_kernel
+
+    x = torch.zeros(1, device=runtime.device())
+
+    def launch(count: int, num_warps: int) -> None:
+        _idle_kernel[(count,)](x, READ=False, num_warps=num_warps)
+
+    cases = [(count, num_warps) for count in programs for num_warps in warps]
+    calls: list[Callable[[], object]] = [functools.partial(launch, *case) for case in cases]
+    found = []
+    for (count, num_warps), samples in zip(cases, benchmark.time_interleaved(calls), strict=True):
+        times, _ = _rate(samples, 0)
+        found.append({"programs": count, "warps": num_warps} | times)
+    return pd.DataFrame(found)
+
+
 def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     """The latency of a load: the time of a chain of loads, each of which needs the one before it.
 

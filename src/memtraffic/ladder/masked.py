@@ -26,11 +26,11 @@ def _softmax_masked_kernel(
     row = tl.program_id(0).to(tl.int64)  # row * x_row_stride may exceed 2**31
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     mask = cols < n_cols
-    cols = cols.to(tl.int64)  # and so may cols * x_col_stride, if x is transposed
+    cols = cols.to(tl.int64)  # if x is transposed, cols * x_col_stride may exceed 2**31
     x_row = x_ptr + row * x_row_stride
     x = tl.load(x_row + cols * x_col_stride, mask=mask, other=-float("inf"))
-    x = x.to(tl.float32)  # exp(-inf) = 0: a masked element adds nothing to the sum
-    numerator = tl.exp(x - tl.max(x, axis=0))
+    x = x.to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=0))  # of a dead element: exp(-inf) = 0
     y = numerator / tl.sum(numerator, axis=0)
     y_row = y_ptr + row * y_row_stride
     tl.store(y_row + cols * y_col_stride, y.to(y_ptr.dtype.element_ty), mask=mask)

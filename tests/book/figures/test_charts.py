@@ -90,6 +90,15 @@ def test_plot_lines_are_named_at_their_ends_without_overlap(log2):
     assert (ax.get_xscale() == "log") == log2
 
 
+def test_plot_lines_that_meet_are_named_in_the_order_drawn():
+    x = [32, 64]
+    lines = {"below": pd.Series([1, 3.001], x), "above": pd.Series([2, 3.0], x)}
+    ax = figures.plot_lines(lines, "rows", "GB/s")
+    ax.figure.canvas.draw()
+    below, above = (text.get_window_extent() for text in ax.texts)
+    assert above.y0 > below.y0
+
+
 def test_plot_lines_differ_by_more_than_colour():
     lines = {name: pd.Series([i, i + 1.0], [1, 2]) for i, name in enumerate("abcdef")}
     ax = figures.plot_lines(lines, "rows", "GB/s", title="All of them rise.")
@@ -162,16 +171,16 @@ def test_flights_marks_the_roof_and_what_kernels_have():
     assert list(level.get_ydata()) == [4270, 4270]
     assert [line.get_xdata()[0] for line in positions] == [16, 64]
     said = " ".join(texts(ax)).replace("\n", " ")
-    for text in ("read", "copy", "roof: 4270 GB/s", "tiled, 4096 columns: 16 KiB"):
+    for text in ("read", "copy", "roof: 4270 GB/s", "tiled, 4096 columns: 16.0 kB"):
         assert text in said
-    assert title(ax) == "An SM needs about 32 KiB in flight before memory is busy all the time."
+    assert title(ax) == "An SM needs about 32 kB in flight before memory is busy all the time."
     assert ax.get_ylim()[1] > CURVE.max(axis=None)
 
 
 # ---- rooflines
 
 
-def test_roofline_has_a_roof_for_each_kind_of_arithmetic():
+def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
     roofs = {"multiply-adds": 28e12, "exponentials": 4e12}
     ax = figures.roofline(4e12, roofs, {"softmax": ("exponentials", 0.125)})
     slope, fma, fma_ridge, exp, exp_ridge, point = ax.lines
@@ -183,7 +192,12 @@ def test_roofline_has_a_roof_for_each_kind_of_arithmetic():
     assert fma.get_linestyle() != exp.get_linestyle()
     assert (point.get_xdata()[0], point.get_ydata()[0]) == (0.125, 0.5e12)
     assert {"28 T multiply-adds/s", "4 T exponentials/s", "ridge 7", "ridge 1"} <= {*texts(ax)}
-    assert "softmax: 0.125\nexponentials\nper byte" in texts(ax)
+    assert {"softmax: 0.125\nexponentials\nper byte", "4000 GB/s, the roof"} <= {*texts(ax)}
+    ax.figure.canvas.draw()
+    [roof] = [text for text in ax.texts if text.get_text() == "4000 GB/s, the roof"]
+    label = roof.get_window_extent()
+    (x0, y0), (x1, _) = ax.transAxes.transform([(0, 0), (1, 1)])
+    assert x0 < label.x0 < label.x1 < ax.transData.transform(roof.xy)[0] < x1 and label.y0 > y0
     assert title(ax) == (
         "Memory sets the time of softmax: it has 0.125 exponentials per byte, "
         "and the ridge is at 1."

@@ -26,11 +26,24 @@ def test_machine_draws_what_the_table_says():
     assert len(boxes(ax, "lane")) == 4 * 32
     assert texts(ax).count("scheduler") == texts(ax).count("32 lanes") == 4
     assert texts(ax).count("registers\n64 KiB") == 4
-    assert {"one SM, opened", "132 SMs", "256 KiB of registers", "4273 GB/s"} <= {*texts(ax)}
+    assert {"one SM, opened", "132 SMs", "with 256 KiB of registers", "4273 GB/s"} <= {*texts(ax)}
     assert {"shared memory\nup to 228 KiB", "L2 cache, 60 MiB", "memory (DRAM), 141 GB"} <= {
         *texts(ax)
     }
     assert title(ax).endswith(".") and "H200" in title(ax)
+    beside = {text.get_text(): text.get_window_extent() for text in ax.texts}
+    size = beside["with 256 KiB of registers"]
+    assert beside["one SM, opened"].x1 < size.x0 < beside["one SM, opened"].x1 + 20
+
+
+def test_machine_leads_to_all_schedulers():
+    ax = figures.machine(H200)
+    [rail] = [line for line in ax.lines if line.get_gid() == "rail"]
+    (left, right), (y, _) = rail.get_data()
+    parts = boxes(ax, "part")
+    assert all(left <= x and x + w <= right + 1e-9 and part + h < y for x, part, w, h in parts)
+    touching = [it for it in arrows(ax) if 0 < min(it[0][1], it[1][1]) - y < 0.05]
+    assert len(touching) == 3
 
 
 def test_machine_has_memory_at_the_bottom():
@@ -45,7 +58,7 @@ def test_machine_lights_the_path_and_writes_its_bytes():
     assert title(ax) == "Three reads reach L2, and one reaches memory."
     assert all(text in texts(ax) for text in lit.values())
     strong = [arrow for arrow in arrows(ax) if arrow[3] > 2]
-    assert (len(arrows(ax)), len(strong)) == (len(SEGMENTS), len(lit))
+    assert (len(arrows(ax)), len(strong)) == (len(SEGMENTS) - 1, len(lit))
     by_text = {text.get_text(): text for text in ax.texts}
     near = {
         name: min(strong, key=lambda it: abs(it[0][0] - x) + abs((it[0][1] + it[1][1]) / 2 - y))
@@ -57,6 +70,14 @@ def test_machine_lights_the_path_and_writes_its_bytes():
     read_only = figures.machine(H200, lit={"dram_to_l2": "1 MB"})
     edges = {box.get_gid(): box.get_linewidth() for box in read_only.patches}
     assert edges["dram"] == edges["l2"] == 2 > edges["l1"]
+
+
+def test_machine_shows_what_waits_in_shared_memory():
+    lit = {"l2_to_l1": "row 1", "shared_to_registers": "row 0"}
+    ax = figures.machine(H200, lit=lit, sizes={"shared": "row 1 waits here"})
+    assert {*lit.values(), "shared memory\nrow 1 waits here"} <= {*texts(ax)}
+    strong = [arrow for arrow in arrows(ax) if arrow[3] > 2]
+    assert (len(arrows(ax)), len(strong)) == (len(SEGMENTS) - 1, 2)
 
 
 def test_machine_refuses_an_unknown_segment():
@@ -97,8 +118,8 @@ def test_five_trips_shows_the_bytes_of_each_arrow():
     labels = [text for text in texts(ax) if text.endswith(("MB", "kB"))]
     assert labels == ["268.4 MB", "16.4 kB", "268.5 MB", *["268.4 MB"] * 5]
     assert len(arrows(ax)) == 8
-    assert {"amax", "sub", "exp", "fused", "3 operations", "one kernel"} <= {*texts(ax)}
+    assert {"amax", "sub", "exp", "fused", "3 kernels", "1 kernel"} <= {*texts(ax)}
     assert {"1,342.2 MB in all", "536.9 MB in all"} <= {*texts(ax)}
-    assert title(ax).startswith("3 operations move 1,342.2 MB") and "536.9 MB" in title(ax)
+    assert title(ax).startswith("3 kernels move 1,342.2 MB") and "536.9 MB" in title(ax)
     for (x, _), (there, _), *_ in arrows(ax)[:6:2]:
         assert x > there, "a read comes from memory, which is to the right of the operations"

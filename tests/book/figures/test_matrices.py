@@ -61,6 +61,20 @@ def test_mask_shows_the_row_in_its_sectors(row, itemsize, sectors, before):
     assert sum(it[0] < first - 1e-9 for it in boxes(ax, "others")) == before
 
 
+def test_mask_writes_offsets_and_where_the_matrix_ends():
+    ax = figures.mask(5, 8, row=1, rows=3)
+    numbers = [int(text) for text in texts(ax) if text.isdigit()]
+    assert numbers == [*range(5, 10), *range(15)]
+    assert (len(boxes(ax, "others")), len(boxes(ax, "after"))) == (10, 1)
+    assert "after the matrix" in texts(ax)
+    assert "after the matrix" not in texts(figures.mask(5, 8, row=0, rows=3))
+
+
+def test_mask_refuses_a_row_that_the_matrix_does_not_have():
+    with pytest.raises(ValueError, match="row 3 of a matrix of 3 rows"):
+        figures.mask(5, 8, row=3, rows=3)
+
+
 def test_mask_that_is_full_names_no_dead_elements():
     ax = figures.mask(8, 8, row=0)
     assert not boxes(ax, "dead") and not any("dead" in text for text in texts(ax))

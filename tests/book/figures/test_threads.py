@@ -37,10 +37,15 @@ def test_plot_thread_layout_of_narrow_boxes_writes_some_lanes():
     assert len(boxes(ax)) == 64 and lanes == [*range(0, 32, 2)] * 2
 
 
+def test_plot_thread_layout_hatches_dead_columns():
+    ax = figures.plot_thread_layout(BlockedLayout((1, 1), (1, 32), (2, 1)), (4, 32), live=31)
+    assert (len(boxes(ax, "dead")), len(boxes(ax))) == (4, 128)
+
+
 def test_lanes_hatches_those_without_work():
     ax = figures.lanes(16, 4)
     assert (len(boxes(ax, "busy")), len(boxes(ax, "idle"))) == (16, 112)
-    assert title(ax) == "16 threads fetch the row, and 112 have nothing to fetch."
+    assert title(ax) == "16 threads load the row, and 112 are idle."
     assert [text for text in texts(ax) if text.startswith("warp")] == [
         f"warp {i}" for i in range(4)
     ]
@@ -96,7 +101,7 @@ def test_sm_packing_fills_until_the_first_is_full():
     ax = figures.sm_packing(limits, {"registers": "9,216 of 65,536"})
     assert len(boxes(ax, "taken")) == 4 * 7
     assert len(boxes(ax, "free")) == 0 + 9 + 9 + 25
-    assert {"full after 7", "room for 16", "room for 32"} <= {*texts(ax)}
+    assert {"room for only 7", "room for 16", "room for 32"} <= {*texts(ax)}
     assert "one program: 9,216 of 65,536" in texts(ax)
     assert title(ax) == "One SM holds 7 programs, and then its registers are full."
     widths = [bar.get_linewidth() for bar in ax.patches if bar.get_gid() == "bar"]
@@ -119,6 +124,12 @@ def test_sm_packing_says_what_is_full(limits, sentence):
     assert title(figures.sm_packing(limits)) == sentence
 
 
+def test_sm_packing_draws_programs_of_one_width_on_bars_of_two_lengths():
+    ax = figures.sm_packing({"usable": 2, "counted": 4}, lengths={"usable": 0.5})
+    widths = {round(program[2], 9) for program in boxes(ax, "taken") + boxes(ax, "free")}
+    assert len(widths) == 1
+
+
 def test_sm_packing_of_amd_has_its_words():
     limits = {"vgprs": 4, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16}
     ax = figures.sm_packing(limits, processor="CU")
@@ -126,7 +137,7 @@ def test_sm_packing_of_amd_has_its_words():
     assert title(ax) == "One CU holds 3 programs, and then its LDS is full."
 
 
-def test_registers_of_row_shows_what_holds_nothing():
+def test_registers_of_row_shows_what_holds_no_number():
     rows = {
         "in one block of 8192": (8192, [8192]),
         "in one block of 16384": (8320, [16384]),
@@ -137,11 +148,13 @@ def test_registers_of_row_shows_what_holds_nothing():
     assert registers == ["16 registers", "32 registers", "17 registers"]
     live, dead = boxes(ax, "live"), boxes(ax, "dead")
     shares = [one[2] / (one[2] + other[2]) for one, other in zip(live, dead, strict=True)]
-    assert shares == pytest.approx([1, 8320 / 16384, 8320 / (17 * 512)])
-    assert "49 % hold nothing" in texts(ax)
+    assert shares == pytest.approx([1, 8320 / 16384, 1])
+    [copies] = boxes(ax, "copies")  # 128 elements, each in 4 of the 512 threads
+    assert copies[2] / live[2][2] == pytest.approx((512 - 128) / 8320)
+    assert "49 % hold -inf" in texts(ax) and "copies" in texts(ax)
     assert title(ax) == (
         "8320 numbers in one block of 16384 take 32 registers of each thread, "
-        "and 49 % of them hold nothing."
+        "and 49 % of them hold minus infinity."
     )
 
 

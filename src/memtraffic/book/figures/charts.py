@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -230,7 +231,8 @@ def _spread_ends(ax: Axes) -> None:
         middles = [sum(tall[it] for it in pile[:i]) + tall[end] / 2 for i, end in enumerate(pile)]
         return sum(wanted[end] - it for end, it in zip(pile, middles, strict=True)) / len(pile)
 
-    for end in sorted(ends, key=lambda it: wanted[it]):
+    # The ends of lines that meet, within a point, keep the order in which the lines are drawn.
+    for end in sorted(ends, key=lambda it: round(wanted[it])):
         piles.append([end])
         while len(piles) > 1:
             low, high = piles[-2:]
@@ -293,17 +295,21 @@ def flights(
 ) -> Axes:
     """Bandwidth over the bytes in flight on each SM: what a GPU needs, and what kernels have.
 
-    curve: GB/s, a column for each line, such as `read` and `copy`; its index is KiB in flight per
-    SM. roof: GB/s. kernels: KiB in flight per SM, by name.
+    curve: GB/s, a column for each line, such as `read` and `copy`; its index is kB in flight per
+    SM. roof: GB/s. kernels: kB in flight per SM, by name.
     """
     lines = {str(name): curve[name].dropna() for name in curve}
     if not title:
         reached = (curve.max(axis=1) >= 0.95 * roof).idxmax()
-        title = f"An SM needs about {reached:g} KiB in flight before memory is busy all the time."
-    ax = plot_lines(lines, "KiB in flight per SM", "bandwidth, GB/s", title=title, log2=True)
+        title = f"An SM needs about {reached:.3g} kB in flight before memory is busy all the time."
+    words = "kB in flight per SM, log scale", "bandwidth, GB/s"
+    ax = plot_lines(lines, *words, title=title, log2=True)
+    last = math.floor(math.log2(curve.index.max()))
+    powers = [2.0**i for i in range(last + 1) if 2.0**i >= curve.index.min() / 1.1]
+    log2_axis(ax, powers)
     mark_level(ax, roof, f"{roof_name}: {units.format_gb_per_s(roof)}")
-    for name, kib in kernels.items():
-        mark_position(ax, kib, f"{name}: {kib:g} KiB")
+    for name, kb in kernels.items():
+        mark_position(ax, kb, f"{name}: {units.format_bytes(1000 * kb)}")
     return ax
 
 
@@ -315,11 +321,11 @@ def roofline(
     *,
     title: str = "",
 ) -> Axes:
-    """A roofline with a roof for each kind of arithmetic, and what operations need of each kind.
+    """A roofline: a slope, a ceiling per kind of arithmetic, and what operations need of each.
 
-    bandwidth: in bytes/s. roofs: the most operations/s of each kind, by its name in the plural,
-    such as `exponentials`. points: for the name of an operation, the kind and how many operations
-    of that kind it has for each byte that it moves.
+    bandwidth: in bytes/s, the roof. roofs: the ceilings, the most operations/s of each kind, by its
+    name in the plural, such as `exponentials`. points: for the name of an operation, the kind and
+    how many operations of that kind it has for each byte that it moves.
     """
     name, (kind, intensity) = min(points.items(), key=lambda it: roofs[it[1][0]] / it[1][1])
     ridge = roofs[kind] / bandwidth
@@ -337,6 +343,9 @@ def roofline(
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     last = max(ridges.values())
     ax.plot([low, last], [bottom, last * bandwidth], color=INK)
+    middle = low**0.2 * min(ridges.values()) ** 0.8  # above it and to its left is room
+    roof_text = f"{units.format_gb_per_s(bandwidth / 1e9)}, the roof"
+    _note(ax, roof_text, (middle, middle * bandwidth), (-6, 3), ha="right", color=INK)
     looks = dict(zip(roofs, LINES, strict=False))
     for it, roof in roofs.items():
         color, _, dashes = looks[it]

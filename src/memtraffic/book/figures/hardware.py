@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Segment = Literal[
     "dram_to_l2", "l2_to_l1", "l1_to_registers", "registers_to_l1", "l1_to_l2", "l2_to_dram",
-    "shared",
+    "shared", "shared_to_registers",
 ]  # fmt: skip
 
 
@@ -53,6 +53,7 @@ SEGMENTS: dict[Segment, _Way] = {
     "l1_to_l2": _Way("l1", "l2", DOWN, 1.3),
     "l2_to_dram": _Way("l2", "dram", DOWN, 1.3),
     "shared": _Way("registers", "shared", BOTH, 2.36),
+    "shared_to_registers": _Way("registers", "shared", UP, 2.36),  # in place of `shared`
 }
 FILLS = {"dram": "#dfe4e9", "l2": "#cfe3ff", "l1": "#ffe3cc", "shared": "#ffe3cc"}
 FILLS |= {"registers": "#c9ecd2", "mall": "#cfe3ff"}
@@ -100,11 +101,12 @@ def machine(
     for the way between memory and L2 (`dram`), L2 and L1 (`l2`), L1 and the registers (`l1`). lit:
     the segments of the path that are in use, each with its bytes as a text; the others are faint.
     sizes: texts for what the table of GPUs does not know: `dram`, `l2`, `l1`, and `mall` for the
-    cache that AMD has on the memory's side. dies: how many L2 caches there are, such as the 8 of an
-    MI300X.
+    cache that AMD has on the memory's side; `shared` stands in place of the size. dies: how many
+    L2 caches there are, such as the 8 of an MI300X.
 
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
-    `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory.
+    `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory,
+    in whose place `shared_to_registers` is drawn if it is lit.
     Raises ValueError for any other.
     """
     words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
@@ -128,7 +130,8 @@ def machine(
     unit = (RIGHT - LEFT) / min(columns, gpu.num_sms)
     unit = min(unit, 0.12)
     parts_top, part_high = 0.31, 1.3
-    l1 = parts_top + part_high + GAP
+    rail = parts_top + part_high + 0.06
+    l1 = rail + GAP
     panel = l1 + 0.5
     grid = panel + 0.34
     l2 = grid + rows * unit + GAP
@@ -140,9 +143,11 @@ def machine(
     corners = [(LEFT, panel), (RIGHT, panel), (LEFT + unit, grid), (LEFT, grid)]
     ax.add_patch(plt.Polygon(corners, facecolor=PALE, edgecolor="#aab4be", lw=0.8, zorder=0))
     box(ax, (LEFT, 0.03), (RIGHT - LEFT, panel - 0.03), fc=PALE, ec=MUTED, lw=1.2, gid="opened")
-    write(ax, LEFT + 0.09, 0.17, f"one {words.processor}, opened", ha="left", weight="bold")
-    total = f"{words.parts * words.register_bytes / KIB:g} KiB of registers"
-    write(ax, RIGHT - 0.09, 0.17, total, ha="right", color=MUTED)
+    name = f"one {words.processor}, opened"
+    beside: Any = write(ax, LEFT + 0.09, 0.17, name, ha="left", weight="bold")
+    total = f"with {words.parts * words.register_bytes / KIB:g} KiB of registers"
+    offset = {"xycoords": beside, "xytext": (4, 0), "textcoords": "offset points"}
+    ax.annotate(total, (1, 0.5), va="center", color=MUTED, **offset)
     for i in range(gpu.num_sms):
         at = (LEFT + i % columns * unit, grid + i // columns * unit)
         look = {"fc": INK, "ec": "white"} if i == 0 else {"fc": "#b6c2cf", "ec": "white"}
@@ -166,9 +171,12 @@ def machine(
         place("registers", (x + 0.04, bottom - 0.4), (wide - 0.08, 0.4))
         size = f"{words.register_bytes / KIB:g} KiB"
         write(ax, x + wide / 2, bottom - 0.2, f"registers\n{size}", linespacing=1.1)
+        ax.plot([x + wide / 2] * 2, [bottom + 0.04, rail], color="#aab4be", lw=1.2)
+    ends = [LEFT + 0.08, RIGHT - 0.08]  # one line under all parts: the arrows lead to each of them
+    ax.plot(ends, [rail, rail], color="#aab4be", lw=1.2, gid="rail")
     apart = 0 if words.up_to else 0.06  # one memory, which both divide, or two
     half = (RIGHT - LEFT - 0.16 - apart) / 2
-    shared = f"{words.up_to}{gpu.shared_per_sm / KIB:g} KiB"
+    shared = sizes.get("shared", f"{words.up_to}{gpu.shared_per_sm / KIB:g} KiB")
     for name, x, text in (
         ("l1", LEFT + 0.08, _with_size("L1 cache", sizes.get("l1", ""), "\n")),
         ("shared", LEFT + 0.08 + half + apart, f"{words.shared}\n{shared}"),
@@ -191,9 +199,13 @@ def machine(
     write(ax, WIDTH / 2, dram + 0.2, _with_size("memory (DRAM)", sizes.get("dram", "")))
 
     # The path.
-    bottoms = {"registers": parts_top + part_high, "l1": grid + rows * unit, "l2": l2 + 0.36}
+    bottoms = {"registers": rail, "l1": grid + rows * unit, "l2": l2 + 0.36}
     tops = {"l1": l1, "shared": l1, "l2": l2, "dram": mall}
+    one_way = "shared_to_registers"
+    hidden = "shared" if one_way in lit else one_way
     for segment, way in SEGMENTS.items():
+        if segment == hidden:
+            continue
         tail, head = (way.x, tops[way.lower] - 0.03), (way.x, bottoms[way.upper] + 0.03)
         if segment not in lit:
             arrow(ax, tail, head, way.heads, color="#aab4be", linewidth=1.2, mutation_scale=8)
@@ -218,14 +230,14 @@ def _with_size(name: str, size: str, between: str = ", ") -> str:
 
 @styled
 def five_trips(ops: Sequence[OpTraffic], fused: OpTraffic, *, title: str = "") -> Axes:
-    """Operations that each go to memory and back, beside one kernel that goes once.
+    """Kernels that each go to memory and back, beside one kernel that goes once.
 
-    ops: what each operation reads and writes, in their order. fused: what the kernel does.
+    ops: what each kernel reads and writes, in their order. fused: what the one kernel does.
     """
     moved = [sum(op.read_bytes + op.written_bytes for op in them) for them in (ops, [fused])]
     title = title or (
-        f"{len(ops)} operations move {units.format_bytes(moved[0])} to and from memory, and one "
-        f"kernel {units.format_bytes(moved[1])}."
+        f"{len(ops)} kernels move {units.format_bytes(moved[0])} to and from memory, and 1 kernel "
+        f"moves {units.format_bytes(moved[1])}."
     )
     step, top, bar = 0.62, 0.28, 0.3
     height = len(ops) * step
@@ -233,8 +245,8 @@ def five_trips(ops: Sequence[OpTraffic], fused: OpTraffic, *, title: str = "") -
     middle, name = WIDTH / 2, 0.62  # the bar of memory, and the width of an operation
     box(ax, (middle - bar / 2, top), (bar, height), fc=FILLS["dram"], ec=INK, lw=1.2, gid="dram")
     write(ax, middle, top + height / 2, "memory", rotation=90)
-    write(ax, LEFT, 0.13, f"{len(ops)} operations", ha="left", weight="bold")
-    write(ax, RIGHT, 0.13, "one kernel", ha="right", weight="bold")
+    write(ax, LEFT, 0.13, f"{len(ops)} kernels", ha="left", weight="bold")
+    write(ax, RIGHT, 0.13, "1 kernel", ha="right", weight="bold")
     for i, op in enumerate(ops):
         y = top + i * step + 0.05
         box(ax, (LEFT, y), (name, step - 0.1), fc=FILLS["registers"], ec=MUTED, lw=1, gid="op")

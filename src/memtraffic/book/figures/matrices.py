@@ -14,7 +14,6 @@ from memtraffic.book.figures.drawing import (
     INK,
     LINE,
     MUTED,
-    PALE,
     PROGRAM_COLORS,
     WIDTH,
     Sample,
@@ -36,6 +35,8 @@ SECTOR = 32  # bytes
 LEFT, RIGHT = 0.04, WIDTH - 0.04
 WIDEST = 16  # elements of a block that can be drawn one by one
 WANTED = {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED}
+OTHERS = {"facecolor": GRID, "edgecolor": MUTED}
+AFTER = {"facecolor": "white", "edgecolor": MUTED, "linestyle": ":"}
 
 
 @styled
@@ -75,18 +76,30 @@ def plot_access_map(
 
 @styled
 def mask(
-    n: int, block: int, *, row: int = 1, itemsize: int = 4, other: str = "-inf", title: str = ""
+    n: int,
+    block: int,
+    *,
+    row: int = 1,
+    rows: int | None = None,
+    itemsize: int = 4,
+    other: str = "-inf",
+    title: str = "",
 ) -> Axes:
     """A block that is wider than its row: the dead elements above, the row in memory below.
 
+    A number is an element's offset from the start of the matrix.
+
     n: elements of a row; the rows are packed. block: elements of a program's block, at most 16.
-    row: which one is drawn. other: what the dead elements hold. Raises ValueError for a block that
-    is narrower than the row, or too wide to be drawn.
+    row: which one is drawn. rows: those of the matrix, or None if it does not end in the picture.
+    other: what the dead elements hold. Raises ValueError for a block that is narrower than the row,
+    or too wide to be drawn, and for a row that the matrix does not have.
     """
     if not 0 < n <= block <= WIDEST:
         raise ValueError(
             f"mask: a row of {n} in a block of {block}, and at most {WIDEST} are drawn"
         )
+    if rows is not None and not 0 <= row < rows:
+        raise ValueError(f"mask: row {row} of a matrix of {rows} rows")
     dead = block - n
     title = title or (
         f"A row of {n} fills {n} of {block} elements, and the mask switches {dead} off."
@@ -102,7 +115,7 @@ def mask(
     for i in range(block):
         at, live = (LEFT + i * wide, top), i < n
         box(ax, at, (wide, high), gid="live" if live else "dead", **(WANTED if live else DEAD))
-        text = str(i) if live else other
+        text = str(start + i) if live else other
         turned = 90 if text_width(text) > wide - 0.03 else 0
         halo(write(ax, at[0] + wide / 2, at[1] + high / 2, text, rotation=turned))
     if dead:
@@ -114,14 +127,15 @@ def mask(
     for offset in range(first * per_sector, last * per_sector):
         at = (LEFT + (offset - first * per_sector) * small, below)
         mine = start <= offset < stop
-        look = WANTED if mine else {"facecolor": PALE, "edgecolor": GRID}
-        box(ax, at, (small, high), gid="row" if mine else "others", **look)
+        name = "row" if mine else "after" if rows and offset >= rows * n else "others"
+        look = {"row": WANTED, "others": OTHERS, "after": AFTER}[name]
+        box(ax, at, (small, high), gid=name, **look)
+        if name != "after" and text_width(str(offset)) < small - 0.03:
+            write(ax, at[0] + small / 2, below + high / 2, str(offset))
         if mine:
             x = LEFT + (offset - start + 0.5) * wide
             head = (at[0] + small / 2, below)
             arrow(ax, head, (x, top + high), color=BLUE, linewidth=0.8, mutation_scale=6)
-            if text_width(str(offset - start)) < small - 0.03:
-                write(ax, head[0], below + high / 2, str(offset - start))
     for sector in range(first, last):
         at = (LEFT + (sector - first) * per_sector * small, below)
         wide_sector = per_sector * small
@@ -129,7 +143,9 @@ def mask(
         x = at[0] + wide_sector / 2
         write(ax, x, below + high + 0.12, f"sector {sector}: {SECTOR} bytes")
     samples = [Sample(f"row {row} in memory", WANTED)]
-    samples.append(Sample("other rows", {"facecolor": PALE, "edgecolor": MUTED}))
+    samples.append(Sample("other rows", OTHERS))
+    if rows and last * per_sector > rows * n:
+        samples.append(Sample("after the matrix", AFTER))
     return finish(ax, key(ax, below + high + 0.42, samples), title)
 
 

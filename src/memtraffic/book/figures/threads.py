@@ -35,16 +35,20 @@ if TYPE_CHECKING:
     from memtraffic.compile import BlockedLayout
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
+COPIES = {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED, "hatch": "...."}
 
 
 @styled
-def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str = "") -> Axes:
+def plot_thread_layout(
+    layout: BlockedLayout, shape: tuple[int, int], title: str = "", *, live: int | None = None
+) -> Axes:
     """Which thread holds what of a block of `shape` (rows, columns).
 
     Each access of a thread is a box with the thread's lane, in the colour of its warp. Where boxes
-    are narrow, only some lanes are written.
+    are narrow, only some lanes are written. Boxes are hatched from column `live` on.
     """
     m, n = shape
+    end = n if live is None else live
     (high, wide), down, across = layout.elements, layout.lanes, layout.warps
     left, right = 0.08 + text_width("row 0"), 0.08 + text_width("warp 0")
     unit, tall = (WIDTH - left - right) / n, 0.3
@@ -55,9 +59,11 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
     for y, x in itertools.product(range(m // high), range(n // wide)):
         lane = y % down[0] * down[1] + x % down[1]
         warp = y // down[0] % across[0] * across[1] + x // down[1] % across[1]
-        color = PROGRAM_COLORS[warp % len(PROGRAM_COLORS)]
+        look = {"facecolor": PROGRAM_COLORS[warp % len(PROGRAM_COLORS)], "edgecolor": "white"}
         at = (left + x * wide * unit, 0.04 + y * tall)
-        box(ax, at, (wide * unit, tall), fc=color, ec="white", lw=1)
+        if x * wide >= end:
+            look = DEAD | {"gid": "dead"}
+        box(ax, at, (wide * unit, tall), lw=1, **look)
         if lane % every == 0:
             write(ax, at[0] + wide * unit / 2, at[1] + tall / 2, str(lane))
         if x == n // wide - 1:
@@ -74,13 +80,13 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
 
 @styled
 def lanes(accesses: int, num_warps: int, *, warp_size: int = 32, title: str = "") -> Axes:
-    """The threads of a program that fetch a row, and those that have nothing to fetch.
+    """The threads of a program that load a row, and those that are idle.
 
     accesses: how many the row needs, each by one thread. num_warps: warps of the program.
     """
     threads = num_warps * warp_size
     used = min(accesses, threads)
-    title = title or f"{used} threads fetch the row, and {threads - used} have nothing to fetch."
+    title = title or f"{used} threads load the row, and {threads - used} are idle."
     left = 0.1 + text_width(f"warp {num_warps - 1}")
     unit = (WIDTH - 0.04 - left) / warp_size
     ax = board()
@@ -91,7 +97,7 @@ def lanes(accesses: int, num_warps: int, *, warp_size: int = 32, title: str = ""
         box(ax, at, (unit, 0.17), lw=0.6, gid="busy" if busy else "idle", **look)
         if lane == 0:
             write(ax, left - 0.06, at[1] + 0.085, f"warp {warp}", ha="right")
-    samples = [Sample("fetches", {"facecolor": BLUE}), Sample("has nothing to fetch", DEAD)]
+    samples = [Sample("loads", {"facecolor": BLUE}), Sample("idle", DEAD)]
     return finish(ax, key(ax, num_warps * 0.24 + 0.18, samples, x=left), title)
 
 
@@ -262,10 +268,12 @@ def wave_reduction(*, what: str = "maximum", title: str = "") -> Axes:
     names = max(text_width(name, weight="bold") for name, _ in steps)
     unit = (RIGHT - LEFT - names - 0.08) / 64
     xs = [LEFT + (lane + 0.5) * unit for lane in range(64)]
-    top, down = 0.26, 0.36
-    write(ax, xs[0], 0.1, "lane 0", ha="left")
-    for lane in (16, 32, 48, 63):
-        write(ax, xs[lane], 0.1, str(lane))
+    top, down = 0.44, 0.36
+    for row in range(4):
+        write(ax, LEFT + (row + 0.5) * 16 * unit, 0.1, f"row {row}", color=MUTED)
+    write(ax, xs[0], 0.28, "lane 0", ha="left")
+    for lane in (15, 31, 47, 63):
+        write(ax, xs[lane], 0.28, str(lane))
     for start in (0, 32):  # 16 lanes are shaded, 16 are not
         at, size = (LEFT + start * unit, top - 0.06), (16 * unit, down * len(steps) + 0.12)
         box(ax, at, size, fc=PALE, ec="none", zorder=0)
@@ -300,13 +308,15 @@ def sm_packing(
     *,
     processor: str = "SM",
     title: str = "",
+    lengths: Mapping[str, float] | None = None,
 ) -> Axes:
     """An SM that is packed with programs: which resource is full first.
 
     limits: how many programs each resource has room for, as `residency.programs_by_limit` returns
     them. program: what one program takes, as a text for each resource, such as
     `{"registers": "8,192 of 65,536"}`. Each bar has a place for each program that the resource has
-    room for; the filled ones are the programs that are resident.
+    room for; the filled ones are the programs that are resident. lengths: the share of the width
+    that a bar has, 1 for those not named.
     """
     resident = min(limits.values())
     full = [name for name, most in limits.items() if most == resident]
@@ -324,11 +334,12 @@ def sm_packing(
     for i, (name, most) in enumerate(limits.items()):
         y, binds = i * step, name in full
         text = names.get(name, name)
-        room = f"full after {most}" if binds else f"room for {most}"
+        room = f"room for only {most}" if binds else f"room for {most}"
         look = {"weight": "bold", "color": ORANGE} if binds else {}
         write(ax, LEFT, y + 0.12, text, ha="left", weight="bold")
         write(ax, RIGHT, y + 0.12, room, ha="right", **look)
-        wide = (RIGHT - LEFT) / max(1, most)
+        length = (RIGHT - LEFT) * (lengths or {}).get(name, 1)
+        wide = length / max(1, most)
         for place in range(most):
             taken = place < resident
             fill = PROGRAM_COLORS[place % 2] if taken else "white"
@@ -339,10 +350,12 @@ def sm_packing(
         edge: dict[str, Any] = {"edgecolor": INK, "lw": 1.2}
         if binds:
             edge = {"edgecolor": ORANGE, "lw": 2.5}
-        box(ax, (LEFT, y + 0.24), (RIGHT - LEFT, 0.2), fill=False, gid="bar", **edge)
+        box(ax, (LEFT, y + 0.24), (length, 0.2), fill=False, gid="bar", **edge)
         if program and name in program:
             write(ax, LEFT, y + 0.55, f"one program: {program[name]}", ha="left", color=MUTED)
     samples = [Sample("a resident program", {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED})]
+    other = {"facecolor": PROGRAM_COLORS[1], "edgecolor": MUTED, "hatch": "////"}
+    samples.append(Sample("the next one", other))
     samples.append(Sample("room left", {"facecolor": "white", "edgecolor": MUTED}))
     return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
 
@@ -356,42 +369,49 @@ def _are(names: str) -> str:
 def registers_of_row(
     rows: Mapping[str, tuple[int, Sequence[int]]], n_threads: int, *, title: str = ""
 ) -> Axes:
-    """In how many registers of each thread a row lies, and how many of them hold nothing.
+    """In how many registers of each thread a row lies, and how many hold a dead element.
 
     rows: by name, the elements of the row and the sizes of the blocks that hold them, such as
     `(8320, [8192, 128])`. n_threads: those of the program. A block of fewer elements than threads
-    takes one register of each.
+    takes one register of each, and several threads hold a copy of the same element.
     """
     held = {
         name: sum(max(1, block // n_threads) for block in blocks)
         for name, (_, blocks) in rows.items()
     }
-    share = {name: n / (held[name] * n_threads) for name, (n, _) in rows.items()}
+    dead = {
+        name: (sum(blocks) - n) / (held[name] * n_threads) for name, (n, blocks) in rows.items()
+    }
     if not title:
-        worst = min(share, key=lambda name: share[name])
+        worst = max(dead, key=lambda name: dead[name])
         title = (
             f"{rows[worst][0]} numbers {worst} take {held[worst]} registers of each thread, and "
-            f"{100 * (1 - share[worst]):.0f} % of them hold nothing."
+            f"{100 * dead[worst]:.0f} % of them hold minus infinity."
         )
     ax = board()
-    unit = (RIGHT - LEFT) / max(held.values())
-    for i, (name, (n, _)) in enumerate(rows.items()):
+    unit, copied = (RIGHT - LEFT) / max(held.values()), False
+    for i, (name, (n, blocks)) in enumerate(rows.items()):
         y, registers = i * 0.62, held[name]
         write(ax, LEFT, y + 0.12, f"{n} {name}", ha="left", weight="bold")
         write(ax, RIGHT, y + 0.12, f"{registers} registers", ha="right")
-        live = registers * share[name]
+        live, used = n / n_threads, sum(blocks) / n_threads
         at, look = (LEFT, y + 0.24), {"facecolor": BLUE, "edgecolor": BLUE}
         box(ax, at, (live * unit, 0.22), gid="live", **look)
-        at, size = (LEFT + live * unit, y + 0.24), ((registers - live) * unit, 0.22)
+        if used < registers:
+            at, copied = (LEFT + used * unit, y + 0.24), True
+            box(ax, at, ((registers - used) * unit, 0.22), gid="copies", **COPIES)
+        at, size = (LEFT + live * unit, y + 0.24), ((used - live) * unit, 0.22)
         box(ax, at, size, gid="dead", **DEAD)
         for line in range(1, int(live) + 1):
             x = LEFT + line * unit
             ax.plot([x, x], [y + 0.24, y + 0.46], color="white", linewidth=0.6)
-        text = f"{100 * (1 - share[name]):.0f} % hold nothing"
+        text = f"{100 * dead[name]:.0f} % hold -inf"
         if size[0] > text_width(text) + 0.1:
             halo(write(ax, at[0] + size[0] / 2, y + 0.35, text))
         box(ax, (LEFT, y + 0.24), (registers * unit, 0.22), fill=False, edgecolor=INK, lw=1.2)
-    samples = [Sample("hold a number", {"facecolor": BLUE}), Sample("hold nothing", DEAD)]
+    samples = [Sample("a number", {"facecolor": BLUE}), Sample("minus infinity", DEAD)]
+    if copied:
+        samples.append(Sample("copies", COPIES))
     return finish(ax, key(ax, len(rows) * 0.62 + 0.1, samples), title)
 
 

@@ -157,7 +157,7 @@ def timeline(schedules: Mapping[str, Sequence[Span]], title: str = "", *, unit: 
             wide = (span.end - span.start) * scale
             box(ax, at, (wide, tall - 0.04), lw=0.8, gid=span.kind, **KINDS[span.kind])
             text = str(span.tile)
-            if span.kind in ("load", "compute") and wide > text_width(text) + 0.08:
+            if span.kind in ("load", "compute") and wide > text_width("0" * len(text)) + 0.08:
                 halo(write(ax, at[0] + wide / 2, at[1] + tall / 2 - 0.02, text))
         x = left + end * scale
         ax.plot([x, x], [y - 0.04, bottom + 0.04], color=INK, linewidth=2, gid="end")
