@@ -12,20 +12,6 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-# The pages that keep all rules of how a page is written: slugs, of notebooks and of Markdown.
-REWRITTEN: tuple[str, ...] = (
-    "cdna",
-    "fused",
-    "glossary",
-    "masked",
-    "memory-wall",
-    "naive",
-    "occupancy",
-    "persistent",
-    "tiled",
-    "timing",
-)
-
 # An absolute path of some machine, which no page may show.
 MACHINE_PATH = re.compile(
     r"(?<![\w.~/-])/(?:home|root|tmp|usr|opt|var|mnt|work\w*|content|Users)\b"
