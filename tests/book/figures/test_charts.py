@@ -5,7 +5,6 @@ import pytest
 from drawings import boxes, texts, ticks, title, written
 
 from memtraffic.book import figures
-from memtraffic.traffic.count import OpTraffic
 
 # ---- axes and marks
 
@@ -142,22 +141,6 @@ WIDTHS = pd.DataFrame(
 )
 
 
-def test_plot_widths_has_a_line_for_each_implementation():
-    ax = figures.plot_widths(WIDTHS, "tiled is as fast as a copy.")
-    copy, tiled = ax.lines
-    assert (copy.get_linestyle(), copy.get_color()) == ("--", figures.MUTED)
-    assert (tiled.get_linestyle(), list(tiled.get_ydata())) == ("-", [900, 2900])
-    assert ax.get_xlabel() == "columns" and "GB/s" in ax.get_ylabel()
-    assert title(ax) == "tiled is as fast as a copy."
-
-
-def test_plot_width_panels_are_one_below_the_other():
-    figure = figures.plot_width_panels({"float32": WIDTHS, "bfloat16": WIDTHS[:2]})
-    assert [ax.get_title("left") for ax in figure.axes] == ["float32", "bfloat16"]
-    assert [len(ax.lines) for ax in figure.axes] == [2, 1]
-    assert texts(figure.axes[0]) == ["copy", "tiled"]
-
-
 CURVE = pd.DataFrame(
     {"read": [337.0, 1296, 3855, 4436, 4465], "copy": [600.0, 1910, 3860, 3973, 3983]},
     index=[1, 4, 16, 32, 128],
@@ -212,15 +195,6 @@ def test_roofline_on_the_flat_part_is_set_by_arithmetic():
     assert ax.lines[-1].get_ydata()[0] == 28e12
 
 
-def test_plot_roofline_bends_at_the_ridge():
-    ax = figures.plot_roofline(50e12, 4e12, {"softmax": 0.625})
-    roof, point = ax.lines
-    assert list(roof.get_xdata()) == [0.1, 12.5, 100]
-    assert list(roof.get_ydata()) == [0.4e12, 50e12, 50e12]
-    assert (point.get_xdata()[0], point.get_ydata()[0]) == (0.625, 2.5e12)
-    assert "softmax" in texts(ax)
-
-
 # ---- bars and steps
 
 
@@ -258,15 +232,6 @@ def test_plot_staircase_has_steps_and_points_on_or_under_them():
     assert [text.xy for text in ax.texts] == [(4, 2), (4, 5), (2, 4), (3, 1)]
     assert [text.get_ha() for text in ax.texts[2:]] == ["left", "right"]
     assert ax.get_ylim() == (0, pytest.approx(8.8))
-
-
-def test_plot_op_traffic_reads_to_the_left_and_writes_to_the_right():
-    ops = [OpTraffic("amax", 5000, 5, 20000, 20), OpTraffic("sub", 5005, 5000, 20020, 20000)]
-    ax = figures.plot_op_traffic(ops, 5000)
-    assert [bar.get_width() for bar in ax.patches] == [-1, -1.001, 0.001, 1]
-    assert [bool(bar.get_hatch()) for bar in ax.patches] == [False, False, True, True]
-    assert texts(ax) == ["", "", "M", ""]
-    assert ticks(ax.yaxis) == ["amax", "sub"]
 
 
 def test_lines_of_equal_ends_stack_their_names():

@@ -2,7 +2,7 @@ import itertools
 
 import pandas as pd
 import pytest
-from drawings import boxes, texts, ticks, title
+from drawings import boxes, texts, title
 
 from memtraffic.book import figures
 from memtraffic.book.figures.maps import shade
@@ -114,39 +114,6 @@ def test_winners_lie_at_their_width_type_and_layout():
 def test_winners_that_are_all_level():
     ax = figures.winners(won(), level=50, title="All are level.")
     assert texts(ax).count("=") == 12
-
-
-def test_plot_heatmaps_frame_what_is_chosen():
-    frames = {"float32": SWEPT, "bfloat16": SWEPT[:2]}
-    chosen = {"float32": 2, "bfloat16": 1}
-    figure = figures.plot_heatmaps(frames, "rows", lambda title, n: chosen[title], "rows a program")
-    single, half = figure.axes
-    assert texts(single) == ["50", "125", "75"]
-    assert boxes(single, "frame") == [(0.1, 1.1, 0.8, 0.8), (1.1, 1.1, 0.8, 0.8)]
-    assert boxes(half, "frame") == [(0.1, 0.1, 0.8, 0.8)]
-    assert (ticks(single.xaxis), ticks(single.yaxis)) == (["64", "4096"], ["1", "2"])
-    assert single.get_ylabel() == "rows a program"
-    assert half.get_title("left") == "bfloat16: percent of a copy"
-
-
-def test_plot_integer_map_is_darker_where_numbers_are_higher():
-    columns = [("T4", "sm_75"), "H200"]
-    ax = figures.plot_integer_map([[1, 16], [8, 2]], ["256", "1024"], columns, "Programs.", "GPU")
-    assert texts(ax) == ["1", "16", "8", "2"]
-    assert boxes(ax) == [(0, 0, 1, 1), (1, 0, 1, 1), (0, 1, 1, 1), (1, 1, 1, 1)]
-    assert (ticks(ax.xaxis), ticks(ax.yaxis)) == (["T4\nsm_75", "H200"], ["256", "1024"])
-    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 2), (2, 0))
-    assert (ax.get_xlabel(), ax.get_ylabel(), title(ax)) == ("GPU", "", "Programs.")
-    light = [sum(box.get_facecolor()[:3]) for box in ax.patches]
-    assert [text for _, text in sorted(zip(light, texts(ax), strict=True))] == ["16", "8", "2", "1"]
-    assert [text.get_color() == "white" for text in ax.texts] == [False, True, False, False]
-
-
-def test_plot_integer_map_of_many_columns_turns_their_names():
-    columns = [(n, w) for n in (1024, 4096, 16384) for w in (4, 8, 16)]
-    ax = figures.plot_integer_map([[8] * 9], ["gfx942"], columns, "Waves.", "columns and warps")
-    assert {label.get_rotation() for label in ax.get_xticklabels()} == {90}
-    figures.plot_integer_map([[8] * 2], ["gfx942"], [1, 2], "Waves.", "warps")
 
 
 @pytest.mark.parametrize("names", [["tiled", "torch", "t1"], ["a", "a b", "a c"]])

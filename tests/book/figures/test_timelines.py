@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from drawings import boxes, texts, ticks, title
+from drawings import boxes, texts, title
 
 from memtraffic.book import figures
 
@@ -166,37 +166,3 @@ def test_rounds_marks_a_slow_slot():
 # ---- the order of a compiled loop
 
 WORK = ("reduce", "store")
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        pytest.param(
-            ("for", "load", *WORK, "end"), [(0, 1, 3), (3, 4, 6), (6, 7, 9)], id="one-stage"
-        ),
-        pytest.param(
-            ("copy", "for", "wait 0", *WORK, "copy", "end", "wait 0"),
-            [(0, 2, 4), (4, 6, 8), (8, 10, 12)],
-            id="two-stages",
-        ),
-        pytest.param(
-            ("copy", "copy", "for", "wait 1", *WORK, "copy", "end", "wait 0"),
-            [(0, 3, 5), (1, 7, 9), (5, 11, 13)],
-            id="three-stages",
-        ),
-    ],
-)
-def test_tile_intervals(schedule, expected):
-    assert figures.tile_intervals(schedule, 3) == expected
-
-
-def test_plot_timeline_shows_each_tile_in_flight_and_in_use():
-    schedules = {
-        "one stage": ("for", "load", *WORK, "end"),
-        "two stages": ("copy", "for", "wait 0", *WORK, "copy", "end"),
-    }
-    one, two = figures.plot_timeline(schedules, 2).axes
-    assert [ax.get_title("left") for ax in (one, two)] == ["one stage", "two stages"]
-    spans = [[(x, width) for x, _, width, _ in boxes(ax)] for ax in (one, two)]
-    assert spans == [[(0, 1), (1, 2), (3, 1), (4, 2)], [(0, 2), (2, 2), (4, 2), (6, 2)]]
-    assert one.yaxis_inverted() and ticks(one.yaxis) == ["tile 0", "tile 1"]

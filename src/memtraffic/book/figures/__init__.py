@@ -14,11 +14,7 @@ from memtraffic.book.figures.charts import (
     mark_position,
     plot_bars,
     plot_lines,
-    plot_op_traffic,
-    plot_roofline,
     plot_staircase,
-    plot_width_panels,
-    plot_widths,
     roofline,
     times,
 )
@@ -27,8 +23,6 @@ from memtraffic.book.figures.hardware import five_trips, machine
 from memtraffic.book.figures.maps import (
     fastest,
     heatmap,
-    plot_heatmaps,
-    plot_integer_map,
     relative_speed,
     winners,
 )
@@ -47,10 +41,8 @@ from memtraffic.book.figures.threads import (
 from memtraffic.book.figures.timelines import (
     Span,
     plan,
-    plot_timeline,
     rounds,
     take_turns,
-    tile_intervals,
     timeline,
 )
 
@@ -78,16 +70,9 @@ __all__ = [
     "plan",
     "plot_access_map",
     "plot_bars",
-    "plot_heatmaps",
-    "plot_integer_map",
     "plot_lines",
-    "plot_op_traffic",
-    "plot_roofline",
     "plot_staircase",
     "plot_thread_layout",
-    "plot_timeline",
-    "plot_width_panels",
-    "plot_widths",
     "reduction",
     "reduction_steps",
     "register_file",
@@ -99,7 +84,6 @@ __all__ = [
     "sm_packing",
     "style",
     "take_turns",
-    "tile_intervals",
     "timeline",
     "times",
     "wave_reduction",

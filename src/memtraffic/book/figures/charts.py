@@ -36,7 +36,7 @@ from memtraffic.book.figures.drawing import (
 )
 
 if TYPE_CHECKING:
-    from memtraffic.traffic.count import OpTraffic
+    pass
 
 # Colour, marker and dashes of the lines of a chart, in their order.
 LINES: tuple[tuple[str, str, Any], ...] = (
@@ -260,31 +260,6 @@ def _in_two(name: str) -> str:
 
 
 @styled
-def plot_widths(frame: pd.DataFrame, title: str = "") -> Axes:
-    """Bandwidth over the width of a row, a line for each implementation in a result of `bench`."""
-    return _draw_widths(axes(size=(WIDTH, 3.1), title=title), frame)
-
-
-def _draw_widths(ax: Axes, frame: pd.DataFrame) -> Axes:
-    name_axes(ax, "columns", "bandwidth for the least traffic, GB/s")
-    lines = {
-        name: one.set_index("n")["gb_per_s"] for name, one in frame.groupby("impl", sort=False)
-    }
-    _draw_lines(ax, lines, True, {}, {})
-    return ax
-
-
-@styled
-def plot_width_panels(frames: Mapping[str, pd.DataFrame], title: str = "") -> Figure:
-    """`plot_widths` for each of several frames, by title, one below the other."""
-    figure, sides = panels(len(frames), (WIDTH, 2.9 * len(frames)), title)
-    for ax, (name, frame) in zip(sides, frames.items(), strict=True):
-        ax.set_title(name, pad=20, weight="bold")
-        _draw_widths(ax, frame)
-    return figure
-
-
-@styled
 def flights(
     curve: pd.DataFrame,
     roof: float,
@@ -376,25 +351,6 @@ def _plain_ticks(ax: Axes) -> None:
         axis.set_minor_formatter(lambda value, _: "")
 
 
-@styled
-def plot_roofline(peak: float, bandwidth: float, points: Mapping[str, float]) -> Axes:
-    """The roofline of a GPU, and where operations lie on it.
-
-    peak: in FLOP/s. bandwidth: in bytes/s. points: arithmetic intensities in FLOP/byte, by name.
-    """
-    ridge = peak / bandwidth
-    intensities = [0.1, ridge, 100]
-    ax = axes("arithmetic intensity, FLOP/byte", "attainable rate, FLOP/s")
-    ax.loglog(intensities, [min(peak, it * bandwidth) for it in intensities], color=BLUE)
-    for name, intensity in points.items():
-        ax.plot([intensity], [intensity * bandwidth], "o", color=ORANGE, markersize=9)
-        ax.annotate(name, (intensity * 1.3, intensity * bandwidth * 0.7))
-    ax.annotate("memory sets\nthe time", (1.1, 2 * bandwidth), ha="right")
-    ax.annotate("arithmetic\nsets the time", (ridge, peak * 0.4))
-    _plain_ticks(ax)
-    return ax
-
-
 def _si(value: float) -> str:
     """A rate with a prefix: 27.7e12 is `27.7 T`."""
     prefixes = (1e12, "T"), (1e9, "G"), (1e6, "M"), (1, "")
@@ -482,29 +438,4 @@ def plot_staircase(
             where, side = (6, 3), "left"
         ax.annotate(label, point, where, textcoords="offset points", color=ORANGE, ha=side)
     ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
-    return ax
-
-
-@styled
-def plot_op_traffic(ops: Sequence[OpTraffic], unit: float, title: str = "") -> Axes:
-    """What each operation reads, to the left, and writes, to the right.
-
-    unit: elements, the unit of the axis. A bar too short to be seen is marked M.
-    """
-    size = (WIDTH, 0.75 + 0.36 * len(ops) + (0.4 if title else 0))
-    ax = axes(xlabel="reads, MN     writes, MN", size=size, title=title)
-    ax.set_yticks(range(len(ops)), [op.name for op in ops])
-    read = [-op.read_elements / unit for op in ops]
-    written = [op.written_elements / unit for op in ops]
-    looks: tuple[dict[str, Any], ...] = (
-        {"color": BLUE},
-        {"facecolor": "white", "edgecolor": ORANGE, "hatch": "////"},
-    )
-    for values, look in zip((read, written), looks, strict=True):
-        drawn = ax.barh(range(len(ops)), values, height=0.65, **look)
-        ax.bar_label(drawn, ["M" if abs(value) < 0.01 else "" for value in values], padding=4)
-    ax.axvline(0, color=INK, linewidth=1)
-    ax.invert_yaxis()
-    ax.set(xlim=(-1.3, 1.3), xticks=[-1, 0, 1], xticklabels=["1", "0", "1"])
-    _hide_grid(ax, "y")
     return ax

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from memtraffic.book.figures.charts import axes, name_axes, panels
 from memtraffic.book.figures.drawing import (
     HATCHES,
     INK,
@@ -232,72 +230,3 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
         some += map(str, range(len(names)))
         letters[name] = next(it for it in some if it not in letters.values())
     return letters
-
-
-@styled
-def plot_heatmaps(
-    frames: Mapping[str, pd.DataFrame],
-    option: str,
-    chosen: Callable[[str, int], object],
-    label: str,
-    title: str = "",
-) -> Figure:
-    """A map for each result of `bench_option`, by title, one below the other.
-
-    Widths are across and the values of the option up; each cell has the speed in percent of a copy.
-    chosen: the value to frame, a function of the title and the width. label: what the option is.
-    """
-    figure, sides = panels(len(frames), (WIDTH, 3.1 * len(frames)), title)
-    for ax, (name, frame) in zip(sides, frames.items(), strict=True):
-        speed = relative_speed(frame, option)
-        for (y, value), (x, n) in itertools.product(enumerate(speed.index), enumerate(speed)):
-            cell = speed.loc[value, n]
-            if pd.isna(cell):
-                continue
-            fill, ink = shade(cell)
-            box(ax, (x, y), (1, 1), facecolor=fill, edgecolor="white", gid="cell")
-            ax.text(x + 0.5, y + 0.5, f"{100 * cell:.0f}", ha="center", va="center", color=ink)
-            if value == chosen(name, n):
-                box(ax, (x + 0.1, y + 0.1), (0.8, 0.8), fc="none", ec=ORANGE, lw=2, gid="frame")
-        ax.set(xlim=(0, len(speed.columns)), ylim=(0, len(speed.index)))
-        name_axes(ax, "columns", label)
-        ax.set_title(f"{name}: percent of a copy", pad=20)
-        _label_cells(ax, list(speed), list(speed.index))
-    return figure
-
-
-@styled
-def plot_integer_map(
-    values: Sequence[Sequence[int]],
-    rows: Sequence[object],
-    columns: Sequence[object],
-    title: str,
-    xlabel: str,
-    ylabel: str = "",
-) -> Axes:
-    """Whole numbers as a map, the higher the darker: `values[row][column]`.
-
-    The name of a column may be a tuple, which is then written on several lines.
-    """
-    ax = axes(xlabel, ylabel, (WIDTH, 1.4 + 0.36 * len(rows)), title)
-    most = max(map(max, values))
-    for y, x in itertools.product(range(len(rows)), range(len(columns))):
-        fill, ink = shade(values[y][x] / most, low=-0.2)
-        box(ax, (x, y), (1, 1), fc=fill, ec="white")
-        ax.text(x + 0.5, y + 0.5, str(values[y][x]), ha="center", va="center", color=ink)
-    ax.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-    names = ["\n".join(map(str, it)) if isinstance(it, tuple) else it for it in columns]
-    _label_cells(ax, names, rows)
-    return ax
-
-
-def _label_cells(ax: Axes, columns: Sequence[object], rows: Sequence[object]) -> None:
-    """Puts names under and beside the cells of a map, upright where they are too wide."""
-    wide = (WIDTH - 0.6) / len(columns)
-    lines = [line for name in columns for line in str(name).split("\n")]
-    turned = max(map(text_width, lines)) > wide - 0.05
-    ax.set_xticks([x + 0.5 for x in range(len(columns))], list(map(str, columns)))
-    ax.tick_params(axis="x", labelrotation=90 if turned else 0)
-    ax.set_yticks([y + 0.5 for y in range(len(rows))], list(map(str, rows)))
-    ax.grid(visible=False)
-    ax.tick_params(length=0)

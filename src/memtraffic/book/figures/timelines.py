@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from memtraffic.book.figures.charts import panels
 from memtraffic.book.figures.drawing import (
     BLUE,
     DEAD,
@@ -289,46 +287,3 @@ def rounds(
 
 
 # ---- the order of a compiled loop
-
-
-@styled
-def plot_timeline(schedules: Mapping[str, Sequence[str]], tiles: int, title: str = "") -> Figure:
-    """In what order compiled kernels move and use their tiles: a panel for each schedule, by title.
-
-    schedules: each the `schedule` of a `compile.Resources`. A tile is in flight from the step that
-    requests it to the step that waits for it, and in use from there to its store. Across are the
-    steps of the code, which do not all take the same time.
-    """
-    figure, sides = panels(len(schedules), (WIDTH, 1.1 + 1.4 * len(schedules)), title)
-    for ax, (name, schedule) in zip(sides, schedules.items(), strict=True):
-        intervals = tile_intervals(schedule, tiles)
-        for tile, (requested, arrived, stored) in enumerate(intervals):
-            flight, use = arrived - requested, stored - arrived
-            ax.barh(tile, flight, left=requested, height=0.7, **KINDS["load"])
-            ax.barh(tile, use, left=arrived, height=0.7, **KINDS["compute"])
-        requested, arrived, stored = intervals[1]
-        for start, end, text in ((requested, arrived, "in flight"), (arrived, stored, "in use")):
-            if end - start > 3:
-                halo(ax.text((start + end) / 2, 1, text, ha="center", va="center"))
-        ax.set_yticks(range(tiles), [f"tile {tile}" for tile in range(tiles)])
-        ax.invert_yaxis()
-        ax.set(title=name, xticks=[], xlabel="steps of the code, in order")
-        ax.grid(visible=False)
-        ax.tick_params(axis="y", length=0)
-    return figure
-
-
-def tile_intervals(schedule: Sequence[str], tiles: int) -> list[tuple[int, int, int]]:
-    """For each tile, the steps at which it is requested, arrives, and is stored.
-
-    >>> tile_intervals(("for", "load", "reduce", "store", "end"), 2)
-    [(0, 1, 3), (3, 4, 6)]
-
-    schedule: of a `compile.Resources`, with one loop that stores one tile in each iteration.
-    """
-    start, end = schedule.index("for"), schedule.index("end")
-    steps = [*schedule[:start], *list(schedule[start + 1 : end]) * tiles]
-    requested = [i for i, step in enumerate(steps) if step in ("copy", "load")]
-    arrived = [i + 1 for i, step in enumerate(steps) if step == "load" or step.startswith("wait")]
-    stored = [i + 1 for i, step in enumerate(steps) if step == "store"]
-    return list(zip(requested, arrived, stored, strict=False))[:tiles]
