@@ -19,6 +19,8 @@ from memtraffic.ops import SOFTMAX_BACKWARD
 from memtraffic.ops.softmax import backward_reference
 from memtraffic.traffic.formula import formula
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 

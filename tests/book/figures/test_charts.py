@@ -6,6 +6,8 @@ from drawings import boxes, texts, ticks, title, written
 
 from memtraffic.book import figures
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 # ---- axes and marks
 
 

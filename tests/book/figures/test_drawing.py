@@ -8,6 +8,8 @@ from drawings import assert_legible, texts, title
 from memtraffic.book import figures
 from memtraffic.book.figures import drawing
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 
 @pytest.mark.slow
 def test_import_leaves_the_settings_as_they_are():

@@ -6,6 +6,8 @@ from memtraffic.book.figures.hardware import SEGMENTS
 from memtraffic.gpus import find_gpu
 from memtraffic.traffic.count import OpTraffic
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 H200 = find_gpu("H200")
 SIZES = {"dram": "141 GB", "l2": "60 MiB"}
 

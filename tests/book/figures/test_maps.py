@@ -7,6 +7,8 @@ from drawings import boxes, texts, title
 from memtraffic.book import figures
 from memtraffic.book.figures.maps import shade
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 SWEPT = pd.DataFrame(
     [(1, 64, 20.0, 10.0), (2, 64, 8.0, 10.0), (2, 4096, 40.0, 30.0)],
     columns=("rows", "n", "us", "copy_us"),

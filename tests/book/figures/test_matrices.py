@@ -6,6 +6,8 @@ from memtraffic.book import figures
 from memtraffic.tensors import matrix
 from memtraffic.traffic.count import Access, count
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 
 def test_plot_access_map_shows_who_touched_what():
     accesses = [

@@ -9,6 +9,8 @@ from memtraffic.gpus import find_gpu
 from memtraffic.ladder import tiled
 from memtraffic.residency import nvidia
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 
 def test_plot_thread_layout_numbers_lanes_within_their_warp():
     ax = figures.plot_thread_layout(BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12))

@@ -5,6 +5,8 @@ from drawings import boxes, texts, title
 
 from memtraffic.book import figures
 
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
 
 def end(spans):
     return max(span.end for span in spans)
