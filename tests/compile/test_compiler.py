@@ -51,6 +51,7 @@ def fused_on():
     return dict(zip(TARGETS, compiled, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_resources_fused(fused_on, target):
     kernel = fused_on[target]
@@ -141,6 +142,7 @@ def widest(kernel):
     return max(kernel.load_bits)
 
 
+@pytest.mark.slow
 def test_resources_strided_loads_are_narrow(on_sm_90):
     [contiguous], [strided] = on_sm_90["contiguous"], on_sm_90["strided"]
     assert widest(contiguous) == 128

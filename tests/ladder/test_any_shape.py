@@ -236,6 +236,7 @@ def test_softmax_offsets_of_out_outgrow_int32(fn, strides):
 # ---- compiled
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize(
     "name",
