@@ -12,6 +12,8 @@ from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close, assert_softmax, is_softmax
 from memtraffic.traffic.count import count
 
+pytestmark = pytest.mark.slow  # together they take several seconds
+
 STAGES = (exhibits.softmax_1_stage, exhibits.softmax_2_stages, exhibits.softmax_3_stages)
 SUSPECTS = (
     exhibits.softmax_tiled_8_warps,

@@ -13,6 +13,8 @@ import pytest
 from memtraffic.compile import CompileError, worker
 from memtraffic.compile.worker import Worker
 
+pytestmark = pytest.mark.slow  # together they take several seconds
+
 
 @pytest.fixture(scope="module")
 def shared():
