@@ -247,7 +247,7 @@ def test_launch_floor_launches_what_it_says(timed, monkeypatch):
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda x, READ: launched.append((*grid, READ))
+            return lambda x, READ, num_warps: launched.append((*grid, READ))
 
     monkeypatch.setattr(exhibits, "_idle_kernel", Kernel())
     frame = measurements.launch_floor(4096)

@@ -291,7 +291,11 @@ def lines(source):
 def too_long(notebook):
     """Visible code cells of more than 12 lines, folded ones of more than 40."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [cell.source for cell in code if len(lines(cell.source)) > (12 if visible(cell) else 40)]
+    return [
+        cell.source
+        for cell in code
+        if (len(cell.source.splitlines()) > 12 and visible(cell)) or len(lines(cell.source)) > 40
+    ]
 
 
 def visible_imports(notebook):

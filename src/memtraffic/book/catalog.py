@@ -174,7 +174,6 @@ WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 PADDED = [[4096, n] for n in (8192, 8320, 12672, 16384)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 LARGE = [[max(4096, 2**24 // 2**k), 2**k] for k in range(8, 16)]  # 16 million elements or more
-STAGED = [[65536, 256], [20480, 781], [4096, 4096], [4096, 8320], [4096, 16384]]
 BIG = [[4096, 4096], [4096, 32768]]
 COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 LOOPS = ["copy", "tiled", "persistent"]
@@ -246,7 +245,6 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("timing_host", measurements.caller_times, CALLER, CALLED),
     ("naive_elementwise", measurements.elementwise, ELEMENTWISE, dict(shape=WIDE)),
     ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),
-    ("scripted_counters", _counters, COUNTERS, dict(impl="jit.script(naive)", shape=WIDE)),
     ("compiled_counters", _counters, COMPILED_COUNTERS, dict(impl="compile(naive)", shape=WIDE)),
     ("persistent_reduction_counters", _counters, COUNTERS, dict(impl=COMPILED[2], shape=WIDE)),
     ("torch_softmax_counters", _counters, COUNTERS, dict(impl="torch.softmax", shape=WIDE)),
@@ -257,7 +255,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("masked_counters_8320", _counters, COUNTERS, dict(impl="masked", shape=[4096, 8320])),
     ("masked_counters_781", _counters, COUNTERS, dict(impl="masked", shape=[4096, 781])),
     ("masked_widths", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED)),
-    ("masked_widths_bfloat16", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED, dtype="bfloat16")),
+    ("masked_widths_bfloat16", _bench, BENCH, dict(impls=BLOCKS, shapes=PADDED, dtype=_BF16)),
     ("masked_narrow", _bench, BENCH, dict(impls=CHEATS, shapes=[[32768, 4096]])),
     ("masked_far", measurements.reach_far_row, FAR, dict(row=70000, row_stride=32768)),
     ("tiled_starts", measurements.idle_programs, STARTS, STARTED),
@@ -273,12 +271,9 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("tiled_rule_bfloat16", _sweep, _option("num_warps"), dict(**RULE, dtype=_BF16)),
     ("tiled_tuning", measurements.autotune_cost, TUNING, TUNED),
     ("persistent_counters", _counters, COUNTERS, dict(impl="persistent", shape=[4096, 12672])),
-    ("persistent_plans", _plans, PLANS, dict(m=65536, ns=[256, 1024, 4096, 16384, 32768])),
-    ("persistent_plans_bfloat16", _plans, PLANS, dict(m=4096, ns=[32768], dtype=_BF16)),
     ("persistent_host", measurements.launch_overhead, OVERHEAD, dict(impls=CALLS, shape=[64, 256])),
     ("persistent_float32", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_F32)),
     ("persistent_bfloat16", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_BF16)),
-    ("persistent_stages_float32", _bench, BENCH, dict(impls=STAGES, shapes=STAGED, dtype=_F32)),
     ("persistent_stages_bfloat16", _bench, BENCH, dict(impls=STAGES, shapes=BIG, dtype=_BF16)),
     ("persistent_rounds", measurements.bench_rounds, ROUNDS, WHOLE_ROUNDS),
     ("persistent_suspects", _bench, BENCH, SUSPECTED),

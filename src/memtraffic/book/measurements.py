@@ -346,35 +346,37 @@ def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def _time_idle(launches: Sequence[tuple[int, int, bool]]) -> list[dict[str, float]]:
+    """Times launches of (programs, warps, whether each reads one element); 0 programs: none."""
+    from memtraffic.book.exhibits import _idle_kernel
+
+    x = torch.zeros(1, device=runtime.device())
+
+    def launch(programs: int, num_warps: int, read: bool) -> None:
+        if programs:
+            _idle_kernel[(programs,)](x, READ=read, num_warps=num_warps)
+
+    calls = [functools.partial(launch, *case) for case in launches]
+    return [_rate(samples, 0)[0] for samples in benchmark.time_interleaved(calls)]
+
+
 def launch_floor(rows: int) -> pd.DataFrame:
     """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
 
     rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
     """
     runtime.require_gpu("launch_floor")
-    from memtraffic.book.exhibits import _idle_kernel
-
-    x, num_sms = torch.zeros(1, device=runtime.device()), gpus.this_gpu().num_sms
-
-    def launch(programs: int, read: bool) -> None:
-        if programs:
-            _idle_kernel[(programs,)](x, READ=read)
-
-    launches = [
-        ("no kernel", 0, False),
-        ("one program", 1, False),
-        ("one program that reads", 1, True),
-        ("a program per SM", num_sms, False),
-        ("a program per row", rows, False),
-    ]
-    calls = [functools.partial(launch, programs, read) for _, programs, read in launches]
-    found = []
-    for (what, programs, _), samples in zip(
-        launches, benchmark.time_interleaved(calls), strict=True
-    ):
-        times, _ = _rate(samples, 0)
-        found.append({"what": what, "programs": programs} | times)
-    return pd.DataFrame(found)
+    launches = {
+        "no kernel": (0, 4, False),
+        "one program": (1, 4, False),
+        "one program that reads": (1, 4, True),
+        "a program per SM": (gpus.this_gpu().num_sms, 4, False),
+        "a program per row": (rows, 4, False),
+    }
+    found = zip(launches.items(), _time_idle(list(launches.values())), strict=True)
+    return pd.DataFrame(
+        [{"what": what, "programs": launch[0]} | times for (what, launch), times in found]
+    )
 
 
 def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
@@ -383,20 +385,11 @@ def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame
     Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
     runtime.require_gpu("idle_programs")
-    from memtraffic.book.exhibits import _idle_kernel
-
-    x = torch.zeros(1, device=runtime.device())
-
-    def launch(count: int, num_warps: int) -> None:
-        _idle_kernel[(count,)](x, READ=False, num_warps=num_warps)
-
     cases = [(count, num_warps) for count in programs for num_warps in warps]
-    calls: list[Callable[[], object]] = [functools.partial(launch, *case) for case in cases]
-    found = []
-    for (count, num_warps), samples in zip(cases, benchmark.time_interleaved(calls), strict=True):
-        times, _ = _rate(samples, 0)
-        found.append({"programs": count, "warps": num_warps} | times)
-    return pd.DataFrame(found)
+    found = zip(cases, _time_idle([(*case, False) for case in cases]), strict=True)
+    return pd.DataFrame(
+        [{"programs": count, "warps": warps} | times for (count, warps), times in found]
+    )
 
 
 def pointer_latency(hops: int, distance: int) -> pd.DataFrame:

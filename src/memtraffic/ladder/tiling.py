@@ -99,10 +99,10 @@ def tile_shape(
 
 
 def common_divisor(x: Tensor, y: Tensor) -> int:
-    """The most elements, of at most 16 bytes, that divide widths and row strides.
+    """The largest power of two that divides width and row strides, at most 16 bytes.
 
-    A lane can move so many in one access, if both addresses are divisible by 16 bytes.
-    It is 1 where the columns of a row are not adjacent in memory.
+    A lane can move so many elements in one access, if both addresses are multiples of
+    16 bytes. It is 1 where the columns of a row are not adjacent in memory.
     """
     if x.stride(1) != 1 or y.stride(1) != 1:
         return 1
