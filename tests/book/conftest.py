@@ -52,11 +52,12 @@ class Book:
         self.recordings = folder / "recordings"
         self.h200 = self.recordings / "nvidia-h200"
         self.recordings.mkdir()
-        self.machine = dict(MACHINE)
+        self.machine, self.date = dict(MACHINE), "2026-01-31"
         monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(self.recordings))
         monkeypatch.setenv("MEMTRAFFIC_COMMIT", 40 * "0")
         monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
         monkeypatch.setattr(runtime, "gpu_name", lambda: self.machine["gpu"])
+        monkeypatch.setattr(recording, "today", lambda: self.date)
         monkeypatch.setattr(recording, "describe_machine", lambda: dict(self.machine))
         self.lists(SPEED)
 

@@ -1,5 +1,4 @@
 import dataclasses
-import datetime
 
 import pandas as pd
 import pytest
@@ -204,10 +203,10 @@ def test_read_drift_of_what_was_measured_again(recorded, capsys):
     assert list(frame.columns) == [*VALUES, *ORIGIN]
     assert frame["column"].tolist() == ["us", "dram_read_bytes"]
     assert frame["difference"].tolist() == pytest.approx([0.03, 0], rel=1e-4)
-    today = datetime.date.today().isoformat()
-    assert frame.loc[0, ORIGIN].tolist() == [today, 40 * "0", "581.2", "2.11.0", "3.6.0"]
+    assert frame.loc[0, ORIGIN].tolist() == [recorded.date, 40 * "0", "581.2", "2.11.0", "3.6.0"]
     assert capsys.readouterr().out == (
-        f"Measured again on NVIDIA H200, {today} (driver 581.2, PyTorch 2.11.0, Triton 3.6.0).\n"
+        f"Measured again on NVIDIA H200, {recorded.date} "
+        "(driver 581.2, PyTorch 2.11.0, Triton 3.6.0).\n"
     )
 
 

@@ -24,8 +24,7 @@ from memtraffic.book.recording import (
 from memtraffic.ladder import RUNGS
 from memtraffic.traffic.counters import CountersUnavailable
 
-TODAY = datetime.date.today().isoformat()
-LABEL = f"Recorded on NVIDIA H200, {TODAY} (PyTorch 2.11.0, Triton 3.6.0).\n"
+LABEL = "Recorded on NVIDIA H200, 2026-01-31 (PyTorch 2.11.0, Triton 3.6.0).\n"
 BOOK = Path(__file__).resolve().parents[2] / "book"
 
 
@@ -136,7 +135,7 @@ def test_experiments_print_each_origin_once(recorded, capsys):
     (recorded.h200 / "machine.json").write_text(json.dumps(machine), encoding="utf-8")
     frames = experiments("speed", "again", "old", "speed")
     assert [len(frame) for frame in frames] == [2] * 4
-    assert capsys.readouterr().out == LABEL + LABEL.replace(TODAY, "2025-01-31")
+    assert capsys.readouterr().out == LABEL + LABEL.replace(recorded.date, "2025-01-31")
     experiments("speed", "again", gpu=recorded.h200.name)
     assert capsys.readouterr().out == LABEL
 
@@ -267,7 +266,7 @@ def test_write_is_keyed_by_arguments_and_schema(recorded):
                 "dram_read_bytes": "bytes",
             },
             "commit": 40 * "0",
-            "date": TODAY,
+            "date": recorded.date,
             "rows": 2,
             "sha256": recording.checksum(text),
         },
@@ -352,6 +351,11 @@ def test_describe_machine_on_cuda(monkeypatch, tmp_path):
     command.write_text("#!/bin/sh\nexit 9\n")
     with pytest.raises(subprocess.CalledProcessError):
         recording.describe_machine()
+
+
+def test_today():
+    before = datetime.date.today()
+    assert before <= datetime.date.fromisoformat(recording.today()) <= datetime.date.today()
 
 
 def test_current_commit(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ recorded number is worth there.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def _write(path: Path, ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> No
     """Writes the rows of experiments `ids`; those of others stay, if they are in the catalog."""
     machine = recording.describe_machine()
     origin = {
-        "date": datetime.date.today().isoformat(),
+        "date": recording.today(),
         "commit": recording.current_commit(),
         **{key: machine[key] for key in ("driver", "torch", "triton")},
     }

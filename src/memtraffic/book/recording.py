@@ -197,12 +197,17 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
         "arguments": subject.arguments,
         "columns": subject.schema,
         "commit": current_commit(),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "rows": len(frame),
         "sha256": checksum(text),
     }
     (folder / f"{subject.id}.csv").write_text(text, encoding="utf-8")
     (folder / "machine.json").write_text(format_machine(machine, experiments), encoding="utf-8")
+
+
+def today() -> str:
+    """The date a recording is given, as YYYY-MM-DD."""
+    return datetime.date.today().isoformat()
 
 
 def format_machine(machine: dict[str, Any], experiments: dict[str, Any]) -> str:
