@@ -132,6 +132,17 @@ def test_sm_packing_draws_programs_of_one_width_on_bars_of_two_lengths():
     assert len(widths) == 1
 
 
+def test_sm_packing_draws_the_rest_to_scale():
+    limits, takes = {"shared": 6, "warps": 16}, {"shared": (33920, 233472), "warps": (4, 64)}
+    ax = figures.sm_packing(limits, takes)
+    [rest], places = boxes(ax, "rest"), boxes(ax, "taken") + boxes(ax, "free")
+    assert rest[2] / places[0][2] == pytest.approx(29952 / 33920)
+    assert rest[0] == pytest.approx(places[5][0] + places[5][2])
+    found = {"one program: 33,920 of 233,472 bytes", "rest: 29,952", "one program: 4 of 64"}
+    assert found | {"rest: too small"} <= {*texts(ax)}
+    assert not boxes(figures.sm_packing(limits, {"shared": "33,920 bytes"}), "rest")
+
+
 def test_sm_packing_of_amd_has_its_words():
     limits = {"vgprs": 4, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16}
     ax = figures.sm_packing(limits, processor="CU")

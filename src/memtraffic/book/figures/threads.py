@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from memtraffic.compile import BlockedLayout
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
+REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
 COPIES = {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED, "hatch": "...."}
 
 
@@ -304,7 +305,7 @@ def wave_reduction(*, what: str = "maximum", title: str = "") -> Axes:
 @styled
 def sm_packing(
     limits: Mapping[str, int],
-    program: Mapping[str, str] | None = None,
+    program: Mapping[str, str | tuple[int, int]] | None = None,
     *,
     processor: str = "SM",
     title: str = "",
@@ -314,9 +315,10 @@ def sm_packing(
 
     limits: how many programs each resource has room for, as `residency.programs_by_limit` returns
     them. program: what one program takes, as a text for each resource, such as
-    `{"registers": "8,192 of 65,536"}`. Each bar has a place for each program that the resource has
-    room for; the filled ones are the programs that are resident. lengths: the share of the width
-    that a bar has, 1 for those not named.
+    `{"registers": "8,192 of 65,536"}`, or as two numbers, `{"registers": (8192, 65536)}`; then a
+    rest that is too small for a program is drawn to scale, with its size. Each bar has a place for
+    each program that the resource has room for; the filled ones are the programs that are resident.
+    lengths: the share of the width that a bar has, 1 for those not named.
     """
     resident = min(limits.values())
     full = [name for name, most in limits.items() if most == resident]
@@ -329,7 +331,7 @@ def sm_packing(
         title = f"One {processor} holds {programs}, and then its {who} {_are(who)} full."
         if not resident:
             title = f"One {processor} holds no program: its {who} {_are(who)} not enough."
-    step = 0.72 if program else 0.56
+    step, rests = 0.72 if program else 0.56, False
     ax = board()
     for i, (name, most) in enumerate(limits.items()):
         y, binds = i * step, name in full
@@ -339,7 +341,14 @@ def sm_packing(
         write(ax, LEFT, y + 0.12, text, ha="left", weight="bold")
         write(ax, RIGHT, y + 0.12, room, ha="right", **look)
         length = (RIGHT - LEFT) * (lengths or {}).get(name, 1)
-        wide = length / max(1, most)
+        takes = (program or {}).get(name, "")
+        unit = " bytes" if name in ("shared", "lds") else ""
+        rest, share = 0, 0.0
+        if isinstance(takes, tuple):
+            one, total = takes
+            rest, takes = total - most * one, f"{one:,} of {total:,}{unit}"
+            share = rest / total
+        wide = length * (1 - share) / max(1, most)
         for place in range(most):
             taken = place < resident
             fill = PROGRAM_COLORS[place % 2] if taken else "white"
@@ -347,16 +356,22 @@ def sm_packing(
             at = (LEFT + place * wide, y + 0.24)
             look = {"facecolor": fill, "edgecolor": MUTED, "hatch": hatch}
             box(ax, at, (wide, 0.2), lw=0.7, gid="taken" if taken else "free", **look)
+        if rest:
+            rests, at = True, (LEFT + length * (1 - share), y + 0.24)
+            box(ax, at, (length * share, 0.2), lw=0.7, gid="rest", **REST)
+            write(ax, LEFT + length, y + 0.55, f"rest: {rest:,}", ha="right")
         edge: dict[str, Any] = {"edgecolor": INK, "lw": 1.2}
         if binds:
             edge = {"edgecolor": ORANGE, "lw": 2.5}
         box(ax, (LEFT, y + 0.24), (length, 0.2), fill=False, gid="bar", **edge)
-        if program and name in program:
-            write(ax, LEFT, y + 0.55, f"one program: {program[name]}", ha="left", color=MUTED)
+        if takes:
+            write(ax, LEFT, y + 0.55, f"one program: {takes}", ha="left", color=MUTED)
     samples = [Sample("a resident program", {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED})]
     other = {"facecolor": PROGRAM_COLORS[1], "edgecolor": MUTED, "hatch": "////"}
     samples.append(Sample("the next one", other))
     samples.append(Sample("room left", {"facecolor": "white", "edgecolor": MUTED}))
+    if rests:
+        samples.append(Sample("rest: too small", REST))
     return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
 
 
