@@ -1,8 +1,13 @@
 """Kernels and functions whose traffic is known beforehand, for tests of the meters."""
 
+import threading
+
+import scalar_functions
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+from triton.language.extra.libdevice import tanh as hyperbolic_tangent
 
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
 HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
@@ -101,6 +106,118 @@ def _never_compiles_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK < 0, "a block is never negative")
 
 
+@triton.jit
+def _scalars_kernel(y_ptr, x_ptr, scale, flag, n_cols, BLOCK: tl.constexpr):
+    """Uses a float and a bool as what a compiled kernel sees: tensors."""
+    cols = tl.arange(0, BLOCK)
+    mask = cols < tl.where(flag.to(tl.int32) == 1, n_cols, 0)
+    x = tl.load(x_ptr + tl.program_id(0) * n_cols + cols, mask=mask)
+    tl.store(y_ptr + tl.program_id(0) * n_cols + cols, x * scale.to(tl.float32), mask=mask)
+
+
+@triton.jit
+def _libdevice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    """Stores where x is less than 1: what it stores depends on what the functions return."""
+    cols = tl.arange(0, BLOCK)
+    offsets = tl.program_id(0) * n_cols + cols
+    x = tl.load(x_ptr + offsets, mask=cols < n_cols).to(tl.float32)
+    y = hyperbolic_tangent(x) + libdevice.tanh(x) + tl.extra.cuda.libdevice.tanh(x)
+    tl.store(y_ptr + offsets, y, mask=(cols < n_cols) & (y < 2.0))
+
+
+@triton.jit
+def _overflow_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, tl.exp(tl.load(x_ptr + cols) * 1000.0) - float("inf"))
+
+
+@triton.jit
+def _logic_kernel(y_ptr, x_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    inside = rows < n_rows and cols < n_cols
+    outside = rows >= n_rows or cols >= n_cols
+    x = tl.load(x_ptr + rows * n_cols + cols, mask=inside)
+    tl.store(y_ptr + rows * n_cols + cols, x, mask=not outside)
+
+
+@triton.jit
+def _both_loads_kernel(y_ptr, x_ptr, n_cols):
+    """A compiled kernel loads both operands of `and`."""
+    x_ptr += tl.program_id(0) * n_cols
+    if tl.load(x_ptr) < -1.0 and tl.load(x_ptr + 1) < -1.0:
+        tl.store(y_ptr, 1.0)
+
+
+@triton.jit
+def _loop_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    for start in range(0, n_cols, BLOCK):
+        cols = row * n_cols + start.to(tl.int64) + tl.arange(0, BLOCK)
+        tl.store(y_ptr + cols, tl.load(x_ptr + cols))
+
+
+@triton.jit
+def _lowest(dtype: tl.constexpr):
+    wanted = dtype.value
+    return tl.full((), -float("inf"), wanted)
+
+
+@triton.jit
+def _constant_dtype_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < n_cols
+    tl.store(y_ptr + cols, tl.load(x_ptr + cols, mask=mask, other=_lowest(tl.float32)), mask=mask)
+
+
+@triton.jit
+def _helper_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < n_cols
+    x = tl.load(x_ptr + cols, mask=mask)
+    tl.store(y_ptr + cols, scalar_functions.double(x), mask=mask)
+
+
+@triton.jit
+def _in_place_kernel(x_ptr, n_cols, BLOCK: tl.constexpr, REPEATED: tl.constexpr):
+    """Writes the elements that are less than 1: what it writes depends on who wrote before."""
+    for _ in tl.static_range(REPEATED):
+        cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
+        mask = tl.arange(0, BLOCK) < n_cols
+        x = tl.load(x_ptr + cols, mask=mask)
+        tl.store(x_ptr + cols, x * 0.0 - 2.0, mask=mask & (x >= 0.0))
+
+
+@triton.jit
+def _assembly_kernel(x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)
+    tl.store(x_ptr + tl.arange(0, BLOCK), y)
+
+
+@triton.jit
+def _unknown_function_kernel(x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(x_ptr + tl.arange(0, BLOCK), libdevice.mul24(x, x))
+
+
+class OwnAutotuner(type(triton.autotune([triton.Config({})], key=[])(_masked_kernel))):
+    """An autotuner of a package's own, which would time kernels in a way of its own."""
+
+    def run(self, *args, **options):
+        raise AssertionError("it would time a kernel")
+
+
+_in_place_tuned_kernel = triton.autotune(
+    [triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n_cols"]
+)(_in_place_kernel)
+_own_tuned_kernel = OwnAutotuner(
+    _twice_kernel,
+    _twice_kernel.arg_names,
+    [triton.Config({}), triton.Config({}, num_warps=8)],
+    ["n_cols"],
+    None,
+    None,
+)
 _tuned_kernel = triton.autotune(
     [triton.Config({}, num_warps=warps) for warps in (4, 8)], key=["n_cols"]
 )(_twice_kernel)
@@ -183,6 +300,86 @@ def heuristic(x):
     return y
 
 
+def scalars(x):
+    y = torch.empty_like(x)
+    _scalars_kernel[(x.shape[0],)](y, x, 0.5, True, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def from_libdevice(x):
+    y = torch.empty_like(x)
+    _libdevice_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def overflowing(x):
+    y = torch.empty_like(x)
+    _overflow_kernel[(x.numel() // 4,)](y, x, BLOCK=4)
+    return y
+
+
+def logic(x):
+    y = torch.empty_like(x)
+    rows = triton.next_power_of_2(x.shape[0])
+    _logic_kernel[(1,)](y, x, *x.shape, ROWS=rows, BLOCK=width(x))
+    return y
+
+
+def both_loads(x):
+    _both_loads_kernel[(x.shape[0],)](torch.empty_like(x), x, x.shape[1])
+
+
+def looped(x):
+    y = torch.empty_like(x)
+    _loop_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=4)
+    return y
+
+
+def constant_dtype(x):
+    y = torch.empty_like(x)
+    _constant_dtype_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def helped(x):
+    y = torch.empty_like(x)
+    _helper_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+def tuned_in_place(x):
+    _in_place_tuned_kernel[(x.shape[0],)](x := x.abs(), x.shape[1], REPEATED=1)
+    return x
+
+
+def own_tuned(x):
+    y = torch.empty_like(x)
+    _own_tuned_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
+    return y
+
+
+class Reversed:
+    """The elements of a tensor from the last to the first: no tensor can have such strides."""
+
+    def __init__(self, x):
+        self.base, self.dtype = x, x.dtype
+
+    def data_ptr(self):
+        return self.base.data_ptr() + (self.base.numel() - 1) * self.base.element_size()
+
+
+@triton.jit
+def _backwards_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + lanes, tl.load(x_ptr - lanes))
+
+
+def backwards(x):
+    y = torch.empty_like(x)
+    _backwards_kernel[(x.numel() // 4,)](y, Reversed(x), BLOCK=4)
+    return y
+
+
 def mixed(x):
     return masked(x.exp()).sum(dim=1)
 
@@ -197,6 +394,16 @@ KNOWN = {
     "atomic-cas-one-wins": (atomic_cas, lambda m, n: (m, 1 + 1)),
     "autotuned": (tuned, lambda m, n: (2 * m * n, m * n)),
     "heuristics": (heuristic, lambda m, n: (2 * m * n, m * n)),
+    "float-and-bool-arguments": (scalars, lambda m, n: (m * n, m * n)),
+    "libdevice": (from_libdevice, lambda m, n: (m * n, 1)),  # 3 tanh(0) < 2, 3 tanh(1) > 2
+    "overflow": (overflowing, lambda m, n: (m * n, m * n)),
+    "and-or-not-of-blocks": (logic, lambda m, n: (m * n, m * n)),
+    "and-of-two-loads": (both_loads, lambda m, n: (2 * m, 0)),
+    "loop-variable": (looped, lambda m, n: (m * n, m * n)),
+    "constant-dtype": (constant_dtype, lambda m, n: (m * n, m * n)),
+    "helper-without-triton": (helped, lambda m, n: (m * n, m * n)),
+    "autotuned-in-place": (tuned_in_place, lambda m, n: (2 * m * n, 2 * m * n)),
+    "autotuner-of-its-own": (own_tuned, lambda m, n: (2 * m * n, m * n)),
     "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
 }
 if HAS_BLOCK_POINTERS:
@@ -305,3 +512,21 @@ def scaled(x, **options):
     y = torch.empty_like(x)
     _scaled_kernel[(1,)](y, x, BLOCK=x.shape[1], **options)
     return y
+
+
+def ended(fn, *args, seconds=60):
+    """What `fn(*args)` raises or returns. Fails, in place of a hang, if it does not end in time."""
+    told = []
+
+    def run():
+        try:
+            told.append(fn(*args))
+        except BaseException as error:
+            told.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert told, f"{fn} did not end within {seconds} s"
+    thread.join()
+    return told[0]

@@ -25,7 +25,7 @@ def test_front_door_has_each_meter(name):
 
 
 def test_front_door_all_is_what_there_is():
-    assert sorted(memtraffic.__all__) == METERS
+    assert sorted(memtraffic.__all__) == [*METERS, "softmax"]
     assert set(memtraffic.__all__) <= set(dir(memtraffic))
 
 
@@ -51,13 +51,14 @@ print(formula.__module__)
 ORDER = [
     {"runtime"},
     {"gpus"},
-    {"triton_internals", "tensors", "progress"},
+    {"triton_internals", "tensors", "progress", "functions"},
+    {"inputs"},
     {"compile"},
     {"residency"},
     {"ladder"},
     {"names"},
     {"ops"},
-    {"traffic", "testing"},
+    {"stand_in", "traffic", "testing"},
     {"benchmark"},
     {"book", "__main__"},
 ]

@@ -1,14 +1,22 @@
+import io
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import memtraffic.__main__ as module_of_main
 from memtraffic import compile as compiling
 from memtraffic import progress, residency, runtime
-from memtraffic.__main__ import main
+from memtraffic.__main__ import COMMANDS, main
 from memtraffic.compile import Resources
 from memtraffic.gpus import find_gpu
 from memtraffic.ladder import RUNGS
@@ -25,7 +33,7 @@ def command(capsys, monkeypatch):
 
     def run(text):
         try:
-            status = main(text.split())
+            status = main(shlex.split(text))
         except SystemExit as exit:
             status = exit.code
         return status, *capsys.readouterr()
@@ -99,6 +107,35 @@ def test_formula_of_another_operation(command, module):
     assert (status, out.splitlines()[0]) == (0, "reads 2MN, writes MN")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "reads"),
+    [
+        pytest.param("M,N N", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="vector"),
+        pytest.param("M,N other=N:bf16", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="keyword"),
+        pytest.param("M,16 3", {"M": 16, "1": 0}, id="number"),
+    ],
+)
+def test_formula_of_inputs(inputs, reads, command, module):
+    module("def add(x, other):\n    return x + other\n")
+    status, out, err = command(f"formula mine:add --json --inputs '{inputs}'")
+    assert (status, json.loads(out)["reads"], err) == (0, reads, "")
+
+
+def test_formula_backward(command, module):
+    module("def double(x):\n    return 2 * x\n")
+    status, out, _ = command("formula mine:double --backward")
+    assert (status, out.splitlines()[:2]) == (
+        0,
+        ["forward: reads MN, writes MN", "backward: reads MN, writes MN"],
+    )
+    found = json.loads(command("formula mine:double --backward --json")[1])
+    assert found["backward"]["reads"] == {"MN": 1, "M": 0, "N": 0, "1": 0}
+    found = json.loads(command("count mine:double 3 5 --backward --json")[1])
+    assert [found[each]["read_elements"] for each in ("forward", "backward")] == [15, 15]
+    _, out, _ = command("count mine:double 3 5 --backward")
+    assert [line for line in out.splitlines() if line in ("forward", "backward")]
+
+
 # ---- count
 
 
@@ -145,10 +182,27 @@ def test_count_of_a_dtype(dtype, itemsize, command):
     assert json.loads(out)["read_bytes"] == 4 * 8 * itemsize
 
 
+@pytest.mark.parametrize("sizes", ["3 4 5", "M=3 K=4 N=5", "3 N=5 K=4"])
+def test_count_of_inputs(sizes, command):
+    status, out, _ = command(f"count torch:matmul {sizes} --inputs 'M,K K,N' --json")
+    assert (status, json.loads(out)["read_elements"]) == (0, 3 * 4 + 4 * 5)
+
+
+def test_count_of_a_module(command, module):
+    module("import torch\nlinear = torch.nn.Linear(8, 4, bias=False)\n")
+    _, out, _ = command("count mine:linear --inputs 3,8 --json")
+    assert json.loads(out)["read_elements"] == 3 * 8 + 4 * 8
+
+
 def test_count_of_another_operation(command, module):
     module("def product(y, dy):\n    return y * dy\n")
     _, out, _ = command("count mine:product 4 8 --op softmax_backward --json")
     assert json.loads(out)["read_elements"] == 2 * 4 * 8
+
+
+def test_count_without_arithmetic_where_the_sizes_are_numbers(command):
+    _, out, _ = command("count naive --inputs 4398046511104,1 --json")
+    assert json.loads(out)["read_elements"] == 7 * 2**42
 
 
 def test_count_without_arithmetic(command):
@@ -184,7 +238,7 @@ def test_counters_as_json(command, monkeypatch):
     monkeypatch.setattr(hardware, "counters", counters)
     status, out, err = command("counters naive 8 6 --dtype bfloat16 --json")
     assert (status, json.loads(out), err) == (0, [{"kernel": "k", "ns": 781}], "")
-    assert calls == [(("naive", (8, 6)), {"dtype": "bfloat16", "op": "softmax"})]
+    assert calls == [(("naive", (8, 6)), {"dtype": "bfloat16", "inputs": "M,N"})]
     assert command("counters naive 8 6")[1].split() == ["kernel", "ns", "k", "781"]
 
 
@@ -231,7 +285,8 @@ def compiler(monkeypatch):
     """What a compiler was asked for, which answers with two kernels."""
     calls = []
 
-    def resources(fn, gpu, x, **options):
+    def resources(fn, gpu, inputs, **options):
+        [x] = inputs.positional
         calls.append((fn, gpu, tuple(x.shape), x.dtype, options))
         scalar = {"sgprs": 20, "allocated_sgprs": 20}
         wide = {"vgprs": 69, "allocated_vgprs": 69} | scalar
@@ -293,6 +348,12 @@ def test_compiler_is_given_each_option(command, compiler, name, option, n, dtype
     assert compiler == [(import_function("fused"), find_gpu("gfx942"), (16, n), dtype, options)]
 
 
+@pytest.mark.parametrize("sizes", ["N=48 M=3", "3 48", "M=3 --n 48"])
+def test_compiler_is_given_sizes_after_options(sizes, command, compiler):
+    status, *_ = command(f"resources fused --target gfx942 {sizes}")
+    assert (status, compiler[0][2]) == (0, (3, 48))
+
+
 # ---- help
 
 
@@ -330,7 +391,8 @@ def test_help_names_each_rung(command):
         pytest.param("count naive 4 1.5", "'1.5' is not a positive", id="not-whole"),
         pytest.param("count naive 4", "N", id="size-missing"),
         pytest.param("count naive 4 8 --dtype int8", "int8", id="unknown-dtype"),
-        pytest.param(f"count naive {10**27} 8", "verflow", id="huge"),
+        pytest.param(f"count naive {10**27} 8", "the largest is 2**63 - 1", id="huge"),
+        pytest.param(f"count naive {2**62} {2**62}", "cannot be made with M=4", id="huge-product"),
         pytest.param("resources fused --target sm_91 --n 64", "sm_91", id="unknown-target"),
         pytest.param("resources fused --target sm_90 --n 781", "781 columns", id="bad-width"),
         pytest.param("resources fused --target sm_90 --n 0", "'0' is not", id="resources-zero"),
@@ -352,6 +414,28 @@ def test_help_names_each_rung(command):
         pytest.param("record book", "python -m memtraffic.book record", id="record-has-moved"),
         pytest.param("drift book", "python -m memtraffic.book drift", id="drift-has-moved"),
         pytest.param("frobnicate", "frobnicate", id="unknown-command"),
+        pytest.param("formul naive", "did you mean formula?", id="misspelt-command"),
+        pytest.param("formula fusd", "did you mean 'fused'?", id="misspelt-rung"),
+        pytest.param("formula naive --op softmx", "did you mean 'softmax'", id="misspelt-op"),
+        pytest.param("count naive 4 8 --dtype bfloat61", "mean bfloat16?", id="misspelt-dtype"),
+        pytest.param("count naive 4 8 --jsn", "did you mean --json?", id="misspelt-option"),
+        pytest.param("roof 3", "unrecognized argument 3", id="surplus-argument"),
+        pytest.param("formula naive 3", "unrecognized argument 3", id="sizes-of-formula"),
+        pytest.param("count naive 4 8 2", "one size too many", id="size-too-many"),
+        pytest.param("count naive 4 K=8", "no size 'K'", id="unknown-size"),
+        pytest.param("formula naive --inputs M,n", "lower case", id="inputs"),
+        pytest.param("formula naive --inputs M --op softmax", "leave out one", id="inputs-and-op"),
+        pytest.param("formula naive --inputs A,B,C,D,E", "5 sizes", id="five-sizes"),
+        pytest.param("resources fused --traget sm_90 --n 64", "--target?", id="misspelt-target"),
+        pytest.param("resources fused --target sm_90a --n 64", "mean sm_90?", id="target-letter"),
+        pytest.param("resources fused --target sm_90", "N=1024 or --n 1024", id="no-columns"),
+        pytest.param(
+            "resources fused --target gfx942 --n 64 --waves-per-eu 99", "holds 8", id="many-waves"
+        ),
+        pytest.param("formula kernels:HAS_DESCRIPTORS", "bool", id="no-function"),
+        pytest.param("formula kernels:torch", "module", id="module"),
+        pytest.param("formula torch:Tensor", "is a class", id="class"),
+        pytest.param("count torch:rms_norm 3 5", "torch:rms_norm: TypeError: ", id="in-c++"),
         pytest.param("", "COMMAND", id="no-command"),
     ],
 )
@@ -366,16 +450,20 @@ def test_bad_input_is_one_line_and_status_2(text, message, command):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param("raise RuntimeError('two\\nlines')", "two lines", id="two-lines"),
+        pytest.param(
+            "raise RuntimeError('two\\nlines')", "RuntimeError: two lines", id="two-lines"
+        ),
         pytest.param("raise RuntimeError", "RuntimeError", id="no-words"),
         pytest.param("return {}['k']", "KeyError: 'k'", id="key"),
+        pytest.param("raise Own('bad')", "mine.Own: bad", id="class-of-ones-own"),
+        pytest.param("raise GeneratorExit('no')", "GeneratorExit: no", id="no-exception"),
         pytest.param("import sys; sys.exit(0)", "the function calls sys.exit(0)", id="exits"),
         pytest.param("import sys; sys.exit('bye')", "the function calls sys.exit(bye)", id="bye"),
     ],
 )
 def test_bad_function_is_one_line(body, message, command, module):
-    module(f"def fn(x):\n    {body}\n")
-    assert command("count mine:fn 3 5") == (2, "", f"memtraffic: {message}\n")
+    module(f"class Own(BaseException): pass\ndef fn(x):\n    {body}\n")
+    assert command("count mine:fn 3 5") == (2, "", f"memtraffic: mine:fn: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -413,7 +501,166 @@ def test_closed_pipe(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+# ---- what is said before PyTorch is imported, and what any command line says
+
+MISTAKES = [
+    "--help", "--version", "formula --help", "formul naive", "formula fusd",
+    "formula no_such_module:f", "formula naive --inputs M,n", "formula naive --op softmx",
+    "count naive 4", "resources fused --target sm_91 --n 64", "resources fused --n 64",
+    "occupancy fused --target sm_90 --n 64 --waves-per-eu 2",
+]  # fmt: skip
+
+
+def test_mistakes_are_found_before_torch_is_imported(tmp_path):
+    """Which takes seconds: in a process that has not even found it."""
+    code = f"""
+import shlex, sys
+sys.argv[0] = "-m"
+sys.orig_argv[1:] = ["-m", "memtraffic"]
+from memtraffic.__main__ import COMMANDS, main
+for text in {MISTAKES}:
+    print(main(shlex.split(text)), sum(name in sys.modules for name in ("torch", "numpy")))
+"""
+    done = python("-c", code, cwd=tmp_path)
+    statuses = [line for line in done.stdout.splitlines() if line[1:] in (" 0", " 1", " 2")]
+    assert statuses == ["0 0"] * 3 + ["2 0"] * (len(MISTAKES) - 3), done.stderr
+    assert done.stderr.count("\n") == len(MISTAKES) - 3
+
+
+WORDS = [
+    *("formula", "count", "counters", "resources", "occupancy", "roof", "record", "formul"),
+    *("naive", "fusd", "kernels:masked", "kernels:nothing", "no:f", ":", "a b", "", "-", "--"),
+    *("3", "0", "-3", "1e3", "M=3", "N=5", "K=", "=", "\u0663", "9" * 40, "None"),
+    *("--inputs", "--inputs=M,N", "M,N", "M,K K,N", "m", "M:int64<N", "eps=1e-6", "M,,N"),
+    *("--op", "softmax", "sofmax", "--dtype", "bfloat16", "int3", "--json", "--backward", "--x"),
+    *("--target", "sm_90", "gfx942", "sm_1", "--n", "64", "--warps", "--waves-per-eu", "--tar"),
+]
+
+
+@settings(max_examples=500, deadline=None, database=None, derandomize=True)
+@given(
+    st.sampled_from(WORDS[:8]),
+    st.lists(st.sampled_from(WORDS), max_size=8),
+    st.sampled_from([[], ["naive"]]),
+)
+def test_any_command_line(first, words, name):
+    """It runs, or one line on stderr says why not, and the status is 2."""
+    ran = []
+    stubs = {c: (lambda args: ran.append(args) or "ran", text) for c, (_, text) in COMMANDS.items()}
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(module_of_main, "COMMANDS", stubs),
+        mock.patch.object(progress, "_enabled", False),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        status = main([first, *name, *words])
+    if status:
+        assert (status, out.getvalue(), err.getvalue().count("\n")) == (2, "", 1)
+        assert "Traceback" not in err.getvalue() and len(err.getvalue()) < 1000
+    else:
+        assert out.getvalue() == "ran\n" and ran
+
+
 # ---- in a process of its own
+
+
+def python(*arguments, **options):
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(filter(None, sys.path))
+    options = {"capture_output": True, "text": True} | options
+    environment |= {"PYTHONPATH": paths}
+    return subprocess.run([sys.executable, *arguments], env=environment, **options)
+
+
+def shell(text, folder):
+    """Runs a line of shell in which $M is `python -m memtraffic`: status, stdout, stderr."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "M": f"{sys.executable} -m memtraffic",
+    }
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", text], cwd=folder, env=environment, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        pytest.param("$M --help | true", (0, 1), "", id="help-into-a-closed-pipe"),
+        pytest.param("$M --help > /dev/full", (2,), "No space left", id="help-onto-a-full-disk"),
+        pytest.param("$M --version >&-", (2,), "stdout is closed", id="stdout-closed"),
+        pytest.param("$M formula naive >&-", (2,), "stdout is closed", id="formula-stdout-closed"),
+        pytest.param("$M formula nave 2>&-", (2,), "", id="stderr-closed"),
+        pytest.param("$M formula nave >&- 2>&-", (2,), "", id="both-closed"),
+        pytest.param("$M count naive 3 5 > /dev/full", (2,), "No space left", id="full-disk"),
+        pytest.param("$M formula leaves:f", (2,), "'leaves:f' cannot be imported", id="leaves"),
+    ],
+)
+def test_process_has_no_traceback(text, status, message, tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    found, out, err = shell(text, tmp_path)
+    assert (found in status, out) == (True, "")
+    assert message in err
+    assert err.count("\n") <= 1 and "Traceback" not in err and "Exception ignored" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", [*MISTAKES[3:], "roof --x", "count", "formula a:b:c", "count -h x:"]
+)
+def test_process_of_a_mistake(text, tmp_path):
+    status, out, err = shell(f"$M {text.replace('M,n', 'm')}", tmp_path)
+    help = "-h" in text
+    assert (status, err.count("\n"), bool(out)) == ((0, 0, True) if help else (2, 1, False))
+
+
+@pytest.mark.slow
+def test_process_whose_function_writes_to_stdout_by_all_means(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, subprocess, sys\n"
+        "def fn(x):\n"
+        "    print('printed')\n"
+        "    os.write(1, b'written\\n')\n"
+        "    subprocess.run(['echo', 'echoed'])\n"
+        "    sys.stdout.close()\n"
+        "    os.close(1)\n"
+        "    return x.exp()\n"
+    )
+    status, out, err = shell("$M count mine:fn 3 5 --json", tmp_path)
+    assert (status, json.loads(out)["read_elements"]) == (0, 15)
+    assert sorted(err.split()) == ["echoed", "printed", "written"]
+
+
+INTERRUPT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["argparse", "memtraffic.inputs", "numpy", "torch.nn", "triton"])
+def test_process_that_is_interrupted_while_it_imports(at, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "memtraffic", "formula", "fused"],
+        env=os.environ
+        | {"AT": at, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also as a job
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.slow

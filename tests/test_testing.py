@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -5,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import runtime, testing
 from memtraffic.ops.op import row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
@@ -311,3 +312,134 @@ def test_assert_touches_once(offsets, elements):
             assert_touches_once(traffic(*offsets, argument="y_ptr"), "x_ptr", elements)
         with pytest.raises(AssertionError, match="1 elements missed"):
             assert_touches_once(traffic(offsets[0][1:], *offsets[1:]), "x_ptr", elements)
+
+
+# ---- assert_traffic
+
+NEEDS_TRITON = pytest.mark.skipif(not runtime.HAS_TRITON, reason="Triton is not installed")
+
+
+def lines_of(fn, *args, **options):
+    with pytest.raises(AssertionError) as caught:
+        testing.assert_traffic(fn, *args, **options)
+    return str(caught.value).splitlines()
+
+
+@NEEDS_TRITON
+def test_assert_traffic():
+    import kernels
+
+    testing.assert_traffic(kernels.twice, reads="2MN", writes="MN")
+    testing.assert_traffic(torch.mul, reads="N + NM", writes="MN", inputs="M,N N")
+    testing.assert_traffic(torch.exp, "4B", "4B", inputs="B,4", dtype="bfloat16")
+    with pytest.raises(ValueError, match="its sizes are B"):
+        testing.assert_traffic(torch.exp, "MN", "MN", inputs="B,4")
+
+
+@NEEDS_TRITON
+def test_assert_traffic_says_what_differs_and_why():
+    """Term by term; the operations and the kernels' arguments that have these terms, not others."""
+    import kernels
+
+    head, term, by_operation, by_argument = lines_of(kernels.twice, "MN", "MN")
+    assert head == "kernels.twice reads 2MN, not MN (with M=4, N=2 16, not 8)"
+    assert term == "  MN 2, not 1"
+    assert by_operation == "  by operation: _twice_kernel 2MN"
+    assert by_argument == "  by argument of the kernels: x_ptr 2MN"
+
+    head, *terms, by_operation = lines_of(lambda x: (x - x[:, :1]).sum(), "2MN", "MN + 1")
+    assert head.endswith("reads 2MN + M, not 2MN (with M=4, N=2 20, not 16)")
+    assert (terms, by_operation) == (["  M 1, not 0"], "  by operation: sub MN + M")
+
+
+def test_assert_traffic_of_writes_and_of_both_sides():
+    assert "writes MN, not MN + M" in lines_of(torch.exp, "MN", "MN + M")[0]
+    said = lines_of(torch.exp, "2MN", "2MN")
+    assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
+
+
+def test_assert_traffic_sees_one_shape():
+    """What is wrong at a single shape that is only checked is wrong."""
+    wrong = lambda x: x.exp() if x.shape != (5, 781) else x.exp().exp()  # noqa: E731
+    head, _, *_ = lines_of(wrong, "MN", "MN")
+    assert "no sum of products of its sizes, not MN (with M=5, N=781 7810, not 3905)" in head
+
+
+def test_assert_traffic_backward():
+    square = lambda x: x * x  # noqa: E731
+    testing.assert_traffic(square, "2MN", "MN", backward=("6MN", "3MN"))
+    head, *_, by_operation = lines_of(square, "2MN", "MN", backward=("5MN", "3MN"))
+    assert head.startswith("the backward pass of ") and "reads 6MN, not 5MN" in head
+    assert by_operation == "  by operation: mul 2MN, mul 2MN, add 2MN"
+
+
+def test_assert_traffic_of_a_function_that_refuses_every_shape():
+    def refuse(x):
+        raise ValueError("never")
+
+    assert "refuses every shape" in lines_of(refuse, "MN", "MN")[0]
+
+
+# ---- assert_resources
+
+
+@pytest.mark.slow
+def test_assert_resources():
+    from memtraffic.ladder import fused
+
+    x = torch.empty(16, 4096, device=runtime.device())
+    testing.assert_resources(fused.softmax, "sm_90", x, load_bits=128, store_bits=128)
+    testing.assert_resources(
+        fused.softmax, ["gfx942", "sm_80"], inputs="16,4096", max_registers=128,
+        max_shared_bytes=1024,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Makes `resources` answer with one kernel of these facts."""
+    from memtraffic import compile as compiling
+
+    def answer(**facts):
+        kernel = compiling.Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
+        kernels = [dataclasses.replace(kernel, **facts)] if facts != {"none": True} else []
+        monkeypatch.setattr(compiling, "resources", lambda *args, **options: kernels)
+
+    return answer
+
+
+OPTIONS = {
+    "spill_bytes": 0, "load_bits": 128, "store_bits": 128, "max_registers": 32,
+    "max_shared_bytes": 64,
+}  # fmt: skip
+
+
+def test_assert_resources_that_are_as_they_should_be(compiled):
+    compiled(registers=32)
+    testing.assert_resources(torch.exp, "sm_90", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"spill_bytes": 8}, "spills 0 bytes per thread. Found: k for sm_90.* 8 bytes spilled"),
+        ({"load_bits": {128: 1, 32: 1}}, "moves 128 bits per load"),
+        ({"load_bits": {}}, "moves 128 bits per load"),
+        ({"store_bits": {64: 1}}, "moves 128 bits per store"),
+        ({"registers": 33}, "at most 32 registers"),
+        ({"shared_bytes": 65}, "at most 64 bytes of shared memory"),
+        ({"unlaunchable": "too large"}, "can be launched.*cannot be launched: too large"),
+        ({"none": True}, "torch.*exp launches no Triton kernel"),
+    ],
+)
+def test_assert_resources_that_are_not(facts, message, compiled):
+    compiled(**facts)
+    with pytest.raises(AssertionError, match=message):
+        testing.assert_resources(torch.exp, "sm_90", **OPTIONS)
+
+
+def test_assert_resources_compares_spills_unless_told_otherwise(compiled):
+    compiled(spill_bytes=4)
+    with pytest.raises(AssertionError, match="spills 0"):
+        testing.assert_resources(torch.exp, "sm_90")
+    testing.assert_resources(torch.exp, "sm_90", spill_bytes=None)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from memtraffic.ladder import masked, persistent, tiled
+from memtraffic.traffic.count import count
 
 
 class Log:
@@ -143,8 +144,11 @@ def test_interpreting_binds_what_tuples_and_descriptors_hold():
 
 
 def test_interpreting_each_configuration():
+    """Configurations that differ in launch options alone are one."""
     log, _ = interpreted(kernels.tuned, zeros(2, 4))
-    assert log.lines == [("_twice_kernel", "autotuned"), *[("_twice_kernel", 2), "end"] * 2]
+    assert log.lines == [("_twice_kernel", "autotuned"), ("_twice_kernel", 2), "end"]
+    log, _ = interpreted(kernels.differing, zeros(2, 4))
+    assert log.lines == [("_masked_kernel", "autotuned"), *[("_masked_kernel", 2), "end"] * 2]
 
 
 def test_interpreting_calls_a_configurations_hook_before_its_launch():
@@ -273,6 +277,180 @@ def test_interpreter_is_mended_once_on_3_6(monkeypatch, found, mended):
         )
         scalar = SimpleNamespace(handle=SimpleNamespace(data=np.array([7])))
         assert changed["__index__"](scalar) == 7
+
+
+# ---- programs that wait for one another
+
+
+@triton.jit
+def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
+    """Program i waits until program i + 1, the last one for nobody, has said how many there are."""
+    i = tl.program_id(0)
+    found = tl.zeros((), tl.int32)
+    if i < n - 1:
+        if WAIT == "load":
+            while found == 0:
+                found = tl.load(words_ptr + i + 1, volatile=True)
+        elif WAIT == "masked load":
+            lanes = tl.arange(0, 4)
+            while found == 0:
+                words = tl.load(words_ptr + i + 1 + lanes, mask=lanes < 1, other=0, volatile=True)
+                found = tl.sum(words, axis=0)
+        elif WAIT == "atomic_add":
+            while found == 0:
+                found = tl.atomic_add(words_ptr + i + 1, 0)
+        elif WAIT == "atomic_cas":
+            while found == 0:
+                found = tl.atomic_cas(words_ptr + i + 1, -1, -1)
+    tl.store(y_ptr + i, found + 1)
+    tl.atomic_xchg(words_ptr + i, found + 1)
+
+
+@triton.jit
+def _silent_kernel(words_ptr, WAIT: tl.constexpr):
+    """All programs wait for what no program writes."""
+    found = tl.zeros((), tl.int32)
+    while found == 0:
+        if WAIT == "load":
+            found = tl.load(words_ptr, volatile=True)
+        elif WAIT == "masked load":
+            lanes = tl.arange(0, 4)
+            words = tl.load(words_ptr + lanes, mask=lanes < 2, other=0, volatile=True)
+            found = tl.sum(words, axis=0)
+        elif WAIT == "atomic_add":
+            found = tl.atomic_add(words_ptr, 0)
+        elif WAIT == "atomic_cas":
+            found = tl.atomic_cas(words_ptr, 1, 2)
+
+
+@triton.jit
+def _failing_kernel(words_ptr, FAILS: tl.constexpr):
+    """Program FAILS divides by zero; the others wait for it, before or after it starts."""
+    i = tl.program_id(0)
+    if i == FAILS:
+        tl.atomic_xchg(words_ptr + 1, 1)  # all others have started
+        rows = 1 // (FAILS - FAILS)
+        tl.store(words_ptr, rows)
+    while tl.load(words_ptr, volatile=True) == 0:
+        pass
+
+
+WAITS = pytest.mark.parametrize("wait", ["load", "masked load", "atomic_add", "atomic_cas"])
+
+
+def launch_by_turns(kernel, *args, programs=4, **constants):
+    """Interprets a cooperative launch; returns the programs of its accesses, in their order."""
+    log = Log()
+    with interpreting(log):
+        kernel[(programs,)](*args, **constants, launch_cooperative_grid=True)
+    return [program[0] for *_, program, _ in log.accesses]
+
+
+def words(n):
+    return torch.zeros(n, dtype=torch.int32, device=runtime.device())
+
+
+@contextmanager
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)  # it may be about to end
+    assert set(threading.enumerate()) <= before
+
+
+@WAITS
+@pytest.mark.parametrize("programs", [1, 2, 5])
+def test_turns_let_a_program_wait_for_a_later_one(wait, programs):
+    y = words(programs)
+    with no_thread_is_left():
+        order = kernels.ended(launch_by_turns_of_relay, y, wait)
+    assert y.tolist() == list(range(programs, 0, -1))
+    assert set(order) == set(range(programs))
+
+
+def launch_by_turns_of_relay(y, wait):
+    programs = y.numel()
+    said = words(programs)
+    return launch_by_turns(_relay_kernel, y, said, programs, programs=programs, WAIT=wait)
+
+
+@WAITS
+def test_turns_are_in_the_same_order_each_time(wait):
+    orders = [kernels.ended(launch_by_turns_of_relay, words(5), wait) for _ in range(3)]
+    assert isinstance(orders[0], list) and len(set(orders[0])) == 5
+    assert orders[1:] == orders[:1] * 2
+    assert orders[0] != sorted(orders[0])  # they did wait
+
+
+@WAITS
+@pytest.mark.parametrize("programs", [1, 3])
+def test_turns_where_all_wait_for_what_none_writes(wait, programs):
+    def launch():
+        launch_by_turns(_silent_kernel, words(4), programs=programs, WAIT=wait)
+
+    with no_thread_is_left():
+        error = triton_internals.interpreter_cause(kernels.ended(launch))
+    assert isinstance(error, RuntimeError)
+    assert f"{programs} programs wait" in str(error)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 3], ids=["the-first", "one-between", "the-last"])
+def test_turns_pass_on_what_a_program_raises(fails):
+    with no_thread_is_left():
+        error = kernels.ended(lambda: launch_by_turns(_failing_kernel, words(4), FAILS=fails))
+    assert isinstance(triton_internals.interpreter_cause(error), ZeroDivisionError)
+    y = words(3)  # and the next launch is not disturbed
+    kernels.ended(launch_by_turns_of_relay, y, "load")
+    assert y.tolist() == [3, 2, 1]
+
+
+def test_turns_are_those_of_a_cooperative_launch_alone():
+    """An ordinary launch runs one program after the other, also after a cooperative one failed."""
+    kernels.ended(lambda: launch_by_turns(_failing_kernel, words(4), FAILS=3))
+    with no_thread_is_left():
+        log, _ = interpreted(kernels.atomic_cas, zeros(3, 1))
+        assert [program[0] for *_, program, _ in log.accesses] == [0, 0, 1, 1, 2, 2]
+    threads = []
+    log.access = lambda *access: threads.append(threading.current_thread())
+    with interpreting(log):
+        kernels.atomic_cas(zeros(3, 1))
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_turns_under_one_meter_inside_another():
+    y, outer = words(3), Log()
+
+    def launch():
+        with interpreting(outer):
+            inner = launch_by_turns_of_relay(y, "load")
+            said = words(3)
+            _relay_kernel[(3,)](y, said, 3, WAIT="load", launch_cooperative_grid=True)
+        return inner
+
+    inner = kernels.ended(launch)
+    assert y.tolist() == [3, 2, 1]
+    assert inner * 2 == [program[0] for *_, program, _ in outer.accesses]
+
+
+def test_turns_are_counted():
+    """Program 0 looks until program 1 has written: once more than it would have to."""
+
+    def relay(y, said):
+        _relay_kernel[(2,)](y, said, 2, WAIT="load", launch_cooperative_grid=True)
+
+    y, said = words(2), words(2)
+    traffic = kernels.ended(lambda: count(relay, y, said, trace=True))
+    assert y.tolist() == [2, 1]
+    touched = [(it.program[0], it.kind, it.argument) for it in traffic.accesses]
+    assert [it for it in touched if it[2] == "y_ptr"] == [
+        (1, "written", "y_ptr"),
+        (0, "written", "y_ptr"),
+    ]
+    looks = touched.count((0, "read", "words_ptr")) - 1  # the exchange reads, too
+    assert looks >= 1
+    assert traffic.read_elements == looks + 2
+    assert traffic.written_elements == 2 + 2
 
 
 # ---- capturing
@@ -480,6 +658,22 @@ def test_launch_compiled_takes_every_argument():
     assert compiled.launched == [((5, 1, 1), ("x", "y", 4))]
     with pytest.raises(TypeError, match="made_up"):
         triton_internals.launch_compiled(compiled, 5, "x", "y")
+
+
+def test_starter_starts_on_the_stream_it_is_given():
+    compiled, started = Compiled(), []
+    compiled.packed_metadata = "metadata"
+    compiled.run = lambda *args: started.append(args)
+    start = triton_internals.starter(compiled, (5, 2))
+    for stream in (7, 8):
+        start(stream, ["x", "y", 4])
+    x, y, z, stream, function, metadata, *rest = started[1]
+    assert [it[3] for it in started] == [7, 8]
+    assert (x, y, z, stream, function, metadata) == (5, 2, 1, 8, 781, "metadata")
+    assert rest[-3:] == ["x", "y", 4]
+    assert set(rest[:-3]) == {None}  # no hook is called
+    with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
+        start(7, ["x", "y"])
 
 
 def test_compile_kernel_is_a_warmup():

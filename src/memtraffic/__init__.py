@@ -10,21 +10,37 @@
 A meter is imported when it is first used.
 """
 
+import os
+import signal
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memtraffic import runtime as runtime  # first: it decides, before Triton is imported
+
+def _end(*_: object) -> None:
+    """Ends a command that is interrupted, without a traceback of what it is importing."""
+    os._exit(130)
+
+
+# Python names itself `-m` until it runs `__main__`, which imports PyTorch when it has to.
+_named = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1] == __name__
+if _named and sys.argv[0] == "-m":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+else:
+    from memtraffic import runtime as runtime  # first: it decides, before Triton is imported
 
 if TYPE_CHECKING:
     from memtraffic.benchmark import bench
     from memtraffic.compile import resources
+    from memtraffic.ops.softmax import softmax
     from memtraffic.residency import occupancy
     from memtraffic.traffic.count import count
     from memtraffic.traffic.counters import counters
     from memtraffic.traffic.formula import formula
 
 __version__ = "0.1.0"
-__all__ = ["bench", "count", "counters", "formula", "occupancy", "resources"]
+__all__ = ["bench", "count", "counters", "formula", "occupancy", "resources", "softmax"]
 
 _MODULES = {
     "bench": "memtraffic.benchmark",
@@ -33,6 +49,7 @@ _MODULES = {
     "formula": "memtraffic.traffic.formula",
     "occupancy": "memtraffic.residency",
     "resources": "memtraffic.compile",
+    "softmax": "memtraffic.ops.softmax",
 }
 
 

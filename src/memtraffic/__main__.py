@@ -1,86 +1,174 @@
-"""Meters for the memory traffic of GPU kernels, such as `python -m memtraffic formula naive`."""
+"""Meters for the memory traffic of GPU kernels, such as `python -m memtraffic formula naive`.
+
+PyTorch takes seconds to import, so a command looks for mistakes in its arguments before.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import io
 import json
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import memtraffic
-from memtraffic import progress
+from memtraffic import names, progress
+from memtraffic.gpus import AmdGpu, find_gpu
+from memtraffic.inputs import (
+    DEFAULT,
+    GRAMMAR,
+    Arguments,
+    Inputs,
+    find_inputs,
+    read_size,
+    read_sizes,
+)
 from memtraffic.ladder import RUNGS
-from memtraffic.names import import_function
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
     from memtraffic.compile import Resources
     from memtraffic.gpus import Gpu
+    from memtraffic.traffic.count import Traffic
+    from memtraffic.traffic.formula import Formula
 
 MOVED = {"record": "memtraffic.book record", "drift": "memtraffic.book drift"}
 TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
+PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+class UsageError(Exception):
+    """A command cannot be understood; the message says why."""
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        unknown = re.search(r"invalid choice: '(.*?)'", message)
+        close = difflib.get_close_matches(unknown[1], [*COMMANDS, *FLOATS], 1) if unknown else []
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise UsageError(f"{self.prog}: {message}{hint}")
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    top = Parser(prog="python -m memtraffic", description=__doc__)
+    top = Parser(prog="python -m memtraffic", description=(__doc__ or "").partition("\n")[0])
     top.add_argument("--version", action="version", version=memtraffic.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, run: Callable[[argparse.Namespace], str], text: str) -> Parser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        added.add_argument("--json", action="store_true", help="print JSON")
-        if name != "roof":
-            rungs = ", ".join(RUNGS)
-            added.add_argument("name", metavar="NAME", help=f"a rung ({rungs}) or module:function")
-            text = "the operation, which makes the function's inputs (default: %(default)s)"
-            added.add_argument("--op", default="softmax", help=text)
-        if name not in ("roof", "formula"):
-            added.add_argument(
-                "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
-            )
-        return added
-
-    command("formula", run_formula, "Solve for the formula of a function's traffic, in elements.")
-    count = command("count", run_count, "Count what a function reads and writes, by operation.")
-    counters = command("counters", run_counters, "Read hardware counters while a function runs.")
-    for sub in (count, counters):
-        sub.add_argument("m", metavar="M", type=size, help="rows")
-        sub.add_argument("n", metavar="N", type=size, help="columns")
-    resources = command("resources", run_resources, "Compile kernels and print what they use.")
-    occupancy = command("occupancy", run_occupancy, "Compile kernels and print how many fit.")
-    for sub in (resources, occupancy):
-        sub.add_argument("--target", required=True, help="such as sm_90 or gfx942; may be absent")
-        sub.add_argument("--n", type=size, required=True, help="columns")
+    added = {}
+    for name, (run, text) in COMMANDS.items():
+        sub = added[name] = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=None if name == "roof" else f"INPUTS\n\n{GRAMMAR}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run, parser=sub)
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        if name == "roof":
+            continue
+        rungs = ", ".join(RUNGS)
+        sub.add_argument("name", metavar="NAME", help=f"a rung ({rungs}) or module:function")
+        if name != "formula":
+            text = "the sizes of the inputs: 4096 1024 in their order, or M=4096 N=1024"
+            sub.add_argument("sizes", metavar="SIZE", nargs="*", help=text)
+        text = f"what the function is called with, see below (default: {DEFAULT})"
+        sub.add_argument("--inputs", help=text)
+        text = f"an operation that makes the inputs instead: {', '.join(names.OPS)}"
+        sub.add_argument("--op", help=text)
+        text = "of the inputs that name no dtype (default: %(default)s)"
+        sub.add_argument("--dtype", choices=FLOATS, default="float32", help=text)
+    for name in ("formula", "count"):
+        text = "the traffic of the forward pass and that of the backward pass"
+        added[name].add_argument("--backward", action="store_true", help=text)
+    for name in ("resources", "occupancy"):
+        sub = added[name]
+        sub.add_argument("--target", help="such as sm_90 or gfx942; may be absent (required)")
+        sub.add_argument("--n", type=size, help=f"N; where no SIZE says more, M is {COMPILED_ROWS}")
         sub.add_argument("--warps", type=size, help="warps per program, not the function's choice")
         sub.add_argument("--stages", type=size, help="stages of a loop, not the function's choice")
         sub.add_argument("--waves-per-eu", type=size, help="on AMD, waves per SIMD to compile for")
-    command("roof", run_roof, "Measure this GPU's copy bandwidth and arithmetic rate.")
     return top
 
 
 def size(text: str) -> int:
     """A size given on the command line: a positive whole number."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command, checked as far as this needs no PyTorch.
+
+    Raises UsageError, LookupError or ValueError.
+    """
+    if argv and argv[0] in MOVED:
+        raise UsageError(f"memtraffic: {argv[0]} is now `python -m {MOVED[argv[0]]}`")
+    args, rest = parser().parse_known_args(argv)
+    options = re.findall(r"--[a-z-]+", args.parser.format_usage())
+    for text in rest:
+        if not hasattr(args, "sizes") or text.startswith("--"):
+            close = difflib.get_close_matches(text.partition("=")[0], options, 1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UsageError(f"{args.parser.prog}: unrecognized argument {text}{hint}")
+    if args.command == "roof":
+        return args
+    names.check_name(args.name, RUNGS)
+    if args.op is not None and args.inputs is not None:
+        raise UsageError(f"{args.parser.prog}: --op makes its own inputs: leave out one of the two")
+    if args.op is not None:
+        names.check_name(args.op, names.OPS, "operation")
+    args.sizes = [*getattr(args, "sizes", []), *rest]
+    args.gpu = None
+    if args.command in ("resources", "occupancy"):
+        if args.target is None:
+            raise UsageError(f"{args.parser.prog}: --target is missing, such as --target sm_90")
+        args.gpu = find_gpu(args.target)
+        _check_waves(args.gpu, args.waves_per_eu)
+    if args.op is None:
+        args.made_by = find_inputs(args.inputs)
+        args.shape = _shape(args)
+    return args
+
+
+def _check_waves(gpu: Gpu, waves: int | None) -> None:
+    if waves is None:
+        return
+    if not isinstance(gpu, AmdGpu):
+        raise ValueError(
+            f"--waves-per-eu is AMD's: {gpu.target} ({gpu.vendor}) has no waves_per_eu"
+        )
+    if waves > gpu.max_waves_per_simd:
+        most = gpu.max_waves_per_simd
+        raise ValueError(f"--waves-per-eu {waves}: a SIMD of {gpu.target} holds {most} waves")
+
+
+def _shape(args: argparse.Namespace) -> tuple[int, ...]:
+    """The numbers that a command gives for the sizes of its inputs."""
+    if args.command == "formula":
+        return ()
+    defaults = {"M": COMPILED_ROWS, "N": args.n} if args.gpu else {}
+    try:
+        return read_sizes(args.made_by, args.sizes, **defaults)
+    except ValueError as error:
+        hint = " or --n 1024" if args.gpu and args.n is None and "N=" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from None
 
 
 # ---- the commands: each returns what it prints
@@ -88,38 +176,56 @@ def size(text: str) -> int:
 
 def run_formula(args: argparse.Namespace) -> str:
     """The formula of a function's traffic."""
-    from memtraffic.ops import find_op
     from memtraffic.traffic.formula import formula
 
-    found = formula(import_function(args.name), find_op(args.op))
+    fn = names.import_function(args.name)
+    options: dict[str, Any] = {"backward": args.backward, "dtype": args.dtype}
+    found: Any = formula(fn, made_by(args), **options)
+    passes: Sequence[Formula] = found if args.backward else [found]
     if args.json:
-        sides = {"reads": found.reads, "writes": found.writes}
-        return json.dumps(
+        sides = [
             {
                 side: {t: int(c) if c.denominator == 1 else str(c) for t, c in terms.items()}
-                for side, terms in sides.items()
+                for side, terms in (("reads", each.reads), ("writes", each.writes))
             }
-        )
-    text = f"{found}\nsolved at {len(found.fitted)} shapes, checked at {len(found.checked)} others"
-    if found.refused:
-        text += f", {len(found.refused)} refused: {found.refused[0][2]}"
+            for each in passes
+        ]
+        return json.dumps(dict(zip(PASSES, sides, strict=True)) if args.backward else sides[0])
+    heads = [f"{name}: " for name in PASSES] if args.backward else [""]
+    text = "\n".join(f"{head}{each}" for head, each in zip(heads, passes, strict=True))
+    one = passes[0]
+    text += f"\nsolved at {len(one.fitted)} shapes, checked at {len(one.checked)} others"
+    if one.refused:
+        text += f", {len(one.refused)} refused: {one.refused[0][-1]}"
     return text
 
 
 def run_count(args: argparse.Namespace) -> str:
     """The traffic of a function, operation by operation."""
-    import pandas as pd
-
+    from memtraffic.functions import as_function
     from memtraffic.traffic.count import count, count_shapes
 
-    fn = import_function(args.name)
-    if args.m * args.n < MANY_ELEMENTS:
-        traffic = count(fn, *inputs(args, args.m))
+    fn = as_function(names.import_function(args.name))
+    if args.backward:
+        passes = count(fn, inputs=arguments(args), backward=True)
+        tables = [_count_table(traffic, args.json) for traffic in passes]
+        if args.json:
+            return f'{{"forward": {tables[0]}, "backward": {tables[1]}}}'
+        return "\n\n".join(f"{n}\n{text}" for n, text in zip(PASSES, tables, strict=True))
+    made = made_by(args)  # which reads the sizes
+    if made.elements(args.shape) < MANY_ELEMENTS:
+        traffic = count(fn, inputs=arguments(args))
     else:
-        traffic = count_shapes(fn, lambda: inputs(args, args.m))
+        traffic = count_shapes(fn, lambda: arguments(args))
+    return _count_table(traffic, args.json)
+
+
+def _count_table(traffic: Traffic, as_json: bool) -> str:
+    import pandas as pd
+
     ops = [asdict(op) for op in traffic.ops]
     totals = {name: getattr(traffic, name) for name in TOTALS}
-    if args.json:
+    if as_json:
         return json.dumps(totals | {"ops": ops})
     frame = pd.DataFrame([*ops, {"name": "total"} | totals]).set_index("name").rename_axis(None)
     header = [name.replace("_", " ") for name in TOTALS]
@@ -130,12 +236,14 @@ def run_counters(args: argparse.Namespace) -> str:
     """What the hardware counts, kernel by kernel."""
     from memtraffic.traffic.counters import counters
 
-    return table(counters(args.name, (args.m, args.n), dtype=args.dtype, op=args.op), args.json)
+    made = made_by(args)
+    given = {"op": args.op} if args.op else {"inputs": made.name}
+    return table(counters(args.name, args.shape, dtype=args.dtype, **given), args.json)
 
 
 def run_resources(args: argparse.Namespace) -> str:
     """What a function's compiled kernels use."""
-    kernels, _ = compiled(args)
+    kernels = compiled(args)
     if args.json:
         return json.dumps([asdict(kernel) for kernel in kernels])
     return "\n".join(map(str, kernels))
@@ -145,8 +253,7 @@ def run_occupancy(args: argparse.Namespace) -> str:
     """How many programs of a function's compiled kernels fit."""
     from memtraffic.residency import report
 
-    kernels, gpu = compiled(args)
-    reports = [report(kernel, gpu) for kernel in kernels]
+    reports = [report(kernel, args.gpu) for kernel in compiled(args)]
     if args.json:
         return json.dumps(reports)
     return "\n".join(
@@ -165,28 +272,46 @@ def run_roof(args: argparse.Namespace) -> str:
     return table(roof(), args.json)
 
 
-def inputs(args: argparse.Namespace, m: int) -> tuple[Tensor, ...]:
-    """What the function is called with, for a matrix of `m` rows."""
-    from memtraffic.ops import find_op
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
+    "formula": (run_formula, "Solve for the formula of a function's traffic, in elements."),
+    "count": (run_count, "Count what a function reads and writes, by operation."),
+    "counters": (run_counters, "Read hardware counters while a function runs."),
+    "resources": (run_resources, "Compile kernels and print what they use."),
+    "occupancy": (run_occupancy, "Compile kernels and print how many fit."),
+    "roof": (run_roof, "Measure this GPU's copy bandwidth and arithmetic rate."),
+}
 
-    return find_op(args.op).inputs((m, args.n), args.dtype)
+
+def made_by(args: argparse.Namespace) -> Inputs:
+    """What makes the function's inputs; where it is an operation, the sizes are read only now."""
+    if args.op is not None:
+        from memtraffic.ops import find_op
+
+        args.made_by = find_inputs(find_op(args.op))
+        args.shape = _shape(args)
+    made: Inputs = args.made_by
+    return made
 
 
-def compiled(args: argparse.Namespace) -> tuple[list[Resources], Gpu]:
-    """The function's kernels, compiled as the options say, and the GPU they are for."""
+def arguments(args: argparse.Namespace) -> Arguments:
+    """What the function is called with."""
+    return made_by(args).arguments(args.shape, args.dtype)
+
+
+def compiled(args: argparse.Namespace) -> list[Resources]:
+    """The function's kernels, compiled as the options say."""
     from memtraffic.compile import resources
-    from memtraffic.gpus import find_gpu
 
     options = {
         "num_warps": args.warps,
         "num_stages": args.stages,
         "waves_per_eu": args.waves_per_eu,
     }
-    fn, gpu = import_function(args.name), find_gpu(args.target)
-    kernels = resources(fn, gpu, *inputs(args, COMPILED_ROWS), **options)
+    fn = names.import_function(args.name)
+    kernels = resources(fn, args.gpu, inputs=arguments(args), **options)
     if not kernels:
         raise LookupError(f"{args.name} launches no Triton kernel")
-    return kernels, gpu
+    return kernels
 
 
 def table(frame: pd.DataFrame, as_json: bool) -> str:
@@ -194,40 +319,105 @@ def table(frame: pd.DataFrame, as_json: bool) -> str:
     return frame.to_json(orient="records") if as_json else frame.to_string(index=False)
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error, with its type where the message alone says little."""
+# ---- what is printed
+
+
+def one_line(error: BaseException, name: str = "") -> str:
+    """The message of an error, with its class where the function `name` raised it, not a meter."""
     text = " ".join(str(error).split("\nException raised from")[0].split())
     if isinstance(error, SystemExit):
-        return f"the function calls sys.exit({text})"
-    if text and not isinstance(error, KeyError):
+        return f"{name}: the function calls sys.exit({text})"
+    kind = type(error)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    last = frames[-1][0] if frames else None
+    # PyTorch's functions in C++ have no frame: theirs is the call of the function.
+    ours = last and last.f_code is not Arguments.call.__code__ and last.f_globals["__name__"]
+    of_package = str(ours).startswith("memtraffic.") and text and kind is not KeyError
+    if isinstance(error, UsageError) or kind.__module__.startswith("memtraffic.") or of_package:
         return text
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{name}: {module}{kind.__qualname__}: {text}".removesuffix(": ").removeprefix(": ")
+
+
+def complain(message: str) -> int:
+    """Prints a line on stderr, where there is one, and returns the status of a failure."""
+    with suppress(OSError, ValueError):
+        print(message, file=sys.stderr, flush=True)
+    return 2
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Context manager: what is written to stdout goes to stderr; stdout has the result alone.
+
+    That holds for libraries and other processes, too. Whoever closes stdout meanwhile does no harm.
+    """
+    try:
+        stdout, stderr = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):  # in place of them is something without a descriptor
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(stdout)
+    os.dup2(stderr, stdout)
+    encoding = sys.stderr.encoding
+    try:
+        with (
+            open(os.dup(stderr), "w", 1, encoding, "backslashreplace") as file,
+            redirect_stdout(file),
+        ):
+            yield
+    finally:
+        os.dup2(kept, stdout)
+        os.close(kept)
+
+
+def write(text: str) -> int:
+    """Prints the result and returns the status: 1 where nobody reads it, 2 where it is lost."""
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        print(text, flush=True)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):  # Python flushes stdout once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # of `| head`
+            return 1
+        return complain(f"memtraffic: the result cannot be written to stdout: {error}")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0; 2 for bad input; 130 if interrupted.
-
-    What the user's function prints goes to stderr, so that stdout has the result alone.
-    """
+    """Runs one command and returns its exit status: 0; 2 for bad input; 130 if interrupted."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in MOVED:
-        print(f"memtraffic: {argv[0]} is now `python -m {MOVED[argv[0]]}`", file=sys.stderr)
-        return 2
-    args = parser().parse_args(argv)
+    if sys.stderr is None:  # closed, as by `2>&-`
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        return complain("memtraffic: stdout is closed, so the result cannot be written")
+    said = io.StringIO()  # --help and --version
+    try:
+        with redirect_stdout(said):
+            args = read(argv)
+    except SystemExit:
+        return write(said.getvalue().rstrip())
+    except UsageError as error:
+        return complain(one_line(error))
+    except (LookupError, ValueError) as error:
+        return complain(f"memtraffic: {one_line(error)}")
     progress.enable()
     try:
-        with redirect_stdout(sys.stderr):
+        from memtraffic import runtime  # noqa: F401  # first: it decides, before Triton is imported
+
+        if signal.getsignal(signal.SIGINT) is memtraffic._end:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with stdout_to_stderr():
             text = args.run(args)
-        print(text, flush=True)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # of `| head`; Python flushes stdout once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (Exception, SystemExit) as error:
-        print(f"memtraffic: {one_line(error)}", file=sys.stderr)
-        return 2
-    return 0
+    except BaseException as error:  # a function may raise what it likes
+        return complain(f"memtraffic: {one_line(error, getattr(args, 'name', ''))}")
+    return write(text)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ import ctypes
 import difflib
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from memtraffic import runtime
+if TYPE_CHECKING:  # a command looks for a GPU's name before it imports PyTorch
+    import torch
 
 KIB = 1024
 
@@ -271,12 +270,18 @@ def this_gpu(index: int | None = None) -> Gpu:
 
     Raises RuntimeError without a GPU, and LookupError for an AMD target that is not in the table.
     """
+    import torch
+
+    from memtraffic import runtime
+
     runtime.require_gpu("this_gpu")
     return _read_gpu(torch.cuda.current_device() if index is None else index)
 
 
 @functools.cache
 def _read_gpu(index: int) -> Gpu:
+    import torch
+
     properties: Any = torch.cuda.get_device_properties(index)  # has more than its stub says
     name = properties.name
     listed = next((gpu for gpu in GPUS if gpu.driver_name == name), None)
@@ -324,6 +329,8 @@ def planning_gpu(x: torch.Tensor) -> Gpu:
     That is the GPU for which launches are captured, else the one that holds `x`. Where kernels are
     interpreted it is `DEFAULT_GPU`.
     """
+    from memtraffic import runtime
+
     if (captured := runtime.captured_gpu()) is not None:
         return captured
     return this_gpu(x.device.index) if x.is_cuda and runtime.runs_on_gpu() else DEFAULT_GPU

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from memtraffic.ladder import RUNGS
 
 RENAMED = {"warps": "tiled"}
+OPS = {
+    "softmax": "memtraffic.ops.definitions:SOFTMAX",
+    "softmax_backward": "memtraffic.ops.definitions:SOFTMAX_BACKWARD",
+}
 
 
 def import_function(name: str) -> Callable[..., Any]:
@@ -28,15 +33,7 @@ def import_function(name: str) -> Callable[..., Any]:
 
     Raises LookupError if there is no such rung, module or function.
     """
-    if name in RENAMED:
-        raise LookupError(f"the rung {name!r} is now named {RENAMED[name]!r}")
-    if ":" not in name and name not in RUNGS:
-        similar = difflib.get_close_matches(name, RUNGS, n=1)
-        hint = f" (did you mean {similar[0]!r}?)" if similar else ""
-        rungs = ", ".join(RUNGS)
-        raise LookupError(
-            f"no rung is named {name!r}{hint}: give one of {rungs}, or module:function"
-        )
+    check_name(name, RUNGS)
     function = import_attribute(RUNGS.get(name, name))
     if type(function).__module__.startswith("triton."):
         raise LookupError(f"{name!r} is a Triton kernel: name the function that launches it")
@@ -45,21 +42,54 @@ def import_function(name: str) -> Callable[..., Any]:
     return function
 
 
+def check_name(name: str, known: Mapping[str, str], kind: str = "rung") -> None:
+    """Raises LookupError for a name that leads nowhere, as far as this shows without an import.
+
+    known: the names of `kind`; any other name is `module:attribute`.
+    """
+    if name in RENAMED:
+        raise LookupError(f"the {kind} {name!r} is now named {RENAMED[name]!r}")
+    if name in known:
+        return
+    if ":" not in name:
+        similar = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {similar[0]!r}?)" if similar else ""
+        raise LookupError(
+            f"no {kind} is named {name!r}{hint}: give one of {', '.join(known)}, or "
+            f"module:{'function' if kind == 'rung' else 'attribute'}"
+        )
+    _check_path(name)
+    package = name.partition(":")[0].partition(".")[0]
+    with _current_folder_on_path():
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise LookupError(
+                f"{name!r} cannot be imported: No module named {package!r}, neither in this folder "
+                "nor installed"
+            )
+
+
+def _check_path(path: str) -> None:
+    module_name, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise LookupError(f"{path!r} is not of the form module:function, such as 'mine:softmax'")
+
+
 def import_attribute(path: str) -> Any:
     """Imports `module:attribute`, whose module is also looked for in the current folder.
 
     Raises LookupError if there is no such module, if it raises an error while it is imported, or if
     it has no such attribute.
     """
+    _check_path(path)
     module_name, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise LookupError(f"{path!r} is not of the form module:function, such as 'mine:softmax'")
     try:
         with _current_folder_on_path():
             value: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             value = getattr(value, part)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may exit while it is imported
         raise LookupError(
             f"{path!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

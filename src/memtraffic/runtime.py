@@ -74,6 +74,11 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
         _captures.reset(token)
 
 
+def is_capturing() -> bool:
+    """Whether a meter sees the kernel launches of this thread in place of a GPU."""
+    return _captures.get() is not None
+
+
 def captured_gpu() -> Gpu | None:
     """The GPU that launches are captured for; None where none was given or nothing is captured."""
     capture = _captures.get()
@@ -83,12 +88,12 @@ def captured_gpu() -> Gpu | None:
 def device_guard(x: torch.Tensor) -> AbstractContextManager[object]:
     """Context manager for a launch on `x`: makes x's GPU the current one.
 
-    Where the kernel is interpreted or captured, it silences NumPy's warnings about overflow and
-    invalid values instead: a GPU gives none.
+    Where the kernel is interpreted or captured, it silences NumPy's warnings about overflow,
+    division by zero and invalid values instead: a GPU gives none.
     """
     if x.is_cuda and runs_on_gpu():
         return torch.cuda.device(x.device)
-    return np.errstate(invalid="ignore", over="ignore")
+    return np.errstate(invalid="ignore", over="ignore", divide="ignore")
 
 
 def gpu_name(index: int | None = None) -> str:

@@ -1,11 +1,14 @@
-"""Assertions for tests, ours and yours: is a result right to within the rounding of its dtype?
+"""Assertions for tests, ours and yours: is a result right, and what does it cost?
 
-They raise AssertionError themselves, so they also work under `python -O`.
+`assert_correct` judges a result to within the rounding of its dtype, `assert_traffic` what is read
+and written, and `assert_resources` what the compiled kernels use. None of them needs a GPU. They
+raise AssertionError themselves, so they also work under `python -O`.
 """
 
+import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,9 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.functions import function_name
+from memtraffic.gpus import Gpu
+from memtraffic.inputs import AnyInputs
 from memtraffic.ops import SOFTMAX, Op, find_op
 from memtraffic.ops.op import row_tolerance
 from memtraffic.tensors import span
@@ -20,6 +26,7 @@ from memtraffic.triton_internals import interpreting
 
 if TYPE_CHECKING:
     from memtraffic.traffic.count import Traffic
+    from memtraffic.traffic.formula import Counts, Formula
 
 
 def _require(condition: bool, message: str) -> None:
@@ -119,7 +126,7 @@ class _Bounds:
                 "tensors it was given"
             )
 
-    def autotuned(self, kernel: str, launches: list[Callable[[], None]]) -> None:
+    def autotuned(self, kernel: str, launches: Iterable[Callable[[], None]]) -> None:
         for launch in launches:
             launch()
 
@@ -223,3 +230,158 @@ def assert_touches_once(traffic: "Traffic", argument: str, elements: int | Tenso
         f"{argument}: {missing.total()} elements missed, {extra.total()} touched too often or "
         f"outside, the first at {min(missing or extra, default=None)}",
     )
+
+
+# ---- traffic
+
+
+def assert_traffic(
+    fn: Callable[..., object],
+    reads: str,
+    writes: str,
+    inputs: AnyInputs = None,
+    *,
+    backward: tuple[str, str] | None = None,
+    dtype: str = "float32",
+) -> None:
+    """Assert that `fn` reads and writes these numbers of elements, at every shape that it takes.
+
+    >>> assert_traffic(lambda x, w: x * w, reads="MN + N", writes="MN", inputs="M,N N")
+    >>> assert_traffic(lambda x: x.exp(), "MN", "MN", backward=("2MN", "MN"))
+
+    reads, writes: sums of products of the sizes, as `formula` prints them. inputs, dtype: as for
+    `memtraffic.formula`; by default one matrix M,N. backward: the same of the backward pass, which
+    is then counted, too.
+
+    Raises AssertionError with the coefficients that differ and the operations and arguments of
+    kernels that have them, ValueError for text that is no formula, and what `count` raises.
+    """
+    from memtraffic.traffic.formula import Counts, parse_formula, plan
+
+    counts = Counts(fn, inputs, backward=backward is not None, dtype=dtype)
+    passes = [(reads, writes), *([backward] if backward else [])]
+    expected = [parse_formula(*texts, counts.symbols) for texts in passes]
+    first, *more = plan(len(counts.symbols))
+    counts.add(*first)
+    while more and counts.too_few():
+        counts.add(*more.pop(0))
+    _require(not counts.too_few(), f"{function_name(fn)}: {counts.too_few()}")
+    differences = [
+        _traffic_difference(counts, which, verb, formula)
+        for which, formula in enumerate(expected)
+        for verb in ("reads", "writes")
+    ]
+    _require(not any(differences), "\n".join(filter(None, differences)))
+
+
+def _traffic_difference(counts: "Counts", which: int, verb: str, formula: "Formula") -> str:
+    """How the traffic of one pass differs from a formula; "" where it does not."""
+    from memtraffic.traffic.formula import polynomial, solve
+
+    side = ("reads", "writes").index(verb)
+    elements, expected = counts.elements(which, verb), (formula.reads, formula.writes)[side]
+    right = {shape: formula.elements(*shape)[side] for shape in elements}
+    if elements == right:
+        return ""
+    shape = min((shape for shape in elements if elements[shape] != right[shape]), key=math.prod)
+    name = function_name(counts.fn)
+    name = f"the backward pass of {name}" if which else name
+    found = solve(elements, counts)
+    text = "no sum of products of its sizes" if found is None else polynomial(found)
+    sizes = ", ".join(f"{name}={n}" for name, n in zip(counts.symbols, shape, strict=True))
+    at = f"with {sizes or 'these inputs'} {elements[shape]}, not {right[shape]}"
+    lines = [f"{name} {verb} {text}, not {polynomial(expected)} ({at})"]
+    terms = {term: (found or {}).get(term, 0) for term in [*(found or {}), *expected]}
+    wrong = {term for term, value in terms.items() if value != expected.get(term, 0)}
+    if found is not None:
+        each = (f"{term} {terms[term]}, not {expected.get(term, 0)}" for term in terms)
+        lines += [f"  {line}" for line, term in zip(each, terms, strict=True) if term in wrong]
+    for kind, parts in _parts(counts, which, verb).items():
+        solved = {part: solve(n, counts) for part, n in parts.items()}
+        blamed = [
+            f"{name} {polynomial(each) if each else '(no such sum)'}"
+            for (name, _), each in solved.items()
+            if each is None or found is None or any(each.get(term) for term in wrong)
+        ]
+        lines += [f"  by {kind}: {', '.join(blamed)}"] if blamed else []
+    return "\n".join(lines)
+
+
+def _parts(
+    counts: "Counts", which: int, verb: str
+) -> dict[str, dict[tuple[str, int], Counter[tuple[int, ...]]]]:
+    """What a pass moves at each shape to solve at: by operation, and by argument of kernels."""
+    from memtraffic.traffic.count import count
+
+    kind = "read" if verb == "reads" else "written"
+    by_operation: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
+    by_argument: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
+    for shape in counts.fitted:
+        arguments = counts.made_by.arguments(shape, counts.dtype)
+        options: Any = {"inputs": arguments, "trace": True, "backward": counts.backward}
+        counted = count(counts.function, **options)
+        traffic = counted[which] if counts.backward else counted
+        for i, op in enumerate(traffic.ops):
+            by_operation.setdefault((op.name, i), Counter())[shape] += getattr(
+                op, f"{kind}_elements"
+            )
+        for access in traffic.accesses:
+            if access.kind == kind:
+                found = by_argument.setdefault((access.argument, 0), Counter())
+                found[shape] += len(access.offsets)
+    shapes = Counter(dict.fromkeys(counts.fitted, 0))
+    for part in (*by_operation.values(), *by_argument.values()):
+        part |= shapes  # zero where there is none
+    return {"operation": by_operation, "argument of the kernels": by_argument}
+
+
+# ---- resources
+
+
+def assert_resources(
+    fn: Callable[..., object],
+    target: str | Gpu | Sequence[str | Gpu],
+    *tensors: Tensor,
+    inputs: AnyInputs = None,
+    spill_bytes: int | None = 0,
+    load_bits: int | None = None,
+    store_bits: int | None = None,
+    max_registers: int | None = None,
+    max_shared_bytes: int | None = None,
+) -> None:
+    """Assert what every kernel that `fn(*tensors)` launches uses, compiled for `target`.
+
+    >>> from memtraffic.ladder import fused
+    >>> assert_resources(fused.softmax, ["sm_90", "gfx942"], inputs="16,4096", load_bits=128)
+
+    target: a GPU or several, or their names; none of them need be here. inputs: in place of
+    tensors, a specification with numbers. spill_bytes: per thread. load_bits, store_bits: what
+    every load from, and every store to, global memory moves per thread. max_registers: per thread.
+    max_shared_bytes: per program. None is not compared.
+
+    Raises AssertionError, which says what was found, also for a function without a kernel and for a
+    kernel that the target cannot launch; and what `memtraffic.resources` raises.
+    """
+    from memtraffic.compile import resources
+
+    widths = {"load": load_bits, "store": store_bits}
+    for gpu in [target] if isinstance(target, (str, Gpu)) else target:
+        kernels = resources(fn, gpu, *tensors, inputs=inputs)
+        _require(bool(kernels), f"{function_name(fn)} launches no Triton kernel")
+        for kernel in kernels:
+            moved = {"load": set(kernel.load_bits), "store": set(kernel.store_bits)}
+            facts = {
+                f"uses at most {max_registers} registers per thread": max_registers is None
+                or kernel.registers <= max_registers,
+                f"uses at most {max_shared_bytes} bytes of shared memory": max_shared_bytes is None
+                or kernel.shared_bytes <= max_shared_bytes,
+                f"spills {spill_bytes} bytes per thread": spill_bytes is None
+                or kernel.spill_bytes == spill_bytes,
+                "can be launched": not kernel.unlaunchable,
+            } | {
+                f"moves {bits} bits per {access}": bits is None or moved[access] == {bits}
+                for access, bits in widths.items()
+            }
+            for fact, holds in facts.items():
+                wrong = f"not for {kernel.target}: {function_name(fn)} {fact}"
+                _require(holds, f"{wrong}. Found: {kernel}")

@@ -101,6 +101,24 @@ def test_bench_of_an_op_with_two_inputs(timed):
         bench({"ours": backward}, [(4, 8, 2)], op="softmax_backward")
 
 
+def test_bench_of_inputs(timed):
+    """Bandwidth is of the tensors and of the new ones that the first implementation returns."""
+    impls = {"add": lambda x, w, eps: x + w + eps, "in place": lambda x, w, eps: x.add_(w)}
+    frame = bench(impls, [(4, 8)], inputs="M,N N:float64 eps=1e-6")
+    assert keys(frame) == [("add", 4, 8, "float32"), ("in place", 4, 8, "float32")]
+    n_bytes = 4 * 8 * 4 + 8 * 8 + 4 * 8 * 8  # x, w, and a sum in float64
+    assert frame["gb_per_s"][0] == pytest.approx(n_bytes / 1e3)
+    frame = bench({"in place": impls["in place"]}, [(4, 8)], inputs="M,N N eps=1e-6")
+    assert frame["gb_per_s"][0] == pytest.approx((4 * 8 * 4 + 8 * 4) / 1e3)
+
+
+@pytest.mark.parametrize("inputs", ["M,N N", "M,N M,N M,N", "3 M,N", "x=M,N"])
+def test_bench_of_a_copy_of_what_it_does_not_take(inputs, timed):
+    with pytest.raises(ValueError, match="copy takes"):
+        bench(["copy"], [(4, 8)], inputs=inputs)
+    assert timed == []
+
+
 def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
     pytest.importorskip("triton", reason="Triton is not installed")
     shapes = [(4, 64), (2, 4096)]

@@ -1,5 +1,6 @@
 import functools
 import importlib
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ from memtraffic.compile import (
     resources,
     worker,
 )
+from memtraffic.compile.compiler import _jobs, _unlaunchable
+from memtraffic.inputs import Arguments
 from memtraffic.ladder import fused, masked, naive, persistent, tiled
 
 NVIDIA = [target for target, gpu in TARGETS.items() if gpu.vendor == "nvidia"]
@@ -437,3 +440,53 @@ def test_assembly_takes_options():
     x, loads = empty(1, 4096), "_load_dwordx4"
     [few] = assembly(fused.softmax, "gfx942", x, keep=loads, num_warps=4)
     assert len(few.splitlines()) == 4  # of 8 warps it would be 2
+
+
+# ---- inputs, and launches that no GPU makes
+
+
+def test_resources_of_inputs():
+    by_tensor = resources(fused.softmax, "sm_90", empty(16, 4096))
+    assert resources(fused.softmax, "sm_90", inputs="16,4096") == by_tensor
+    with pytest.raises(ValueError, match="in place of M"):
+        resources(fused.softmax, "sm_90", inputs="M,4096")
+
+
+def test_resources_of_an_autograd_function_and_of_a_module():
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return fused.softmax(x)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return fused.softmax(x)
+
+    x = empty(16, 64)
+    for fn in (Function, Layer, Layer()):
+        assert [launch.qualname for launch, _ in _jobs(fn, "sm_90", Arguments((x,)), {})] == [
+            "_softmax_fused_kernel"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "shared", "message"),
+    [
+        ("sm_90", 1024, 227 * 1024, ""),
+        ("sm_90", 2048, 0, "2048 threads per program, and sm_90 takes 1024"),
+        ("gfx942", 64, 64 * 1024 + 1, "65537 bytes shared per program, and gfx942 has 65536"),
+        ("sm_75", 2048, 64 * 1024 + 1, "2048 threads .*; 65537 bytes shared .* sm_75 has 65536"),
+    ],
+)
+def test_unlaunchable(target, threads, shared, message):
+    found = _unlaunchable(threads, shared, find_gpu(target))
+    assert bool(found) == bool(message)
+    assert re.fullmatch(message, found)
+
+
+def test_resources_say_that_a_kernel_cannot_be_launched():
+    [kernel] = resources(fused.softmax, "sm_90", empty(16, 4096), num_warps=64)
+    assert kernel.unlaunchable.startswith("2048 threads per program")
+    assert str(kernel).endswith(f"; cannot be launched: {kernel.unlaunchable}")
+    [kernel] = resources(fused.softmax, "sm_90", empty(16, 4096), num_warps=32)
+    assert kernel.unlaunchable == "" and "launched" not in str(kernel)

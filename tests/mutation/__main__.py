@@ -259,7 +259,7 @@ def _enter_copy(parent: str) -> None:
     os.environ |= {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # as `memtraffic.runtime` does, before:
-    for name in ("triton", "pandas", "sympy"):  # each test process is a fork that has them
+    for name in ("triton", "pandas"):  # each test process is a fork that has them
         importlib.import_module(name)
 
 

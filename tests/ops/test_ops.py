@@ -113,7 +113,7 @@ def test_op_of_integers_and_another_result():
 def test_find_op():
     assert [find_op(name) for name in OPS] == list(OPS.values())
     assert find_op(SOFTMAX) is SOFTMAX
-    assert find_op("memtraffic.ops.softmax:SOFTMAX_BACKWARD") is SOFTMAX_BACKWARD
+    assert find_op("memtraffic.ops.definitions:SOFTMAX_BACKWARD") is SOFTMAX_BACKWARD
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from memtraffic.traffic.count import CountError, OpTraffic, count, count_shapes
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+from triton.language.extra import libdevice
 
 deprecated = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -264,8 +266,54 @@ def test_count_refuses_a_kernel_that_leaves_its_tensors():
         count(kernels.over_reads, matrix(1, 16))
 
 
+def test_count_of_an_argument_with_an_address():
+    """What is no tensor but has an address is read where it lies; only the CPU can look there."""
+    x, results = matrix(2, 4), []
+    if runtime.HAS_GPU:
+        with pytest.raises(CountError, match=r"_backwards_kernel cannot be .* Reversed"):
+            count(kernels.backwards, x)
+        return
+    traffic = count(lambda x: results.append(kernels.backwards(x)), x, trace=True)
+    assert torch.equal(results[0], x.flip(0, 1))
+    assert traffic.accesses[0].offsets == (7, 6, 5, 4)
+
+
+def test_count_refuses_an_address_of_unknown_memory():
+    class Elsewhere(kernels.Reversed):
+        def data_ptr(self):
+            return 16
+
+    with pytest.raises(CountError, match="an argument is a Elsewhere"):
+        count(lambda x: kernels._backwards_kernel[(1,)](x, Elsewhere(x), BLOCK=4), matrix(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        pytest.param(kernels._assembly_kernel, "inline_asm", id="assembly"),
+        pytest.param(kernels._unknown_function_kernel, "__nv_mul24", id="unknown-function"),
+    ],
+)
+def test_count_refuses_a_kernel_that_cannot_be_interpreted(kernel, message):
+    with pytest.raises(CountError, match=rf"^{kernel.__name__} cannot be interpreted: .*{message}"):
+        count(lambda x: kernel[(1,)](x, BLOCK=4), matrix(1, 4, torch.int32))
+
+
+def test_count_leaves_libdevice_as_it_was():
+    stubs = dict(vars(libdevice))
+    count(kernels.from_libdevice, matrix())
+    assert dict(vars(libdevice)) == stubs
+    assert kernels.hyperbolic_tangent is libdevice.tanh
+
+
+def test_count_keeps_what_the_first_configuration_wrote():
+    results = []
+    count(lambda x: results.append(kernels.tuned_in_place(x)), matrix())
+    assert torch.equal(results[0], torch.full((3, 12), -2.0, device=runtime.device()))
+
+
 def test_count_refuses_autotuning_that_changes_the_traffic():
-    with pytest.raises(CountError, match=r"_masked_kernel: its 2 autotuning configurations"):
+    with pytest.raises(CountError, match=r"_masked_kernel: its 2 autotuning .* STORED=2 it reads"):
         count(kernels.differing, matrix())
 
 
@@ -410,3 +458,162 @@ def test_count_in_a_process_that_compiles():
     assert done.returncode == 0, done.stderr
     known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
     assert json.loads(done.stdout) == known | {"error": "CountError", "bits": [128]}
+
+
+# ---- what a function may be, and its backward pass
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, device=runtime.device()))
+
+    def forward(self, x):
+        return x * self.weight, None, (x.sum(),)
+
+
+class Copy(torch.autograd.Function):
+    """Kernels in both passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return kernels.masked(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return kernels.twice(dy)
+
+
+def totals(traffic):
+    return traffic.read_elements, traffic.written_elements
+
+
+def ones(*shape):
+    return torch.ones(*shape, device=runtime.device())
+
+
+@pytest.mark.parametrize("layer", [Scale, Scale()])
+def test_count_of_a_module_counts_its_parameters(layer):
+    assert totals(count(layer, ones(3, 8))) == (24 + 8 + 24, 24 + 1)
+
+
+@pytest.mark.parametrize("function", [Copy, Copy.apply])
+def test_count_of_an_autograd_function(function):
+    assert totals(count(function, ones(3, 8))) == (24, 24)
+    forward, backward = count(function, ones(3, 8), backward=True)
+    assert totals(forward) == (24, 24)
+    assert [(op.name, op.read_elements) for op in backward.ops] == [("_twice_kernel", 48)]
+
+
+def test_count_of_nothing_returned():
+    assert totals(count(lambda x: None, ones(3, 8))) == (0, 0)
+
+
+def test_count_of_inputs():
+    assert totals(count(torch.add, inputs="3,5 other=5,")) == (15 + 5, 15)
+
+
+def test_count_backward():
+    """By hand: dx = dy * w, dw = sum(dy * x), and the sum of both results' gradients."""
+    x, w = ones(3, 8), ones(8)
+    forward, backward = count(lambda x, w: x * w, x, w, backward=True)
+    assert totals(forward) == (24 + 8, 24)
+    assert [(op.name, *totals_of(op)) for op in backward.ops] == [
+        ("mul", 48, 24),
+        ("mul", 32, 24),
+        ("sum", 24, 8),
+    ]
+    assert not x.requires_grad and x.grad is None
+
+
+def totals_of(op):
+    return op.read_elements, op.written_elements
+
+
+def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
+    layer = torch.nn.Linear(8, 4, bias=False, device=runtime.device())
+    _, backward = count(layer, ones(3, 8), backward=True)
+    # dW = dy^T x, dx = dy W
+    assert sorted(map(totals_of, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
+    assert layer.weight.grad is None
+
+
+def test_count_backward_of_inputs_without_a_gradient():
+    """Whole numbers have none, and the pass is that of the rest."""
+    take = lambda at, x: x * at  # noqa: E731
+    _, backward = count(take, inputs="8:int64 8:fp32", backward=True)
+    assert [totals_of(op) for op in backward.ops] == [(16, 8)]
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])
+def test_count_backward_that_does_not_exist(fn):
+    with pytest.raises(CountError, match="no backward pass"):
+        count(fn, ones(3, 8), backward=True)
+
+
+def to_numpy(x):
+    return x.numpy() + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(to_numpy, id="numpy"),
+        pytest.param(lambda x: np.exp(x), id="ufunc"),
+        pytest.param(lambda x: np.asarray(x.cpu()), id="asarray"),
+        pytest.param(lambda x: np.from_dlpack(x), id="dlpack"),
+    ],
+)
+def test_count_refuses_numpy(fn):
+    with pytest.raises(CountError, match=r"a NumPy array.*use PyTorch's operations"):
+        count(fn, torch.ones(3, 8))
+    with pytest.raises(CountError, match=r"test_count\.to_numpy makes"):
+        count(to_numpy, torch.ones(3))
+    assert to_numpy(torch.ones(1)) == [2]
+
+
+def test_count_of_a_list_reads_the_tensor():
+    traffic = count(lambda x: x.tolist(), ones(3, 8))
+    assert [(op.name, *totals_of(op)) for op in traffic.ops] == [("tolist", 24, 0)]
+
+
+async def coroutine(x):
+    return x.exp()
+
+
+@pytest.mark.parametrize("fn", [coroutine, torch.Tensor, 7])
+def test_count_of_what_is_no_function(fn):
+    with pytest.raises(TypeError):
+        count(fn, ones(3))
+
+
+TABLED = """
+import pandas as pd
+
+TABLE = pd.DataFrame({"n": [1, 2]})
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+def copy(x):
+    y = torch.empty_like(x)
+    kernel[(1,)](y, x, x.numel(), BLOCK=16)
+    return y
+"""
+
+
+def test_count_beside_a_table(tmp_path, monkeypatch):
+    """As in a notebook: a name of the kernel's module compares with others element by element."""
+    (tmp_path / "tabled.py").write_text(TABLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import tabled
+
+    assert count(tabled.copy, torch.ones(3, 5, device=runtime.device())).read_elements == 15

@@ -195,6 +195,41 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
     assert events == [call, call, "synchronize", "start", call, "synchronize", "stop"]
 
 
+def test_counters_passes_a_specification_as_text(ncu, monkeypatch):
+    """The worker makes from it what the parent would."""
+    folder = ncu('cp "$(dirname "$0")/report" "$log"')
+    counters("torch:add", (3, 5), inputs="M,N other=N:fp64")
+    *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
+    assert json.loads(job)["inputs"] == "M,N other=N:fp64" and "op" not in json.loads(job)
+    calls = []
+    cudart = SimpleNamespace(cudaProfilerStart=lambda: None, cudaProfilerStop=lambda: None)
+    monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(
+        module, "import_function", lambda name: lambda *a, **k: calls.append((a, k))
+    )
+    monkeypatch.setattr(sys, "argv", ["-c", job])
+    module._worker()
+    assert len(calls) == 4
+    [x], keywords = calls[-1]
+    assert (x.shape, x.dtype) == ((3, 5), torch.float32)
+    assert (keywords["other"].shape, keywords["other"].dtype) == ((5,), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape", "error"),
+    [
+        pytest.param("M,n", (3, 5), ValueError, id="not-readable"),
+        pytest.param("M,N", (3,), ValueError, id="shape"),
+        pytest.param(lambda m, n: torch.ones(m, n), (3, 5), TypeError, id="not-text"),
+    ],
+)
+def test_counters_of_wrong_inputs(inputs, shape, error):
+    with pytest.raises(error):
+        counters("naive", shape, inputs=inputs)
+
+
 def test_counters_without_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(CountersUnavailable, match="no GPU"):

@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -5,15 +6,17 @@ import pytest
 import torch
 
 from memtraffic import runtime
+from memtraffic.inputs import InputsError
 from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.traffic.formula import (
     FIT,
     HELD_OUT,
-    TERMS,
     Formula,
     FormulaError,
     formula,
     parse_formula,
+    plan,
+    products_of,
 )
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
@@ -52,6 +55,7 @@ def test_formula_as_text(fn, text):
         ("-M + N", (0, -1, 1, 0)),
         ("(1/2)MN - 3", (Fraction(1, 2), 0, 0, -3)),
         ("M + M", (0, 2, 0, 0)),
+        ("3NM", (3, 0, 0, 0)),
         ("0", (0, 0, 0, 0)),
     ],
 )
@@ -61,7 +65,7 @@ def test_parse_formula(text, coefficients):
     assert str(parse_formula(*str(parsed).removeprefix("reads ").split(", writes "))) == str(parsed)
 
 
-@pytest.mark.parametrize("text", ["", "NM", "MN 2M", "MN +", "2 x", "1/2", "mn"])
+@pytest.mark.parametrize("text", ["", "KM", "MN 2M", "MN +", "2 x", "1/2", "mn", "M^2"])
 def test_parse_formula_of_something_else(text):
     with pytest.raises(ValueError, match="is not a formula such as"):
         parse_formula("MN", text)
@@ -154,10 +158,10 @@ def test_formula_of_a_function_that_refuses_every_shape():
 def test_formula_that_does_not_exist():
     """The message shows the nearest one, here beside NumPy's, with the signs of its terms."""
     terms = [[m * n, m, n, 1] for m, n in FIT]
-    [a, b, c, d], *_ = np.linalg.lstsq(terms, [m * m for m, _ in FIT])
+    [a, b, c, d], *_ = np.linalg.lstsq(terms, [math.isqrt(m * n) for m, n in FIT])
     with pytest.raises(FormulaError) as caught:
-        formula(lambda x: x @ x.T)
-    nearest = f"the nearest: {a:.4g} MN + {b:.4g} M - {-c:.4g} N - {-d:.4g}, misses"
+        formula(lambda x: torch.ones(math.isqrt(x.numel()), device=x.device))
+    nearest = f"the nearest: {a:.4g} MN + {b:.4g} M + {c:.4g} N + {d:.4g}, misses"
     assert nearest in str(caught.value)
     assert str(caught.value).count(": writes ") == 4  # of all the shapes it misses
 
@@ -207,7 +211,7 @@ def test_formula_passes_on_other_errors():
 
 def test_no_shape_is_both_solved_and_checked():
     assert not set(FIT) & set(HELD_OUT)
-    assert len(FIT) > len(TERMS)
+    assert len(FIT) > len(products_of("MN"))
 
 
 def test_elements_of_a_formula():
@@ -220,3 +224,149 @@ def test_formula_as_text_adds_and_subtracts_less_than_one():
     half = Fraction(1, 2)
     found = Formula({"MN": Fraction(1), "M": half}, {"MN": Fraction(1), "M": -half}, (), ())
     assert str(found) == "reads MN + (1/2)M, writes MN - (1/2)M"
+
+
+# ---- any inputs
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "text"),
+    [
+        pytest.param(torch.matmul, "M,K K,N", "reads MK + KN, writes MN", id="three-sizes"),
+        pytest.param(torch.exp, "N", "reads N, writes N", id="one-size"),
+        pytest.param(torch.exp, "3,5", "reads 15, writes 15", id="no-size"),
+        pytest.param(torch.add, "M,128 128,", "reads 128M + 128, writes 128M", id="numbers"),
+        pytest.param(torch.add, "N M,N", "reads MN + N, writes MN", id="order-of-the-matrix"),
+        pytest.param(torch.add, "M,N other=N", "reads MN + N, writes MN", id="keyword"),
+        pytest.param(lambda x: x @ x.T, None, "reads 2MN, writes MM", id="square"),
+        pytest.param(
+            lambda x: x @ x.T @ x @ x.T, "M,N", "reads MM + 5MN, writes 2MM + MN", id="squares"
+        ),
+        pytest.param(
+            lambda q, k: torch.softmax(q @ k.mT, -1),
+            "B,H,S,D B,H,S,D",
+            "reads BHSS + 2BHSD, writes 2BHSS",
+            id="four-sizes",
+        ),
+        pytest.param(
+            lambda x: x.new_zeros(x.numel() ** 2),
+            "N",
+            "reads 0, writes NN",
+            id="square-of-one-size",
+        ),
+    ],
+)
+def test_formula_of_inputs(fn, inputs, text):
+    assert str(formula(fn, inputs)) == text
+
+
+def refusing(condition):
+    """A product of matrices that takes no size for which `condition` fails."""
+
+    def fn(a, b):
+        for size in (*a.shape, *b.shape):
+            if not condition(size):
+                raise ValueError(f"{size} is not taken")
+        return a @ b
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        pytest.param(lambda size: size & (size - 1) == 0, id="powers-of-two"),
+        pytest.param(lambda size: size % 16 == 0, id="multiples-of-16"),
+    ],
+)
+@pytest.mark.parametrize("inputs", ["M,K K,N", "N,N N,N"])
+def test_formula_of_sizes_that_a_kernel_takes(condition, inputs):
+    found = formula(refusing(condition), inputs)
+    expected = "reads MK + KN, writes MN" if "K" in inputs else "reads 2NN, writes NN"
+    assert str(found) == expected
+    assert found.refused[0][-1].endswith("is not taken")
+
+
+def test_formula_that_does_not_exist_for_the_sizes_that_a_kernel_takes():
+    def fn(x):
+        if x.shape[0] % 16 or x.shape[1] % 16:
+            raise ValueError("not a multiple of 16")
+        return x.exp() if x.shape[1] < 60 else x.exp().exp()
+
+    with pytest.raises(FormulaError, match=r"the nearest: .* MN .* misses \d+ of \d\d shapes"):
+        formula(fn)
+
+
+def test_formula_of_multiples_of_128():
+    def fn(x):
+        if x.shape[-1] % 128:
+            raise ValueError("not a multiple of 128")
+        return x.exp()
+
+    assert str(formula(fn)) == "reads MN, writes MN"
+    assert str(formula(fn, "N")) == "reads N, writes N"
+
+
+@pytest.mark.parametrize("symbols", range(5))
+def test_plan_tells_the_products_apart(symbols):
+    """Also by the powers of two of the first round alone; no shape comes twice."""
+    rounds = plan(symbols)
+    shapes = [shape for sides in rounds for side in sides for shape in side]
+    if symbols:
+        assert len(set(shapes)) == len(shapes)
+    letters = "MNKL"[:symbols]
+    powers = [shape for shape in rounds[0][0] if all(n & (n - 1) == 0 for n in shape)]
+    for fit in (rounds[0][0], powers)[: 1 if symbols == 2 else 2]:
+        numbers = [dict(zip(letters, shape, strict=True)) | {"1": 1} for shape in fit]
+        rows = [[math.prod(map(n.get, term)) for term in products_of(letters)] for n in numbers]
+        assert np.linalg.matrix_rank(np.array(rows, dtype=float)) == 2**symbols
+        assert not symbols or (len(fit) > 2**symbols and len(rounds[0][1]) >= 2)
+
+
+def test_formula_at_given_shapes():
+    given = ((3, 4, 5), (5, 4, 3))
+    found = formula(torch.matmul, "M,K K,N", held_out=given)
+    assert (found.fitted, found.checked) == (tuple(plan(3)[0][0]), given)
+    with pytest.raises(FormulaError, match="0 shapes to solve at"):
+        formula(torch.exp, fit=())
+
+
+def test_formula_of_too_many_sizes():
+    with pytest.raises(FormulaError, match=r"5 sizes \(A, B, C, D, E\) are more than 4"):
+        formula(torch.exp, "A,B,C,D,E")
+
+
+def test_formula_of_inputs_that_cannot_be_made_is_no_refusal():
+    with pytest.raises(InputsError, match="int8 holds whole numbers below 128, not below"):
+        formula(lambda x, at: x, "M,N M:int8<N")
+
+
+def test_formula_of_a_function_of_three_sizes():
+    def inputs(m, k, n):
+        return torch.ones(m, k, device=runtime.device()), torch.ones(k, n, device=runtime.device())
+
+    assert str(formula(torch.matmul, inputs)) == "reads MK + KN, writes MN"
+
+
+def test_formula_backward():
+    forward, backward = formula(lambda x, w: x * w, "M,N N", backward=True)
+    assert str(forward) == "reads MN + N, writes MN"
+    # dx = dy * w; dw = sum(dy * x)
+    assert str(backward) == "reads 4MN + N, writes 2MN + N"
+
+
+def test_formula_backward_that_does_not_exist():
+    with pytest.raises(FormulaError, match="what the backward pass reads"):
+        formula(Uneven, backward=True)
+
+
+class Uneven(torch.autograd.Function):
+    """Doubles, with a backward pass that reads half of the gradient of large matrices twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2 if dy.shape[1] < 100 else (dy * 1) * 2

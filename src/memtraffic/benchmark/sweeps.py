@@ -13,6 +13,8 @@ from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
+from memtraffic.functions import as_function
+from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
 from memtraffic.ops import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS
@@ -29,15 +31,42 @@ def find_implementations(
 
 
 def bind(
-    fn: Callable[..., Any], inputs: Sequence[Tensor], *, cold: bool = True
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    cold: bool = True,
 ) -> Callable[[], object]:
-    """The call of `fn` that is timed; the fastest of several copies where `fn` is `copy`."""
-    if fn is copy:
-        return fastest_copy(*inputs, cold=cold)
-    return functools.partial(fn, *inputs)
+    """The call of `fn` that is timed; the fastest of several copies where `fn` is `copy`.
+
+    Raises ValueError for a copy of anything but one tensor, or two of one shape.
+    """
+    if fn is not copy:
+        return functools.partial(as_function(fn), *inputs, **(keywords or {}))
+    shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in inputs]
+    if keywords or len(shapes) not in (1, 2) or not isinstance(shapes[0], tuple):
+        shapes = [*shapes, *(f"{name}=" for name in keywords or {})]
+        raise ValueError(f"copy takes one tensor, or two of one shape, not {shapes}")
+    if shapes[0] != shapes[-1]:
+        raise ValueError(f"copy takes two tensors of one shape, not of {shapes}")
+    return fastest_copy(*inputs, cold=cold)
 
 
-def describe_shape(op: Op, shape: Sequence[int], dtype: str) -> dict[str, Any]:
+def moved_once(arguments: Arguments, result: object) -> int:
+    """Bytes to read each tensor of `arguments` once and to write each new one of `result` once.
+
+    >>> import torch
+    >>> x = torch.zeros(2, 4)
+    >>> moved_once(Arguments((x, 3)), (x, x + 1))
+    64
+    """
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    known = {x.data_ptr() for x in arguments.tensors}
+    new = [x for x in results if isinstance(x, Tensor) and x.data_ptr() not in known]
+    return sum(x.numel() * x.element_size() for x in (*arguments.tensors, *new))
+
+
+def describe_shape(op: Op | Inputs, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     """The columns that say what was timed: the sizes of `op` in lower case, and `dtype`."""
     return dict(zip(map(str.lower, op.sizes), shape, strict=True)) | {"dtype": dtype}
 
@@ -49,6 +78,7 @@ def bench(
     dtype: str = "float32",
     layout: str = "packed",
     op: str | Op = "softmax",
+    inputs: AnyInputs = None,
     cold: bool = True,
     budget: float = 0.3,
 ) -> pd.DataFrame:
@@ -57,9 +87,11 @@ def bench(
     >>> bench(["copy", "torch.softmax", "masked"], [(4096, 781), (4096, 1024)])  # doctest: +SKIP
 
     impls: names of baselines, names of rungs or `module:function`; or functions by name. shapes:
-    one number for each of the operation's sizes. layout: of the inputs, as of `tensors.matrix`.
-    cold, budget: as for `time_interleaved`. `copy` is the fastest of several copies at each shape,
-    `fastest_copy`.
+    one number for each of the operation's sizes. inputs: in place of an operation, what each
+    function is called with, such as "M,N N:bf16", see `inputs.find_inputs`; the least traffic then
+    reads each tensor once and writes each new tensor that the first implementation returns.
+    layout: of matrices, as of `tensors.matrix`. cold, budget: as for `time_interleaved`. `copy` is
+    the fastest of several copies at each shape, `fastest_copy`.
 
     Columns: `impl`; the sizes (`m` and `n` for a softmax) and `dtype`; `us`, `us_p20` and `us_p80`,
     the median and the 20th and 80th percentile in microseconds; `gb_per_s`, the operation's least
@@ -69,13 +101,19 @@ def bench(
     """
     runtime.require_gpu("bench")
     fns, op, rows = find_implementations(impls), find_op(op), []
+    made_by = find_inputs(op if inputs is None else inputs)
     for shape in progress(shapes, "timing"):
-        inputs = op.inputs(tuple(shape), dtype, layout)
-        calls = [bind(fn, inputs, cold=cold) for fn in fns.values()]
+        arguments = made_by.arguments(shape, dtype, layout)
+        positional, keywords = arguments.positional, arguments.keywords
+        calls = [bind(fn, positional, keywords, cold=cold) for fn in fns.values()]
+        if inputs is None:
+            n_bytes = op.least_bytes(*positional)
+        else:
+            n_bytes = moved_once(arguments, calls[0]())
         timed = time_interleaved(calls, cold=cold, budget=budget)
         for name, samples in zip(fns, timed, strict=True):
-            times = summary(samples, op.least_bytes(*inputs))
-            rows.append({"impl": name} | describe_shape(op, shape, dtype) | times)
+            times = summary(samples, n_bytes)
+            rows.append({"impl": name} | describe_shape(made_by, shape, dtype) | times)
     return pd.DataFrame(rows)
 
 

@@ -34,7 +34,7 @@ from memtraffic.names import import_path
 from memtraffic.ops import SOFTMAX, Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix
-from memtraffic.testing import assert_correct, bounds_checked
+from memtraffic.testing import assert_correct, assert_resources, bounds_checked
 from memtraffic.traffic.count import Traffic, count
 from memtraffic.traffic.formula import (
     FIT,
@@ -54,11 +54,11 @@ INF = float("inf")
 HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("nan"),)}
 
 if TYPE_CHECKING:
-    from memtraffic.compile import Resources
+    pass
 
 Function = Callable[..., Tensor]
 Operation = str | Op | Callable[[Tensor], Tensor]
-Shape = tuple[int, int]
+Shape = tuple[int, ...]
 
 
 def traffic(
@@ -189,35 +189,24 @@ def resources(
     Raises AssertionError, which says what was found, and what `memtraffic.resources` raises: where
     there is no GPU, a kernel must be in a file, not in a cell.
     """
-    from memtraffic.compile import resources as compile_for
-
     name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
-    facts: dict[str, Callable[[Resources], bool]] = {}
-    if max_registers is not None:
-        facts[f"uses at most {max_registers} registers per thread"] = lambda kernel: (
-            kernel.registers <= max_registers
-        )
-    if spill_bytes is not None:
-        facts[f"spills {spill_bytes} bytes per thread"] = lambda kernel: (
-            kernel.spill_bytes == spill_bytes
-        )
-    if load_bits is not None:
-        facts[f"moves {load_bits} bits per load"] = lambda kernel: (
-            set(kernel.load_bits) == {load_bits}
-        )
-    if store_bits is not None:
-        facts[f"moves {store_bits} bits per store"] = lambda kernel: (
-            set(kernel.store_bits) == {store_bits}
-        )
-    for gpu in targets:
-        kernels = compile_for(fn, gpu, *inputs)
-        if not kernels:
-            raise AssertionError(f"{name} launches no Triton kernel")
-        for kernel in kernels:
-            for fact, holds in facts.items():
-                if not holds(kernel):
-                    raise AssertionError(f"not for {gpu}: {name} {fact}. Found: {kernel}")
-    claim(f"Compiled for {_list(targets)}: {name} {_list(list(facts))}.", True)
+    assert_resources(
+        fn,
+        targets,
+        *inputs,
+        max_registers=max_registers,
+        spill_bytes=spill_bytes,
+        load_bits=load_bits,
+        store_bits=store_bits,
+    )
+    compared = {
+        f"uses at most {max_registers} registers per thread": max_registers,
+        f"spills {spill_bytes} bytes per thread": spill_bytes,
+        f"moves {load_bits} bits per load": load_bits,
+        f"moves {store_bits} bits per store": store_bits,
+    }
+    facts = [fact for fact, bound in compared.items() if bound is not None]
+    claim(f"Compiled for {_list(targets)}: {name} {_list(facts)}.", True)
 
 
 def counters(

@@ -22,7 +22,9 @@ import torch
 from memtraffic import runtime, triton_internals
 from memtraffic.compile import amdgcn, sass, ttgir, worker
 from memtraffic.compile.launches import CompileError, Launch, capture_launches
+from memtraffic.functions import as_function
 from memtraffic.gpus import Gpu, find_gpu
+from memtraffic.inputs import AnyInputs, Arguments, given
 
 T = TypeVar("T", int, str)
 _READERS = {"nvidia": sass, "amd": amdgcn}
@@ -47,6 +49,7 @@ class Resources:
         `waves_per_eu` may raise it.
     llvm_waves: waves per SIMD that LLVM says the registers and static LDS allow.
     instructions: the number of instructions by name.
+    unlaunchable: why no GPU of this target can launch the kernel; "" if it can.
     """
 
     kernel: str
@@ -67,6 +70,7 @@ class Resources:
     allocated_sgprs: int = 0
     llvm_waves: int = 0
     instructions: dict[str, int] = field(default_factory=dict)
+    unlaunchable: str = ""
 
     def __str__(self) -> str:
         def widths(bits: dict[int, int]) -> str:
@@ -76,7 +80,7 @@ class Resources:
             f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, "
             f"{self.spill_bytes} bytes spilled, {self.shared_bytes} bytes shared; "
             f"loads: {widths(self.load_bits)}; stores: {widths(self.store_bits)}"
-        )
+        ) + (f"; cannot be launched: {self.unlaunchable}" if self.unlaunchable else "")
 
     as_dict = asdict
 
@@ -85,6 +89,7 @@ def resources(
     fn: Callable[..., object],
     target: str | Gpu,
     *tensors: torch.Tensor,
+    inputs: AnyInputs = None,
     num_warps: int | None = None,
     num_stages: int | None = None,
     waves_per_eu: int | None = None,
@@ -99,21 +104,24 @@ def resources(
     ({128: 4}, 0)
 
     target: a GPU, or the name of one, such as "sm_90", "gfx942" or "H200"; `fn` plans its launches
-    for it. num_warps, num_stages, waves_per_eu (waves per SIMD that AMD's compiler shall aim at):
-    instead of what `fn` asks for. An `fn` with an argument `num_stages` is given that, too.
+    for it. inputs: in place of tensors, a specification such as "16,4096 4096:bf16", see
+    `inputs.find_inputs`. num_warps, num_stages, waves_per_eu (waves per SIMD that AMD's compiler
+    shall aim at): instead of what `fn` asks for. An `fn` with an argument `num_stages` is given
+    that, too. A kernel that no such GPU can launch is compiled, and its `unlaunchable` says why.
 
     Raises LookupError for an unknown target, ValueError for a launch option that this target does
     not have, and CompileError for a kernel that does not compile. Where kernels are interpreted, a
     kernel that is not defined in a file is a LookupError: another process compiles it.
     """
     options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    return compile_launches(_jobs(fn, target, tensors, options))
+    return compile_launches(_jobs(fn, target, given(tensors, inputs), options))
 
 
 def assembly(
     fn: Callable[..., object],
     target: str | Gpu,
     *tensors: torch.Tensor,
+    inputs: AnyInputs = None,
     keep: str = ".",
     num_warps: int | None = None,
     num_stages: int | None = None,
@@ -134,7 +142,7 @@ def assembly(
     are those of `resources`.
     """
     options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    texts = compile_launches(_jobs(fn, target, tensors, options), text=True)
+    texts = compile_launches(_jobs(fn, target, given(tensors, inputs), options), text=True)
     return [
         "\n".join(line for line in text.splitlines() if re.search(keep, line)) for text in texts
     ]
@@ -143,16 +151,16 @@ def assembly(
 def _jobs(
     fn: Callable[..., object],
     target: str | Gpu,
-    tensors: Sequence[torch.Tensor],
+    arguments: Arguments,
     options: dict[str, int | None],
 ) -> list[tuple[Launch, str | Gpu]]:
     """The launches of `fn` on `target`, with `options` in place of what it asks for."""
-    gpu = _gpu(target)
-    given = {name: value for name, value in options.items() if value is not None}
-    if "num_stages" in given and "num_stages" in inspect.signature(fn).parameters:
-        fn = functools.partial(fn, num_stages=given["num_stages"])
-    launches = capture_launches(fn, *tensors, gpu=gpu)
-    return [(replace(launch, options=launch.options | given), gpu) for launch in launches]
+    gpu, call = _gpu(target), as_function(fn)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "num_stages" in chosen and "num_stages" in inspect.signature(call).parameters:
+        call = functools.partial(call, num_stages=chosen["num_stages"])
+    launches = capture_launches(lambda: arguments.call(call), gpu=gpu)
+    return [(replace(launch, options=launch.options | chosen), gpu) for launch in launches]
 
 
 def _gpu(target: str | Gpu) -> Gpu:
@@ -227,11 +235,13 @@ def _read(
         ends = (end for line in lines for end in re.findall(pattern, line))
         return _count(map(reader.bits, ends))
 
+    warps, shared = launch.options["num_warps"], triton_internals.shared_bytes(compiled)
     return Resources(
         kernel=compiled.name,
         target=gpu.target,
-        num_warps=launch.options["num_warps"],
-        shared_bytes=triton_internals.shared_bytes(compiled),
+        num_warps=warps,
+        shared_bytes=shared,
+        unlaunchable=_unlaunchable(warps * gpu.warp_size, shared, gpu),
         load_bits=widths(reader.LOAD),
         store_bits=widths(reader.STORE),
         instructions=_count(map(reader.name, lines)),
@@ -239,6 +249,18 @@ def _read(
         schedule=ttgir.schedule(ir),
         **usage,
     )
+
+
+def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:
+    """Why `gpu` launches no program of so many threads and so much shared memory; "" if it does."""
+    reasons = []
+    if threads > gpu.max_threads_per_program:
+        most = gpu.max_threads_per_program
+        reasons.append(f"{threads} threads per program, and {gpu.target} takes {most}")
+    if shared_bytes > gpu.shared_per_program:
+        most = gpu.shared_per_program
+        reasons.append(f"{shared_bytes} bytes shared per program, and {gpu.target} has {most}")
+    return "; ".join(reasons)
 
 
 def _count(values: Iterable[T]) -> dict[T, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from memtraffic.gpus import Gpu
 
 MAX_COLS = 32768  # 32 elements per thread; twice as many would spill
+MAX_ROW = 2**24  # columns, where a row need not fit one program
 MAX_ELEMENTS_PER_LANE = 64  # more would leave a lane too few registers
 MIN_TILE_BYTES = 2048  # a program loads at least this much: several narrow rows
 MIN_ASYNC_COPY_BYTES = 16  # narrower asynchronous copies are slower than loads

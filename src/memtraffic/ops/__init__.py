@@ -1,12 +1,12 @@
 """The operations that the meters know by name: `OPS`."""
 
-from memtraffic.names import import_attribute
+from memtraffic import names
+from memtraffic.ops.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.ops.op import Op
-from memtraffic.ops.softmax import SOFTMAX, SOFTMAX_BACKWARD
 
 __all__ = ["OPS", "SOFTMAX", "SOFTMAX_BACKWARD", "Op", "find_op"]
 
-OPS = {op.name: op for op in (SOFTMAX, SOFTMAX_BACKWARD)}
+OPS: dict[str, Op] = {name: names.import_attribute(path) for name, path in names.OPS.items()}
 
 
 def find_op(name: str | Op) -> Op:
@@ -21,10 +21,8 @@ def find_op(name: str | Op) -> Op:
         return name
     if name in OPS:
         return OPS[name]
-    if ":" not in name:
-        known = f"{', '.join(OPS)}, or module:attribute"
-        raise LookupError(f"no operation is named {name!r}: give one of {known}")
-    op = import_attribute(name)
+    names.check_name(name, names.OPS, "operation")
+    op = names.import_attribute(name)
     if not isinstance(op, Op):
         raise LookupError(f"{name!r} is {type(op).__name__}, not an Op")
     return op

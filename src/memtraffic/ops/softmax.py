@@ -1,48 +1,267 @@
-"""The softmax of each row of a matrix, and its backward."""
+"""`memtraffic.softmax`: what `torch.softmax` computes, with the least traffic."""
 
+import functools
+from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memtraffic.ladder import naive
-from memtraffic.ops.op import Op
-from memtraffic.tensors import matrix
+from memtraffic import runtime
+from memtraffic.ladder.launch import partially_overlaps
+from memtraffic.ladder.tiling import MAX_ROW
+from memtraffic.ops.planning import Run, plan
+
+__all__ = ["softmax"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MAX_PLANS = 4096
+
+Allocate = Callable[[Tensor], Tensor]
+
+# What writes the result, and what allocates it: torch.empty_like without options is the cheapest.
+_plans: dict[tuple[object, ...], tuple[Run, Allocate]] = {}
 
 
-def backward_reference(y: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of a row softmax `y` with respect to its input: `y * (dy - sum(y * dy))`."""
-    product = y * dy
-    return product - y * product.sum(dim=1, keepdim=True)
+def softmax(
+    x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Softmax of `x` along a dimension, as `torch.softmax` computes it, with less traffic.
+
+    >>> softmax(torch.zeros(2, 4, device=runtime.device()))[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+
+    x: tensor of float32, float16, bfloat16 or float64, of any shape and strides, on a GPU or,
+    where kernels are interpreted, on the CPU. dtype: of the result; `x` is converted to it first.
+    out: what the result is written to, of that dtype. Float16 and bfloat16 are accumulated in
+    float32, float64 in itself. The result is contiguous, and equal bit for bit from call to call.
+
+    Each element is read once and each result written once, for rows of up to 2**24 columns. Rows of
+    float64 beyond 16384 columns and long rows that are not contiguous are read twice. Nothing is
+    copied but a tensor of integers, which needs a `dtype`.
+
+    It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
+    graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`.
+
+    Errors are of PyTorch's kinds: IndexError for a `dim` that `x` does not have,
+    NotImplementedError for another dtype, RuntimeError for another device, for an `out` that does
+    not fit, and for rows of more than 2**24 columns.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
+    if dtype is not None and not x.is_floating_point():
+        x = x.to(dtype)
+    if dtype is None and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if torch.compiler.is_compiling() or not _is_plain(x):
+        y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
+        return y if out is None else out.copy_(y)
+    if out is not None:
+        _check_out(x, dtype, out)
+    elif x.requires_grad and torch.is_grad_enabled():
+        return _Softmax.apply(x, dim, dtype)
+    return forward(x, dim, dtype, out)
 
 
-def _moved_once(*inputs: Tensor) -> int:
-    """Bytes to read each input once and to write a result like the first of them once."""
-    return sum(x.numel() * x.element_size() for x in (*inputs, inputs[0]))
+def _is_plain(x: Tensor) -> bool:
+    """Whether `x` is a tensor with memory, and no mode of PyTorch watches what is done to it."""
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.layout is torch.strided
+        and not x.is_meta
+        and not torch._C._are_functorch_transforms_active()
+        and (torch._C._len_torch_dispatch_stack() == 0 or runtime.is_capturing())
+    )
 
 
-def _matrix(m: int, n: int, **options: Any) -> tuple[Tensor]:
-    return (matrix(m, n, **options),)
+def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+    for it in (x.dtype, dtype or x.dtype):
+        if it not in FLOATS:
+            names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
+            raise NotImplementedError(f"softmax: not implemented for {it}: {names}")
+    if not -max(1, x.dim()) <= dim < max(1, x.dim()):
+        raise IndexError(
+            f"softmax: dim {dim} is out of range for a tensor of {x.dim()} dimensions "
+            f"{tuple(x.shape)}"
+        )
+    if not x.is_cuda and not runtime.INTERPRETED and not runtime.is_capturing():
+        raise RuntimeError(f"softmax: the tensor is on the {x.device.type}, not on a GPU")
+    if x.dim() and x.shape[dim] > MAX_ROW:
+        raise RuntimeError(f"softmax: {x.shape[dim]} columns, more than {MAX_ROW}")
 
 
-def _softmax_and_gradient(m: int, n: int, **options: Any) -> tuple[Tensor, Tensor]:
-    y, dy = matrix(m, n, **options), matrix(m, n, seed=1, **options)
-    return y.copy_(torch.softmax(y.float(), dim=1)), dy
+def _check_out(x: Tensor, dtype: torch.dtype | None, out: Tensor) -> None:
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        name = "x" if x.requires_grad else "out"
+        raise RuntimeError(f"softmax: out= does not work with autograd: {name} requires a gradient")
+    wanted = dtype or x.dtype
+    if out.dtype != wanted or out.device != x.device or out.shape != x.shape:
+        raise RuntimeError(
+            f"softmax: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the result is "
+            f"{wanted} {tuple(x.shape)} on {x.device}"
+        )
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+        raise RuntimeError(f"softmax: out repeats its elements: its strides are {out.stride()}")
+    if partially_overlaps(out, x):
+        apart = out.data_ptr() - x.data_ptr()
+        raise RuntimeError(f"softmax: out starts {apart} bytes after x, and overlaps a part of it")
 
 
-SOFTMAX = Op(
-    name="softmax",
-    sizes=("M", "N"),
-    make_inputs=_matrix,
-    reference=naive.reference,
-    least_bytes=_moved_once,
-    checks_row_sums=True,
-)
+def forward(
+    x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
+    """`softmax` without autograd and without PyTorch's dispatcher."""
+    key: tuple[object, ...] = (
+        x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15, dim, dtype,
+        runtime.runs_on_gpu() or runtime.captured_gpu(),
+    )  # fmt: skip
+    if out is not None:
+        key = (*key, out.stride(), out.data_ptr() & 15)
+    planned = _plans.get(key)
+    if planned is None:
+        _check(x, dim, dtype)
+        same = x.is_contiguous() and dtype in (None, x.dtype)
+        allocate: Allocate = (
+            torch.empty_like
+            if same
+            else functools.partial(
+                torch.empty_like, dtype=dtype, memory_format=torch.contiguous_format
+            )
+        )
+        y = allocate(x) if out is None else out
+        run = plan(forward_into, (y, x), dim, backward=False) if x.numel() else _nothing
+        _remember(key, (run, allocate))
+    else:
+        run, allocate = planned
+        y = allocate(x) if out is None else out
+    run(y, x)
+    return y
 
-SOFTMAX_BACKWARD = Op(
-    name="softmax_backward",
-    sizes=("M", "N"),
-    make_inputs=_softmax_and_gradient,
-    reference=backward_reference,
-    least_bytes=_moved_once,
-)
+
+def _nothing(*tensors: Tensor) -> None:
+    """What an empty tensor needs."""
+
+
+def forward_into(y: Tensor, x: Tensor) -> None:
+    """Writes the softmax of `x` along its last dimension into `y`."""
+    forward(x, -1, None if x.dtype == y.dtype else y.dtype, y)
+
+
+def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The gradient of a tensor of `dtype`, from its softmax `y` and the gradient `dy` of that."""
+    dx = torch.empty(y.shape, dtype=dtype, device=y.device)
+    if dx.numel():
+        backward_into(dx, y, dy, dim)
+    return dx
+
+
+def backward_into(dx: Tensor, y: Tensor, dy: Tensor, dim: int = -1) -> None:
+    """Writes `y * (dy - sum(y * dy))`, with the sum along `dim`, into `dx`."""
+    key = (
+        dx.dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), dx.stride(), y.get_device(),
+        (y.data_ptr() | dy.data_ptr() | dx.data_ptr()) & 15, dim,
+        runtime.runs_on_gpu() or runtime.captured_gpu(),
+    )  # fmt: skip
+    planned = _plans.get(key)
+    if planned is None:
+        planned = plan(backward_into, (dx, y, dy), dim, backward=True), torch.empty_like
+        _remember(key, planned)
+    planned[0](dx, y, dy)
+
+
+def _remember(key: tuple[object, ...], planned: tuple[Run, Allocate]) -> None:
+    if len(_plans) >= MAX_PLANS:
+        _plans.pop(next(iter(_plans)), None)  # the oldest
+    _plans[key] = planned
+
+
+# ---- autograd, torch.library
+
+
+class _Softmax(torch.autograd.Function):
+    """The softmax in eager mode: cheaper than the registered operation, and equal to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+        y = forward(x, dim, dtype)
+        ctx.save_for_backward(y)
+        ctx.dim, ctx.dtype = dim, x.dtype
+        # Autograd calls `backward` in a thread of its own, which has not this thread's context.
+        ctx.context = copy_context() if runtime.is_capturing() else None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
+        (y,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or not _is_plain(dy):  # a gradient of the gradient is asked for
+            dx = torch.ops.memtraffic.softmax_backward(dy, y, ctx.dim, ctx.dtype)
+        elif ctx.context is not None:
+            dx = ctx.context.run(backward, dy, y, ctx.dim, ctx.dtype)
+        else:
+            dx = backward(dy, y, ctx.dim, ctx.dtype)
+        return dx, None, None
+
+
+@torch.library.custom_op("memtraffic::softmax", mutates_args=())
+def _softmax_op(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return forward(x, dim, dtype)
+
+
+@torch.library.custom_op("memtraffic::softmax_backward", mutates_args=())
+def _softmax_backward_op(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return backward(dy, y, dim, dtype)
+
+
+@_softmax_op.register_fake
+def _(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+@_softmax_backward_op.register_fake
+def _(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(y.shape, dtype=dtype, device=y.device)
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.dim, _ = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(output)
+
+
+def _softmax_gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
+    (y,) = ctx.saved_tensors
+    return torch.ops.memtraffic.softmax_backward(dy, y, ctx.dim, ctx.dtype), None, None
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    dy, y, ctx.dim, _ = inputs
+    ctx.save_for_backward(dy, y)
+
+
+def _backward_gradient(ctx: Any, ddx: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    """The gradients of dx = y * (dy - sum(y * dy)) with respect to dy and y, by PyTorch's lines."""
+    dy, y = ctx.saved_tensors
+    ddx, dim = ddx.to(y.dtype), ctx.dim
+    from_dy = y * (ddx - (ddx * y).sum(dim, keepdim=True))
+    from_y = ddx * (dy - (y * dy).sum(dim, keepdim=True)) - dy * (ddx * y).sum(dim, keepdim=True)
+    return from_dy, from_y, None, None
+
+
+def _vmap_softmax(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, int]:
+    x = x.movedim(in_dims[0], 0)  # type: ignore[arg-type]
+    dim = dim % max(1, x.dim() - 1)
+    if x.dim() == 1:  # of a scalar
+        return torch.ops.memtraffic.softmax(x[:, None], 1, dtype)[:, 0], 0
+    return torch.ops.memtraffic.softmax(x, dim + 1, dtype), 0
+
+
+_softmax_op.register_autograd(_softmax_gradient, setup_context=_save_softmax)
+_softmax_backward_op.register_autograd(_backward_gradient, setup_context=_save_backward)
+_softmax_op.register_vmap(_vmap_softmax)

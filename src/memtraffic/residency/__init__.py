@@ -7,6 +7,7 @@ import torch
 
 from memtraffic.compile import Resources, resources
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu, find_gpu
+from memtraffic.inputs import AnyInputs
 from memtraffic.residency import amd, nvidia
 
 
@@ -35,7 +36,11 @@ def resident_programs(kernel: Resources, gpu: Gpu | None = None) -> int:
 
 
 def occupancy(
-    fn: Callable[..., object], target: str | Gpu, *tensors: torch.Tensor, **options: int | None
+    fn: Callable[..., object],
+    target: str | Gpu,
+    *tensors: torch.Tensor,
+    inputs: AnyInputs = None,
+    **options: int | None,
 ) -> list[dict[str, Any]]:
     """The `report` of each kernel that `fn(*tensors)` launches, compiled for `target`.
 
@@ -47,11 +52,13 @@ def occupancy(
     (2, 'warps', 264)
 
     No kernel runs, and the GPU need not be there. target: a `Gpu`, or the name of a target or
-    product of the table. options: those of `resources`, such as `num_warps`. Raises what `find_gpu`
-    and `resources` raise.
+    product of the table. inputs: in place of tensors, as for `resources`. options: those of
+    `resources`, such as `num_warps`. Raises what `find_gpu` and `resources` raise.
     """
     gpu = find_gpu(target) if isinstance(target, str) else target
-    return [report(kernel, gpu) for kernel in resources(fn, gpu, *tensors, **options)]
+    return [
+        report(kernel, gpu) for kernel in resources(fn, gpu, *tensors, inputs=inputs, **options)
+    ]
 
 
 def report(kernel: Resources, gpu: Gpu | None = None) -> dict[str, Any]:

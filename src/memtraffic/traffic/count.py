@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 from unittest import mock
 
 import numpy as np
@@ -32,9 +32,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import runtime
+from memtraffic.functions import as_function, function_name
+from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
-from memtraffic.triton_internals import interpreter_cause, interpreting
+from memtraffic.triton_internals import Configuration, interpreter_cause, interpreting
 
 _ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
@@ -51,8 +53,9 @@ _WHOLE = frozenset(
     "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
     "std_mean norm linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax "
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
-    "native_layer_norm_backward mm bmm addmm baddbmm mv dot cat stack flip roll tril triu "
-    "constant_pad_nd _to_copy clone copy repeat _local_scalar_dense".split()
+    "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
+    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat "
+    "_local_scalar_dense".split()
 )
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
@@ -131,38 +134,69 @@ class Traffic:
         )
 
 
-def count(fn: Callable[..., object], *tensors: Tensor, trace: bool = False) -> Traffic:
+@overload
+def count(
+    fn: Callable[..., object],
+    *tensors: Tensor,
+    inputs: AnyInputs = ...,
+    backward: Literal[False] = ...,
+    trace: bool = ...,
+) -> Traffic: ...
+@overload
+def count(
+    fn: Callable[..., object],
+    *tensors: Tensor,
+    inputs: AnyInputs = ...,
+    backward: Literal[True],
+    trace: bool = ...,
+) -> tuple[Traffic, Traffic]: ...
+def count(
+    fn: Callable[..., object],
+    *tensors: Tensor,
+    inputs: AnyInputs = None,
+    backward: bool = False,
+    trace: bool = False,
+) -> Traffic | tuple[Traffic, Traffic]:
     """Runs `fn(*tensors)` and returns the `Traffic` that it caused.
 
     >>> x = torch.ones(3, 5, device=runtime.device())
     >>> print(count(lambda x: x.exp(), x))
     reads 15 elements, writes 15 elements, in 1 operations
 
-    fn: any function of PyTorch operations and Triton kernels. Its kernels are interpreted, also
-    where there is a GPU. On tensors of the device "meta", PyTorch operations are counted without
-    arithmetic. trace: keep every load and store of every Triton program in `Traffic.accesses`.
+    fn: any function of PyTorch operations and Triton kernels, or what else `functions.as_function`
+    takes; the parameters of an `nn.Module` are memory as any tensor is. Its kernels are
+    interpreted, also where there is a GPU. On tensors of the device "meta", PyTorch operations are
+    counted without arithmetic. inputs: in place of tensors, a specification such as "3,5 5:bf16",
+    see `inputs.find_inputs`. backward: returns two, the traffic of the forward pass and that of the
+    backward pass, which is given the gradient of each result and makes that of each floating-point
+    tensor and parameter. trace: keep every load and store of every Triton program in
+    `Traffic.accesses`.
 
     Raises CountError for an operation whose traffic is not known, a compiled or scripted function
-    (it hides its kernels), a kernel that reaches outside the tensors it was given, a kernel
-    launched on meta tensors, or an autotuned kernel whose configurations differ in traffic. What
-    `fn` itself raises is passed on.
+    (it hides its kernels), a tensor that becomes a NumPy array, a kernel that reaches outside the
+    tensors it was given, a kernel launched on meta tensors, an autotuned kernel whose
+    configurations differ in traffic, or a backward pass that does not exist. What `fn` itself
+    raises is passed on.
 
     Counts in several threads wait for each other. While one runs, parts of Triton and PyTorch are
     replaced in the whole process: other threads should launch no kernel meanwhile.
     """
     if _counting.get():
         raise CountError("a function that is being counted cannot count")
-    meter = _Meter(trace)
+    if backward:
+        return count_passes(as_function(fn), given(tensors, inputs), trace)
+    call, meter = bind(fn, tensors, inputs), _Meter(trace)
     with (
         runtime.capturing_launches(),
         interpreting(meter),
         _lock,  # after that of `interpreting`, which is none without Triton
         _compiled_functions_refused(),
+        _conversions_seen(meter, fn),
         meter,
     ):
         token = _counting.set(True)
         try:
-            result = fn(*tensors)
+            result = call()
         except Exception as error:
             raise _cause(error) from None
         finally:
@@ -172,8 +206,50 @@ def count(fn: Callable[..., object], *tensors: Tensor, trace: bool = False) -> T
     return meter.traffic
 
 
+def count_passes(
+    fn: Callable[..., object], arguments: Arguments, trace: bool = False
+) -> tuple[Traffic, Traffic]:
+    """The traffic of the forward and of the backward pass of `fn`, as `count` separates them."""
+    results: list[object] = []
+
+    def forward() -> object:
+        results.append(leaves.call(fn))
+        return results[-1]
+
+    leaves = arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+    with torch.enable_grad():
+        first = count(forward, trace=trace)
+    outputs = [x for x in _tensors(results) if x.requires_grad]
+    if not outputs:
+        raise CountError("no result has a gradient, so there is no backward pass to count")
+    wanted, gradients = _leaves(outputs), [torch.randn_like(x) for x in outputs]
+    # Without further threads: a launch asks in which context of this thread it is made.
+    with torch.autograd.set_multithreading_enabled(False):
+        second = count(
+            lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True),
+            trace=trace,
+        )
+    return first, second
+
+
+def _leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, parameters among them, whose gradients a backward pass from `outputs` makes."""
+    nodes: list[Any] = [
+        x.grad_fn or torch.autograd.graph.get_gradient_edge(x).node for x in outputs
+    ]
+    seen, found = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        if (variable := getattr(node, "variable", None)) is not None:
+            found.append(variable)
+        following = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= following
+        nodes += following
+    return found
+
+
 def count_shapes(
-    fn: Callable[..., object], make_inputs: Callable[[], tuple[Tensor, ...]]
+    fn: Callable[..., object], make_inputs: Callable[[], tuple[Tensor, ...] | Arguments]
 ) -> Traffic:
     """Counts `fn(*make_inputs())` without arithmetic if its traffic follows from shapes alone.
 
@@ -184,13 +260,18 @@ def count_shapes(
     needs values or launches a Triton kernel, that attempt fails, and `fn` runs again on real
     tensors. Raises what `count` raises.
     """
+
+    def run() -> Traffic:
+        made = make_inputs()
+        return count(fn, inputs=made if isinstance(made, Arguments) else Arguments(made))
+
     printed = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(printed), FakeTensorMode():
             warnings.simplefilter("ignore")
-            traffic = count(fn, *make_inputs())
+            traffic = run()
     except Exception:
-        return count(fn, *make_inputs())
+        return run()
     print(printed.getvalue(), end="")
     return traffic
 
@@ -231,8 +312,41 @@ def _compiled_functions_refused() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
+    """Context manager: a tensor that becomes a list is read, one that NumPy gets is an error."""
+
+    def tolist(tensor: Tensor) -> Any:
+        if meter.kernel is None:
+            op = OpTraffic("tolist")
+            op.add("read", _elements(tensor), tensor.element_size())
+            meter.traffic.ops.append(op)
+        return original(tensor)
+
+    def refuse(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if meter.kernel is not None:  # the interpreter's own
+            return convert(tensor, *args, **options)
+        raise CountError(
+            f"{function_name(fn)} makes a tensor a NumPy array, and what NumPy moves is not "
+            "counted: use PyTorch's operations, or measure it with `counters`"
+        )
+
+    original, convert = torch.Tensor.tolist, torch.Tensor.numpy
+    with (
+        mock.patch.object(torch.Tensor, "tolist", tolist),
+        mock.patch.object(torch.Tensor, "numpy", refuse),
+        mock.patch.object(torch.Tensor, "__dlpack__", refuse),
+    ):
+        yield
+
+
 class _Meter(TorchDispatchMode):
     """Sees each PyTorch operation, as a dispatch mode, and each access of an interpreted kernel."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep Dynamo away is not needed here, and imports it, which takes a second."""
+        return False
 
     def __init__(self, trace: bool) -> None:
         super().__init__()
@@ -279,6 +393,10 @@ class _Meter(TorchDispatchMode):
             self.kernel = _Kernel(OpTraffic(kernel), show)
             try:
                 yield
+            except Exception as error:
+                if isinstance(cause := interpreter_cause(error), NotImplementedError):
+                    raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
+                raise
             finally:
                 launched, self.kernel = self.kernel, None
         self.traffic.ops.append(launched.op)
@@ -304,22 +422,25 @@ class _Meter(TorchDispatchMode):
                 touched = tuple((offsets // itemsize).tolist())
                 self.traffic.accesses.append(Access(program, kind, argument, touched))
 
-    def autotuned(self, kernel: str, runs: list[Callable[[], None]]) -> None:
-        total, first = self.traffic, None
+    def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
+        total = self.traffic
+        found: dict[str, Traffic] = {}
         try:
-            for run in runs:
+            for launch in launches:
                 self.traffic = Traffic()
-                run()
-                first = first or self.traffic
-                if self.traffic.ops != first.ops:
-                    raise CountError(
-                        f"{kernel}: its {len(runs)} autotuning configurations differ in traffic"
-                    )
+                launch()
+                found[str(launch)] = self.traffic
         finally:
             self.traffic = total
-        if first:
-            total.ops += first.ops
-            total.accesses += first.accesses
+        [first, *others] = found.values()
+        if any(other.ops != first.ops for other in others):
+            counts = "; ".join(f"with {config} it {traffic}" for config, traffic in found.items())
+            raise CountError(
+                f"{kernel}: its {len(found)} autotuning configurations differ in traffic, so keep "
+                f"one, as `{kernel}.configs[1:] = []` does: {counts}"
+            )
+        total.ops += first.ops
+        total.accesses += first.accesses
 
 
 class _Kernel:

@@ -22,6 +22,8 @@ import pandas as pd
 import torch
 
 from memtraffic import runtime
+from memtraffic.functions import as_function
+from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function, import_path
 from memtraffic.ops import OPS, Op, find_op
 from memtraffic.tensors import MEMORY_LAYOUTS
@@ -56,6 +58,7 @@ def counters(
     dtype: str = "float32",
     layout: str = "packed",
     op: str | Op = "softmax",
+    inputs: str | None = None,
     warmup: int = 3,
 ) -> pd.DataFrame:
     """What the hardware moved in one call of `fn`: a DataFrame with a row for each kernel that ran.
@@ -72,22 +75,27 @@ def counters(
     - `ns`: the duration, in nanoseconds
 
     fn: a rung's name, `module:function`, or a function that another process can import. op: the
-    operation that makes its inputs, by its name or `module:attribute`. shape: such as (M, N).
+    operation that makes its inputs, by its name or `module:attribute`. inputs: in its place a
+    specification, see `inputs.find_inputs`, as text. shape: such as (M, N), a number for each size.
     dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called before the call that
     counts.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if `fn` fails; LookupError for a function or an operation that another process
-    cannot import.
+    cannot import; ValueError for a specification or a shape that cannot be read.
     """
-    function, op = import_path(fn), _op_path(op)
-    import_function(function)
+    function = import_path(fn)
+    as_function(import_function(function))
+    if inputs is not None and not isinstance(inputs, str):
+        raise TypeError(f"counters: another process makes the inputs, so give text, not {inputs!r}")
+    subject = {"op": _op_path(op)} if inputs is None else {"inputs": inputs}
+    find_inputs(find_op(op) if inputs is None else inputs).check(shape)
     if not runtime.HAS_GPU:
         raise CountersUnavailable("counters: there is no GPU on this machine")
     ncu = shutil.which("ncu")
     if ncu is None:
         raise CountersUnavailable("counters: Nsight Compute's command `ncu` is not on the PATH")
-    job = {"fn": function, "op": op, "shape": shape, "dtype": dtype, "layout": layout}
+    job = {"fn": function, **subject, "shape": shape, "dtype": dtype, "layout": layout}
     worker = "from memtraffic.traffic.counters import _worker; _worker()"
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
@@ -169,12 +177,13 @@ def _op_path(op: str | Op) -> str:
 def _worker() -> None:
     """What runs under ncu: calls to warm up, then one call between start and stop."""
     job = json.loads(sys.argv[1])
-    fn = import_function(job["fn"])
-    inputs = find_op(job["op"]).inputs(tuple(job["shape"]), job["dtype"], job["layout"])
+    fn = as_function(import_function(job["fn"]))
+    inputs = find_inputs(job["inputs"] if "inputs" in job else find_op(job["op"]))
+    arguments = inputs.arguments(job["shape"], job["dtype"], job["layout"])
     for _ in range(job["warmup"]):
-        fn(*inputs)
+        arguments.call(fn)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    fn(*inputs)
+    arguments.call(fn)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()

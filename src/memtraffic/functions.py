@@ -1,0 +1,76 @@
+"""What a meter takes for a function: anything that computes when it is called on tensors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def as_function(fn: Any) -> Callable[..., Any]:
+    """The function that a meter calls for `fn`.
+
+    >>> import torch
+    >>> as_function(torch.nn.Identity)(3)
+    3
+
+    fn: a function or another object that can be called, such as an `nn.Module`, is returned as it
+    is. A class of `nn.Module` is made an object, without arguments, where the tensors of the book
+    live. A class of `torch.autograd.Function` is its `apply`.
+
+    Raises TypeError for anything else, and for a function that only starts its work when it is
+    called: a coroutine function or a generator function.
+    """
+    import torch
+
+    from memtraffic import runtime
+
+    name = function_name(fn)
+    if isinstance(fn, type):
+        if issubclass(fn, torch.autograd.Function):
+            return fn.apply
+        if not issubclass(fn, torch.nn.Module):
+            kinds = "a function, an nn.Module or a torch.autograd.Function"
+            raise TypeError(
+                f"{name} is a class that computes nothing when it is called: give {kinds}"
+            )
+        try:
+            return fn().to(runtime.device())
+        except TypeError as error:
+            instance = "give an object of it, such as layer = Layer(128)"
+            raise TypeError(
+                f"{name} cannot be made without arguments ({error}): {instance}"
+            ) from error
+    if not callable(fn):
+        raise TypeError(f"{name} is {type(fn).__name__}, not a function")
+    called = fn, type(fn).__call__, getattr(fn, "forward", None)  # the last of an nn.Module
+    if any(map(inspect.iscoroutinefunction, called)):
+        kind, run = "a coroutine function", "asyncio.run({}(x))"
+    elif any(map(inspect.isasyncgenfunction, called)):
+        kind, run = "an asynchronous generator function", "asyncio.run(consume({}(x)))"
+    elif any(map(inspect.isgeneratorfunction, called)):
+        kind, run = "a generator function", "list({}(x))"
+    else:
+        return fn
+    call = run.format(name.rpartition(".")[2])
+    raise TypeError(
+        f"{name} is {kind}, which does its work after it has returned: "
+        f"give a function that waits for it, such as lambda x: {call}"
+    )
+
+
+def function_name(fn: Any) -> str:
+    """What a message calls a function: its module and its name, or its class.
+
+    >>> import torch
+    >>> function_name(functools.partial(torch.nn.functional.relu, inplace=True))
+    'torch.nn.functional.relu'
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(owner := getattr(fn, "__self__", None), type):  # apply of an autograd.Function
+        fn = owner
+    if not hasattr(fn, "__qualname__"):
+        fn = type(fn)
+    return f"{getattr(fn, '__module__', None) or 'builtins'}.{fn.__qualname__}"

@@ -1,0 +1,69 @@
+"""Launches that are planned once, and then cost the host as little as a launch can."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtraffic import runtime
+from memtraffic.triton_internals import compile_kernel, starter
+
+
+class Call:
+    """A planned launch of a Triton kernel: only its tensors change from call to call.
+
+    A call costs one look-up of the current stream, and the launch. It specialises
+    nothing, so its tensors must be like those of the plan: of the same dtypes, strides
+    and device, and aligned to 16 bytes where those were.
+
+    kernel: its last parameters are the constants. grid: of programs. arguments: for all
+    parameters before the constants; its tensors stand for those of the calls.
+    constants: by name, in the kernel's order. slots: if not 0, so many words of 64 bits
+    are allocated for each call, filled with 0, and passed after the tensors; the launch
+    is then cooperative, so its programs may wait for one another.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        arguments: tuple[Any, ...],
+        constants: dict[str, Any],
+        *,
+        num_warps: int,
+        slots: int = 0,
+    ) -> None:
+        self._places = [i for i, it in enumerate(arguments) if isinstance(it, Tensor)]
+        self._device = arguments[self._places[0]].device
+        self._arguments = [0 if isinstance(it, Tensor) else it for it in arguments]
+        self._kernel, self._grid, self._slots = kernel, grid, slots
+        self._constants = constants
+        self._options: dict[str, Any] = {"num_warps": num_warps}
+        if slots:
+            self._options["launch_cooperative_grid"] = True
+        self._start: Any = None
+        if runtime.runs_on_gpu():
+            compiled = compile_kernel(kernel, *arguments, **constants, **self._options)
+            self._start = starter(compiled, grid)
+            self._arguments += constants.values()
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launches the kernel on the current stream of the tensors' GPU."""
+        if self._slots:
+            zeros = torch.zeros(self._slots, dtype=torch.int64, device=self._device)
+            tensors = (*tensors, zeros)
+        arguments = self._arguments.copy()
+        if self._start is None:
+            for place, tensor in zip(self._places, tensors, strict=True):
+                arguments[place] = tensor
+            with runtime.device_guard(tensors[0]):
+                self._kernel[self._grid](*arguments, **self._constants, **self._options)
+            return
+        for place, tensor in zip(self._places, tensors, strict=True):
+            arguments[place] = tensor.data_ptr()
+        index = self._device.index
+        if torch.cuda.current_device() == index:
+            self._start(torch._C._cuda_getCurrentRawStream(index), arguments)
+        else:
+            with torch.cuda.device(index):
+                self._start(torch._C._cuda_getCurrentRawStream(index), arguments)

@@ -1,0 +1,194 @@
+"""Which kernel a softmax or its backward takes, and with what tiles: the rule, and its plans."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import triton
+from torch import Tensor
+
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.ladder.call import Call
+from memtraffic.ladder.online import online_kernel, online_tile
+from memtraffic.ladder.split import split_call, split_kernel
+from memtraffic.ladder.tiling import VECTOR_BYTES, max_warps
+from memtraffic.ops.long_backward import passes_backward_kernel, split_backward_kernel
+from memtraffic.ops.rows import softmax_backward_kernel, softmax_kernel
+
+MAX_BATCHES = 65535  # of a grid's second dimension
+COLUMN_TILE = 8192  # elements of a tile whose rows are adjacent in memory, at most
+SPLIT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # a sum fits half a word
+
+Run = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a program, a row's columns as BLOCK + TAIL, and warps."""
+
+    rows: int
+    block: int
+    tail: int
+    num_warps: int
+
+
+def row_tile(n_cols: int, itemsize: int, inputs: int, gpu: Gpu) -> Tile | None:
+    """The rule: the tile of a program for rows of `n_cols` columns; None if they do not fit one.
+
+    itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> row_tile(781, 4, 1, find_gpu("H200")), row_tile(8320, 4, 1, find_gpu("H200"))
+    (Tile(rows=1, block=1024, tail=0, num_warps=1), Tile(rows=1, block=8192, tail=128, num_warps=8))
+    """
+    block, tail = triton.next_power_of_2(n_cols), 0
+    if n_cols > 2048 and block > n_cols:
+        block //= 2
+        tail = triton.next_power_of_2(n_cols - block)
+        if tail == block:
+            block, tail = 2 * block, 0
+    per_lane = 32 // inputs * (2 if itemsize < 4 else 1)  # elements
+    if block > max_warps(gpu) * gpu.warp_size * per_lane:
+        return None
+    rows = max(1, 2048 // (block * itemsize))
+    num_warps = min(max_warps(gpu), max(1, rows * block * inputs // (gpu.warp_size * 32)))
+    return Tile(rows, block, tail, num_warps)
+
+
+def split_tile(itemsize: int, inputs: int) -> tuple[int, int]:
+    """Columns and warps of a program that shares a row with others."""
+    return (16384 if itemsize < 4 else 8192) // inputs, 8
+
+
+def column_tile(n_cols: int, n_rows: int) -> Tile | None:
+    """The tile where the rows are adjacent in memory, not the columns; None if none fits."""
+    block = triton.next_power_of_2(n_cols)
+    rows = min(triton.next_power_of_2(n_rows), max(8, COLUMN_TILE // block // 2), 64)
+    if rows * block > 4 * COLUMN_TILE:
+        return None
+    return Tile(rows, block, 0, max(1, min(16, rows * block // 1024)))
+
+
+# ---- views
+
+
+def as_rows(tensors: Sequence[Tensor], dim: int) -> tuple[list[int], list[list[int]]]:
+    """Tensors of one shape as batches of matrices whose rows lie along `dim`.
+
+    Returns the sizes, (..., batch, M, N), and each tensor's strides. Dimensions that follow one
+    another in all of the tensors are joined, so there are few. The order of rows is that of the
+    last tensor's memory.
+    """
+    shape = tensors[-1].shape
+    others = [i for i in range(len(shape)) if i != dim and shape[i] != 1]
+    others.sort(key=tensors[-1].stride, reverse=True)
+    sizes: list[int] = []
+    strides: list[list[int]] = [[] for _ in tensors]
+    for i in others:
+        here = [tensor.stride(i) for tensor in tensors]
+        if sizes and all(s[-1] == shape[i] * h for s, h in zip(strides, here, strict=True)):
+            sizes[-1] *= shape[i]
+            for s, h in zip(strides, here, strict=True):
+                s[-1] = h
+        else:
+            sizes.append(shape[i])
+            for s, h in zip(strides, here, strict=True):
+                s.append(h)
+    while len(sizes) < 2:
+        sizes.insert(0, 1)
+        for s in strides:
+            s.insert(0, 0)
+    for s, tensor in zip(strides, tensors, strict=True):
+        s.append(tensor.stride(dim))
+    return [*sizes, shape[dim]], strides
+
+
+class Slices:
+    """Runs a function on each matrix, or batch of matrices, of tensors with many dimensions."""
+
+    def __init__(self, run: Run, sizes: list[int], strides: list[list[int]], outer: int) -> None:
+        self._run, self._sizes, self._strides = run, sizes[outer:], [s[outer:] for s in strides]
+        self._offsets = [
+            [sum(i * step for i, step in zip(index, s, strict=False)) for s in strides]
+            for index in product(*map(range, sizes[:outer]))
+        ]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Calls the function with the slices of each tensor, one after the other."""
+        for offsets in self._offsets:
+            self._run(
+                *(
+                    tensor.as_strided(self._sizes, s, tensor.storage_offset() + offset)
+                    for tensor, s, offset in zip(tensors, self._strides, offsets, strict=True)
+                )
+            )
+
+
+# ---- plans
+
+
+def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
+    """What computes a softmax, or its backward, into the first of `tensors` from the others.
+
+    tensors: of one shape; no dimension is 0. run: what does the same for a part of the tensors
+    along their last dimension; it is called where one launch cannot reach all rows.
+    """
+    if not tensors[0].dim():
+        return lambda *tensors: run(*(tensor.view(1) for tensor in tensors))
+    sizes, strides = as_rows(tensors, dim % tensors[0].dim())
+    if len(sizes) > 3:
+        return Slices(run, sizes, strides, len(sizes) - 3)
+    batches, n_rows, n_cols = sizes
+    stored, gpu, inputs = tensors[1 if backward else 0], planning_gpu(tensors[0]), len(tensors) - 1
+    itemsize = max(tensor.element_size() for tensor in tensors)
+    packed = all(s[-1] == 1 for s in strides) or n_cols == 1
+    tile = row_tile(n_cols, itemsize, inputs, gpu) if packed else column_tile(n_cols, n_rows)
+    if batches > (MAX_BATCHES if tile else 1):
+        return Slices(run, sizes, strides, 1)
+    align = common_divisor(tensors, sizes, strides)
+    if tile is not None:
+        arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)]
+        return Call(
+            softmax_backward_kernel if backward else softmax_kernel,
+            (triton.cdiv(n_rows, tile.rows), batches),
+            (*arguments, n_rows, n_cols),
+            {"ROWS": tile.rows, "BLOCK": tile.block, "TAIL": tile.tail, "ALIGN": align},
+            num_warps=tile.num_warps,
+        )
+    arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]
+    if packed and stored.dtype in SPLIT_DTYPES:
+        block, num_warps = split_tile(itemsize, inputs)
+        kernel = split_backward_kernel if backward else split_kernel
+        try:
+            return split_call(
+                kernel, tuple(arguments), n_rows, n_cols,
+                block=block, align=align, num_warps=num_warps,
+            )  # fmt: skip
+        except ValueError:  # more programs than fit this GPU at once
+            pass
+    loop = online_tile(n_cols, itemsize * inputs, gpu)
+    rows = loop.rows if packed else 32
+    block = loop.block if packed else min(loop.block, 128)
+    constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
+    return Call(
+        passes_backward_kernel if backward else online_kernel,
+        (triton.cdiv(n_rows, rows), 1),
+        (*arguments, n_rows, n_cols),
+        constants if backward else constants | {"ONLINE": True},
+        num_warps=loop.num_warps,
+    )
+
+
+def common_divisor(
+    tensors: Sequence[Tensor], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> int:
+    """The largest power of two that divides width and strides, at most 16 bytes of each tensor.
+
+    It is 1 where the columns of a row are not adjacent in memory.
+    """
+    if any(s[-1] != 1 for s in strides):
+        return 1
+    widest = max(VECTOR_BYTES // tensor.element_size() for tensor in tensors)
+    return math.gcd(widest, sizes[-1], *(step for s in strides for step in s[:-1]))

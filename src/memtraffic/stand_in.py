@@ -1,0 +1,164 @@
+"""A GPU of the table answers for one that is absent, so that code written for a GPU runs.
+
+Published kernels ask for their GPU when they are imported or launched: they take its number of SMs
+for their grid, make tensors on it, and refuse tensors that are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from memtraffic import runtime
+from memtraffic.compile.sass import read
+from memtraffic.gpus import DEFAULT_GPU, Gpu, NvidiaGpu
+from memtraffic.triton_internals import driver_of
+
+_IS_CUDA, _IS_CPU, _DEVICE_OF = (
+    vars(torch._C.TensorBase)[name].__get__ for name in ("is_cuda", "is_cpu", "device")
+)
+_DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@contextmanager
+def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
+    """Context manager: `torch.cuda` and Triton's driver answer as if `gpu` were here.
+
+    >>> x = torch.ones(2, 3)
+    >>> with stand_in():
+    ...     print(torch.cuda.get_device_properties(0).multi_processor_count, x.device)
+    132 cuda:0
+
+    Tensors stay in the memory of the CPU, and say that they are on the GPU; what is made on the
+    GPU, or moved there, is made on the CPU. Kernels run only while they are counted. Code that
+    looks for Triton's own classes of kernels, or compiles one before it launches it, needs the
+    setting TRITON_INTERPRET=0. gpu: one of NVIDIA's.
+
+    Raises RuntimeError where there is a GPU, which can answer itself; ValueError for a GPU that is
+    not NVIDIA's.
+    """
+    if runtime.HAS_GPU:
+        raise RuntimeError(f"{gpu.product} cannot stand in: there is a GPU on this machine")
+    if not isinstance(gpu, NvidiaGpu):
+        raise ValueError(f"{gpu.product} ({gpu.target}) cannot stand in: give a GPU of NVIDIA")
+    with ExitStack() as stack:
+        generator = _Generator()
+        random = {
+            "default_generators": (generator,),
+            "get_rng_state": lambda device=0: generator.get_state(),
+            "set_rng_state": lambda state, device=0: generator.set_state(state),
+        }
+        for name, value in (_answers(gpu) | random).items():
+            # Builds of PyTorch without CUDA lack those with an underscore.
+            created = name.startswith("_")
+            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
+        stack.enter_context(driver_of(gpu, lambda cubin: _registers(cubin, gpu)))
+        # A mode does not see what its handler does, and the whole backward pass would be that.
+        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))
+        stack.enter_context(_OnGpu())
+        yield
+
+
+def _never(tensors: object) -> bool:
+    return False
+
+
+class _Generator:
+    """A GPU's generator of random numbers, of which launchers take the state: seed and offset."""
+
+    state = bytes(16)
+
+    def get_state(self) -> Tensor:
+        return torch.frombuffer(bytearray(self.state), dtype=torch.uint8)
+
+    def set_state(self, state: Tensor) -> None:
+        self.state = bytes(state.untyped_storage())
+
+
+def _registers(cubin: bytes, gpu: Gpu) -> int:
+    usage, _ = read({"cubin": cubin}, "", gpu)
+    return usage["registers"]
+
+
+def _answers(gpu: NvidiaGpu) -> dict[str, Callable[..., Any]]:
+    """What `torch.cuda` has in place of its functions, by their names."""
+    major, minor = divmod(int(gpu.architecture), 10)
+    properties = SimpleNamespace(
+        name=gpu.driver_name,
+        gcnArchName=gpu.driver_name,  # which PyTorch has on every GPU
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.num_sms,
+        warp_size=gpu.warp_size,
+        max_threads_per_multi_processor=gpu.max_threads_per_sm,
+        regs_per_multiprocessor=gpu.registers_per_sm,
+        shared_memory_per_multiprocessor=gpu.shared_per_sm,
+        shared_memory_per_block_optin=gpu.shared_per_program,
+    )
+    stream = SimpleNamespace(cuda_stream=0, device=_DEVICE)
+    nothing = dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"))
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "_exchange_device": 0,  # the class torch.cuda.device calls these two
+        "_maybe_exchange_device": 0,
+        "current_stream": stream,
+        "get_device_name": gpu.driver_name,
+        "get_device_capability": (major, minor),
+        "get_device_properties": properties,
+        "_get_device_properties": properties,  # of what took the function before
+        "is_bf16_supported": major >= 8,
+    }
+    return {
+        name: lambda *args, value=value, **options: value
+        for name, value in (nothing | answers).items()
+    }
+
+
+class _OnGpu(TorchFunctionMode):
+    """Tensors say that they are on the GPU, and what is asked of the GPU is done by the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func == _IS_CUDA:
+            return args[0].device == _CPU
+        if func == _IS_CPU:
+            return False
+        if func is Tensor.get_device:
+            return 0
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        if func is Tensor.cuda:
+            return args[0]
+        if func is Tensor.backward:
+            options = dict(kwargs or {})
+            with self:
+                return torch.autograd.backward(args[0], options.pop("gradient", None), **options)
+        result = func(
+            *(_on_cpu(value) for value in args),
+            **{
+                name: _CPU if name == "device" and isinstance(value, int) else _on_cpu(value)
+                for name, value in (kwargs or {}).items()
+            },
+        )
+        return _DEVICE if func == _DEVICE_OF and result == _CPU else result
+
+
+def _on_cpu(value: Any) -> Any:
+    """An argument that names the GPU names the CPU instead."""
+    named = isinstance(value, str) and value.partition(":")[0] == "cuda"
+    return _CPU if named or (isinstance(value, torch.device) and value.type == "cuda") else value

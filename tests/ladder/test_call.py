@@ -1,0 +1,195 @@
+from types import SimpleNamespace
+
+import kernels
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from memtraffic import runtime
+from memtraffic.ladder import call
+from memtraffic.ladder.call import Call
+from memtraffic.tensors import matrix
+from memtraffic.traffic.count import count
+
+DEVICE = runtime.device()
+
+
+@triton.jit
+def _scale_kernel(y_ptr, x_ptr, n_cols, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    batch, row = tl.program_id(1), tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    at = (batch * tl.num_programs(0) + row) * n_cols + cols
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=mask) * FACTOR, mask=mask)
+
+
+@triton.jit
+def _arrivals_kernel(y_ptr, slots_ptr, n_slots, BLOCK: tl.constexpr):
+    """Writes the sum of all slots, once every program has added 1 to its own."""
+    program, lanes = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.atomic_add(slots_ptr + program, 1)
+    arrived = tl.zeros((), tl.int64)
+    while arrived < tl.num_programs(0):
+        slots = tl.load(slots_ptr + lanes, mask=lanes < n_slots, other=0, volatile=True)
+        arrived = tl.sum(slots, axis=0)
+    tl.store(y_ptr + program, arrived)
+
+
+def scale(y, x, factor=3):
+    constants = {"FACTOR": factor, "BLOCK": triton.next_power_of_2(x.shape[-1])}
+    grid = (x.shape[1], x.shape[0])
+    return Call(_scale_kernel, grid, (y, x, x.shape[-1]), constants, num_warps=1)
+
+
+def arrivals(programs, slots):
+    y = torch.zeros(programs, dtype=torch.int64, device=DEVICE)
+    constants = {"BLOCK": triton.next_power_of_2(slots)}
+    example = (y, y, slots)
+    return Call(_arrivals_kernel, (programs, 1), example, constants, num_warps=1, slots=slots), y
+
+
+def test_call_runs_on_the_tensors_of_each_call():
+    x = matrix(6, 5).view(2, 3, 5)
+    run = scale(torch.empty_like(x), x)
+    for other in (x, x + 1):
+        y = torch.full_like(x, float("nan"))
+        assert run(y, other) is None
+        assert torch.equal(y, 3 * other)
+
+
+def test_call_fills_its_slots_with_zeros_each_time():
+    run, y = arrivals(5, 7)
+    for _ in range(3):
+        assert kernels.ended(run, y, seconds=20) is None
+        assert y.tolist() == [5] * 5
+        y.zero_()
+
+
+def test_call_allocates_as_many_slots_as_it_is_told():
+    run, y = arrivals(5, 7)
+    traffic = count(run, y)
+    zeros, kernel = traffic.ops
+    assert (zeros.name, zeros.written_elements, zeros.written_bytes) == ("zeros", 7, 56)
+    assert kernel.written_elements == 5 + 5
+
+
+def test_call_wants_as_many_tensors_as_it_was_planned_for():
+    x = matrix(2, 5).view(1, 2, 5)
+    run = scale(torch.empty_like(x), x)
+    for tensors in ((x,), (x, x, x)):
+        with pytest.raises(ValueError):
+            run(*tensors)
+
+
+class FakeGpu:
+    """What `Call` asks Triton and PyTorch for on a GPU, written down."""
+
+    def __init__(self, monkeypatch):
+        self.stream, self.current, self.started, self.compiled = 1, DEVICE.index, [], []
+        monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
+        monkeypatch.setattr(call, "compile_kernel", self.compile)
+        monkeypatch.setattr(call, "starter", self.starter)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        raw_stream = "_cuda_getCurrentRawStream"
+        monkeypatch.setattr(torch._C, raw_stream, lambda index: (index, self.stream), raising=False)
+
+    def compile(self, kernel, *arguments, **options):
+        self.compiled.append((kernel, arguments, options))
+        return SimpleNamespace(kernel=kernel)
+
+    def starter(self, compiled, grid):
+        return lambda stream, arguments: self.started.append((self.current, stream, arguments))
+
+    def device(self, index):
+        outer, fake = self.current, self
+
+        class Guard:
+            def __enter__(self):
+                fake.current = index
+
+            def __exit__(self, *error):
+                fake.current = outer
+
+        return Guard()
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    return FakeGpu(monkeypatch)
+
+
+def test_call_compiles_once_and_passes_addresses(fake_gpu):
+    x, other = matrix(6, 5).view(2, 3, 5), matrix(6, 5).view(2, 3, 5)
+    run = scale(y := torch.empty_like(x), x, factor=2)
+    [(kernel, arguments, options)] = fake_gpu.compiled
+    assert kernel is _scale_kernel
+    assert arguments[0] is y and arguments[1] is x and arguments[2] == 5
+    assert options == {"FACTOR": 2, "BLOCK": 8, "num_warps": 1}
+    run(y, x)
+    run(other, y)
+    assert [arguments for *_, arguments in fake_gpu.started] == [
+        [y.data_ptr(), x.data_ptr(), 5, 2, 8],
+        [other.data_ptr(), y.data_ptr(), 5, 2, 8],
+    ]
+    assert len(fake_gpu.compiled) == 1
+
+
+def test_call_asks_for_the_stream_each_time(fake_gpu):
+    x = matrix(6, 5).view(2, 3, 5)
+    run = scale(x, x)
+    for fake_gpu.stream in (7, 8):
+        run(x, x)
+    index = x.device.index
+    assert [stream for _, stream, _ in fake_gpu.started] == [(index, 7), (index, 8)]
+
+
+def test_call_starts_on_the_device_of_its_tensors(fake_gpu):
+    x = matrix(6, 5).view(2, 3, 5)
+    run = scale(x, x)
+    fake_gpu.current = 3  # another one than that of x
+    run(x, x)
+    assert [current for current, *_ in fake_gpu.started] == [x.device.index]
+    assert fake_gpu.current == 3
+
+
+def test_call_that_waits_is_a_cooperative_launch(fake_gpu):
+    run, y = arrivals(5, 7)
+    [(_, _, options)] = fake_gpu.compiled
+    assert options["launch_cooperative_grid"] is True
+    run(y)
+    [(_, _, (first, slots, n_slots, block))] = fake_gpu.started
+    assert (first, n_slots, block) == (y.data_ptr(), 7, 8)
+    assert slots != first
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+def test_call_on_the_current_stream():
+    """A launch on another stream than the current one would not wait for what comes before."""
+    x = torch.zeros(64, 1024, 1024, device="cuda")
+    y = torch.empty_like(x)
+    run = scale(y, x)
+    run(y, x)
+    for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            x.add_(1)
+            run(y, x)
+            wrong = (y != 3 * x).sum()
+        torch.cuda.current_stream().wait_stream(stream)
+        assert wrong.item() == 0
+    assert y[-1, -1, -1].item() == 6
+
+
+@pytest.mark.gpu
+def test_call_that_waits_fills_its_slots_each_time():
+    run, y = arrivals(100, 128)
+    for _ in range(10):
+        run(y)
+        assert y.tolist() == [100] * 100
+        y.zero_()

@@ -1,0 +1,11 @@
+import pytest
+
+from memtraffic import runtime
+
+if not runtime.HAS_TRITON:
+    collect_ignore = ["test_planning.py", "test_softmax.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bounds_checked(bounds_checked):
+    """A kernel that leaves its tensors fails its test and does not end the process."""

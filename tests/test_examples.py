@@ -1,0 +1,64 @@
+"""The example projects, tested as their readers test them: by pytest, in their folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
+
+
+def run(folder, *options):
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            folder,
+            *options,
+        ],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_examples_are_found():
+    assert EXAMPLES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_example(folder):
+    done = run(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_example_sees_a_kernel_that_reads_twice(tmp_path):
+    """A fault in the kernel: the test of its traffic says which operation, and which argument."""
+    source = EXAMPLES[[path.name for path in EXAMPLES].index("rms_norm")]
+    for path in source.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_text(path.read_text("utf-8"), "utf-8")
+    kernel = tmp_path / "rms_norm.py"
+    line = "    weight = tl.load(weight_ptr + cols, mask=mask)\n"
+    text = kernel.read_text("utf-8")
+    again = "    x = tl.load(x_ptr + row * x_row_stride + cols, mask=mask, other=0.0)\n"
+    assert line in text
+    kernel.write_text(text.replace(line, line + again), "utf-8")
+    done = run(tmp_path, "-k", "traffic")
+    assert done.returncode == 1
+    assert "rms_norm.rms_norm reads 3MN, not 2MN" in done.stdout
+    assert "x_ptr 2MN" in done.stdout

@@ -1,0 +1,306 @@
+import pytest
+import torch
+from hypothesis import given as examples
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from memtraffic import runtime
+from memtraffic.inputs import (
+    DTYPES,
+    GRAMMAR,
+    Arguments,
+    InputsError,
+    bind,
+    find_inputs,
+    given,
+    read_sizes,
+)
+from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+
+
+def made(text, *shape, **options):
+    arguments = find_inputs(text).arguments(shape, **options)
+    return arguments.positional, dict(arguments.keywords)
+
+
+# ---- tensors
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "expected"),
+    [
+        pytest.param("M,N", (3, 5), (3, 5), id="matrix"),
+        pytest.param("N", (5,), (5,), id="vector"),
+        pytest.param("B,H,S,D", (2, 3, 4, 5), (2, 3, 4, 5), id="four-sizes"),
+        pytest.param("N,N", (4,), (4, 4), id="twice"),
+        pytest.param("M,128", (3,), (3, 128), id="number"),
+        pytest.param("128,", (), (128,), id="number-alone"),
+        pytest.param("7:bf16", (), (7,), id="number-with-a-dtype"),
+        pytest.param("N,", (5,), (5,), id="trailing-comma"),
+    ],
+)
+def test_find_inputs_of_a_shape(text, shape, expected):
+    ([x], _) = made(text, *shape)
+    assert (x.shape, x.device) == (expected, runtime.device())
+    assert x.float().std() > 0.1
+
+
+def test_find_inputs_by_default_is_the_matrix_of_a_softmax():
+    for layout in MEMORY_LAYOUTS:
+        ([x], _) = made(None, 3, 5, dtype="bfloat16", layout=layout)
+        [y] = SOFTMAX.inputs((3, 5), "bfloat16", layout)
+        assert torch.equal(x, y) and x.stride() == y.stride()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_find_inputs_of_a_dtype(name):
+    ([x], _) = made(f"4,8:{name}")
+    assert x.dtype == getattr(torch, DTYPES[name])
+    assert x.float().unique().numel() > 1
+    assert not x.float().isnan().any()
+
+
+def test_find_inputs_of_the_callers_dtype():
+    ([x, w, i], _) = made("M,N N:fp16 M:int64", 3, 5, dtype="bfloat16")
+    assert (x.dtype, w.dtype, i.dtype) == (torch.bfloat16, torch.float16, torch.int64)
+
+
+def test_find_inputs_are_different_and_the_same_each_time():
+    first, second = made("M,N M,N N N", 3, 5), made("M,N M,N N N", 3, 5)
+    assert all(map(torch.equal, first[0], second[0]))
+    assert len({x.sum().item() for x in first[0]}) == 4
+    assert torch.equal(first[0][1], matrix(3, 5, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "below"),
+    [
+        pytest.param("M:int64<N", 5, id="letter"),
+        pytest.param("M:int32<7", 7, id="number"),
+        pytest.param("M:int64 N,30", 5, id="smallest-size"),
+        pytest.param("M:int64<1 N", 1, id="one"),
+        pytest.param("M,M:uint8<256 N", 256, id="all-of-a-byte"),
+    ],
+)
+def test_find_inputs_of_whole_numbers(text, below):
+    inputs = find_inputs(text)
+    [x, *_] = inputs.arguments([{"M": 4000, "N": 5}[name] for name in inputs.sizes]).positional
+    assert (x.min(), x.max()) == (0, below - 1)
+
+
+def test_find_inputs_of_whole_numbers_fit_the_dtype():
+    ([x], _) = made("M:int8", 4000)
+    assert x.max() == 127
+    with pytest.raises(InputsError, match="below 128, not below 200"):
+        made("M:int8<200", 4000)
+
+
+def test_find_inputs_of_indices_and_targets():
+    """The two uses that whole numbers are made for."""
+    ([table, at], _) = made("V,D B,S:int64<V", 7, 3, 2, 50)
+    assert torch.nn.functional.embedding(at, table).shape == (2, 50, 3)
+    ([logits, target], _) = made("M,N M:int64<N", 3, 5)
+    assert torch.nn.functional.cross_entropy(logits, target).isfinite()
+
+
+# ---- other values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("-4", -4), ("1e-6", 1e-6), (".5", 0.5), ("-2.", -2.0), ("inf", float("inf")),
+     ("true", True), ("False", False), ("None", None)],
+)  # fmt: skip
+def test_find_inputs_of_a_value(text, value):
+    ((x,), keywords) = made(text)
+    assert x == value and type(x) is type(value) and not keywords
+    ((), keywords) = made(f"eps={text}")
+    assert keywords == {"eps": value}
+
+
+def test_find_inputs_by_keyword():
+    ((x, three), keywords) = made("M,N  3 weight=N:bf16 eps=1e-6", 3, 5)
+    assert x.shape == (3, 5) and three == 3
+    assert (keywords["weight"].shape, keywords["weight"].dtype) == ((5,), torch.bfloat16)
+    assert keywords["eps"] == 1e-6
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("M,N", "MN"), ("N M,N", "MN"), ("M,K K,N", "MKN"), ("M:int64<N N,K", "NKM"), ("3", ""),
+     ("w=N", "N")],
+)  # fmt: skip
+def test_find_inputs_orders_sizes(text, sizes):
+    assert find_inputs(text).sizes == tuple(sizes)
+
+
+@pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["3", "N=5"]])
+def test_read_sizes(texts):
+    assert read_sizes(find_inputs("M,N"), texts) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["3"], "N of 'M,N' has no number: add N=1024"),
+        (["3", "5", "7"], "'7' is one size too many"),
+        (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
+        (["M=3", "M=5"], "M is 3 already"),
+        (["3", "0"], "'0' is not a positive"),
+        (["3", "N="], "'' is not a positive"),
+        (["3", "1" * 40], "is no size: the largest is"),
+        (["3", "1" * 5000], "is not a positive"),
+    ],
+)
+def test_read_sizes_that_are_wrong(texts, message):
+    with pytest.raises(InputsError, match=message):
+        read_sizes(find_inputs("M,N"), texts)
+
+
+def test_read_sizes_by_default():
+    assert read_sizes(find_inputs("M,N"), ["N=5"], M=16, N=None) == (16, 5)
+
+
+def test_arguments_that_no_memory_holds():
+    with pytest.raises(InputsError, match=r"'M,N' cannot be made with M=4\d*, N=4\d*: "):
+        find_inputs("M,N").arguments((2**62, 2**62))
+
+
+def test_arguments_of_another_shape():
+    with pytest.raises(ValueError, match=r"M,N N: a shape is M, N, not \(3,\)"):
+        find_inputs("M,N N").arguments((3,))
+
+
+# ---- what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "there are none", id="nothing"),
+        pytest.param("   ", "there are none", id="spaces"),
+        pytest.param("m,n", "'m,n' has a size in lower case", id="lower-case"),
+        pytest.param("n", "'n' has a size in lower case", id="lower-case-letter"),
+        pytest.param("reduction=mean", "'mean' is a string", id="string"),
+        pytest.param("'M'", "is a string", id="quotes"),
+        pytest.param("x=none", "did you mean None", id="misspelt-none"),
+        pytest.param("M,N:float31", "did you mean float32", id="misspelt-dtype"),
+        pytest.param("M,N:complex64", "no dtype complex64", id="unknown-dtype"),
+        pytest.param("M,N<5", "name the dtype, as in M:int64<5", id="bound-without-dtype"),
+        pytest.param("M,N:bf16<5", "bfloat16 has no largest number", id="bound-of-floats"),
+        pytest.param("M:bool<2", "bool has no largest number", id="bound-of-bool"),
+        pytest.param("M:int64<0", "0 is not a size", id="empty-range"),
+        pytest.param("0,", "0 is not a size", id="zero"),
+        pytest.param("M,99999999999999999999", "is not a size", id="huge"),
+        pytest.param("MN", "commas between them: M,N", id="comma-forgotten"),
+        pytest.param("M,,N", "neither a tensor", id="two-commas"),
+        pytest.param("M;N", "neither a tensor", id="semicolon"),
+        pytest.param("eps=", "is empty", id="no-value"),
+        pytest.param("=3", "name=value", id="no-name"),
+        pytest.param("a-b=3", "name=value", id="no-identifier"),
+        pytest.param("a=1 a=2", "a is given twice", id="name-twice"),
+        pytest.param("a=1 M,N", "stands after a=", id="position-after-name"),
+        pytest.param("1_000", "neither a tensor", id="underscore"),
+        pytest.param("\u0663", "neither a tensor", id="other-digits"),
+        pytest.param("9" * 5000, "has 5000 characters", id="long"),
+    ],
+)
+def test_find_inputs_that_cannot_be_read(text, message):
+    with pytest.raises(InputsError, match=message) as caught:
+        find_inputs(text)
+    assert "\n" not in str(caught.value)
+
+
+ALPHABET = st.sampled_from([*"MNKabn019.,:<=-+eE ' \t\n_", "int64", "bf16", "None", "eps=", "é"])
+
+
+@settings(max_examples=400, deadline=None, database=None, derandomize=True)
+@examples(st.lists(ALPHABET, max_size=12).map("".join))
+def test_find_inputs_of_any_text(text):
+    """It is read, and what it says can be made, or one line says why not."""
+    try:
+        inputs = find_inputs(text)
+        if all(len(word) < 6 for word in text.replace(",", " ").split()):
+            inputs.arguments([3] * len(inputs.sizes))
+    except InputsError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+# ---- operations and functions
+
+
+def test_find_inputs_of_an_op():
+    inputs = find_inputs(SOFTMAX_BACKWARD)
+    arguments = inputs.arguments((3, 5), "float16", "every other")
+    assert inputs.sizes == ("M", "N")
+    expected = SOFTMAX_BACKWARD.inputs((3, 5), "float16", "every other")
+    assert all(map(torch.equal, arguments.positional, expected))
+
+
+@pytest.mark.parametrize(
+    ("function", "positional", "keywords"),
+    [
+        (lambda m, k: torch.ones(m, k), 1, []),
+        (lambda m, k: (torch.ones(m, k), 3), 2, []),
+        (lambda m, k: [torch.ones(m)], 1, []),
+        (lambda m, k: {"x": torch.ones(m, k)}, 0, ["x"]),
+        (lambda m, k, eps=1e-6, *, flag=True: (torch.ones(m, k), eps), 2, []),
+    ],
+)
+def test_find_inputs_of_a_function(function, positional, keywords):
+    inputs = find_inputs(function)
+    arguments = inputs.arguments((3, 5))
+    assert inputs.sizes == ("M", "K")
+    assert (len(arguments.positional), [*arguments.keywords]) == (positional, keywords)
+
+
+@pytest.mark.parametrize("wrong", [lambda rows, n: rows, 7, lambda m, two: m])
+def test_find_inputs_of_what_makes_none(wrong):
+    with pytest.raises(TypeError, match="inputs: "):
+        find_inputs(wrong)
+
+
+# ---- tensors, or inputs with numbers
+
+
+def test_given():
+    x = torch.ones(3)
+    assert given((x, 2)).positional == (x, 2)
+    [y] = given((), "3,5").positional
+    assert y.shape == (3, 5)
+    arguments = Arguments((x,), {"eps": 1})
+    assert given((), arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("tensors", "inputs", "message"),
+    [
+        ((torch.ones(3),), "3,5", "give one of the two"),
+        ((), "M,5", "put a number in place of M"),
+        ((), "M,Q", "in place of M, Q"),
+    ],
+)
+def test_given_what_is_wrong(tensors, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        given(tensors, inputs)
+
+
+def test_bind_calls_with_keywords():
+    assert bind(lambda x, eps: (x.shape, eps), (), "3,5 eps=2")() == ((3, 5), 2)
+
+
+def test_arguments_tensors():
+    x, w = torch.ones(3), torch.ones(2)
+    arguments = Arguments((x, 3), {"w": w, "eps": 1e-6})
+    assert [t.shape for t in arguments.tensors] == [(3,), (2,)]
+    doubled = arguments.map(lambda t: 2 * t)
+    assert doubled.positional[0].tolist() == [2, 2, 2]
+    assert doubled.positional[1] == 3 and doubled.keywords["eps"] == 1e-6
+
+
+def test_grammar_is_what_the_module_says():
+    assert all(example in GRAMMAR for example in ("M,N", "M:int64<N", "128,", "eps=1e-6", "None"))

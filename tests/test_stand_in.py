@@ -1,0 +1,164 @@
+"""A GPU that answers for one that is absent."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.gpus import find_gpu
+from memtraffic.stand_in import stand_in
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from triton.runtime import driver
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+
+
+@pytest.mark.parametrize("name", ["H200", "A100", "T4"])
+def test_stand_in_answers_what_launchers_ask(name):
+    gpu = find_gpu(name)
+    with stand_in(gpu):
+        properties = torch.cuda.get_device_properties(0)
+        assert properties.multi_processor_count == gpu.num_sms
+        assert properties.shared_memory_per_block_optin == gpu.shared_per_program
+        assert 10 * properties.major + properties.minor == gpu.architecture
+        assert torch.cuda.get_device_capability() == (properties.major, properties.minor)
+        assert torch.cuda.is_bf16_supported() == (name != "T4")
+        assert (torch.cuda.is_available(), torch.cuda.device_count()) == (True, 1)
+        assert torch.cuda.current_stream().cuda_stream == 0
+        assert driver.active.get_current_target().arch == gpu.architecture
+        found = driver.active.utils.get_device_properties(driver.active.get_current_device())
+        assert found["multiprocessor_count"] == gpu.num_sms
+        assert driver.active.get_active_torch_device() == torch.device("cuda", 0)
+
+
+def test_stand_in_tensors_are_on_the_gpu():
+    x = torch.ones(2, 3)
+    with stand_in():
+        assert (x.is_cuda, x.is_cpu, x.get_device()) == (True, False, 0)
+        assert x.device == torch.device("cuda:0") == torch.device("cuda", 0)
+        made = [
+            torch.zeros(2, device="cuda"),
+            torch.empty(2, device=x.device),
+            torch.full((2,), 1.0, device=0),
+            x.to("cuda:0"),
+            x.to(torch.device("cuda")),
+            x.cuda(),
+            x.new_empty(2, device="cuda"),
+            torch.nn.Linear(2, 2, device="cuda").weight,
+        ]
+        assert all(tensor.is_cuda for tensor in made)
+        with torch.cuda.device(x.device), torch.cuda.device_of(x):
+            torch.cuda.synchronize()
+        assert torch.empty(2, device="meta").device.type == "meta"
+    assert not any(tensor.is_cuda for tensor in made)
+    assert not x.is_cuda and not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        pytest.param(lambda y, x: torch.autograd.grad(y, [x]), id="grad"),
+        pytest.param(lambda y, x: torch.autograd.backward([y]), id="backward"),
+        pytest.param(lambda y, x: y.backward(), id="method"),
+    ],
+)
+def test_stand_in_during_a_backward_pass(differentiate):
+    devices = []
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            devices.append(gradient.device.type)
+            return torch.ones(gradient.shape, device=gradient.device)
+
+    x = torch.ones(3, requires_grad=True)
+    with stand_in():
+        differentiate(Identity.apply(x).sum(), x)
+    assert devices == ["cuda"]
+
+
+def test_stand_in_has_a_generator():
+    with stand_in():
+        [generator] = torch.cuda.default_generators
+        seed, offset = generator.get_state().view(torch.int64).tolist()
+        state = generator.get_state()
+        state.view(torch.int64)[1] += 4
+        generator.set_state(state)
+        assert generator.get_state().view(torch.int64).tolist() == [seed, offset + 4]
+
+
+def test_stand_in_refuses_amd():
+    with pytest.raises(ValueError, match=r"MI300X \(gfx942\)"), stand_in(find_gpu("MI300X")):
+        pass
+
+
+def test_stand_in_refuses_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    with pytest.raises(RuntimeError, match="there is a GPU"), stand_in():
+        pass
+
+
+COMPILING = """
+import torch
+from memtraffic.stand_in import stand_in
+from memtraffic.traffic.count import count
+import kernels
+
+x, results = torch.randn(3, 12), []
+
+def planned(x):
+    y, [kernel] = torch.empty_like(x), [
+        kernels._masked_kernel.warmup(x, x, x.shape[1], BLOCK=16, STORED=12, grid=(1,))
+    ]
+    kernel._init_handles()
+    assert kernel.n_regs > 0 and kernel.metadata.shared >= 0
+    kernel[x.shape[0], 1, 1](y, x, x.shape[1], 16, 12)
+    results.append(y)
+
+def twice(x):
+    y = torch.empty_like(x)
+    launched = kernels._masked_kernel[(3,)](y, x, 12, 16, STORED=12)
+    launched[3, 1, 1](y, x, 12, 16, 12)
+    launched[3, 1, 1](y, x, 12)
+    launched = kernels._tuned_kernel[(3,)](y, x, x.shape[1], BLOCK=16)
+    launched[3, 1, 1](y, x, 12)
+
+with stand_in():
+    print(count(planned, x))
+    print(count(kernels.three_passes, x))
+    print(count(planned, x))
+    print(count(twice, x))
+    assert all(torch.equal(x, y) for y in results)
+    try:
+        kernels.masked(x)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_stand_in_compiles_kernels_and_runs_none():
+    """A kernel that is compiled before it is launched is interpreted, as others are."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILING],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "reads 36 elements, writes 36 elements, in 1 operations",
+        "reads 108 elements, writes 36 elements, in 1 operations",
+        "reads 36 elements, writes 36 elements, in 1 operations",
+        f"reads {3 * 36 + 2 * 72} elements, writes {5 * 36} elements, in 5 operations",
+        "H200 only stands in for a GPU: it runs no kernel",
+    ]
