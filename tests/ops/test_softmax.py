@@ -809,6 +809,19 @@ def test_compiled_softmax_is_equal_to_eager(backend):
     assert torch.equal(out, softmax(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+def test_softmax_refuses_forward_mode():
+    """A tangent that is lost would be a derivative of zero."""
+    x, tangent = matrix(3, 4), matrix(3, 4, seed=1)
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(softmax, (x,), (tangent,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            softmax(dual)
+        assert_softmax(softmax, x)
+
+
 def test_softmax_under_vmap():
     x = matrix(12, 5).view(4, 3, 5)
     for in_dim in (0, 1, 2):

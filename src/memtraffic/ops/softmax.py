@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from memtraffic import runtime
 from memtraffic.ladder.launch import partially_overlaps
@@ -37,12 +38,13 @@ def softmax(
     out: what the result is written to, of that dtype. Float16 and bfloat16 are accumulated in
     float32, float64 in itself. The result is contiguous, and equal bit for bit from call to call.
 
-    Each element is read once and each result written once, for rows of up to 2**24 columns. Rows of
-    float64 beyond 16384 columns and long rows that are not contiguous are read twice. Nothing is
-    copied but a tensor of integers, which needs a `dtype`.
+    Each element is read once and each result written once, where a row fits one program, or as many
+    programs as fit the GPU at once. Longer rows, and rows that do not fit one program and are of
+    float64 or not contiguous, are read twice. A row has up to 2**24 columns. Nothing is copied but
+    a tensor of integers, which needs a `dtype`.
 
     It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
-    graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`.
+    graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`, nor in forward mode.
 
     Errors are of PyTorch's kinds: IndexError for a `dim` that `x` does not have,
     NotImplementedError for another dtype, RuntimeError for another device, for an `out` that does
@@ -54,6 +56,8 @@ def softmax(
         x = x.to(dtype)
     if dtype is None and x.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise NotImplementedError("softmax: no derivative in forward mode: use torch.softmax")
     if torch.compiler.is_compiling() or not _is_plain(x):
         y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
         return y if out is None else out.copy_(y)
