@@ -443,3 +443,10 @@ def test_assert_resources_compares_spills_unless_told_otherwise(compiled):
     with pytest.raises(AssertionError, match="spills 0"):
         testing.assert_resources(torch.exp, "sm_90")
     testing.assert_resources(torch.exp, "sm_90", spill_bytes=None)
+
+
+def test_assert_close_allows_the_best_subnormal():
+    reference = torch.full((1, 4), 3.1e-8, dtype=torch.float64)
+    assert_close(reference.half(), reference, torch.float16)
+    with pytest.raises(AssertionError, match="4 of 4 elements are wrong"):
+        assert_close(reference.half() * 2, reference, torch.float16)

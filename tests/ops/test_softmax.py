@@ -784,6 +784,7 @@ def test_softmax_of_fake_and_meta_tensors():
     assert (y.shape, y.stride()) == ((2, 3), (3, 1))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
 @pytest.mark.parametrize(
     "backend",
     ["aot_eager", pytest.param("inductor", marks=[pytest.mark.gpu, pytest.mark.slow])],
@@ -983,7 +984,7 @@ def test_softmax_of_split_rows_beside_another_process():
         assert other.poll() is None, "the other process ended early"
     finally:
         other.kill()
-        other.wait()
+        other.communicate()
 
 
 @pytest.mark.gpu

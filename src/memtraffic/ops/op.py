@@ -10,9 +10,12 @@ from torch import Tensor
 def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -> Tensor:
     """How far each element of a row may be from `reference`: a few ulps of the row's largest value.
 
+    Half of the dtype's smallest subnormal number is added, because the best result may be that far.
     reference: float64, of shape (..., N). Returns a tensor of shape (..., 1).
     """
-    return roundings * torch.finfo(dtype).eps * reference.abs().amax(dim=-1, keepdim=True)
+    finfo = torch.finfo(dtype)
+    largest = reference.abs().amax(dim=-1, keepdim=True)
+    return roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
 
 
 @dataclass(frozen=True)
