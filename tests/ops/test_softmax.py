@@ -38,16 +38,23 @@ def _no_plans(monkeypatch):
 def small(monkeypatch):
     """A GPU so small that a matrix of a few columns takes the kernels of the widest ones.
 
-    Rows of more than 16 columns are split into parts of 16 over 6 SMs, so rows of more than 96
-    columns, and those of float64, are read twice. In other memory orders 16 columns fit as well.
+    Rows of more than 8 columns are in chunks of 4. Rows of more than 16 are split into parts of 16,
+    in chunks of 8, over 6 SMs, so rows of more than 96 columns, and those of float64, are read
+    twice. In other memory orders 16 columns fit as well.
     """
     gpu = replace(DEFAULT_GPU, num_sms=6)
     rule = planning.row_tile
     monkeypatch.setattr(planning, "planning_gpu", lambda x: gpu)
     monkeypatch.setattr(split, "planning_gpu", lambda x: gpu)
-    monkeypatch.setattr(planning, "row_tile", lambda n, *args: rule(n, *args) if n <= 16 else None)
+
+    def tile(n, *args):
+        if n <= 8:
+            return rule(n, *args)
+        return planning.Tile(1, 4, -(-n // 4), 1) if n <= 16 else None
+
+    monkeypatch.setattr(planning, "row_tile", tile)
     monkeypatch.setattr(planning, "COLUMN_TILE", 32)
-    monkeypatch.setattr(planning, "split_tile", lambda itemsize, inputs: (16, 1))
+    monkeypatch.setattr(planning, "part_of_row", lambda itemsize, inputs: (8, 2, 1))
     monkeypatch.setattr(planning, "online_tile", lambda *args: Tiling(1, 16, 1))
 
 

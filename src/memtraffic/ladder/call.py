@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.gpus import Gpu
 from memtraffic.triton_internals import compile_kernel, starter
+
+
+def takes_ptx(gpu: Gpu) -> bool:
+    """Whether kernels may hold instructions of NVIDIA's; not where interpreted."""
+    compiled = runtime.runs_on_gpu() or runtime.captured_gpu() is not None
+    return compiled and gpu.vendor == "nvidia"
 
 
 class Call:
@@ -19,8 +26,8 @@ class Call:
     kernel: its last parameters are the constants. grid: of programs. arguments: for all
     parameters before the constants; its tensors stand for those of the calls.
     constants: by name, in the kernel's order. slots: if not 0, so many words of 64 bits
-    are allocated for each call, filled with 0, and passed after the tensors; the launch
-    is then cooperative, so its programs may wait for one another.
+    are allocated for each call, filled with 0, and passed after the tensors. Programs
+    may wait for what others write there; in the interpreter they take turns.
     """
 
     def __init__(
@@ -39,7 +46,8 @@ class Call:
         self._kernel, self._grid, self._slots = kernel, grid, slots
         self._constants = constants
         self._options: dict[str, Any] = {"num_warps": num_warps}
-        if slots:
+        if slots and not runtime.runs_on_gpu():
+            # The interpreter's sign that programs run side by side, as on a GPU.
             self._options["launch_cooperative_grid"] = True
         self._start: Any = None
         if runtime.runs_on_gpu():

@@ -1,7 +1,7 @@
 """Row softmax of long rows: several programs share a row and tell each other its sum.
 
-Traffic: reads MN, writes MN, and for each program two words per program of its row.
-Ends where not all programs of a row fit the GPU at once.
+Traffic: reads MN, writes MN, and for each program one word; each program reads the
+words of its row.
 """
 
 from dataclasses import dataclass
@@ -15,46 +15,129 @@ from torch import Tensor
 from memtraffic import residency, runtime
 from memtraffic.compile import loaded_resources
 from memtraffic.gpus import planning_gpu
-from memtraffic.ladder.call import Call
+from memtraffic.ladder.call import Call, takes_ptx
+from memtraffic.ladder.chunks import (
+    exponential,
+    load_chunks,
+    max_of_chunks,
+    numerators,
+    softmax_of_chunk,
+    store_chunk,
+    widen,
+)
 from memtraffic.ladder.launch import check_operands
 from memtraffic.ladder.naive import reference
 from memtraffic.ladder.tiling import MAX_ROW, VECTOR_BYTES, common_divisor
 from memtraffic.triton_internals import compile_kernel
 
-__all__ = ["collect", "publish", "reference", "softmax", "split_call", "split_kernel"]
+__all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+LOOKS = 4096  # at a word that is not there yet, about 3 ms on an H200
 
 
-# ---- how programs tell each other a number
+# ---- how programs tell each other two numbers
 #
-# The number and a tag share a word of 64 bits, which is written and read whole, so a
-# reader that finds the tag has the number as well: no fence, no counter. A tag is the
-# row's place in its group's order, from 1, and the slots are 0 before the launch.
+# The maximum and the sum of a part share a word of 64 bits, which is written and read
+# whole: who finds it has both, without a fence. It is 0 before the launch, and never
+# afterwards: the sum is at least 1 where the maximum is a finite number.
 #
-# A group has two sets of slots, for rows in turn. A program writes into a set again two
-# rows later. Before, it has seen the row between published by all programs, and each of
-# them had read this set by then: so no number is overwritten that somebody still needs.
+# A program that waits needs the others of its row to run. GPUs start the programs of a
+# launch in their order, so the first row that is not finished has all of its programs
+# running, or next in line. But nothing promises this order, and programs of another
+# launch may take their places. So nobody waits for ever: a program that has looked
+# LOOKS times reads what is missing itself, and publishes it. It adds in the order in
+# which the missing program would, so its word has the same bits.
 #
-# A program that waits needs the others of its group to run. The launch is cooperative:
-# the driver starts it only if all of its programs are resident at once.
+# The result may take the place of the matrix. A program writes it after it has
+# published, and only the first word of a part stays: so no word comes from a part that
+# somebody has overwritten.
 
 
 @triton.jit
-def publish(slot_ptr, value, tag):
-    bits = value.to(tl.int32, bitcast=True).to(tl.int64)
-    word = (bits << 32) | tag.to(tl.int64)
-    tl.atomic_xchg(slot_ptr, word, sem="relaxed")
+def publish(slot_ptr, high, low):
+    high = high.to(tl.int32, bitcast=True).to(tl.int64)
+    low = low.to(tl.int32, bitcast=True).to(tl.int64)
+    word = (high << 32) | (low & 0xFFFFFFFF)
+    tl.atomic_cas(slot_ptr, tl.zeros_like(word), word, sem="relaxed")
 
 
 @triton.jit
-def collect(slots_ptr, n_parts, tag, SLOTS: tl.constexpr):
+def high_of(words):
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def low_of(words):
+    return words.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def look(slots_ptr, used, LOOKS: tl.constexpr, PTX: tl.constexpr):
+    # The words of a row; 0 where not used, or where none came in time.
+    if PTX:
+        # Each lane looks on its own. A loop in Triton would need a barrier per turn.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred again;
+            .reg .s32 looks;
+            mov.s32 looks, $2;
+            mov.u64 $0, 0;
+            setp.gt.s32 again, looks, 0;
+            LOOK:
+            @again ld.relaxed.gpu.global.u64 $0, [$1];
+            sub.s32 looks, looks, 1;
+            setp.eq.and.u64 again, $0, 0, again;
+            setp.gt.and.s32 again, looks, 0, again;
+            @again bra LOOK;
+            }""",
+            "=&l,l,r",
+            [slots_ptr, tl.where(used, LOOKS, 0)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    words = tl.load(slots_ptr, mask=used & (LOOKS > 0), other=0, volatile=True)
+    looks = 1
+    while (looks < LOOKS) & (tl.max((used & (words == 0)).to(tl.int32), axis=0) > 0):
+        words = tl.load(slots_ptr, mask=used, other=0, volatile=True)
+        looks += 1
+    return words
+
+
+@triton.jit
+def first_missing(words, used, SLOTS: tl.constexpr):
+    # The first slot without a word, SLOTS if there is none.
     slots = tl.arange(0, SLOTS)
-    used = slots < n_parts
-    words = tl.load(slots_ptr + slots, mask=used, other=tag, volatile=True)
-    while tl.min(words.to(tl.int32), axis=0) < tag:
-        words = tl.load(slots_ptr + slots, mask=used, other=tag, volatile=True)
-    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)  # 0 where not used
+    return tl.min(tl.where(used & (words == 0), slots, SLOTS), axis=0)
+
+
+@triton.jit
+def sums_of_part(x_ptr, x_col_stride, end, BLOCK: tl.constexpr, STORED: tl.constexpr):
+    # The maximum and the sum of a part, read twice to need few registers.
+    cols = tl.arange(0, BLOCK)
+    largest = tl.full((BLOCK,), -float("inf"), tl.float32)
+    for start in range(0, end, BLOCK):
+        at, mask = x_ptr + start * x_col_stride, cols < end - start
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        largest = tl.maximum(largest, x)
+    part_max = tl.max(largest, axis=0)
+    base = tl.maximum(part_max, LOWEST)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, end, BLOCK):
+        at, mask = x_ptr + start * x_col_stride, cols < end - start
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        total += exponential(x, base, STORED)
+    return part_max, tl.sum(total, axis=0)
+
+
+@triton.jit
+def scale_of_part(words, used, part_max):
+    # What makes the numerators of a part the softmax of its row.
+    maxima = tl.where(used, high_of(words), -float("inf"))
+    row_max = tl.max(maxima, axis=0)
+    row_sum = tl.sum(low_of(words) * tl.exp(maxima - row_max), axis=0)
+    return tl.exp(part_max - row_max) / row_sum
 
 
 @triton.jit
@@ -63,79 +146,88 @@ def split_kernel(
     x_ptr, x_row_stride, x_col_stride,
     slots_ptr,
     n_rows, n_cols,
-    n_parts, part_cols,
+    n_parts,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
+    LOOKS: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK * CHUNKS
     n_cols = n_cols // ALIGN * ALIGN
-    part_cols = part_cols // ALIGN * ALIGN
     x_row_stride = x_row_stride // ALIGN * ALIGN
     y_row_stride = y_row_stride // ALIGN * ALIGN
-    group, part = tl.program_id(0) // n_parts, tl.program_id(0) % n_parts
-    groups = tl.num_programs(0) // n_parts
+    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    row = (tl.program_id(0) // n_parts).to(tl.int64)
+    part = tl.program_id(0) % n_parts
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    mask = (cols < part_cols) & (cols < n_cols - part * part_cols)
-    cols = (part * part_cols + cols).to(tl.int64)
-    x_ptr += cols * x_col_stride  # (BLOCK,)
-    y_ptr += cols * y_col_stride
-    row = group.to(tl.int64)
-    tag = tl.program_id(0) * 0
-    x = tl.load(x_ptr + row * x_row_stride, mask=mask, other=-float("inf"))
-    while row < n_rows:
-        x = x.to(tl.float32).to(STORED).to(tl.float32)  # as PyTorch does it first
-        part_max = tl.max(x, axis=0)
-        base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
-        numerator = tl.exp(x - base)
-        part_sum = tl.sum(numerator, axis=0)
-        tag += 1
-        slots = slots_ptr + (group * 2 + tag % 2) * 2 * n_parts
-        publish(slots + part, part_max, tag)
-        publish(slots + n_parts + part, part_sum, tag)
-        # The next row is in flight while this program waits for the others.
-        next_row = row + groups
-        live = mask & (next_row < n_rows)
-        x = tl.load(x_ptr + next_row * x_row_stride, mask=live, other=-float("inf"))
-        maxima = collect(slots, n_parts, tag, SLOTS)
-        sums = collect(slots + n_parts, n_parts, tag, SLOTS)
-        maxima = tl.where(tl.arange(0, SLOTS) < n_parts, maxima, -float("inf"))
-        row_max = tl.max(maxima, axis=0)
-        row_sum = tl.sum(sums * tl.exp(maxima - row_max), axis=0)
-        scale = tl.exp(part_max - row_max) / row_sum
-        y = (numerator * scale).to(STORED)
-        tl.store(y_ptr + row * y_row_stride, y, mask=mask)
-        row = next_row
+    first = part * WIDTH  # the part's first column
+    x_ptr += row * x_row_stride + cols * x_col_stride
+    y_ptr += row * y_row_stride + (first + cols) * y_col_stride
+    part_ptr = x_ptr + first * x_col_stride
+    left = n_cols - first
+    live = left > 0
+    chunks = load_chunks(
+        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, False
+    )
+    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
+    base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
+    total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
+    slots_ptr += row * n_parts
+    publish(slots_ptr + part, part_max, tl.sum(total, axis=0))
+    slots = tl.arange(0, SLOTS)
+    used = slots < n_parts
+    words = look(slots_ptr + slots, used, LOOKS, PTX)
+    late = first_missing(words, used, SLOTS)
+    if late == SLOTS:
+        scale = scale_of_part(words, used, part_max)
+        for i in tl.static_range(CHUNKS):
+            y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
+            store_chunk(
+                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, False
+            )
+    else:
+        while late < SLOTS:
+            end = tl.minimum(n_cols - late * WIDTH, WIDTH)
+            at = x_ptr + late * WIDTH * x_col_stride
+            late_max, late_sum = sums_of_part(at, x_col_stride, end, BLOCK, STORED)
+            publish(slots_ptr + late, late_max, late_sum)
+            words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
+            late = first_missing(words, used, SLOTS)
+        scale = scale_of_part(words, used, part_max)
+        for start in range(0, tl.minimum(left, WIDTH), BLOCK):
+            mask = cols < left - start
+            at = part_ptr + start * x_col_stride
+            x = widen(tl.load(at, mask=mask, other=0), STORED, tl.float32)
+            y = (exponential(x, base, STORED) * scale).to(STORED)
+            tl.store(y_ptr + start * y_col_stride, y, mask=mask)
 
 
 @dataclass(frozen=True)
 class Split:
-    """How rows are split: columns per program, programs of a row, and rows at once.
+    """How a row is split: into `parts` programs of `chunks` times `block` columns.
 
-    part_cols: how many columns a program takes; the last one of a row may take fewer.
+    The lanes of a program load a block at once. The last program may have less to do.
     """
 
-    part_cols: int
     parts: int
-    groups: int
+    chunks: int
+    block: int
+    num_warps: int
 
 
-def split_rows(
-    n_rows: int, n_cols: int, itemsize: int, block: int, resident: int
-) -> Split:
-    """The `Split` of M x N over `resident` programs of at most `block` columns each.
+def split_row(n_cols: int, block: int, chunks: int, num_warps: int) -> Split:
+    """The `Split` of a row into the fewest parts of at most `chunks` blocks each.
 
-    Raises ValueError where a row needs more programs than are resident.
+    >>> split_row(100_000, 1024, 8, num_warps=4)
+    Split(parts=14, chunks=7, block=1024, num_warps=4)
     """
-    parts = triton.cdiv(n_cols, block)
-    if parts > resident:
-        raise ValueError(
-            f"a row of {n_cols} columns needs {parts} programs of {block}, and "
-            f"{resident} fit the GPU at once"
-        )
-    vector = VECTOR_BYTES // itemsize
-    part_cols = triton.cdiv(triton.cdiv(n_cols, parts), vector) * vector
-    return Split(part_cols, parts, max(1, min(n_rows, resident // parts)))
+    fewest = triton.cdiv(n_cols, block * chunks)
+    chunks = triton.cdiv(n_cols, fewest * block)
+    return Split(triton.cdiv(n_cols, chunks * block), chunks, block, num_warps)
 
 
 def split_call(
@@ -143,63 +235,74 @@ def split_call(
     arguments: tuple[Any, ...],
     n_rows: int,
     n_cols: int,
+    split: Split,
     *,
-    block: int,
     align: int,
-    num_warps: int,
+    looks: int = LOOKS,
 ) -> Call:
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
-    kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, their
-    columns, SLOTS, BLOCK and ALIGN. Raises ValueError as `split_rows` does.
+    kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
+    BLOCK, CHUNKS, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
+    ValueError where the programs of a row do not fit the GPU at once.
     """
-    tensors = [it for it in arguments if isinstance(it, Tensor)]
-    itemsize = min(tensor.element_size() for tensor in tensors)  # ALIGN is of this one
-    parts, gpu = triton.cdiv(n_cols, block), planning_gpu(tensors[0])
-    slots = torch.empty(2, dtype=torch.int64, device=tensors[0].device)
+    [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
+    gpu = planning_gpu(x)
+    slots = torch.empty(2, dtype=torch.int64, device=x.device)
     # So many lanes look at the slots that no two warps read the same ones.
-    lanes = max(triton.next_power_of_2(parts), gpu.warp_size * num_warps)
-    constants = {"SLOTS": lanes, "BLOCK": block, "ALIGN": align}
+    lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
+    constants = {
+        "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks, "ALIGN": align,
+        "LOOKS": looks, "PTX": takes_ptx(gpu),
+    }  # fmt: skip
+    arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     resident = gpu.num_sms
     if runtime.runs_on_gpu():
-        options = {"num_warps": num_warps, "launch_cooperative_grid": True}
-        example = (*arguments, slots, n_rows, n_cols, parts, block)
-        compiled = compile_kernel(kernel, *example, **constants, **options)
+        options = {"num_warps": split.num_warps}
+        compiled = compile_kernel(kernel, *arguments, **constants, **options)
         per_sm = residency.resident_programs(loaded_resources(compiled, gpu), gpu)
         resident = per_sm * gpu.num_sms
-    split = split_rows(n_rows, n_cols, itemsize, block, resident)
-    programs = split.groups * split.parts
+    if split.parts > resident:
+        raise ValueError(
+            f"a row of {n_cols} columns needs {split.parts} programs of "
+            f"{split.chunks * split.block}, and {resident} fit the GPU at once"
+        )
+    programs = n_rows * split.parts
     return Call(
-        kernel,
-        (programs, 1),
-        (*arguments, slots, n_rows, n_cols, split.parts, split.part_cols),
-        constants,
-        num_warps=num_warps,
-        slots=4 * programs,
-    )
+        kernel, (programs, 1), arguments, constants,
+        num_warps=split.num_warps, slots=programs,
+    )  # fmt: skip
 
 
 def softmax(
     x: Tensor,
     out: Tensor | None = None,
     *,
-    block: int = 8192,
-    num_warps: int = 8,
+    block: int = 1024,
+    chunks: int = 8,
+    num_warps: int | None = None,
+    looks: int = LOOKS,
 ) -> Tensor:
     """Softmax of each row of `x`, a row by several programs. See book/long-rows.ipynb.
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
-    strides, on a GPU or, interpreted, on the CPU. block: columns per program, a power
-    of two. Returns `out`, or a new tensor of x's shape and dtype. Raises TypeError for
-    another dtype or device, ValueError for another shape and for rows that need more
-    programs than fit the GPU, RuntimeError for a tensor that requires a gradient.
+    strides, on a GPU or, interpreted, on the CPU. block: columns that the lanes of a
+    program load at once, a power of two. chunks: blocks per program, at most.
+    num_warps: by default so many that a lane loads 16 bytes. looks: how often a program
+    looks for the words of others before it computes them itself. Returns `out`, or a
+    new tensor of x's shape and dtype. Raises TypeError for another dtype or device,
+    ValueError for another shape and for rows that need more programs than fit the GPU,
+    RuntimeError for a tensor that requires a gradient.
     """
     y = check_operands("split", x, out, MAX_ROW)
     if x.numel():
         n_rows, n_cols = x.shape
+        if num_warps is None:
+            num_warps = max(1, block * x.element_size() // (32 * VECTOR_BYTES))
         call = split_call(
             split_kernel, (y, *y.stride(), x, *x.stride()), n_rows, n_cols,
-            block=block, align=common_divisor(x, y), num_warps=num_warps,
+            split_row(n_cols, block, chunks, num_warps),
+            align=common_divisor(x, y), looks=looks,
         )  # fmt: skip
         call(y, x)
     return y

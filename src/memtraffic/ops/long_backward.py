@@ -6,8 +6,9 @@ Traffic: split, reads 2MN and writes MN; in two passes, reads 4MN and writes MN.
 import triton
 import triton.language as tl
 
-from memtraffic.ladder.split import collect, publish
-from memtraffic.ops.rows import to_gradient
+from memtraffic.ladder.chunks import forget, load_chunks, store_chunk, widen
+from memtraffic.ladder.split import first_missing, high_of, look, publish
+from memtraffic.ops.rows import dot_of_chunks, to_gradient
 
 __all__ = ["passes_backward_kernel", "split_backward_kernel"]
 
@@ -19,42 +20,70 @@ def split_backward_kernel(
     dy_ptr, dy_row_stride, dy_col_stride,
     slots_ptr,
     n_rows, n_cols,
-    n_parts, part_cols,
+    n_parts,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
+    LOOKS: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK * CHUNKS
     n_cols = n_cols // ALIGN * ALIGN
-    part_cols = part_cols // ALIGN * ALIGN
     dx_row_stride = dx_row_stride // ALIGN * ALIGN
     y_row_stride = y_row_stride // ALIGN * ALIGN
     dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    group, part = tl.program_id(0) // n_parts, tl.program_id(0) % n_parts
-    groups = tl.num_programs(0) // n_parts
+    dx_col_stride = tl.cast(dx_col_stride, tl.int64)
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    dy_col_stride = tl.cast(dy_col_stride, tl.int64)
+    row = (tl.program_id(0) // n_parts).to(tl.int64)
+    part = tl.program_id(0) % n_parts
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    mask = (cols < part_cols) & (cols < n_cols - part * part_cols)
-    cols = (part * part_cols + cols).to(tl.int64)
-    dx_ptr += cols * dx_col_stride  # (BLOCK,)
-    y_ptr += cols * y_col_stride
-    dy_ptr += cols * dy_col_stride
-    row = group.to(tl.int64)
-    tag = tl.program_id(0) * 0
-    next_y = tl.load(y_ptr + row * y_row_stride, mask=mask, other=0)
-    next_dy = tl.load(dy_ptr + row * dy_row_stride, mask=mask, other=0)
-    while row < n_rows:
-        y, dy = next_y.to(tl.float32), next_dy.to(tl.float32).to(STORED).to(tl.float32)
-        tag += 1
-        slots = slots_ptr + (group * 2 + tag % 2) * n_parts
-        publish(slots + part, tl.sum(y * dy, axis=0), tag)
-        next_row = row + groups
-        live = mask & (next_row < n_rows)
-        next_y = tl.load(y_ptr + next_row * y_row_stride, mask=live, other=0)
-        next_dy = tl.load(dy_ptr + next_row * dy_row_stride, mask=live, other=0)
-        dot = tl.sum(collect(slots, n_parts, tag, SLOTS), axis=0)
-        dx = to_gradient(y * (dy - dot), STORED, dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + row * dx_row_stride, dx, mask=mask)
-        row = next_row
+    first = part * WIDTH
+    dx_ptr += row * dx_row_stride + (first + cols) * dx_col_stride
+    y_ptr += row * y_row_stride + cols * y_col_stride
+    dy_ptr += row * dy_row_stride + cols * dy_col_stride
+    part_y_ptr, part_dy_ptr = y_ptr + first * y_col_stride, dy_ptr + first * dy_col_stride
+    left = n_cols - first
+    live = left > 0
+    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, False)
+    dys = load_chunks(part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, False)
+    slots_ptr += row * n_parts
+    dot = tl.sum(dot_of_chunks(ys, dys, CHUNKS, STORED, tl.float32), axis=0)
+    publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0
+    slots = tl.arange(0, SLOTS)
+    used = slots < n_parts
+    words = look(slots_ptr + slots, used, LOOKS, PTX)
+    late = first_missing(words, used, SLOTS)
+    if late == SLOTS:
+        dot = tl.sum(high_of(words), axis=0)  # 0 where not used
+        for i in tl.static_range(CHUNKS):
+            y = widen(forget(ys[i], CHUNKS, PTX), STORED, tl.float32)
+            dy = widen(forget(dys[i], CHUNKS, PTX), STORED, tl.float32)
+            dx = to_gradient(y * (dy - dot), STORED, DTYPE)
+            store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, False)
+    else:
+        while late < SLOTS:
+            end = tl.minimum(n_cols - late * WIDTH, WIDTH)
+            products = tl.zeros((BLOCK,), tl.float32)
+            for start in range(late * WIDTH, late * WIDTH + end, BLOCK):
+                mask = cols < n_cols - start
+                y = tl.load(y_ptr + start * y_col_stride, mask=mask, other=0)
+                dy = tl.load(dy_ptr + start * dy_col_stride, mask=mask, other=0)
+                products += widen(y, STORED, tl.float32) * widen(dy, STORED, tl.float32)
+            publish(slots_ptr + late, tl.sum(products, axis=0), tl.full((), 1, tl.float32))
+            words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
+            late = first_missing(words, used, SLOTS)
+        dot = tl.sum(high_of(words), axis=0)
+        for start in range(0, tl.minimum(left, WIDTH), BLOCK):
+            mask = cols < left - start
+            y = tl.load(part_y_ptr + start * y_col_stride, mask=mask, other=0)
+            dy = tl.load(part_dy_ptr + start * dy_col_stride, mask=mask, other=0)
+            y, dy = widen(y, STORED, tl.float32), widen(dy, STORED, tl.float32)
+            dx = to_gradient(y * (dy - dot), STORED, DTYPE)
+            tl.store(dx_ptr + start * dx_col_stride, dx, mask=mask)
 
 
 @triton.jit

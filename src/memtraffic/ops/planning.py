@@ -10,10 +10,10 @@ import triton
 from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder.call import Call
+from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.ladder.online import online_kernel, online_tile
-from memtraffic.ladder.split import split_call, split_kernel
-from memtraffic.ladder.tiling import VECTOR_BYTES, max_warps
+from memtraffic.ladder.split import split_call, split_kernel, split_row
+from memtraffic.ladder.tiling import VECTOR_BYTES
 from memtraffic.ops.long_backward import passes_backward_kernel, split_backward_kernel
 from memtraffic.ops.rows import softmax_backward_kernel, softmax_kernel
 
@@ -24,13 +24,27 @@ SPLIT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # a sum fits half
 Run = Callable[..., None]
 
 
+# The widest row, in columns, for each number of warps, by the bytes of an element and the tensors
+# that a program holds: 1 in the forward, 2 in the backward. From a sweep of widths on an H200.
+WARPS = {
+    (4, 1): {2: 4096, 4: 8192, 8: 14336, 16: 32768},
+    (2, 1): {2: 6144, 4: 16384, 8: 32768},
+    (8, 1): {2: 2048, 4: 4096, 8: 8192, 16: 16384},
+    (4, 2): {2: 2048, 4: 3072, 8: 8192, 16: 16384, 32: 24576},
+    (2, 2): {2: 3072, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
+    (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
+}
+MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
+WIDE = 8  # warps, from which on a lane of the float32 forward takes two vectors of a chunk
+
+
 @dataclass(frozen=True)
 class Tile:
-    """Rows of a program, a row's columns as BLOCK + TAIL, and warps."""
+    """Rows of a program, the columns of a row in chunks of `block`, and warps."""
 
     rows: int
     block: int
-    tail: int
+    chunks: int
     num_warps: int
 
 
@@ -40,26 +54,27 @@ def row_tile(n_cols: int, itemsize: int, inputs: int, gpu: Gpu) -> Tile | None:
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
 
     >>> from memtraffic.gpus import find_gpu
-    >>> row_tile(781, 4, 1, find_gpu("H200")), row_tile(8320, 4, 1, find_gpu("H200"))
-    (Tile(rows=1, block=1024, tail=0, num_warps=1), Tile(rows=1, block=8192, tail=128, num_warps=8))
+    >>> row_tile(12672, 4, 1, find_gpu("H200"))
+    Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
-    block, tail = triton.next_power_of_2(n_cols), 0
-    if n_cols > 2048 and block > n_cols:
-        block //= 2
-        tail = triton.next_power_of_2(n_cols - block)
-        if tail == block:
-            block, tail = 2 * block, 0
-    per_lane = 32 // inputs * (2 if itemsize < 4 else 1)  # elements
-    if block > max_warps(gpu) * gpu.warp_size * per_lane:
+    block = triton.next_power_of_2(n_cols)
+    if block * itemsize <= MIN_TILE_BYTES:
+        rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
+        return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
+    fitting = (warps for warps, widest in WARPS[itemsize, inputs].items() if n_cols <= widest)
+    num_warps = next(fitting, 0)
+    if not 0 < num_warps * 32 <= gpu.max_threads_per_program:
         return None
-    rows = max(1, 2048 // (block * itemsize))
-    num_warps = min(max_warps(gpu), max(1, rows * block * inputs // (gpu.warp_size * 32)))
-    return Tile(rows, block, tail, num_warps)
+    vectors = 2 if (itemsize, inputs) == (4, 1) and num_warps >= WIDE else 1
+    block = vectors * VECTOR_BYTES // itemsize * num_warps * 32
+    # As many lanes on a GPU of wider warps.
+    return Tile(1, block, triton.cdiv(n_cols, block), max(1, num_warps * 32 // gpu.warp_size))
 
 
-def split_tile(itemsize: int, inputs: int) -> tuple[int, int]:
-    """Columns and warps of a program that shares a row with others."""
-    return (16384 if itemsize < 4 else 8192) // inputs, 8
+def part_of_row(itemsize: int, inputs: int) -> tuple[int, int, int]:
+    """Of a program that shares a row with others: its block, chunks, at most, and warps."""
+    num_warps = 8 if (itemsize, inputs) == (4, 1) else 4
+    return VECTOR_BYTES // itemsize * 32 * num_warps, 8, num_warps
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
@@ -68,7 +83,7 @@ def column_tile(n_cols: int, n_rows: int) -> Tile | None:
     rows = min(triton.next_power_of_2(n_rows), max(8, COLUMN_TILE // block // 2), 64)
     if rows * block > 4 * COLUMN_TILE:
         return None
-    return Tile(rows, block, 0, max(1, min(16, rows * block // 1024)))
+    return Tile(rows, block, 1, max(1, min(16, rows * block // 1024)))
 
 
 # ---- views
@@ -154,18 +169,18 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
             (*arguments, n_rows, n_cols),
-            {"ROWS": tile.rows, "BLOCK": tile.block, "TAIL": tile.tail, "ALIGN": align},
+            {
+                "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": tile.chunks, "ALIGN": align,
+                "PTX": takes_ptx(gpu),
+            },
             num_warps=tile.num_warps,
-        )
+        )  # fmt: skip
     arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]
     if packed and stored.dtype in SPLIT_DTYPES:
-        block, num_warps = split_tile(itemsize, inputs)
         kernel = split_backward_kernel if backward else split_kernel
+        split = split_row(n_cols, *part_of_row(itemsize, inputs))
         try:
-            return split_call(
-                kernel, tuple(arguments), n_rows, n_cols,
-                block=block, align=align, num_warps=num_warps,
-            )  # fmt: skip
+            return split_call(kernel, tuple(arguments), n_rows, n_cols, split, align=align)
         except ValueError:  # more programs than fit this GPU at once
             pass
     loop = online_tile(n_cols, itemsize * inputs, gpu)

@@ -1,19 +1,22 @@
-"""Softmax and its backward for rows that fit one program: a tile of rows, in one or two blocks.
+"""Softmax and its backward for rows that fit one program: one row in chunks, or several rows.
 
-Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN. A row is BLOCK columns
-and TAIL more, both powers of two, so that few elements of a program are masked.
+Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
 
 import triton
 import triton.language as tl
 
+from memtraffic.ladder.chunks import (
+    forget,
+    load_chunks,
+    max_of_chunks,
+    numerators,
+    softmax_of_chunk,
+    store_chunk,
+    widen,
+)
+
 __all__ = ["softmax_backward_kernel", "softmax_kernel", "to_gradient"]
-
-
-@triton.jit
-def _load(ptr, mask, other, STORED: tl.constexpr, ACC: tl.constexpr):
-    # As PyTorch does, a matrix is first converted to the dtype of the result, by way of ACC.
-    return tl.load(ptr, mask=mask, other=other).to(ACC).to(STORED).to(ACC)
 
 
 @triton.jit
@@ -31,11 +34,13 @@ def softmax_kernel(
     n_rows, n_cols,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
+    FULL: tl.constexpr = ROWS == 1
     # No value changes, but the compiler can now prove that ALIGN divides each of them.
     n_cols = n_cols // ALIGN * ALIGN
     x_batch_stride = x_batch_stride // ALIGN * ALIGN
@@ -44,29 +49,22 @@ def softmax_kernel(
     y_row_stride = y_row_stride // ALIGN * ALIGN
     batch = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     live = rows < n_rows
-    mask = live & (cols < n_cols)  # (ROWS, BLOCK)
-    cols = cols.to(tl.int64)  # offsets outgrow int32
-    x_ptr += batch * x_batch_stride + rows * x_row_stride  # (ROWS, 1)
-    y_ptr += batch * y_batch_stride + rows * y_row_stride
-    x = _load(x_ptr + cols * x_col_stride, mask, -float("inf"), STORED, ACC)
-    row_max = tl.max(x, axis=1, keep_dims=True)  # (ROWS, 1)
-    if TAIL:
-        tail_cols = BLOCK + tl.arange(0, TAIL)[None, :]  # (1, TAIL)
-        tail_mask = live & (tail_cols < n_cols)
-        tail_cols = tail_cols.to(tl.int64)
-        tail = _load(x_ptr + tail_cols * x_col_stride, tail_mask, -float("inf"), STORED, ACC)
-        row_max = tl.maximum(row_max, tl.max(tail, axis=1, keep_dims=True))
-    x = tl.exp(x - row_max)
-    row_sum = tl.sum(x, axis=1, keep_dims=True)
-    if TAIL:
-        tail = tl.exp(tail - row_max)
-        row_sum += tl.sum(tail, axis=1, keep_dims=True)
-    scale = 1 / row_sum
-    tl.store(y_ptr + cols * y_col_stride, (x * scale).to(STORED), mask=mask)
-    if TAIL:
-        tl.store(y_ptr + tail_cols * y_col_stride, (tail * scale).to(STORED), mask=tail_mask)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    x_ptr += batch * x_batch_stride + rows * x_row_stride + cols * x_col_stride  # (ROWS, BLOCK)
+    y_ptr += batch * y_batch_stride + rows * y_row_stride + cols * y_col_stride
+    chunks = load_chunks(
+        x_ptr, x_col_stride, live, cols, n_cols, -float("inf"), BLOCK, CHUNKS, FULL
+    )
+    largest = max_of_chunks(chunks, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
+    row_max = tl.max(largest, axis=1, keep_dims=True)  # (ROWS, 1)
+    total, kept = numerators(chunks, row_max, CHUNKS, STORED, ACC, PTX)
+    scale = 1 / tl.sum(total, axis=1, keep_dims=True)
+    for i in tl.static_range(CHUNKS):
+        y = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, STORED, ACC, PTX)
+        store_chunk(y_ptr, y_col_stride, y, i, live, cols, n_cols, BLOCK, CHUNKS, FULL)
 
 
 @triton.jit
@@ -77,11 +75,14 @@ def softmax_backward_kernel(
     n_rows, n_cols,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
+    DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
+    FULL: tl.constexpr = ROWS == 1
     n_cols = n_cols // ALIGN * ALIGN
     dx_batch_stride = dx_batch_stride // ALIGN * ALIGN
     dx_row_stride = dx_row_stride // ALIGN * ALIGN
@@ -91,25 +92,30 @@ def softmax_backward_kernel(
     dy_row_stride = dy_row_stride // ALIGN * ALIGN
     batch = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     live = rows < n_rows
-    mask = live & (cols < n_cols)  # (ROWS, BLOCK)
-    cols = cols.to(tl.int64)
-    dx_ptr += batch * dx_batch_stride + rows * dx_row_stride  # (ROWS, 1)
-    y_ptr += batch * y_batch_stride + rows * y_row_stride
-    dy_ptr += batch * dy_batch_stride + rows * dy_row_stride
-    y = _load(y_ptr + cols * y_col_stride, mask, 0, STORED, ACC)
-    dy = _load(dy_ptr + cols * dy_col_stride, mask, 0, STORED, ACC)
-    dot = tl.sum(y * dy, axis=1, keep_dims=True)  # (ROWS, 1)
-    if TAIL:
-        tail_cols = BLOCK + tl.arange(0, TAIL)[None, :]  # (1, TAIL)
-        tail_mask = live & (tail_cols < n_cols)
-        tail_cols = tail_cols.to(tl.int64)
-        tail_y = _load(y_ptr + tail_cols * y_col_stride, tail_mask, 0, STORED, ACC)
-        tail_dy = _load(dy_ptr + tail_cols * dy_col_stride, tail_mask, 0, STORED, ACC)
-        dot += tl.sum(tail_y * tail_dy, axis=1, keep_dims=True)
-    dx = to_gradient(y * (dy - dot), STORED, dx_ptr.dtype.element_ty)
-    tl.store(dx_ptr + cols * dx_col_stride, dx, mask=mask)
-    if TAIL:
-        dx = to_gradient(tail_y * (tail_dy - dot), STORED, dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + tail_cols * dx_col_stride, dx, mask=tail_mask)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    dx_col_stride = tl.cast(dx_col_stride, tl.int64)
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    dy_col_stride = tl.cast(dy_col_stride, tl.int64)
+    dx_ptr += batch * dx_batch_stride + rows * dx_row_stride + cols * dx_col_stride
+    y_ptr += batch * y_batch_stride + rows * y_row_stride + cols * y_col_stride
+    dy_ptr += batch * dy_batch_stride + rows * dy_row_stride + cols * dy_col_stride
+    ys = load_chunks(y_ptr, y_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, FULL)
+    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, FULL)
+    products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
+    dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
+    for i in tl.static_range(CHUNKS):
+        y = widen(forget(ys[i], CHUNKS, PTX), STORED, ACC)
+        dy = widen(forget(dys[i], CHUNKS, PTX), STORED, ACC)
+        dx = to_gradient(y * (dy - dot), STORED, DTYPE)
+        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, FULL)
+
+
+@triton.jit
+def dot_of_chunks(
+    ys, dys, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    products = widen(ys[0], STORED, ACC) * widen(dys[0], STORED, ACC)
+    for i in tl.static_range(1, CHUNKS):
+        products += widen(ys[i], STORED, ACC) * widen(dys[i], STORED, ACC)
+    return products
