@@ -57,7 +57,7 @@ def running_sum(tiles: Sequence[Sequence[float]], *, base: float = 2, title: str
     ax = board()
     for i, them in enumerate(terms):
         y = i * step
-        halo(write(ax, LEFT, y + LINE / 2, f"after tile {i}", ha="left", weight="bold"))
+        halo(write(ax, LEFT, y + LINE / 2, f"tile {i}", ha="left", weight="bold"))
         text = f"maximum {maxima[i]:g}, sum {sums[i]:g}"
         halo(write(ax, RIGHT, y + LINE / 2, text, ha="right"))
         x, top = LEFT, y + LINE + 0.08
