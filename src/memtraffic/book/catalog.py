@@ -236,9 +236,7 @@ LONG = [[2**27 // n, n] for n in (8192, 32768, 65536, 131072, 262144, 2**20)]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
 LONG_RACE = dict(impls=["copy", "torch.softmax", "three passes", "online", "split"], shapes=LONG)
 LONG_HALF = dict(impls=["copy", "online", "split"], shapes=LONG[2:], dtype="bfloat16")
-LONG_FEW = dict(
-    impls=["copy", "torch.softmax", "online", "split", "split, 1024 columns"], shapes=EIGHT_ROWS
-)
+LONG_FEW = dict(impls=["copy", "torch.softmax", "online", "split, 1024 columns"], shapes=EIGHT_ROWS)
 LONG_WHOLE = dict(impls=["tiled", "split, 1024 columns"], shapes=EIGHT_ROWS[:4])  # tiled takes them
 LONG_PARTS = dict(
     impl="split", shapes=[[8, 65536]], option="block", values=[512, 1024, 2048, 4096, 8192]
