@@ -52,6 +52,7 @@ def labels(arguments):
     return [
         *arguments.get("impls", []),
         *(arguments[k] for k in ("impl", "tuned") if k in arguments),
+        *(case["impl"] for case in arguments.get("cases", []) if "impl" in case),
     ]
 
 
@@ -61,6 +62,15 @@ def test_labels_name_functions_and_no_paths():
     assert {"copy", "naive", "tiled", "few warps"} <= used
     assert not [label for label in used if ":" in label]
     assert all(callable(implementation(label)) for label in used)
+
+
+def test_long_rows_are_all_of_one_size_and_counted_where_they_are_timed():
+    raced, counted = (EXPERIMENTS[f"long_{it}"].arguments for it in ("race", "counters"))
+    shapes = [*raced["shapes"], *(case["shape"] for case in counted["cases"])]
+    assert {m * n for m, n in shapes} == {2**27}
+    found = {case["impl"] for case in counted["cases"] if case["shape"] == [1024, 131072]}
+    assert found == {"torch.softmax", "online", "split"} <= set(raced["impls"])
+    assert [1024, 131072] in raced["shapes"]
 
 
 def test_find_experiments():

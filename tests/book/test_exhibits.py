@@ -349,5 +349,51 @@ def test_pointer_chase_kernel_follows_the_chain():
         assert y.item() == at
 
 
+@pytest.mark.parametrize("n", [1, 781, 1024, 2500, 8193])
+@pytest.mark.parametrize(
+    "fn", [exhibits.softmax_split, exhibits.softmax_split_1024], ids=["split", "split-1024"]
+)
+def test_softmax_split_is_right_again_and_again(fn, n, dtype):
+    for seed in range(2):  # the second call has a cached plan
+        assert_softmax(fn, matrix(3, n, dtype, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "block"),
+    [
+        (exhibits.softmax_split, "float32", 8192),
+        (exhibits.softmax_split, "bfloat16", 16384),
+        (exhibits.softmax_split_1024, "float32", 1024),
+    ],
+)
+def test_softmax_split_takes_the_columns_that_it_is_named_for(fn, dtype, block):
+    [launch] = launches(fn, matrix(2, 32768, dtype))
+    assert launch.constants["BLOCK"] == block
+    programs = {it.program for it in count(fn, matrix(1, 32768, dtype), trace=True).accesses}
+    assert len(programs) == 32768 // block
+
+
+def test_softmax_split_plans_once(monkeypatch):
+    planned = []
+    plan = exhibits.split.split_call
+    monkeypatch.setattr(
+        exhibits.split, "split_call", lambda *a, **b: planned.append(b) or plan(*a, **b)
+    )
+    exhibits._split_call.cache_clear()
+    for m, n, block in ((2, 40, 16), (2, 40, 16), (3, 40, 16), (2, 40, 32)):
+        exhibits.softmax_split(matrix(m, n), block=block)
+    assert [it["block"] for it in planned] == [16, 16, 32]
+
+
+@pytest.mark.parametrize("layout", ["odd", "every other", "transposed"])
+def test_softmax_split_refuses_other_layouts(layout):
+    with pytest.raises(ValueError, match="packed rows"):
+        exhibits.softmax_split(matrix(4, 6, layout=layout))
+
+
+def test_softmax_split_of_nothing():
+    assert exhibits.softmax_split(torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
+
+
 def test_autotuned_kernel_is_the_tiled_one():
     assert exhibits.autotuned_kernel().fn is tiled._softmax_tiled_kernel

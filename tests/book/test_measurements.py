@@ -1,6 +1,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -41,6 +42,10 @@ NEED_A_GPU = {
     "compare_with_driver": lambda: compare_with_driver(8),
     "counters": lambda: measurements.counters("naive", [8, 8]),
     "count_layouts": lambda: measurements.count_layouts("naive", [8, 8]),
+    "count_cases": lambda: measurements.count_cases([{"impl": "naive", "shape": [8, 8]}]),
+    "bench_option": lambda: measurements.bench_option(
+        "split", shapes=[[8, 8]], option="block", values=[4]
+    ),
     "bench_cases": lambda: measurements.bench_cases(["copy"], [CASE]),
     "bench_rounds": lambda: measurements.bench_rounds(["copy"], 8, [1], [0]),
     "bench_repeats": lambda: measurements.bench_repeats(["copy"], [[8, 8]], 2),
@@ -280,6 +285,12 @@ SMALL = {
     "persistent_rounds": {"n": 64, "rounds": [1, 2]},
     "persistent_suspects": {"shapes": [[4, 64]]},
     "persistent_suspects_plans": {"shape": [64, 16384]},
+    "long_race": {"shapes": [[4, 64]]},
+    "long_race_bfloat16": {"shapes": [[4, 64]]},
+    "long_few": {"shapes": [[2, 3072]]},
+    "long_few_whole": {"shapes": [[2, 3072]]},
+    "long_parts": {"shapes": [[2, 64]], "values": [16, 32]},
+    "long_plans": {"shape": [2, 16384]},
     "winners": {
         "impls": ["copy", "torch.softmax", "tiled", "persistent"],
         "cases": [case | {"shapes": [[4, 64]]} for case in catalog.CASES],
@@ -314,6 +325,27 @@ def test_resident_plans_of_labels(monkeypatch):
     assert frame["resident"].tolist() == [2, 2, 2]
     assert (frame["shared_bytes"] // 65536).tolist() == [0, 0, 1]
     assert frame["registers"].between(32, 128).all()
+
+
+def test_count_cases_has_the_rows_of_each_case(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    calls = []
+
+    def counters(fn, shape):
+        calls.append((fn, shape))
+        return pd.DataFrame({"kernel": ["a", "b"], "ns": [len(calls), 0]})
+
+    monkeypatch.setattr(measurements.hardware, "counters", counters)
+    cases = [{"impl": "online", "shape": [4, 8]}, {"impl": "naive", "shape": [2, 16]}]
+    frame = measurements.count_cases(cases)
+    assert frame.columns.tolist() == ["impl", "m", "n", "kernel", "ns"]
+    assert frame.to_numpy().tolist() == [
+        ["online", 4, 8, "a", 1],
+        ["online", 4, 8, "b", 0],
+        ["naive", 2, 16, "a", 2],
+        ["naive", 2, 16, "b", 0],
+    ]
+    assert calls == [(implementation("online"), (4, 8)), (naive.softmax, (2, 16))]
 
 
 def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memtraffic import runtime
 from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder import masked, persistent, tiled
+from memtraffic.ladder import masked, persistent, split, tiled
+from memtraffic.ladder.call import Call
 from memtraffic.ladder.launch import (
     Plan,
     cached_plan,
@@ -22,11 +24,13 @@ from memtraffic.ladder.launch import (
 from memtraffic.ladder.tiling import (
     MAX_COLS,
     MAX_ELEMENTS_PER_LANE,
+    MAX_ROW,
     common_divisor,
     max_warps,
     num_warps_of_row,
     tile_shape,
 )
+from memtraffic.ops.planning import split_tile
 from memtraffic.runtime import device_guard
 
 # ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
@@ -378,3 +382,40 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
     for _ in range(hops):
         at = tl.load(x_ptr + at)
     tl.store(y_ptr, at)
+
+
+# ---- long-rows: a row split over programs, planned once
+
+
+def softmax_split(x: Tensor, *, block: int | None = None) -> Tensor:
+    """`split.softmax` whose plan is cached, so that a call costs the host little.
+
+    x: a packed matrix of shape (M, N) that starts at a multiple of 16 bytes. block: columns per
+    program, by default as many as `memtraffic.softmax` takes. Raises as `split.softmax` does, and
+    ValueError for another layout.
+    """
+    y = check_operands("split", x, None, MAX_ROW)
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        raise ValueError(f"split: a plan for packed rows, and x has strides {x.stride()}")
+    if x.numel():
+        where = runtime.runs_on_gpu() or runtime.captured_gpu()
+        _split_call(where, x.device, x.dtype, x.shape, block)(y, x)
+    return y
+
+
+def softmax_split_1024(x: Tensor) -> Tensor:
+    """The same with 1024 columns per program, so that few rows make many programs."""
+    return softmax_split(x, block=1024)
+
+
+@functools.lru_cache(maxsize=64)
+def _split_call(
+    where: object, device: torch.device, dtype: torch.dtype, shape: torch.Size, block: int | None
+) -> Call:
+    """The planned launch for packed matrices of a shape. where: what runs or captures it."""
+    x = torch.empty(shape, dtype=dtype, device=device)
+    columns, num_warps = split_tile(x.element_size(), 1)
+    return split.split_call(
+        split.split_kernel, (x, *x.stride(), x, *x.stride()), *shape,
+        block=block or columns, align=common_divisor(x, x), num_warps=num_warps,
+    )  # fmt: skip

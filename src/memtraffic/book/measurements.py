@@ -48,6 +48,10 @@ EXHIBITS = {
     "1 stage, 8 warps, dynamic order": "memtraffic.book.exhibits:softmax_dynamic",
     "2 stages, twice the programs": "memtraffic.book.exhibits:softmax_2_stages_twice",
     "2 stages, program per tile": "memtraffic.book.exhibits:softmax_2_stages_once",
+    "three passes": "memtraffic.ladder.online:softmax_three_passes",
+    "online": "memtraffic.ladder.online:softmax",
+    "split": "memtraffic.book.exhibits:softmax_split",
+    "split, 1024 columns": "memtraffic.book.exhibits:softmax_split_1024",
 }
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
@@ -162,6 +166,11 @@ def bench_programs(
     return benchmark.bench_option(implementation(impl), [shape], "programs", programs)
 
 
+def bench_option(impl: str, **options: Any) -> pd.DataFrame:
+    """`benchmark.bench_option` of a label."""
+    return benchmark.bench_option(implementation(impl), **options)
+
+
 def launch_overhead(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
     """`benchmark.launch_overhead` of labels."""
     return benchmark.launch_overhead({label: implementation(label) for label in impls}, shape)
@@ -180,6 +189,21 @@ def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.
 def counters(impl: str, shape: Sequence[int]) -> pd.DataFrame:
     """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
     return hardware.counters(implementation(impl), tuple(shape))
+
+
+def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The hardware counters of several implementations, each on a shape.
+
+    cases: dicts with the keys `impl` and `shape`. Columns: `impl`, `m`, `n`, and those of
+    `traffic.counters.counters`; a row for each kernel that ran.
+    """
+    frames = []
+    for case in cases:
+        frame, (m, n) = counters(**case), case["shape"]
+        for place, (name, value) in enumerate({"impl": case["impl"], "m": m, "n": n}.items()):
+            frame.insert(place, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def count_layouts(impl: str, shape: Sequence[int]) -> pd.DataFrame:

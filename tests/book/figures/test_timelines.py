@@ -81,6 +81,27 @@ def test_plan_counts_the_latency_of_each_request():
     assert end(figures.plan(2, 2, 1, tiles=3, latency=4)) == 3 * (4 + 2 + 2 + 1)
 
 
+def test_plan_shared_alone_nobody_waits():
+    spans = figures.plan_shared([[2, 3], [3, 2]], 1, 0.5, together=False)
+    assert {span.kind for span in spans} == {"load", "compute", "store"}
+    assert [(it.lane, it.kind, it.start, it.end, it.tile) for it in spans[:4]] == [
+        ("program 0", "load", 0, 2, 0),
+        ("program 0", "compute", 2, 3, 0),
+        ("program 0", "store", 3, 3.5, 0),
+        ("program 0", "load", 3.5, 6.5, 1),
+    ]
+    assert end(spans) == 5 + 2 * 1.5
+
+
+def test_plan_shared_together_all_store_when_the_slowest_has_computed():
+    spans = figures.plan_shared([[2, 3], [3, 2]], 1, 0.5, together=True)
+    stores = sorted({(it.tile, it.start, it.end) for it in spans if it.kind == "store"})
+    assert stores == [(0, 4, 4.5), (1, 8.5, 9)]
+    waits = [(it.lane, it.start, it.end, it.tile) for it in spans if it.kind == "wait"]
+    assert waits == [("program 0", 3, 4, 0), ("program 1", 7.5, 8.5, 1)]
+    assert end(spans) == 2 * (3 + 1.5)
+
+
 # ---- timelines
 
 

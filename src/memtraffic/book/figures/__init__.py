@@ -27,6 +27,7 @@ from memtraffic.book.figures.maps import (
     winners,
 )
 from memtraffic.book.figures.matrices import mask, plot_access_map, sectors
+from memtraffic.book.figures.sums import running_sum
 from memtraffic.book.figures.threads import (
     ReductionSteps,
     lanes,
@@ -41,6 +42,7 @@ from memtraffic.book.figures.threads import (
 from memtraffic.book.figures.timelines import (
     Span,
     plan,
+    plan_shared,
     rounds,
     take_turns,
     timeline,
@@ -68,6 +70,7 @@ __all__ = [
     "mark_position",
     "mask",
     "plan",
+    "plan_shared",
     "plot_access_map",
     "plot_bars",
     "plot_lines",
@@ -80,6 +83,7 @@ __all__ = [
     "relative_speed",
     "roofline",
     "rounds",
+    "running_sum",
     "sectors",
     "sm_packing",
     "style",

@@ -113,6 +113,34 @@ def plan(
     return sorted(spans, key=lambda span: (span.lane, span.start))
 
 
+def plan_shared(
+    loads: Sequence[Sequence[float]], compute: float, store: float, *, together: bool
+) -> list[Span]:
+    """When programs load, compute and store their parts of rows, alone or waiting for one another.
+
+    >>> loads = [[2, 3], [3, 2]]
+    >>> [max(it.end for it in plan_shared(loads, 1, 1, together=t)) for t in (False, True)]
+    [9.0, 10.0]
+
+    loads: for each row, how long each program loads its part. compute, store: how long each part
+    takes. together: a program stores its part when all parts of the row are computed; otherwise
+    nobody waits.
+    """
+    free = [0.0] * len(loads[0])  # when each program has stored its last part
+    spans: list[Span] = []
+    for row, parts in enumerate(loads):
+        done = [start + load + compute for start, load in zip(free, parts, strict=True)]
+        for program, (load, end) in enumerate(zip(parts, done, strict=True)):
+            lane, start = f"program {program}", free[program]
+            go = max(done) if together else end
+            spans.append(Span(lane, "load", start, start + load, row))
+            spans.append(Span(lane, "compute", start + load, end, row))
+            spans += [Span(lane, "wait", end, go, row)] if go > end else []
+            spans.append(Span(lane, "store", go, go + store, row))
+            free[program] = go + store
+    return sorted(spans, key=lambda span: (span.lane, span.start))
+
+
 def _lane(tile: int, programs: int, buffers: int) -> str:
     """The name of the row of a timeline in which a tile is drawn."""
     names = [f"program {tile % programs}"] if programs > 1 else []
