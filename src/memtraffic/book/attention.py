@@ -75,18 +75,26 @@ def look_up(batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.cat([asked, names, values], dim=-1).to(device), found.to(device)
 
 
-def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -> Step:
+def training(
+    softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float, capturable: bool = False
+) -> Step:
     """A function that trains an `Attention` by one step and returns the loss before that step.
 
-    shape: batch, length and width of `look_up`. lr: the learning rate of Adam. Two trainings start
-    with the same weights.
+    >>> step = training(torch.softmax, (2, 16, 32), heads=2, lr=0.01)
+    >>> first, second = step(), step()
+    >>> bool(second < first)
+    True
+
+    shape: batch, length and width of `look_up`. heads: of the attention; they share the width. lr:
+    the learning rate of Adam. capturable: whether Adam keeps its own step count on the GPU, as a
+    CUDA graph needs it. Two trainings start with the same weights.
     """
     batch, length, width = shape
     x, target = look_up(batch, length, width)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Attention(softmax, width, heads).to(x.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, capturable=x.is_cuda)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, capturable=capturable)
 
     def step() -> Tensor:
         optimizer.zero_grad()
@@ -99,14 +107,16 @@ def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -
 
 
 def captured(step: Step) -> Step:
-    """A CUDA graph of `step`: a function that replays it, after some steps to warm up.
+    """A function that replays `step` as a CUDA graph. It first takes WARMUP_STEPS steps.
 
-    The result is overwritten by the next replay. Needs a GPU.
+    The next replay overwrites its result. Raises RuntimeError without a GPU, and for a step that
+    waits for the GPU.
     """
+    runtime.require_gpu("captured")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARMUP_STEPS):  # allocates, compiles, and makes plans
+        for _ in range(WARMUP_STEPS):  # compiles, and makes plans
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
