@@ -208,7 +208,7 @@ UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
-RACED = ["copy", "PyTorch's lines", "PyTorch's backward", "our backward"]
+RACED = ["copy", "one line of PyTorch", "PyTorch's backward", "our backward"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
 
 _POWERS = [1, 2, 4, 8, 16, 32]

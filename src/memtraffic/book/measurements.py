@@ -52,7 +52,7 @@ EXHIBITS = {
     "2 stages, program per tile": "memtraffic.book.exhibits:softmax_2_stages_once",
     "our backward": "memtraffic.book.exhibits:backward_ours",
     "PyTorch's backward": "memtraffic.book.exhibits:backward_torch",
-    "PyTorch's lines": "memtraffic.book.exhibits:backward_lines",
+    "one line of PyTorch": "memtraffic.book.exhibits:backward_lines",
     "backward from x": "memtraffic.book.exhibits:backward_from_x",
 }
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
