@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,9 +10,11 @@ from memtraffic.book import exhibits
 from memtraffic.ladder import masked, persistent, tiled
 from memtraffic.ladder.launch import Plan
 from memtraffic.ladder.tiling import Tiling
+from memtraffic.ops import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_close, assert_softmax, is_softmax
+from memtraffic.testing import assert_close, assert_correct, assert_softmax, is_softmax
 from memtraffic.traffic.count import count
+from memtraffic.traffic.formula import formula
 
 pytestmark = pytest.mark.slow  # together they take several seconds
 
@@ -397,3 +401,66 @@ def test_softmax_split_of_nothing():
 
 def test_autotuned_kernel_is_the_tiled_one():
     assert exhibits.autotuned_kernel().fn is tiled._softmax_tiled_kernel
+
+
+# ---- backward
+
+BACKWARDS = {
+    "backward_ours": "reads 2MN, writes MN",
+    "backward_torch": "reads 2MN, writes MN",
+    "backward_lines": "reads 6MN + M, writes 3MN + M",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 64, 781, 2176])
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_backward_is_right(name, n, dtype):
+    roundings = 16 if name == "backward_lines" else 4  # which rounds each of its operations
+    op = replace(SOFTMAX_BACKWARD, roundings=roundings)
+    assert_correct(op, getattr(exhibits, name), *op.inputs((5, n), dtype))
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_backward_moves(name):
+    assert str(formula(getattr(exhibits, name), SOFTMAX_BACKWARD)) == BACKWARDS[name]
+
+
+def of_scores(x, dy):
+    return SOFTMAX_BACKWARD.reference(torch.softmax(x, dim=1), dy)
+
+
+@pytest.mark.parametrize("layout", ["packed", "transposed", "every other"])
+@pytest.mark.parametrize("n", [1, 64, 781, 4096])
+def test_backward_from_x_is_right(n, layout):
+    op = replace(SOFTMAX_BACKWARD, reference=of_scores)
+    x, dy = (matrix(5, n, layout=layout, seed=seed) for seed in (0, 1))
+    assert_correct(op, exhibits.backward_from_x, x, dy)
+
+
+def test_backward_from_x_takes_a_gradient_of_other_strides():
+    op = replace(SOFTMAX_BACKWARD, reference=of_scores)
+    x, dy = matrix(5, 64), matrix(5, 65, seed=1)[:, :64]
+    assert_correct(op, exhibits.backward_from_x, x, dy)
+
+
+def test_backward_from_x_moves_what_ours_moves_with_the_same_tiles():
+    assert str(formula(exhibits.backward_from_x, SOFTMAX_BACKWARD)) == "reads 2MN, writes MN"
+    from memtraffic.compile import capture_launches
+
+    for n in (1024, 4096, 16384):
+        inputs = matrix(4, n), matrix(4, n)
+        ours, again = (
+            capture_launches(fn, *inputs, gpu=gpus.find_gpu("H200"))[0]
+            for fn in (exhibits.backward_ours, exhibits.backward_from_x)
+        )
+        assert ours.options["num_warps"] == again.options["num_warps"]
+        for name in ("ROWS", "BLOCK", "ALIGN"):
+            assert ours.constants[name] == again.constants[name]
+        assert ours.constants["TAIL"] == 0
+
+
+@pytest.mark.parametrize("n", [2176, 32768], ids=["two-blocks", "too-wide"])
+def test_backward_from_x_refuses_rows_that_are_not_one_block(n):
+    with pytest.raises(ValueError, match=f"rows of {n} columns are not one block"):
+        exhibits.backward_from_x(matrix(2, n), matrix(2, n))

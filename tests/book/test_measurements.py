@@ -18,6 +18,7 @@ from memtraffic.book.measurements import (
     launch_plans,
 )
 from memtraffic.ladder import RUNGS, naive
+from memtraffic.ops import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 
 
@@ -58,7 +59,12 @@ NEED_A_GPU = {
     "elementwise": lambda: measurements.elementwise([8, 8]),
     "idle_programs": lambda: measurements.idle_programs([8], [1]),
     "resident_plans": lambda: measurements.resident_plans(["tiled"], [8, 8]),
+    "bench_dtypes": lambda: measurements.bench_dtypes(["copy"], ["float32"], shapes=[[8, 8]]),
+    "training_losses": lambda: measurements.training_losses(BOTH, [1, 8, 16], 2, 0.01, 2),
+    "step_counters": lambda: measurements.step_counters(BOTH, [1, 8, 16]),
+    "step_times": lambda: measurements.step_times(BOTH, [1, 8, 16], 2, 0.01, 4),
 }
+BOTH = ["torch.softmax", "memtraffic.softmax"]
 CASE = {"dtype": "float32", "layout": "packed", "shapes": [[8, 8]]}
 
 
@@ -121,6 +127,14 @@ def test_bench_cases_go_through_types_layouts_and_shapes(timed):
     ]
     assert [options["budget"] for _, options in timed] == [0.1] * 3
     assert [call.args[0].stride() for call in timed[-1][0]] == [(1, 4)] * 2
+
+
+def test_bench_dtypes_go_through_types(timed):
+    shapes = [[4, 8], [2, 16]]
+    frame = measurements.bench_dtypes(["naive"], ["float32", "bfloat16"], shapes=shapes)
+    assert frame[["dtype", "m", "n"]].to_numpy().tolist() == [
+        [dtype, m, n] for dtype in ("float32", "bfloat16") for m, n in shapes
+    ]
 
 
 def test_bench_cases_leave_out_what_is_refused(timed, capsys):
@@ -291,6 +305,9 @@ SMALL = {
     "long_few_whole": {"shapes": [[2, 3072]]},
     "long_parts": {"shapes": [[2, 64]], "values": [16, 32]},
     "long_plans": {"shape": [2, 16384]},
+    "backward_race": {"shapes": [[4, 64]]},
+    "backward_recompute": {"shapes": [[4, 64]]},
+    "backward_steps": {"shape": [1, 8, 16], "heads": 2, "steps": 2},
     "winners": {
         "impls": ["copy", "torch.softmax", "tiled", "persistent"],
         "cases": [case | {"shapes": [[4, 64]]} for case in catalog.CASES],
@@ -352,16 +369,130 @@ def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):
     from memtraffic.names import import_path
 
     calls = []
-    monkeypatch.setattr(measurements.hardware, "counters", lambda *a: calls.append(a))
+    ops = set()
+    monkeypatch.setattr(
+        measurements.hardware, "counters", lambda *a, op: ops.add(op) or calls.append(a)
+    )
     monkeypatch.setattr(measurements.hardware, "count_layouts", lambda *a: calls.append(a))
     for label in benchmark.BASELINES:
         measurements.counters(label, [4, 8])
     measurements.count_layouts("naive", [4, 8])
     assert [shape for _, shape in calls] == [(4, 8)] * 6
+    assert ops == {"softmax"}
     assert [import_path(fn) for fn, _ in calls[-2:]] == [
         "memtraffic.benchmark.baselines:compiled_persistent_reduction",
         "naive",
     ]
+
+
+@pytest.mark.parametrize("id", ["backward_counters", "backward_torch_counters"])
+def test_counters_of_a_backward_have_its_inputs(id, monkeypatch):
+    calls = []
+    monkeypatch.setattr(measurements.hardware, "counters", lambda *a, op: calls.append((*a, op)))
+    EXPERIMENTS[id].measure(**EXPERIMENTS[id].arguments)
+    [(fn, shape, op)] = calls
+    assert shape == (4096, 16384) and op == "softmax_backward"
+    y, dy = SOFTMAX_BACKWARD.inputs((4, 8))
+    assert torch.allclose(fn(y, dy), SOFTMAX_BACKWARD.reference(y, dy))
+
+
+# ---- training
+
+
+@pytest.fixture
+def trains(monkeypatch):
+    """Trainings whose i-th step has the loss 1 / i; and the steps of each, as they were taken."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.book import attention
+
+    made = []
+
+    def training(softmax, shape, **options):
+        steps = []
+        made.append((softmax, shape, options, steps))
+
+        def step():
+            steps.append("eager")
+            return torch.tensor(1 / len(steps))
+
+        return step
+
+    def captured(step):
+        for _ in range(attention.WARMUP_STEPS):
+            step()
+
+        def replay():
+            loss = step()
+            made[-1][-1][-1] = "replayed"
+            return loss
+
+        return replay
+
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(attention, "training", training)
+    monkeypatch.setattr(attention, "captured", captured)
+    return made
+
+
+def test_training_losses_are_those_of_each_step(trains):
+    frame = measurements.training_losses(BOTH, [1, 8, 16], 2, 0.5, 3)
+    assert frame.to_dict("records") == [
+        {"softmax": name, "step": i, "loss": pytest.approx(1 / i)}
+        for name in BOTH
+        for i in (1, 2, 3)
+    ]
+    assert [options for _, _, options, _ in trains] == [{"heads": 2, "lr": 0.5}] * 2
+
+
+def test_step_times_compares_losses_after_as_many_steps(trains):
+    """The steps that warm up a graph count as well."""
+    frame = measurements.step_times(BOTH, [1, 8, 16], 2, 0.5, 20)
+    assert frame[["softmax", "launch"]].to_numpy().tolist() == [
+        [name, launch] for name in BOTH for launch in ("eager", "graph")
+    ]
+    assert frame["loss"].tolist() == pytest.approx([1 / 20] * 4)
+    assert (frame[["host_us", "host_wait_us"]] > 0).all(axis=None)
+    assert list(EXPERIMENTS["backward_host"].run().columns) == list(frame.columns)
+    del trains[4:]
+    assert [options["capturable"] for _, _, options, _ in trains] == [False, True] * 2
+    timed = measurements.IN_A_ROW + overhead.WAITS
+    assert [steps.count("replayed") for *_, steps in trains] == [0, 17 + timed] * 2
+    assert [len(steps) for *_, steps in trains] == [20 + timed] * 4
+
+
+def test_step_counters_adds_up_the_kernels(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    calls = []
+
+    def counters(fn, shape, *, inputs):
+        calls.append((fn.__name__, shape, inputs))
+        counted = {name: [1, 20] for name in measurements.hardware.METRICS}
+        return pd.DataFrame({"kernel": ["a", "b"]} | counted)
+
+    monkeypatch.setattr(measurements.hardware, "counters", counters)
+    subject = EXPERIMENTS["backward_step_counters"]
+    frame = subject.run()
+    assert frame["softmax"].tolist() == BOTH
+    assert frame["kernels"].tolist() == [2, 2]
+    assert (frame[list(measurements.hardware.METRICS)] == 21).all(axis=None)
+    [first, second] = calls
+    assert first[1:] == second[1:] == ((2, 4096, 512), "B,L,W")
+    assert [first[0], second[0]] == ["step_with_torch", "step_with_ours"]
+
+
+def test_steps_can_be_made_in_another_process():
+    """Their names lead back to them, and their inputs can be read."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from memtraffic.book.attention import STEPS
+    from memtraffic.inputs import find_inputs
+    from memtraffic.names import import_function, import_path
+
+    assert list(STEPS) == BOTH
+    for step in STEPS.values():
+        assert import_function(import_path(step)) is step
+    [x] = find_inputs("B,L,W").arguments((2, 4, 8)).positional
+    assert x.shape == (2, 4, 8)
 
 
 def fake_plan(x, y, *, num_warps=None, num_stages=None):

@@ -152,6 +152,14 @@ PLANS = (
     Column("resident", "programs"),
     Column("programs", "programs"),
 )
+LOSS = Column("loss", "squared error", 0.05)
+TRAINED = (Column("softmax"), Column("step", "steps"), LOSS)
+TRAINED_COUNTERS = (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:])
+TRAINED_TIMES = (
+    *(Column("softmax"), Column("launch"), LOSS),
+    Column("host_us", "µs", None),
+    Column("host_wait_us", "µs", None),
+)
 DRIVER = (
     Column("kernels"),
     Column("asked", "configurations", 0.1),
@@ -205,6 +213,11 @@ STRIDED = [it for it in LARGE if it[1] in (256, 1024, 4096, 16384, 32768)]
 UNSEEN = [[-(-(2**24) // n), n] for n in (384, 768, 781, 1536, 3072)]
 UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 
+# 67 million elements each, so that the bytes take far longer than a launch.
+GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
+RACED = ["copy", "one line of PyTorch", "PyTorch's backward", "our backward"]
+BOTH = ["torch.softmax", "memtraffic.softmax"]
+
 _POWERS = [1, 2, 4, 8, 16, 32]
 TILED = dict(impl="tiled", shape=[4096, 4096])
 STARTED = dict(programs=[4096, 16384, 65536, 262144], warps=[1, 4, 16])
@@ -249,9 +262,16 @@ LONG_COUNTED = [
         ("split", 131072),
     )
 ]
+BACKWARD = dict(shape=WIDE, op="softmax_backward")
+RACE = dict(op="softmax_backward", dtypes=["float32", "bfloat16"], budget=0.1)
+RECOMPUTED = dict(impls=["our backward", "backward from x"], shapes=GRADIENTS[1:4], **RACE)
+STEPS = dict(softmaxes=BOTH, shape=[2, 4096, 512], heads=8, lr=0.003, steps=20)
+STEP = dict(softmaxes=BOTH, shape=STEPS["shape"])
+SMALL_STEPS = dict(softmaxes=BOTH, shape=[8, 128, 256], heads=8, lr=0.003, steps=20)
 
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
+_dtypes = measurements.bench_dtypes
 _plans, _residents = measurements.launch_plans, measurements.resident_plans
 _F32, _BF16 = "float32", "bfloat16"
 
@@ -318,6 +338,13 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("long_few", _bench, BENCH, dict(**LONG_FEW, budget=0.05)),
     ("long_few_whole", _bench, BENCH, dict(**LONG_WHOLE, budget=0.05)),
     ("long_parts", measurements.bench_option, _option("block"), LONG_PARTS),
+    ("backward_torch_counters", _counters, COUNTERS, dict(impl="PyTorch's backward", **BACKWARD)),
+    ("backward_counters", _counters, COUNTERS, dict(impl="our backward", **BACKWARD)),
+    ("backward_race", _dtypes, BENCH, dict(impls=RACED, shapes=GRADIENTS, **RACE)),
+    ("backward_recompute", _dtypes, BENCH, RECOMPUTED),
+    ("backward_steps", measurements.training_losses, TRAINED, STEPS),
+    ("backward_step_counters", measurements.step_counters, TRAINED_COUNTERS, STEP),
+    ("backward_host", measurements.step_times, TRAINED_TIMES, SMALL_STEPS),
 )
 
 EXPERIMENTS: dict[str, Experiment] = {

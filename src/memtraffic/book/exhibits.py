@@ -31,6 +31,8 @@ from memtraffic.ladder.tiling import (
     tile_shape,
 )
 from memtraffic.ops.planning import split_tile
+from memtraffic.ops.planning import row_tile
+from memtraffic.ops.softmax import backward
 from memtraffic.runtime import device_guard
 
 # ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
@@ -419,3 +421,66 @@ def _split_call(
         split.split_kernel, (x, *x.stride(), x, *x.stride()), *shape,
         block=block or columns, align=common_divisor(x, x), num_warps=num_warps,
     )  # fmt: skip
+# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
+
+
+def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
+    """What `memtraffic.softmax` computes in the backward pass."""
+    return backward(dy, y, 1, y.dtype)
+
+
+def backward_torch(y: Tensor, dy: Tensor) -> Tensor:
+    """What `torch.softmax` computes in the backward pass."""
+    return torch.ops.aten._softmax_backward_data(dy, y, 1, y.dtype)
+
+
+def backward_lines(y: Tensor, dy: Tensor) -> Tensor:
+    """The formula as a line of PyTorch, which is four operations."""
+    return y * (dy - (y * dy).sum(dim=1, keepdim=True))
+
+
+@triton.jit
+def _backward_from_x_kernel(
+    dx_ptr, dx_row_stride, dx_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
+    cols = cols.to(tl.int64)
+    x = tl.load(x_ptr + rows * x_row_stride + cols * x_col_stride, mask=mask, other=-float("inf"))
+    dy = tl.load(dy_ptr + rows * dy_row_stride + cols * dy_col_stride, mask=mask, other=0)
+    x, dy = x.to(tl.float32), dy.to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
+    y = numerator * (1 / tl.sum(numerator, axis=1, keep_dims=True))
+    dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
+    dx = dx.to(dx_ptr.dtype.element_ty)
+    tl.store(dx_ptr + rows * dx_row_stride + cols * dx_col_stride, dx, mask=mask)
+
+
+def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
+    """The gradient of `x` from that of its softmax, which the kernel computes once more.
+
+    It has the tiles of `backward_ours`, for rows that are one block there. Raises ValueError for
+    others.
+    """
+    dx, (n_rows, n_cols) = torch.empty_like(x), x.shape
+    tile = row_tile(n_cols, x.element_size(), 2, planning_gpu(x))
+    if tile is None or tile.tail:
+        raise ValueError(f"backward_from_x: rows of {n_cols} columns are not one block: {tile}")
+    with device_guard(x):
+        _backward_from_x_kernel[(triton.cdiv(n_rows, tile.rows),)](
+            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_rows, n_cols,
+            ROWS=tile.rows, BLOCK=tile.block,
+            ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
+        )  # fmt: skip
+    return dx

@@ -10,6 +10,8 @@ import functools
 import itertools
 import statistics
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +54,13 @@ EXHIBITS = {
     "online": "memtraffic.ladder.online:softmax",
     "split": "memtraffic.book.exhibits:softmax_split",
     "split, 1024 columns": "memtraffic.book.exhibits:softmax_split_1024",
+    "our backward": "memtraffic.book.exhibits:backward_ours",
+    "PyTorch's backward": "memtraffic.book.exhibits:backward_torch",
+    "one line of PyTorch": "memtraffic.book.exhibits:backward_lines",
+    "backward from x": "memtraffic.book.exhibits:backward_from_x",
 }
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
+IN_A_ROW = 50  # steps of training
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
@@ -73,6 +80,12 @@ def implementation(label: str) -> Callable[..., Any]:
 def bench(impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any) -> pd.DataFrame:
     """`benchmark.bench` of labels."""
     return benchmark.bench({label: implementation(label) for label in impls}, shapes, **options)
+
+
+def bench_dtypes(impls: Sequence[str], dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
+    """`benchmark.bench` of labels in several types, one after the other. Columns: its own."""
+    frames = [bench(impls, dtype=dtype, **options) for dtype in dtypes]
+    return pd.concat(frames, ignore_index=True)
 
 
 def bench_cases(
@@ -186,9 +199,9 @@ def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.
     return benchmark.autotune_cost(implementation(impl), implementation(tuned), shapes)
 
 
-def counters(impl: str, shape: Sequence[int]) -> pd.DataFrame:
+def counters(impl: str, shape: Sequence[int], op: str = "softmax") -> pd.DataFrame:
     """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
-    return hardware.counters(implementation(impl), tuple(shape))
+    return hardware.counters(implementation(impl), tuple(shape), op=op)
 
 
 def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -540,3 +553,74 @@ def compare_with_driver(m: int) -> pd.DataFrame:
             equal["other sizes" if i else "as compiled"].append(ours == theirs)
     rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
+
+
+# ---- training, with one softmax and with another
+
+
+def training_losses(
+    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
+) -> pd.DataFrame:
+    """The losses of an attention layer that is trained with each of several softmaxes.
+
+    softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`. Columns:
+    `softmax`; `step`, counted from 1; `loss`, before that step.
+    """
+    runtime.require_gpu("training_losses")
+    from memtraffic.book.attention import softmax_of, training
+
+    rows = []
+    for name in softmaxes:
+        step = training(softmax_of(name), shape, heads=heads, lr=lr)
+        losses = torch.stack([step() for _ in range(steps)]).tolist()
+        rows += [{"softmax": name, "step": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    return pd.DataFrame(rows)
+
+
+def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
+    """The hardware counters of one step of training, added up over its kernels.
+
+    softmaxes: keys of `attention.STEPS`. shape: batch, length and width. Columns: `softmax`;
+    `kernels`, how many ran; the sums of the counters of `traffic.counters.counters`.
+    """
+    from memtraffic.book.attention import STEPS
+
+    rows = []
+    for name in softmaxes:
+        frame = hardware.counters(STEPS[name], tuple(shape), inputs="B,L,W")
+        sums = frame.drop(columns="kernel").sum().to_dict()
+        rows.append({"softmax": name, "kernels": len(frame)} | sums)
+    return pd.DataFrame(rows)
+
+
+def step_times(
+    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
+) -> pd.DataFrame:
+    """What a step of training takes its caller: launched from Python, or replayed as a CUDA graph.
+
+    softmaxes, shape, heads, lr: as for `training_losses`. steps: of each training, before it is
+    timed. Columns: `softmax`; `launch`, "eager" or "graph"; `loss`, of the last of these steps;
+    `host_us`, microseconds per step in a row of 50 steps, with one wait at their end;
+    `host_wait_us`, the median of 100 steps that are waited for one by one.
+    """
+    runtime.require_gpu("step_times")
+    from memtraffic.benchmark.overhead import wait_times
+    from memtraffic.book.attention import WARMUP_STEPS, captured, softmax_of, training
+
+    rows = []
+    for name, launch in itertools.product(softmaxes, ("eager", "graph")):
+        graph, done = launch == "graph", 0
+        step = training(softmax_of(name), shape, heads=heads, lr=lr, capturable=graph)
+        if graph:
+            with warnings.catch_warnings():  # the first steps of a capturable Adam are not captured
+                warnings.filterwarnings("ignore", ".*capturable=True")
+                step, done = captured(step), WARMUP_STEPS
+        losses = [step().item() for _ in range(steps - done)]
+        row = {"softmax": name, "launch": launch, "loss": losses[-1]}
+        start = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            step()
+        torch.cuda.synchronize()
+        row["host_us"] = (time.perf_counter() - start) / IN_A_ROW * 1e6
+        rows.append(row | {"host_wait_us": wait_times({name: step}, ())[0]})
+    return pd.DataFrame(rows)

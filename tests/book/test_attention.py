@@ -1,0 +1,122 @@
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import torch
+from torch import nn
+
+from memtraffic import runtime
+from memtraffic.book import attention
+from memtraffic.book.attention import Attention, captured, look_up, softmax_of, training
+from memtraffic.ops.softmax import softmax
+
+SHAPE = (2, 16, 32)
+
+
+def test_softmax_of_names():
+    assert softmax_of("torch.softmax") is torch.softmax
+    assert softmax_of("memtraffic.softmax") is softmax
+    with pytest.raises(LookupError, match="'softmx'"):
+        softmax_of("softmx")
+
+
+def test_look_up_wants_the_value_of_the_position_that_is_named():
+    x, target = look_up(3, 8, 16)
+    assert x.shape == (3, 8, 16) and target.shape == (3, 8, 8)
+    asked, names, values = x.split([4, 4, 8], dim=-1)
+    same = (asked[:, :, None] == names[:, None]).all(dim=-1)  # (batch, position, named position)
+    assert (same.sum(dim=2) == 1).all() and (same.sum(dim=1) == 1).all()
+    named = same.int().argmax(dim=2)
+    for found, value, position in zip(target, values, named, strict=True):
+        assert torch.equal(found, value[position])
+    assert not torch.equal(same[0], same[1])
+    assert torch.equal(look_up(3, 8, 16)[0], x)
+
+
+def test_attention_is_that_of_pytorch():
+    model = Attention(torch.softmax, 32, 4)
+    x = torch.randn(2, 16, 32)
+    heads = [
+        layer(x).view(2, 16, 4, 8).transpose(1, 2)
+        for layer in (model.queries, model.keys, model.values)
+    ]
+    mixed = nn.functional.scaled_dot_product_attention(*heads)
+    expected = model.mix(mixed.transpose(1, 2).reshape(2, 16, 32))
+    error = (model(x) - expected).abs().max()
+    assert error < 1e-6 and expected.abs().max() > 0.1
+    assert model(x).shape == (2, 16, 16)
+
+
+class Forgetful(torch.autograd.Function):
+    """A softmax whose backward forgets the sum."""
+
+    @staticmethod
+    def forward(ctx, x, dim):
+        y = torch.softmax(x, dim)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return ctx.saved_tensors[0] * dy, None
+
+
+def losses(softmax):
+    step = training(softmax, SHAPE, heads=2, lr=0.01)
+    return torch.stack([step() for _ in range(20)])
+
+
+def test_training_tells_a_wrong_gradient_from_a_right_one():
+    expected, ours = losses(torch.softmax), losses(softmax)
+    wrong = losses(Forgetful.apply)
+    assert (ours / expected - 1).abs().max() < 1e-4
+    assert expected[-1] < 0.5 * expected[0]
+    assert wrong[0] == expected[0]  # the same start
+    assert wrong[-1] > 1.1 * expected[-1]
+
+
+def test_training_returns_the_loss_of_before_the_step_and_no_graph():
+    first = losses(torch.softmax)[0]
+    still = training(torch.softmax, SHAPE, heads=2, lr=0.0)
+    assert still() == still() == first
+    assert not still().requires_grad
+
+
+def test_training_starts_from_the_same_weights_and_leaves_the_generator_alone():
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    losses(torch.softmax)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_steps_train_one_model_per_shape(monkeypatch):
+    made = []
+
+    def counting(softmax, shape, **options):
+        made.append((softmax, shape))
+        return lambda: torch.tensor(len(made))
+
+    monkeypatch.setattr(attention, "training", counting)
+    attention._training.cache_clear()
+    x = torch.zeros(SHAPE)
+    assert [attention.step_with_torch(x).item(), attention.step_with_ours(x).item()] == [1, 2]
+    attention.step_with_ours(x)
+    assert made == [(torch.softmax, SHAPE), (softmax, SHAPE)]
+    attention._training.cache_clear()
+
+
+def test_captured_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match="captured needs a GPU"):
+        captured(lambda: torch.zeros(()))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*capturable=True")
+@pytest.mark.parametrize("name", attention.STEPS)
+def test_captured_steps_train_as_launched_ones(name):
+    options = dict(heads=2, lr=0.01)
+    eager = training(softmax_of(name), SHAPE, **options)
+    replay = captured(training(softmax_of(name), SHAPE, capturable=True, **options))
+    expected = [eager().item() for _ in range(10)][attention.WARMUP_STEPS :]
+    assert [replay().item() for _ in expected] == pytest.approx(expected, rel=1e-4)
