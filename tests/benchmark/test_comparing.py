@@ -62,6 +62,13 @@ def test_compare_has_a_row_for_each_shape_and_name(gpu):
     ] * 2
 
 
+def test_compare_tells_the_rounds_in_reverse_order_apart(gpu, monkeypatch):
+    samples = [1e-6, 3e-6] * 10
+    monkeypatch.setattr(comparing, "time_interleaved", lambda fns, **options: [samples] * len(fns))
+    frame = compare(["naive"], [(4, 8)])
+    assert frame[["us", "us_reversed"]].to_numpy()[0] == pytest.approx([2, 3])
+
+
 def test_compare_gives_reasons_in_place_of_times(gpu):
     impls = {
         "copy": "copy",

@@ -13,12 +13,28 @@ import pandas as pd
 
 from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.benchmark.peers import BACKWARD
+from memtraffic.book import recording
+from memtraffic.book.catalog import find_experiments
 from memtraffic.names import PEERS
 
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel
 WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
 PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
+
+
+def results(*ids: str) -> list[pd.DataFrame]:
+    """The results of experiments, as `recording.experiments` gives and announces them.
+
+    A verdict, such as who wins at how many widths, may change with a percent of a time. So where a
+    page is compared with its stored outputs on a GPU, in mode `verify`, the experiments run for
+    `drift`, which compares their numbers, and the verdicts are those of the recordings.
+    """
+    frames = recording.experiments(*ids)
+    if recording.mode() != "verify":
+        return frames
+    folder = recording.root() / recording.PUBLISHED
+    return [recording.read(folder, subject) for subject in find_experiments(ids)]
 
 
 def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
