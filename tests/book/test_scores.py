@@ -128,7 +128,7 @@ def test_targets():
     assert found["float32: fastest peer"][1:] == (
         0.98,
         pytest.approx(0.9),
-        "QuACK at 256 columns",
+        "QuACK at 256",
         0,
     )
     assert found["float32: fastest peer"].met is False
@@ -141,9 +141,9 @@ def test_targets():
     assert found["float32, long rows: copy"].met is True  # 0.9
     assert found["float32 backward: add, from 2048"].met is False
     assert found["bfloat16 backward: fastest peer"].met is True
-    calls = found["time of torch.softmax until the call returns"]
-    assert (calls.met, calls.where, calls.at_most) == (False, "at 128 columns", True)
-    assert found["time of torch.softmax until the result is there"].met is True
+    calls = found["torch.softmax: call returns"]
+    assert (calls.met, calls.where, calls.at_most) == (False, "at 128", True)
+    assert found["torch.softmax: result there"].met is True
 
 
 @pytest.mark.parametrize(

@@ -185,11 +185,11 @@ def targets(
         found.append(_share(f"{dtype} backward: add, from 2048", least, backward[dtype], wide))
         name = f"{dtype} backward: fastest peer"
         found.append(_slowest(name, 0.98, us, us.index, PEERS))
-    for column, what in (("host_us", "call returns"), ("host_wait_us", "result is there")):
+    for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
         for suffix, how in (("", ""), (", gradient", ", with gradient")):
             ratios = caller_ratios(host, column, suffix)
-            worst = f"at {int(ratios.idxmax())} columns"
-            name = f"time of torch.softmax until the {what}{how}"
+            worst = f"at {int(ratios.idxmax())}"
+            name = f"{TORCH}: {what}{how}"
             found.append(Target(name, 1.1, float(ratios.max()), worst, at_most=True))
     return found
 
@@ -207,7 +207,7 @@ def _slowest(
     if not leads:
         return Target(what, least, None, "not measured")
     worst = leads[0]
-    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n} columns")
+    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n}")
 
 
 def _mean(what: str, least: float, frame: pd.DataFrame, other: str) -> Target:
@@ -221,7 +221,7 @@ def _share(what: str, least: float, frame: pd.DataFrame, widths: Iterable[int]) 
     reached = at(shares(frame), widths)[OURS].dropna()
     if reached.empty:
         return Target(what, least, None, "not measured")
-    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())} columns")
+    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())}")
 
 
 # ---- what to ship
