@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ import memtraffic.__main__ as module_of_main
 from memtraffic import compile as compiling
 from memtraffic import progress, residency, runtime
 from memtraffic.__main__ import COMMANDS, main
+from memtraffic.benchmark.baselines import BACKWARD_BASELINES, BASELINES
+from memtraffic.benchmark.peers import IMPLEMENTATIONS, PEERS
 from memtraffic.compile import Resources
 from memtraffic.gpus import find_gpu
 from memtraffic.ladder import RUNGS
@@ -355,6 +358,83 @@ def test_compiler_is_given_sizes_after_options(sizes, command, compiler):
 
 
 # ---- help
+
+
+# ---- bench
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """What `bench` compares; each implementation takes as many microseconds as its name is long."""
+    calls = []
+
+    def compare(impls, shapes, **options):
+        calls.append((impls, shapes, options))
+        times = ("us", "us_p20", "us_p80", "us_reversed", "gb_per_s")
+        rows = [
+            {"impl": name, "m": m, "n": n, "dtype": options["dtype"]}
+            | dict.fromkeys(times, float("nan") if name in ("Liger", "naive") else len(name))
+            | {"version": ""}
+            | {"note": {"Liger": "absent: nowhere", "naive": "refused: why"}.get(name, "")}
+            for m, n in shapes
+            for name in impls
+        ]
+        return pd.DataFrame(rows)
+
+    monkeypatch.setattr("memtraffic.benchmark.compare", compare)
+    return calls
+
+
+def test_bench(command, compared, tmp_path):
+    file = tmp_path / "found.csv"
+    text = (
+        f"bench copy naive tiled --peers liger --shapes 64x256 8x512 --dtype bfloat16 --csv {file}"
+    )
+    status, out, err = command(text)
+    assert status == 0 and err == "Liger is left out: nowhere\n"
+    shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "op": "softmax"}
+    assert compared == [(["copy", "naive", "tiled", "Liger"], shapes, options)]
+    header, first, second, third, *_ = map(str.split, out.splitlines())
+    assert header == "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s %_of_copy note".split()
+    assert first == "copy 64 256 bfloat16 4.0 4.0 4.0 4.0 4.0 100.0".split()
+    assert second == "naive 64 256 bfloat16 - - - - - - refused: why".split()
+    assert third[-1] == "80.0"
+    kept = pd.read_csv(file, keep_default_na=False)
+    assert kept["impl"].tolist() == ["copy", "naive", "tiled"] * 2
+    assert kept["us"].tolist() == ["4", "", "5"] * 2
+
+
+def test_bench_as_json(command, compared):
+    status, out, _ = command("bench tiled --shapes 64x256 --json")
+    assert (status, [row["us"] for row in json.loads(out)]) == (0, [5])
+
+
+def test_bench_of_everything(command, compared):
+    assert command("bench --peers ALL")[0] == 0
+    [(impls, shapes, _)] = compared
+    assert set(impls) == {*BASELINES, *RUNGS, *PEERS} - {"jit.script(naive)"}
+    assert (4096, 1024) in shapes and len(impls) == len(set(impls))
+    command("bench --op softmax_backward --peers all")
+    assert set(compared[1][0]) == {"copy", *BACKWARD_BASELINES} | {
+        name for name in IMPLEMENTATIONS if name.endswith("backward")
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bench tilde", "did you mean 'tiled'"),
+        ("bench --peers quark", "no peer is named 'quark': give one of Liger, FlagGems, QuACK,"),
+        ("bench --shapes 12by", "'12by' is no shape such as 4096x1024"),
+        ("bench --shapes 4096x0", "'4096x0' is no shape"),
+        ("bench --op softmin", "no operation is named 'softmin'"),
+        ("bench --shape 64x64 --peer", "--peers"),
+    ],
+)
+def test_bench_of_a_mistake(text, message, command, compared):
+    status, out, err = command(text)
+    assert (status, out, compared) == (2, "", []) and message in err
+    assert err.count("\n") == 1
 
 
 def test_help_names_each_command(command):

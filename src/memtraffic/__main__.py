@@ -47,6 +47,7 @@ PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
 FLOATS = ("float32", "float16", "bfloat16")
+BENCHED = ("4096x256", "4096x1024", "4096x4096", "4096x12672", "4096x32768")
 
 
 class UsageError(Exception):
@@ -74,12 +75,15 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=text,
-            epilog=None if name == "roof" else f"INPUTS\n\n{GRAMMAR}",
+            epilog=None if name in ("roof", "bench") else f"INPUTS\n\n{GRAMMAR}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=run, parser=sub)
         sub.add_argument("--json", action="store_true", help="print JSON")
         if name == "roof":
+            continue
+        if name == "bench":
+            _add_bench(sub)
             continue
         rungs = ", ".join(RUNGS)
         sub.add_argument("name", metavar="NAME", help=f"a rung ({rungs}) or module:function")
@@ -103,6 +107,20 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--stages", type=size, help="stages of a loop, not the function's choice")
         sub.add_argument("--waves-per-eu", type=size, help="on AMD, waves per SIMD to compile for")
     return top
+
+
+def _add_bench(sub: argparse.ArgumentParser) -> None:
+    text = "a rung, a baseline or module:function (default: all rungs and baselines)"
+    sub.add_argument("names", metavar="NAME", nargs="*", help=text)
+    text = f"packages to compare with, where they are here: {', '.join(names.PEERS)}, or all"
+    sub.add_argument("--peers", metavar="PEER", nargs="+", default=[], help=text)
+    text = f"rows and columns (default: {' '.join(BENCHED)})"
+    sub.add_argument("--shapes", metavar="SHAPE", nargs="+", default=BENCHED, help=text)
+    text = "of the inputs (default: %(default)s)"
+    sub.add_argument("--dtype", choices=FLOATS, default="float32", help=text)
+    text = f"the operation: {', '.join(names.OPS)} (default: %(default)s)"
+    sub.add_argument("--op", default="softmax", help=text)
+    sub.add_argument("--csv", metavar="FILE", help="write the table there, too")
 
 
 def size(text: str) -> int:
@@ -129,6 +147,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{args.parser.prog}: unrecognized argument {text}{hint}")
     if args.command == "roof":
         return args
+    if args.command == "bench":
+        _check_bench(args)
+        return args
     names.check_name(args.name, RUNGS)
     if args.op is not None and args.inputs is not None:
         raise UsageError(f"{args.parser.prog}: --op makes its own inputs: leave out one of the two")
@@ -145,6 +166,34 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         args.made_by = find_inputs(args.inputs)
         args.shape = _shape(args)
     return args
+
+
+def _check_bench(args: argparse.Namespace) -> None:
+    names.check_name(args.op, names.OPS, "operation")
+    args.names = args.names or list(names.COMPARED.get(args.op, ["copy"]))
+    known = dict.fromkeys(name for compared in names.COMPARED.values() for name in compared)
+    for peer in names.PEERS:
+        known |= dict.fromkeys((peer, f"{peer} backward"))
+    for name in args.names:
+        names.check_name(name, dict.fromkeys(known, ""), "kernel")
+    peers = {name.lower(): [name] for name in names.PEERS} | {"all": list(names.PEERS)}
+    asked = []
+    for name in args.peers:
+        if name.lower() not in peers:
+            every = ", ".join((*names.PEERS, "all"))
+            raise UsageError(f"{args.parser.prog}: no peer is named {name!r}: give one of {every}")
+        asked += peers[name.lower()]
+    if args.op == "softmax_backward":
+        asked = [f"{name} backward" for name in asked if name != "tutorial"]
+    args.names = list(dict.fromkeys([*args.names, *asked]))
+    args.shapes = [_bench_shape(text, args.parser.prog) for text in args.shapes]
+
+
+def _bench_shape(text: str, prog: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(read_size, text.split("x")))
+    except ValueError as error:
+        raise UsageError(f"{prog}: {text!r} is no shape such as 4096x1024: {error}") from None
 
 
 def _check_waves(gpu: Gpu, waves: int | None) -> None:
@@ -272,12 +321,38 @@ def run_roof(args: argparse.Namespace) -> str:
     return table(roof(), args.json)
 
 
+def run_bench(args: argparse.Namespace) -> str:
+    """Who is fastest: every implementation judged and timed at every shape."""
+    from memtraffic.benchmark import compare
+
+    frame = compare(args.names, args.shapes, dtype=args.dtype, op=args.op)
+    absent = frame["note"].str.startswith("absent: ")
+    for name, note in frame[absent].groupby("impl", sort=False)["note"].first().items():
+        print(f"{name} is left out: {note.removeprefix('absent: ')}", file=sys.stderr)
+    frame = frame[~absent]
+    if args.csv:
+        frame.to_csv(args.csv, index=False, float_format="%.6g", lineterminator="\n")
+    return frame.to_json(orient="records") if args.json else _bench_table(frame)
+
+
+def _bench_table(frame: pd.DataFrame) -> str:
+    """The rows of `compare`, with each time as a share of the copy's beside it."""
+    keys = list(frame.columns[1 : frame.columns.get_loc("us")])
+    copied = frame[frame["impl"] == "copy"].set_index(keys)["us"]
+    frame = frame.drop(columns="version")
+    if len(copied):
+        share = 100 * frame[keys].apply(tuple, axis=1).map(copied) / frame["us"]
+        frame.insert(frame.columns.get_loc("gb_per_s") + 1, "%_of_copy", share)
+    return frame.to_string(index=False, na_rep="-", float_format="{:.1f}".format)
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "formula": (run_formula, "Solve for the formula of a function's traffic, in elements."),
     "count": (run_count, "Count what a function reads and writes, by operation."),
     "counters": (run_counters, "Read hardware counters while a function runs."),
     "resources": (run_resources, "Compile kernels and print what they use."),
     "occupancy": (run_occupancy, "Compile kernels and print how many fit."),
+    "bench": (run_bench, "Judge and time softmax kernels beside a copy, ours and others'."),
     "roof": (run_roof, "Measure this GPU's copy bandwidth and arithmetic rate."),
 }
 

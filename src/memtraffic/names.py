@@ -19,6 +19,16 @@ OPS = {
     "softmax_backward": "memtraffic.ops.definitions:SOFTMAX_BACKWARD",
 }
 
+# What `bench` compares by default, by operation; and the packages that it knows, by their names.
+COMPARED = {
+    "softmax": (
+        *("copy", "torch.softmax", "compile(torch.softmax)", "compile(naive)"),
+        *("compile(persistent reduction)", *RUNGS, "memtraffic.softmax"),
+    ),
+    "softmax_backward": ("copy", "torch.softmax backward", "memtraffic.softmax backward"),
+}
+PEERS = ("Liger", "FlagGems", "QuACK", "tutorial")
+
 
 def import_function(name: str) -> Callable[..., Any]:
     """Imports the function called `name`.

@@ -77,6 +77,15 @@ def test_time_interleaved_order_of_calls(fake, cold):
     assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
 
 
+def test_time_interleaved_in_reverse(fake):
+    """Every second round is in reverse order, and each time stays with its function."""
+    fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
+    samples = time_interleaved(fns, budget=0, reverse=True)
+    a, b = one_call("a"), one_call("b")
+    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, SYNC, *10 * (a + b + b + a), SYNC]
+    assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
+
+
 @pytest.mark.parametrize(
     ("slowest_ms", "budget", "rounds"),
     [

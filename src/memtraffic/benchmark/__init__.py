@@ -6,6 +6,7 @@ bandwidth, not a higher one.
 """
 
 from memtraffic.benchmark.baselines import BASELINES, find_implementation
+from memtraffic.benchmark.comparing import compare
 from memtraffic.benchmark.copying import copies, fastest_copy
 from memtraffic.benchmark.overhead import autotune_cost, caller_times, launch_overhead
 from memtraffic.benchmark.sweeps import bench, bench_layouts, bench_option
@@ -18,6 +19,7 @@ __all__ = [
     "bench_layouts",
     "bench_option",
     "caller_times",
+    "compare",
     "copies",
     "fastest_copy",
     "find_implementation",

@@ -1,4 +1,4 @@
-"""What the kernels of the ladder are compared with: a copy, and what PyTorch offers."""
+"""What the kernels of the ladder are compared with: a copy, PyTorch, and `memtraffic.softmax`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtraffic.benchmark import peers
 from memtraffic.ladder import naive
 from memtraffic.names import import_function
 
@@ -31,6 +32,31 @@ def torch_softmax(x: Tensor) -> Tensor:
 def scripted(x: Tensor) -> Tensor:
     """The naive softmax through `torch.jit.script`."""
     return _script()(x)
+
+
+def torch_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """PyTorch's own backward of a row softmax `y`, from the gradient `dy` of it."""
+    return torch._softmax_backward_data(dy, y, 1, y.dtype)
+
+
+def own_softmax(x: Tensor) -> Tensor:
+    """`memtraffic.softmax` of each row."""
+    import memtraffic
+
+    return memtraffic.softmax(x)
+
+
+def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """The backward of `memtraffic.softmax`, as its autograd function calls it."""
+    from memtraffic.ops.softmax import backward
+
+    return backward(dy, y, 1, y.dtype)
+
+
+def compiled_softmax(x: Tensor) -> Tensor:
+    """PyTorch's softmax through `torch.compile`."""
+    with _ptxas_of_inductor():
+        return _compile(0, torch_softmax)(x)
 
 
 def compiled(x: Tensor) -> Tensor:
@@ -77,7 +103,7 @@ def _script() -> Callable[..., Tensor]:
 
 
 @functools.cache
-def _compile(multi_kernel: int) -> Callable[..., Tensor]:
+def _compile(multi_kernel: int, fn: Callable[..., Tensor] = naive.softmax) -> Callable[..., Tensor]:
     import torch._dynamo
 
     # Each shape is compiled by itself. Too many of them raise an error; without this setting
@@ -86,26 +112,34 @@ def _compile(multi_kernel: int) -> Callable[..., Tensor]:
     torch._dynamo.config.recompile_limit = 256
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     options: dict[str, Any] = {"triton.multi_kernel": multi_kernel, "fx_graph_cache": False}
-    return torch.compile(naive.softmax, dynamic=False, options=options)
+    return torch.compile(fn, dynamic=False, options=options)
 
 
 BASELINES: dict[str, Callable[..., Tensor]] = {
     "copy": copy,
     "torch.softmax": torch_softmax,
     "jit.script(naive)": scripted,
+    "compile(torch.softmax)": compiled_softmax,
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,
+    "memtraffic.softmax": own_softmax,
 }
+BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
+    f"torch.softmax{peers.BACKWARD}": torch_softmax_backward,
+    f"memtraffic.softmax{peers.BACKWARD}": own_softmax_backward,
+}
+_NAMED = {**BASELINES, **BACKWARD_BASELINES, **peers.IMPLEMENTATIONS}
 
 
 def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function with this name: a baseline, a rung, or `module:function`.
+    """The function with this name: a baseline, a peer, a rung, or `module:function`.
 
     >>> find_implementation("copy").__name__
     'copy'
 
-    A function is returned as it is. Raises LookupError for any other name.
+    A peer need not be installed before its function is called. A function is returned as it is.
+    Raises LookupError for any other name.
     """
     if callable(name):
         return name
-    return BASELINES.get(name) or import_function(name)
+    return _NAMED.get(name) or import_function(name)

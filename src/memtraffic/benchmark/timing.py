@@ -16,7 +16,11 @@ SLEEP_CYCLES, SLEEP_SECONDS = 200_000, 1e-4  # the GPU sleeps while the host get
 
 
 def time_interleaved(
-    fns: Sequence[Callable[[], object]], *, cold: bool = True, budget: float = 0.3
+    fns: Sequence[Callable[[], object]],
+    *,
+    cold: bool = True,
+    budget: float = 0.3,
+    reverse: bool = False,
 ) -> list[list[float]]:
     """The durations of several functions in seconds, one list for each function.
 
@@ -26,7 +30,9 @@ def time_interleaved(
 
     fns: functions without arguments. cold: overwrite L2 before each call; otherwise it still holds
     the data of earlier calls. budget: about how many seconds of GPU time to spend on each function.
-    There are 20 rounds at least and 500 at most.
+    There are 20 rounds at least and 500 at most. reverse: call them in reverse order in every
+    second round; if the times of these rounds differ from those of the others, a function suffers
+    from what runs before it.
 
     Raises RuntimeError without a GPU.
     """
@@ -45,7 +51,11 @@ def time_interleaved(
         return start, end
 
     def measure(rounds: int) -> list[list[float]]:
-        events = [[call(fn) for fn in fns] for _ in range(rounds)]
+        events = []
+        for i in range(rounds):
+            back = reverse and i % 2 == 1
+            made = [call(fn) for fn in (fns[::-1] if back else fns)]
+            events.append(made[::-1] if back else made)
         torch.cuda.synchronize()
         seconds = [[start.elapsed_time(end) * 1e-3 for start, end in calls] for calls in events]
         return [list(samples) for samples in zip(*seconds, strict=True)]

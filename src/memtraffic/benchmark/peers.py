@@ -1,0 +1,284 @@
+"""Softmax kernels that other packages publish, to compare with: none of them has to be installed.
+
+A package is imported when one of its kernels is first called. What a kernel refuses is refused by
+the package's own error, or, where that would be obscure, by a ValueError that says why.
+
+- Liger (`liger-kernel`): a program per row, up to 65536 columns.
+- FlagGems (`flag-gems`): a program per row; longer rows are read twice. Its backward is autotuned.
+- QuACK (`quack-kernels`): several rows per thread block, or a cluster of thread blocks per row. It
+  compiles a kernel for each width, and `compiling_ahead` has other processes do so meanwhile.
+- tutorial: the fused softmax of Triton's tutorials, `02-fused-softmax.py` in the folder that
+  MEMTRAFFIC_TUTORIALS names, `tutorials` by default. It has no backward.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtraffic import runtime
+
+BACKWARD = " backward"  # what the name of an implementation of the backward ends in
+QUACK_MOST = 2**19  # columns; its kernel for 2**20 cannot be launched on an H200
+QUACK_BYTES = 16  # what it moves at a time, so each row has to start at a multiple of it
+COMPILERS = 8  # processes
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package with a softmax.
+
+    package: its name at PyPI. module: what is imported to see whether it is here, None for the
+    tutorial. forward: of a matrix. backward: of a softmax and the gradient of it.
+    """
+
+    package: str
+    module: str | None
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+# ---- Liger
+
+
+def liger(x: Tensor) -> Tensor:
+    """Liger's softmax of each row."""
+    y: Tensor = _module("liger_kernel.ops.softmax").LigerSoftmaxFunction.apply(x)
+    return y
+
+
+def liger_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """Liger's backward of a row softmax, as its autograd function calls it."""
+    module = _module("liger_kernel.ops.softmax")
+    block, num_warps = module.calculate_settings(y.shape[-1])
+    dx: Tensor = module._softmax_backward(dy, y, block, num_warps, y.shape[-1] > block)
+    return dx
+
+
+# ---- FlagGems
+
+
+def flag_gems(x: Tensor) -> Tensor:
+    """FlagGems' softmax of each row."""
+    y: Tensor = _module("flag_gems.ops").softmax(x, -1)
+    return y
+
+
+def flag_gems_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """FlagGems' backward of a row softmax."""
+    dx: Tensor = _module("flag_gems.ops").softmax_backward(dy, y, -1, y.dtype)
+    return dx
+
+
+# ---- QuACK
+
+
+def quack(x: Tensor) -> Tensor:
+    """QuACK's softmax of each row, started without its wrapper: the least time on the host."""
+    _check_quack(x)
+    y = torch.empty_like(x)
+    _quack_kernel("Softmax", 2, x.dtype, x.shape[1])(x, y)
+    return y
+
+
+def quack_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """QuACK's backward of a row softmax, started without its wrapper."""
+    _check_quack(y)
+    dx = torch.empty_like(y)
+    _quack_kernel("SoftmaxBackward", 3, y.dtype, y.shape[1])(dy, y, dx)
+    return dx
+
+
+def quack_takes(n: int, itemsize: int) -> str:
+    """Why QuACK has no kernel for rows of `n` elements of so many bytes; "" where it has one.
+
+    >>> quack_takes(4096, 4), quack_takes(781, 4)
+    ('', 'QuACK takes a multiple of 4 columns of this type, not 781')
+    """
+    step = QUACK_BYTES // itemsize
+    if n % step:
+        return f"QuACK takes a multiple of {step} columns of this type, not {n}"
+    return f"QuACK takes at most {QUACK_MOST} columns, not {n}" if n > QUACK_MOST else ""
+
+
+def _check_quack(x: Tensor) -> None:
+    if reason := quack_takes(x.shape[1], x.element_size()):
+        raise ValueError(reason)
+    if not x.is_contiguous():
+        raise ValueError("QuACK takes packed rows")
+
+
+@functools.cache
+def _quack_kernel(kind: str, tensors: int, dtype: torch.dtype, n: int) -> Callable[..., object]:
+    _module("quack")
+    module: Any = sys.modules["quack.softmax"]  # `quack.softmax` is a function
+    kernel: Callable[..., object] = getattr(module, kind).compile(
+        *[module.torch2cute_dtype_map[dtype]] * tensors, n
+    )
+    return kernel
+
+
+def compile_quack(dtype: str, backward: bool, widths: Sequence[int]) -> None:
+    """Compiles QuACK's kernels for several widths; QuACK keeps them on disk for other processes."""
+    kind = ("SoftmaxBackward", 3) if backward else ("Softmax", 2)
+    for n in widths:
+        _quack_kernel(*kind, getattr(torch, dtype), n)
+
+
+@contextmanager
+def compiling_ahead(
+    names: Sequence[str], widths: Sequence[int], dtype: str = "float32"
+) -> Iterator[None]:
+    """Context manager: other processes compile QuACK's kernels while this one goes on.
+
+    names: of implementations; nothing happens where QuACK's are not among them, or it is absent.
+    widths: numbers of columns, in the order in which they will be needed. Whatever is not compiled
+    when it is needed, this process compiles itself.
+    """
+    asked = [name for name in names if name in ("QuACK", "QuACK" + BACKWARD)]
+    itemsize = getattr(torch, dtype).itemsize
+    widths = [n for n in dict.fromkeys(widths) if not quack_takes(n, itemsize)]
+    workers = []
+    if asked and not absent("QuACK") and runtime.HAS_GPU and torch.version.cuda:
+        count = max(1, min(COMPILERS, (os.cpu_count() or 1) // 2))
+        for name in asked:
+            for first in range(min(count, len(widths))):
+                arguments = dtype, name.endswith(BACKWARD), widths[first::count]
+                workers.append(_compiler(arguments))
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.wait()
+
+
+def _compiler(arguments: tuple[str, bool, Sequence[int]]) -> subprocess.Popen[bytes]:
+    """A process that runs `compile_quack` for the GPU that is here, and does not touch that GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    target = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "CUTE_DSL_ARCH": target,
+        "QUACK_ARCH": f"{major}{minor}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    code = f"from memtraffic.benchmark.peers import compile_quack; compile_quack(*{arguments!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+# ---- the tutorial
+
+
+def tutorial(x: Tensor) -> Tensor:
+    """The softmax of Triton's tutorial."""
+    y: Tensor = _load_tutorial(tutorial_file()).softmax(x)
+    return y
+
+
+def tutorial_file() -> Path:
+    """Where the tutorial has to lie."""
+    return Path(os.environ.get("MEMTRAFFIC_TUTORIALS", "tutorials")) / "02-fused-softmax.py"
+
+
+@functools.cache
+def _load_tutorial(file: Path) -> types.ModuleType:
+    """The tutorial as a module, up to its function `softmax`: what follows tests and times it."""
+    module = types.ModuleType(file.stem.replace("-", "_"))
+    module.__file__ = str(file)
+    body = []
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        name = getattr(statement, "name", "")
+        if name != "naive_softmax":  # which is compiled by what PyTorch has deprecated
+            body.append(statement)
+        if name == "softmax":
+            break
+    else:
+        raise LookupError(f"{file} has no function softmax")
+    exec(compile(ast.Module(body, []), str(file), "exec"), vars(module))
+    return module
+
+
+# ---- all of them
+
+PEERS: dict[str, Peer] = {
+    "Liger": Peer("liger-kernel", "liger_kernel.ops.softmax", liger, liger_backward),
+    "FlagGems": Peer("flag-gems", "flag_gems.ops", flag_gems, flag_gems_backward),
+    "QuACK": Peer("quack-kernels", "quack", quack, quack_backward),
+    "tutorial": Peer("triton", None, tutorial),
+}
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    **{name: peer.forward for name, peer in PEERS.items()},
+    **{name + BACKWARD: peer.backward for name, peer in PEERS.items() if peer.backward},
+}
+
+
+def _module(name: str) -> Any:
+    """Imports a module of a package, with what the package wants to know before."""
+    if name.startswith("flag_gems") and torch.version.cuda:
+        os.environ.setdefault("GEMS_VENDOR", "nvidia")  # or it runs vendors' commands to find out
+    return importlib.import_module(name)
+
+
+def find_peer(name: str) -> str:
+    """The peer that an implementation is of, such as `Liger backward`; "" if it is of none.
+
+    >>> find_peer("Liger backward"), find_peer("naive")
+    ('Liger', '')
+    """
+    peer = name.removesuffix(BACKWARD)
+    return peer if peer in PEERS else ""
+
+
+@functools.cache
+def absent(name: str) -> str:
+    """Why the peer called `name` is not here; "" if it is. It is imported."""
+    peer = PEERS[name]
+    if peer.module is None:
+        file = tutorial_file()
+        return "" if file.is_file() else f"there is no file {file}"
+    if importlib.util.find_spec(peer.module.partition(".")[0]) is None:
+        return f"{peer.package} is not installed"
+    try:
+        _module(peer.module)
+    except Exception as error:  # a package may raise what it likes while it is imported
+        reason = " ".join(str(error).split())[:100]
+        return f"{peer.package} cannot be imported ({type(error).__name__}: {reason})"
+    return ""
+
+
+def version(name: str) -> str:
+    """The version of a peer that is here: of its package, or the start of the tutorial's SHA-256.
+
+    "" if there is none.
+    """
+    peer = PEERS[name]
+    if absent(name):
+        return ""
+    if peer.module is None:
+        return hashlib.sha256(tutorial_file().read_bytes()).hexdigest()[:12]
+    try:
+        return importlib.metadata.version(peer.package)
+    except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
+        return ""

@@ -1,0 +1,247 @@
+"""The calls that peers get, of modules that stand for their packages; no package is needed here."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from memtraffic import names, runtime
+from memtraffic.benchmark import peers
+from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.tensors import matrix
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Nothing is remembered of the packages that another test has made."""
+    caches = peers.absent, peers._quack_kernel, peers._load_tutorial
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Makes a module that can be imported."""
+
+    def make(name, **content):
+        parent = ""
+        for part in name.split("."):
+            path = f"{parent}.{part}".lstrip(".")
+            module = ModuleType(path)
+            module.__path__ = []
+            monkeypatch.setitem(sys.modules, path, module)
+            parent = path
+        vars(module).update(content)
+        return module
+
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: sys.modules.get(name))
+    return make
+
+
+def softmax(x):
+    return torch.softmax(x, dim=1)
+
+
+def test_peers_are_those_that_the_command_line_knows():
+    assert tuple(peers.PEERS) == names.PEERS
+    assert set(peers.IMPLEMENTATIONS) == {
+        *peers.PEERS,
+        *(f"{name} backward" for name in peers.PEERS if name != "tutorial"),
+    }
+    assert [peers.find_peer(name) for name in peers.IMPLEMENTATIONS] == [
+        *peers.PEERS,
+        *(name for name in peers.PEERS if name != "tutorial"),
+    ]
+
+
+def test_liger(package):
+    seen = []
+
+    def backward(dy, y, block, num_warps, multi_block):
+        seen.append((block, num_warps, multi_block))
+        return SOFTMAX_BACKWARD.reference(y, dy)
+
+    package(
+        "liger_kernel.ops.softmax",
+        LigerSoftmaxFunction=SimpleNamespace(apply=softmax),
+        calculate_settings=lambda n: (1024, 4),
+        _softmax_backward=backward,
+    )
+    x = matrix(3, 781)
+    assert torch.equal(peers.IMPLEMENTATIONS["Liger"](x), softmax(x))
+    y, dy = SOFTMAX_BACKWARD.inputs((3, 781))
+    dx = peers.IMPLEMENTATIONS["Liger backward"](y, dy)
+    assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
+    assert seen == [(1024, 4, False)]
+
+
+def test_flag_gems(package):
+    package(
+        "flag_gems.ops",
+        softmax=torch.softmax,
+        softmax_backward=lambda dy, y, dim, dtype: SOFTMAX_BACKWARD.reference(y, dy).to(dtype),
+    )
+    x = matrix(3, 8, "bfloat16")
+    assert torch.equal(peers.IMPLEMENTATIONS["FlagGems"](x), softmax(x))
+    y, dy = SOFTMAX_BACKWARD.inputs((3, 8), "bfloat16")
+    dx = peers.IMPLEMENTATIONS["FlagGems backward"](y, dy)
+    assert dx.dtype == torch.bfloat16 and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
+
+
+def test_quack(package):
+    compiled = []
+
+    def compiler(run):
+        return SimpleNamespace(compile=lambda *key: compiled.append(key) or run)
+
+    def backward(dy, y, dx):
+        dx.copy_(SOFTMAX_BACKWARD.reference(y, dy))
+
+    package("quack").softmax = softmax  # a function hides the module, as in the package
+    package(
+        "quack.softmax",
+        torch2cute_dtype_map={torch.float32: "f32"},
+        Softmax=compiler(lambda x, y: y.copy_(softmax(x))),
+        SoftmaxBackward=compiler(backward),
+    )
+    x = matrix(3, 8)
+    for _ in range(2):
+        assert torch.equal(peers.IMPLEMENTATIONS["QuACK"](x), softmax(x))
+    y, dy = SOFTMAX_BACKWARD.inputs((3, 8))
+    dx = peers.IMPLEMENTATIONS["QuACK backward"](y, dy)
+    assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
+    assert compiled == [("f32", "f32", 8), ("f32", "f32", "f32", 8)]
+    peers.compile_quack("float32", True, [16, 32])
+    peers.compile_quack("float32", False, [16])
+    assert [key[-1] for key in compiled[2:]] == [16, 32, 16]
+    assert [len(key) for key in compiled[2:]] == [4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        pytest.param(matrix(2, 6), "multiple of 4 columns of this type, not 6", id="float32"),
+        pytest.param(matrix(2, 12, "bfloat16"), "multiple of 8 columns", id="bfloat16"),
+        pytest.param(matrix(2, 8, layout="transposed"), "packed", id="transposed"),
+        pytest.param(torch.empty(1, 2**20), "at most 524288 columns, not 1048576", id="long"),
+    ],
+)
+def test_quack_refuses_before_it_compiles(x, reason):
+    for call in (lambda: peers.quack(x), lambda: peers.quack_backward(x, x)):
+        with pytest.raises(ValueError, match=reason):
+            call()
+
+
+def test_quack_takes_what_is_wide_enough():
+    assert [peers.quack_takes(n, 2) == "" for n in (8, 12, 2**19, 2**19 + 8)] == [1, 0, 1, 0]
+
+
+def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
+    assert peers.absent("tutorial") == f"there is no file {tmp_path / '02-fused-softmax.py'}"
+    assert peers.version("tutorial") == ""
+    peers.absent.cache_clear()
+    text = (
+        "import torch\nDIM = 1\n\n@nobody.knows\ndef naive_softmax(x): ...\n\n"
+        "def softmax(x):\n    return torch.softmax(x, DIM)\n\nraise SystemExit('the benchmark')\n"
+    )
+    (tmp_path / "02-fused-softmax.py").write_text(text)
+    x = matrix(3, 5)
+    assert torch.equal(peers.IMPLEMENTATIONS["tutorial"](x), softmax(x))
+    assert peers.absent("tutorial") == "" and len(peers.version("tutorial")) == 12
+
+
+def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
+    (tmp_path / "02-fused-softmax.py").write_text("def soft(x): ...\n")
+    with pytest.raises(LookupError, match="no function softmax"):
+        peers.tutorial(matrix(3, 5))
+
+
+def test_absent_says_why(package, monkeypatch):
+    assert peers.absent("Liger") == "liger-kernel is not installed"
+    assert peers.version("Liger") == ""
+
+    def broken(name):
+        raise OSError("no such\nlibrary")
+
+    package("quack")
+    monkeypatch.setattr(peers, "_module", broken)
+    reason = "quack-kernels cannot be imported (OSError: no such library)"
+    assert peers.absent("QuACK") == reason
+
+
+def test_version_is_that_of_the_package(package, monkeypatch):
+    package("flag_gems.ops")
+    monkeypatch.setattr(peers.importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
+    assert (peers.absent("FlagGems"), peers.version("FlagGems")) == ("", "5.0.2")
+
+
+@pytest.fixture
+def started(monkeypatch, package):
+    """What `compiling_ahead` starts, on a GPU that is made up."""
+    package("quack")
+    log = []
+
+    class Process:
+        def __init__(self, command, env, **options):
+            self.command, self.env = command, env
+            log.append(self)
+
+        def terminate(self):
+            self.command = None
+
+        def wait(self):
+            assert self.command is None
+
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(peers.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(peers.subprocess, "Popen", Process)
+    return log
+
+
+def test_compiling_ahead_shares_the_widths_that_quack_takes(started):
+    widths = [256, 384, 256, 781, 512, 640, 2**20]
+    with peers.compiling_ahead(["copy", "QuACK", "Liger"], widths, "float32"):
+        codes = [worker.command[2] for worker in started]
+        shares = [["256", "640"], ["384"], ["512"]]
+        assert [code[code.index("[") + 1 : code.index("]")].split(", ") for code in codes] == shares
+        assert all("'float32', False" in code for code in codes)
+        assert {worker.env["CUTE_DSL_ARCH"] for worker in started} == {"sm_90a"}
+        assert {worker.env["CUDA_VISIBLE_DEVICES"] for worker in started} == {""}
+    assert [worker.command for worker in started] == [None] * 3
+
+
+def test_compiling_ahead_of_a_backward_and_of_nothing(started):
+    with peers.compiling_ahead(["QuACK backward"], [256], "bfloat16"):
+        [worker] = started
+        assert "compile_quack(*('bfloat16', True, [256]))" in worker.command[2]
+    with peers.compiling_ahead(["Liger", "copy"], [256]):
+        assert len(started) == 1
+
+
+def test_compiling_ahead_without_quack(started, monkeypatch):
+    monkeypatch.delitem(sys.modules, "quack")
+    peers.absent.cache_clear()
+    with peers.compiling_ahead(["QuACK"], [256]):
+        assert started == []
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # packages warn of what they like
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", peers.IMPLEMENTATIONS)
+def test_peers_that_are_here_compute_a_softmax(name, dtype):
+    from memtraffic.benchmark.comparing import judge
+    from memtraffic.ops import SOFTMAX
+
+    if reason := peers.absent(peers.find_peer(name)):
+        pytest.skip(reason)
+    op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
+    judge(op, peers.IMPLEMENTATIONS[name], *op.inputs((64, 1024), dtype))
