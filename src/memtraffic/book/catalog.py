@@ -17,7 +17,7 @@ import pandas as pd
 
 from memtraffic import benchmark
 from memtraffic.benchmark.roof import roof
-from memtraffic.book import measurements
+from memtraffic.book import measurements, survey_counters
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 
@@ -91,6 +91,12 @@ COMPILED_COUNTERS = tuple(
     if column.name in ("l1_l2_read_bytes", "dram_read_bytes", "ns")
     else column
     for column in COUNTERS
+)
+SURVEYED = (
+    *(Column(name) for name in survey_counters.FACTS),
+    Column("launches", "launches"),
+    *COMPILED_COUNTERS[1:],
+    Column("missing"),  # why a kernel did not run
 )
 RATES = (
     Column("what"),
@@ -225,6 +231,21 @@ WINNERS = dict(
     impls=["copy", "torch.softmax", COMPILED[2], "tiled", "persistent"], cases=CASES, budget=0.1
 )
 
+# Of each package, kernels with a formula that no autotuner changes.
+_LIGER = "liger_kernel.transformers.functional:liger"
+PUBLISHED_KERNELS = [
+    *(f"{_LIGER}_softmax {direction}" for direction in ("forward", "backward")),
+    *(f"{_LIGER}_{name} forward" for name in ("rms_norm", "layer_norm", "dyt", "group_norm")),
+    f"{_LIGER}_cross_entropy forward",
+    *(f"flag_gems.ops:{name} forward" for name in ("softmax", "log_softmax")),
+    "fla.modules.l2norm:l2norm forward",
+    "fla.modules.token_shift:token_shift forward",
+    "conch.ops.normalization.rms_norm:rms_norm forward",
+    "torch:softmax forward",
+    "02-fused-softmax:softmax forward",
+]
+SURVEYED_AT = dict(kernels=PUBLISHED_KERNELS, sizes={"M": 1024, "N": 8192})
+
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
 _plans, _residents = measurements.launch_plans, measurements.resident_plans
@@ -285,6 +306,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("occupancy_programs", measurements.bench_programs, _option("programs"), PROGRAMS),
     ("occupancy_latency", measurements.pointer_latency, LATENCY, dict(hops=4096, distance=520)),
     ("occupancy_warps", _sweep, _option("num_warps"), WARPS),
+    ("survey_counters", survey_counters.measure, SURVEYED, SURVEYED_AT),
     ("cdna_grids", measurements.grid_sizes, GRIDS, dict(ns=[1024, 4096, 16384], num_warps=8)),
 )
 

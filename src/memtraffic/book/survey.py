@@ -39,10 +39,11 @@ NAME = "survey.csv"  # in the folder of recordings, beside those of the GPUs
 TUTORIALS = "triton-tutorials"  # no package, but a folder of Triton's repository
 # What stands for each letter where a kernel's traffic has no formula, or more than two letters.
 # A formula must hold here, too: there are more rows than SMs, and than a program's tile has.
-AT = {"K": 64, "M": 160, "N": 128, "T": 320}
+AT = {"K": 64, "M": 160, "N": 128, "S": 640, "T": 320}
 # Shapes to solve at, and to check at, by the letters. T, time, is cut into chunks of up to 64.
 SHAPES: dict[tuple[str, ...], tuple[tuple[Shape, ...], tuple[Shape, ...]]] = {
     ("T",): (((64,), (128,), (192,)), ((256,),)),
+    ("S",): (((128,), (256,), (384,)), ((512,),)),  # time, in chunks of 128
     ("M",): (((2,), (3,), (5,), (8,)), ((12,), (7,))),
     ("N",): (((2,), (3,), (5,), (8,)), ((12,), (7,))),
     ("M", "N"): (
@@ -326,7 +327,12 @@ KERNELS: tuple[Published, ...] = (
         "conch.ops.quantization.bitsandbytes.functional",
         {"quantize_4bit": "M,64"},
     ),
-    *_of("conch-triton-kernels", "conch.ops.vision.nms", {"nms": "M,4 M, 0.5"}),
+    *_of(
+        "conch-triton-kernels",
+        "conch.ops.vision.nms",
+        {"nms": "M,4 M, 0.5"},
+        note="depends on which boxes overlap",
+    ),
     *_of(
         "torch",
         "torch.nn.functional",
@@ -353,6 +359,16 @@ KERNELS: tuple[Published, ...] = (
     *_of(TUTORIALS, "04-low-memory-dropout", {"dropout": "M, M:bool 0.5"}),
     *_of(TUTORIALS, "04-low-memory-dropout", {"seeded_dropout": "M, 0.5 123"}),
     Published(TUTORIALS, "05-layer-norm:layer_norm", "M,64 64, 64, 1e-5", {1: (64,)}),
+    # The last three arguments: causal, the scale, and no specialised warps, as its benchmark says
+    # of a GPU before Blackwell.
+    Published(
+        TUTORIALS,
+        "06-fused-attention:attention",
+        "1,2,S,64:fp16 1,2,S,64:fp16 1,2,S,64:fp16",
+        {3: True, 4: 0.125, 5: False},
+        keep="06-fused-attention:_attn_fwd",
+        note="causal",
+    ),
 )
 
 

@@ -235,13 +235,13 @@ def count_passes(
         results.append(leaves.call(fn))
         return results[-1]
 
-    leaves = arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+    leaves = differentiable(arguments)
     with torch.enable_grad():
         first = count(forward, trace=trace)
-    outputs = [x for x in _tensors(results) if x.requires_grad]
+    outputs = [x for x in tensors_in(results) if x.requires_grad]
     if not outputs:
         raise CountError("no result has a gradient, so there is no backward pass to count")
-    wanted, gradients = _leaves(outputs), [torch.randn_like(x) for x in outputs]
+    wanted, gradients = leaves_of(outputs), [torch.randn_like(x) for x in outputs]
     # Without further threads: a launch asks in which context of this thread it is made.
     with torch.autograd.set_multithreading_enabled(False):
         second = count(
@@ -251,7 +251,12 @@ def count_passes(
     return first, second
 
 
-def _leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
+def differentiable(arguments: Arguments) -> Arguments:
+    """The same arguments, whose floating-point tensors want a gradient."""
+    return arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+
+
+def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, parameters among them, whose gradients a backward pass from `outputs` makes."""
     nodes: list[Any] = [
         x.grad_fn or torch.autograd.graph.get_gradient_edge(x).node for x in outputs
@@ -503,12 +508,13 @@ def _elements(tensor: Tensor) -> int:
     return elements
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among some values, and in the lists and tuples among them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _operands(
@@ -526,7 +532,7 @@ def _operands(
         or name.removesuffix("_") in _INDEXED
         or torch.Tag.pointwise in func.tags
     )
-    operands = _tensors([*args, *kwargs.values()])
+    operands = tensors_in([*args, *kwargs.values()])
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
         raise CountError(f"{func} is not an operation whose traffic is known")
     if moves_nothing:
@@ -535,7 +541,7 @@ def _operands(
     written: list[Tensor] = []
     for position, spec in enumerate(func._schema.arguments):
         by_position = position < len(args) and not spec.kwarg_only
-        tensors = list(_tensors([args[position] if by_position else kwargs.get(spec.name)]))
+        tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:
             written += tensors
         if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
@@ -580,7 +586,7 @@ def _indexed(
 def _index_tensors(values: dict[str, Any]) -> Iterator[Tensor]:
     """The tensors that hold an index, among the arguments of an operation."""
     named = (values.get(name) for name in ("index", "indices", "target"))
-    return _tensors(value for value in named)
+    return tensors_in(value for value in named)
 
 
 def _put(op: OpTraffic, values: dict[str, Any], result: Tensor, in_place: bool) -> None:

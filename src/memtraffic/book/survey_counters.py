@@ -1,0 +1,181 @@
+"""Hardware counters of surveyed kernels: what a GPU moved, to set beside what was counted.
+
+A second process runs all of them under Nsight Compute, one after the other, because to import the
+packages takes longer than to run the kernels. A small kernel of our own marks where each begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from memtraffic.functions import as_function
+from memtraffic.inputs import find_inputs
+from memtraffic.traffic import counters as hardware
+from memtraffic.traffic.count import differentiable, leaves_of, tensors_in
+
+if TYPE_CHECKING:
+    from memtraffic.book.survey import Published
+
+FOLDER = "MEMTRAFFIC_TUTORIALS"  # the setting that says where Triton's tutorials are
+MARKER = "_idle_kernel"  # of `exhibits`, which no package has
+WARMUP = 3  # calls that compile, and that let an autotuner choose
+FACTS = ("package", "version", "kernel", "direction", "at")
+
+
+def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
+    """What the hardware moved in passes of surveyed kernels, all launches of a pass added up.
+
+    kernels: each is `path direction`, a row of the survey. sizes: a number for each letter of
+    their inputs. Columns: `package`, its `version`, `kernel`, `direction`; the sizes `at`, as the
+    survey writes them; the number of `launches`; those of `traffic.counters.counters` but for the
+    first; `missing`, why there are none, and then the numbers are 0. A kernel is missing whose
+    package, or file, is not there, or that fails.
+
+    Raises LookupError for a kernel that is not in the survey, and what `counters.profile` raises.
+    """
+    from memtraffic.book import survey  # which needs the recordings, and they the catalog
+
+    jobs = [_job(kernel, sizes) for kernel in kernels]
+    worker = "from memtraffic.book.survey_counters import _worker; _worker()"
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
+        settings = survey.SETTINGS | {"FLAGGEMS_CACHE_DIR": folder}
+        report = hardware.profile(worker, job, settings)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    begun = sum(outcome["begun"] for outcome in outcomes)
+    parts = split(hardware.parse(report)) if begun else []
+    if len(parts) != begun:
+        raise hardware.CountersError(f"survey_counters: {begun} kernels ran, ncu saw {len(parts)}")
+    rows, seen = [], iter(parts)
+    for (published, direction), outcome in zip(jobs, outcomes, strict=True):
+        frame = next(seen) if outcome["begun"] else pd.DataFrame(columns=hardware.COLUMNS)
+        used = frame if not outcome["missing"] else frame.iloc[:0]
+        letters = find_inputs(published.inputs).sizes
+        facts = (
+            published.package,
+            outcome["version"],
+            published.path,
+            direction,
+            ", ".join(f"{size}={sizes[size]}" for size in letters),
+        )
+        sums = {name: int(used[name].sum()) for name in hardware.METRICS}
+        rows.append(
+            dict(zip(FACTS, facts, strict=True))
+            | {"launches": len(used)}
+            | sums
+            | {"missing": outcome["missing"]}
+        )
+    return pd.DataFrame(rows, columns=[*FACTS, "launches", *hardware.METRICS, "missing"])
+
+
+def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of `counters` after each marker and before the next."""
+    begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
+    ends = [*begins[1:], len(frame)]
+    return [frame.iloc[begin + 1 : end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def _job(kernel: str, sizes: dict[str, int]) -> tuple[Published, str]:
+    """The surveyed kernel of `path direction`. Raises LookupError if there is none."""
+    from memtraffic.book import survey
+
+    path, _, direction = kernel.partition(" ")
+    found = [
+        each for each in survey.KERNELS if each.path == path and {*_letters(each)} <= sizes.keys()
+    ]
+    if not found or direction not in ("forward", "backward"):
+        raise LookupError(
+            f"{kernel!r} is no kernel of the survey with sizes {', '.join(sizes)}: give "
+            "`module:function forward` or `module:function backward`"
+        )
+    return found[0], direction
+
+
+def _letters(kernel: Published) -> tuple[str, ...]:
+    return find_inputs(kernel.inputs).sizes
+
+
+# ---- what runs under ncu
+
+
+def _worker() -> None:
+    """Runs each pass, and tells what became of it; no error of a package stops the others."""
+    from memtraffic.book import survey
+
+    job = json.loads(sys.argv[1])
+    told = []
+    for kernel in job["kernels"]:
+        published, direction = _job(kernel, job["sizes"])
+        outcome: dict[str, Any] = {"version": "", "begun": False, "missing": ""}
+        try:
+            outcome["version"] = version(
+                "triton" if published.package == survey.TUTORIALS else published.package
+            )
+            run = _pass(published, direction, job["sizes"])
+            for _ in range(WARMUP):
+                run(None)
+            run(outcome)
+        except Exception as error:
+            outcome["missing"] = survey._reason(error)
+        told.append(outcome)
+    Path(job["told"]).write_text(json.dumps(told), encoding="utf-8")
+
+
+def _pass(
+    published: Published, direction: str, sizes: dict[str, int]
+) -> Callable[[dict[str, Any] | None], None]:
+    """A function that runs one pass of a kernel; it is counted if it is given its outcome."""
+    from memtraffic.book import survey
+
+    tutorials = Path(os.environ.get(FOLDER, "tutorials"))
+    fn = survey._fixed(as_function(survey.find_kernel(published.path, tutorials)), published.fixed)
+    for path in published.keep.split():
+        survey._keep_first(survey.find_kernel(path, tutorials))
+    if published.compiled:
+        fn = torch.compile(fn)
+    shape = tuple(sizes[size] for size in _letters(published))
+    arguments = differentiable(find_inputs(published.inputs).arguments(shape))
+
+    def run(outcome: dict[str, Any] | None) -> None:
+        if direction == "forward":
+            _counted(lambda: arguments.call(fn), outcome)
+            return
+        outputs = [x for x in tensors_in([arguments.call(fn)]) if x.requires_grad]
+        wanted, gradients = leaves_of(outputs), [torch.randn_like(x) for x in outputs]
+        _counted(
+            lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True), outcome
+        )
+
+    return run
+
+
+def _counted(call: Callable[[], object], outcome: dict[str, Any] | None) -> None:
+    """Calls; with an outcome, between a marker and the end of what the profiler sees."""
+    if outcome is None:
+        call()
+        return
+    from memtraffic.book.exhibits import _idle_kernel
+
+    mark: Tensor = torch.zeros(1, device="cuda")
+    _idle_kernel[(1,)](mark, READ=False)  # compiled before the profiler looks
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    _idle_kernel[(1,)](mark, READ=False)
+    outcome["begun"] = True
+    try:
+        call()
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
