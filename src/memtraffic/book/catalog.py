@@ -95,7 +95,7 @@ COMPILED_COUNTERS = tuple(
 SURVEYED = (
     *(Column(name) for name in survey_counters.FACTS),
     Column("launches", "launches"),
-    *COMPILED_COUNTERS[1:],
+    *(column for column in COMPILED_COUNTERS if column.name in survey_counters.AMOUNTS),
     Column("missing"),  # why a kernel did not run
 )
 RATES = (

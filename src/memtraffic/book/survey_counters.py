@@ -31,6 +31,7 @@ FOLDER = "MEMTRAFFIC_TUTORIALS"  # the setting that says where Triton's tutorial
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 FACTS = ("package", "version", "kernel", "direction", "at")
+AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # the survey compares no times
 
 
 def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
@@ -38,8 +39,8 @@ def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
 
     kernels: each is `path direction`, a row of the survey. sizes: a number for each letter of
     their inputs. Columns: `package`, its `version`, `kernel`, `direction`; the sizes `at`, as the
-    survey writes them; the number of `launches`; those of `traffic.counters.counters` but for the
-    first; `missing`, why there are none, and then the numbers are 0. A kernel is missing whose
+    survey writes them; the number of `launches`; the amounts of `traffic.counters.counters`, such
+    as `dram_read_bytes`; `missing`, why there are none, and then the numbers are 0. A kernel is missing whose
     package, or file, is not there, or that fails.
 
     Raises LookupError for a kernel that is not in the survey, and what `counters.profile` raises.
@@ -70,14 +71,14 @@ def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
             direction,
             ", ".join(f"{size}={sizes[size]}" for size in letters),
         )
-        sums = {name: int(used[name].sum()) for name in hardware.METRICS}
+        sums = {name: int(used[name].sum()) for name in AMOUNTS}
         rows.append(
             dict(zip(FACTS, facts, strict=True))
             | {"launches": len(used)}
             | sums
             | {"missing": outcome["missing"]}
         )
-    return pd.DataFrame(rows, columns=[*FACTS, "launches", *hardware.METRICS, "missing"])
+    return pd.DataFrame(rows, columns=[*FACTS, "launches", *AMOUNTS, "missing"])
 
 
 def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
