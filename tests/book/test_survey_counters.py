@@ -69,6 +69,12 @@ def test_measure_adds_up_the_launches_of_each_pass(ncu):
     assert list(frame.columns) == list(EXPERIMENTS["survey_counters"].schema)
 
 
+def test_measure_takes_sizes_of_a_kernel_of_its_own(ncu):
+    ncu(report(survey_counters.MARKER, "a"), ("1.0", True, ""))
+    frame = survey_counters.measure([f"{LIGER} forward N=512"], SIZES)
+    assert list(frame["at"]) == ["M=4, N=512"]
+
+
 def test_measure_names_what_is_missing(ncu):
     """A package that is not there, and a kernel that fails halfway, have numbers of none."""
     mark = survey_counters.MARKER
@@ -119,7 +125,7 @@ def test_kernels_of_the_experiment_have_formulas():
     """They are there to be compared: each has a row with a formula, or a number without sizes."""
     frame, arguments = survey.load(), EXPERIMENTS["survey_counters"].arguments
     for kernel in arguments["kernels"]:
-        path, direction = kernel.split()
+        path, direction, *_ = kernel.split()
         [row] = frame[(frame["kernel"] == path) & (frame["direction"] == direction)].to_dict(
             "records"
         )

@@ -416,18 +416,18 @@ def _count_kernel(kernel: Published, release: str, tutorials: Path) -> Iterator[
     columns: list[dict[str, str]] = []
     reason = ""
     try:
-        fn = _fixed(as_function(find_kernel(kernel.path, tutorials)), kernel.fixed)
-        kept = [_keep_first(find_kernel(path, tutorials)) for path in kernel.keep.split()]
+        fn = with_fixed(as_function(find_kernel(kernel.path, tutorials)), kernel.fixed)
+        kept = [keep_first(find_kernel(path, tutorials)) for path in kernel.keep.split()]
         forward.note = backward.note = "; ".join(filter(None, [*kept, kernel.note]))
         if kernel.compiled:
             fn = _compiled(fn, kernel.inputs)
         try:
             columns = _solved(fn, kernel.inputs, backward=True)
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             columns = _solved(fn, kernel.inputs, backward=False)
     except Exception as error:
-        forward.reason = _reason(error)
+        forward.reason = reason_of(error)
     else:
         forward = replace(forward, **columns[0])
     yield forward
@@ -452,11 +452,12 @@ def _compiled(fn: Callable[..., Any], inputs: str) -> Callable[..., Any]:
     return lambda *args: made(*(args[place] for place in places))
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def _fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[..., Any]:
+def with_fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[..., Any]:
     """`fn` with some arguments set, by name or by position."""
     if not fixed:
         return fn
@@ -473,7 +474,7 @@ def _fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[.
     return call
 
 
-def _keep_first(kernel: Any) -> str:
+def keep_first(kernel: Any) -> str:
     """Leaves an autotuned kernel its first configuration; returns its name and that."""
     while not hasattr(kernel, "configs"):
         kernel = kernel.fn

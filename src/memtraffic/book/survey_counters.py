@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,12 @@ AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # the survey
 def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     """What the hardware moved in passes of surveyed kernels, all launches of a pass added up.
 
-    kernels: each is `path direction`, a row of the survey. sizes: a number for each letter of
-    their inputs. Columns: `package`, its `version`, `kernel`, `direction`; the sizes `at`, as the
-    survey writes them; the number of `launches`; the amounts of `traffic.counters.counters`, such
-    as `dram_read_bytes`; `missing`, why there are none, and then the numbers are 0. A kernel is missing whose
-    package, or file, is not there, or that fails.
+    kernels: each is `path direction`, a row of the survey, or `path direction N=512` with sizes of
+    its own. sizes: a number for each letter of their inputs. Columns: `package`, its `version`,
+    `kernel`, `direction`; the sizes `at`, as the survey writes them; the number of `launches`; the
+    amounts of `traffic.counters.counters`, such as `dram_read_bytes`; `missing`, why there are
+    none, and then the numbers are 0. A kernel is missing if its package or its file is, or if it
+    fails.
 
     Raises LookupError for a kernel that is not in the survey, and what `counters.profile` raises.
     """
@@ -60,16 +61,16 @@ def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     if len(parts) != begun:
         raise hardware.CountersError(f"survey_counters: {begun} kernels ran, ncu saw {len(parts)}")
     rows, seen = [], iter(parts)
-    for (published, direction), outcome in zip(jobs, outcomes, strict=True):
+    for (published, direction, shape), outcome in zip(jobs, outcomes, strict=True):
         frame = next(seen) if outcome["begun"] else pd.DataFrame(columns=hardware.COLUMNS)
         used = frame if not outcome["missing"] else frame.iloc[:0]
-        letters = find_inputs(published.inputs).sizes
+        at = zip(_letters(published), shape, strict=True)
         facts = (
             published.package,
             outcome["version"],
             published.path,
             direction,
-            ", ".join(f"{size}={sizes[size]}" for size in letters),
+            ", ".join(f"{size}={number}" for size, number in at),
         )
         sums = {name: int(used[name].sum()) for name in AMOUNTS}
         rows.append(
@@ -88,20 +89,24 @@ def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return [frame.iloc[begin + 1 : end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _job(kernel: str, sizes: dict[str, int]) -> tuple[Published, str]:
-    """The surveyed kernel of `path direction`. Raises LookupError if there is none."""
+def _job(kernel: str, sizes: Mapping[str, int]) -> tuple[Published, str, tuple[int, ...]]:
+    """What the text of a kernel names: the surveyed kernel, the pass, and its sizes.
+
+    Raises LookupError if there is none.
+    """
     from memtraffic.book import survey
 
-    path, _, direction = kernel.partition(" ")
-    found = [
-        each for each in survey.KERNELS if each.path == path and {*_letters(each)} <= sizes.keys()
-    ]
-    if not found or direction not in ("forward", "backward"):
-        raise LookupError(
-            f"{kernel!r} is no kernel of the survey with sizes {', '.join(sizes)}: give "
-            "`module:function forward` or `module:function backward`"
-        )
-    return found[0], direction
+    path, direction, *own = kernel.split() if " " in kernel else (kernel, "")
+    given = {**sizes, **{size: int(number) for size, number in (it.split("=") for it in own)}}
+    for published in survey.KERNELS:
+        letters = _letters(published)
+        if published.path == path and {*letters} <= given.keys():
+            if direction in ("forward", "backward"):
+                return published, direction, tuple(given[size] for size in letters)
+    raise LookupError(
+        f"{kernel!r} is no kernel of the survey with sizes {', '.join(given)}: give "
+        "`module:function forward` or `module:function backward`"
+    )
 
 
 def _letters(kernel: Published) -> tuple[str, ...]:
@@ -118,35 +123,36 @@ def _worker() -> None:
     job = json.loads(sys.argv[1])
     told = []
     for kernel in job["kernels"]:
-        published, direction = _job(kernel, job["sizes"])
+        published, direction, shape = _job(kernel, job["sizes"])
         outcome: dict[str, Any] = {"version": "", "begun": False, "missing": ""}
         try:
             outcome["version"] = version(
                 "triton" if published.package == survey.TUTORIALS else published.package
             )
-            run = _pass(published, direction, job["sizes"])
+            run = _pass(published, direction, shape)
             for _ in range(WARMUP):
                 run(None)
             run(outcome)
         except Exception as error:
-            outcome["missing"] = survey._reason(error)
+            outcome["missing"] = survey.reason_of(error)
         told.append(outcome)
     Path(job["told"]).write_text(json.dumps(told), encoding="utf-8")
 
 
 def _pass(
-    published: Published, direction: str, sizes: dict[str, int]
+    published: Published, direction: str, shape: tuple[int, ...]
 ) -> Callable[[dict[str, Any] | None], None]:
     """A function that runs one pass of a kernel; it is counted if it is given its outcome."""
     from memtraffic.book import survey
 
     tutorials = Path(os.environ.get(FOLDER, "tutorials"))
-    fn = survey._fixed(as_function(survey.find_kernel(published.path, tutorials)), published.fixed)
+    fn = survey.with_fixed(
+        as_function(survey.find_kernel(published.path, tutorials)), published.fixed
+    )
     for path in published.keep.split():
-        survey._keep_first(survey.find_kernel(path, tutorials))
+        survey.keep_first(survey.find_kernel(path, tutorials))
     if published.compiled:
         fn = torch.compile(fn)
-    shape = tuple(sizes[size] for size in _letters(published))
     arguments = differentiable(find_inputs(published.inputs).arguments(shape))
 
     def run(outcome: dict[str, Any] | None) -> None:
