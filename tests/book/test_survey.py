@@ -176,3 +176,15 @@ def test_recorded_survey():
     for row in frame[frame["at"] != ""].to_dict("records"):
         if row["direction"] == "forward":
             assert int(row["writes"]) >= int(row["least_writes"]) or row["note"], row["kernel"]
+
+
+def test_recorded_survey_has_the_fused_attention_of_the_tutorials():
+    """Its forward pass reads a block of queries once, and the keys and values up to it."""
+    frame = survey.load()
+    rows = frame[frame["kernel"] == "06-fused-attention:attention"]
+    assert list(rows["direction"]) == ["forward", "backward"] and not rows["reason"].any()
+    size, block, heads, features = survey.AT["S"], 64, 2, 64
+    before = sum(range(block, size + 1, block))  # of each block, the keys up to its end
+    reads = heads * features * (size + 2 * before)
+    assert rows["reads"].iloc[0] == str(reads)
+    assert rows["writes"].iloc[0] == str(heads * size * (features + 1))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from memtraffic import runtime
 from memtraffic.traffic import count as module
@@ -76,6 +77,92 @@ def test_count_torch_operations_without_values(fn, reads, writes):
     assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
 
 
+AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
+OTHER = matrix()
+
+
+# Each index is read once, and each element that it names as often as it names it.
+@pytest.mark.parametrize(
+    ("fn", "reads", "writes"),
+    [
+        pytest.param(lambda x: F.embedding(AT, x), 4 + 48, 48, id="embedding"),
+        pytest.param(lambda x: x.index_select(0, AT), 4 + 48, 48, id="index-select"),
+        pytest.param(lambda x: x[AT], 4 + 48, 48, id="rows-by-index"),
+        pytest.param(lambda x: x[AT, AT], 8 + 4, 4, id="elements-by-index"),
+        pytest.param(lambda x: x[x > 30], 36 + 36 + 5, 36 + 5, id="mask"),
+        pytest.param(lambda x: x.take(AT), 4 + 4, 4, id="take"),
+        pytest.param(lambda x: x.gather(1, AT[:3, None]), 3 + 3, 3, id="gather"),
+        pytest.param(
+            lambda x: x.gather(1, AT[:3, None].expand(3, 5)), 3 + 15, 15, id="index-read-once"
+        ),
+        pytest.param(lambda x: x.index_add_(0, AT, x[AT]), 52 + 4 + 96, 48 + 48, id="index-add"),
+        pytest.param(lambda x: x.index_copy_(0, AT, x[AT]), 52 + 52, 48 + 48, id="index-copy"),
+        pytest.param(lambda x: x.scatter_(1, AT[:3, None], 1.0), 3, 3, id="scatter-number"),
+        pytest.param(lambda x: x.scatter_(1, AT[:3, None], OTHER), 3 + 3, 3, id="scatter-in-place"),
+        pytest.param(lambda x: x.scatter(1, AT[:3, None], x), 6 + 36, 36, id="scatter-of-a-copy"),
+        pytest.param(lambda x: x.scatter_add_(1, AT[:3, None], OTHER), 3 + 6, 3, id="scatter-add"),
+        pytest.param(lambda x: x.index_put_((AT,), OTHER[0]), 4 + 12, 48, id="index-put-broadcast"),
+        pytest.param(
+            lambda x: x.index_put_((AT,), OTHER[0], accumulate=True),
+            4 + 12 + 48,
+            48,
+            id="index-put-add",
+        ),
+    ],
+)
+def test_count_what_an_index_names(fn, reads, writes):
+    assert moved(fn, matrix()) == (reads, writes)
+
+
+def test_count_what_an_index_names_in_bytes():
+    [op] = count(lambda x: F.embedding(AT, x), matrix(dtype=torch.float16)).ops
+    assert op == OpTraffic("embedding", 4 + 48, 48, 4 * 8 + 48 * 2, 48 * 2)
+
+
+def losses(targets, **options):
+    x, y = ones(4, 8), torch.tensor(targets, device=runtime.device())
+    passes = count(lambda x: F.nll_loss(x, y, **options), x, backward=True)
+    return [totals(each) for each in passes]
+
+
+def test_count_loss():
+    """A target and the element that it names; then the gradient, the targets, and their sum."""
+    assert losses([1, 2, 3, 7]) == [(4 + 4, 2), (1 + 4 + 1, 32)]
+    assert losses([1, 2, 3, 7], reduction="sum") == [(4 + 4, 2), (1 + 4, 32)]
+    assert losses([1, 2, 3, 7], reduction="none")[1] == (4 + 4, 32)
+    weight = ones(8)
+    assert losses([1, 2, 3, 7], weight=weight) == [(4 + 4 + 4, 2), (1 + 4 + 4 + 1, 32)]
+
+
+def test_count_loss_leaves_out_what_is_ignored():
+    assert losses([1, -100, 3, -100])[0] == (4 + 2, 2)
+    assert losses([1, 2, 3, 1], ignore_index=1)[0] == (4 + 2, 2)
+
+
+def test_count_loss_of_pictures():
+    x, y = ones(2, 8, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64, device=runtime.device())
+    assert moved(F.nll_loss, x, y) == (18 + 18, 2)
+
+
+def test_count_embedding_backward():
+    """The gradient of a row that is padding is not read."""
+    table = ones(3, 12)
+    _, backward = count(lambda x: F.embedding(AT, x), table, backward=True)
+    assert totals(backward) == (4 + 48, 36)
+    _, backward = count(lambda x: F.embedding(AT, x, padding_idx=2), table, backward=True)
+    assert totals(backward) == (4 + 12, 36)
+
+
+def test_count_what_an_index_names_without_values():
+    """Meta tensors do where shapes say how many elements; a loss needs the values."""
+    index = AT.to("meta")
+    assert moved(lambda x: x[index], matrix().to("meta")) == (4 + 48, 48)
+    x, y = ones(4, 8), AT
+    with pytest.raises(CountError, match="depends on its values"):
+        count(F.nll_loss, x.to("meta"), y.to("meta"))
+    assert count_shapes(F.nll_loss, lambda: (x, y)) == count(F.nll_loss, x, y)
+
+
 def test_count_to_python():
     assert moved(lambda x: x.sum().item(), matrix()) == (37, 1)
 
@@ -108,7 +195,6 @@ def test_count_of_several_tensors_and_of_none():
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        pytest.param(lambda x: x[torch.tensor([0, 2], device=x.device)], "index", id="gather"),
         pytest.param(lambda x: torch.fft.fft(x), "_fft", id="fft"),
         pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
         pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),

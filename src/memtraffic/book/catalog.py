@@ -17,7 +17,7 @@ import pandas as pd
 
 from memtraffic import benchmark
 from memtraffic.benchmark.roof import roof
-from memtraffic.book import measurements
+from memtraffic.book import measurements, survey_counters
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 
@@ -98,6 +98,11 @@ LONG_COUNTERS = tuple(
     if column.name in ("dram_read_bytes", "dram_write_bytes", "ns")
     else column
     for column in (Column("impl"), M, N, *COUNTERS)
+SURVEYED = (
+    *(Column(name) for name in survey_counters.FACTS),
+    Column("launches", "launches"),
+    *(column for column in COMPILED_COUNTERS if column.name in survey_counters.AMOUNTS),
+    Column("missing"),  # why a kernel did not run
 )
 RATES = (
     Column("what"),
@@ -294,6 +299,20 @@ RECOMPUTED = dict(impls=["our backward", "backward from x"], shapes=GRADIENTS[1:
 STEPS = dict(softmaxes=BOTH, shape=[2, 4096, 512], heads=8, lr=0.003, steps=20)
 STEP = dict(softmaxes=BOTH, shape=STEPS["shape"])
 SMALL_STEPS = dict(softmaxes=BOTH, shape=[8, 128, 256], heads=8, lr=0.003, steps=20)
+# Of each package, kernels with a formula that no autotuner changes.
+_LIGER = "liger_kernel.transformers.functional:liger"
+PUBLISHED_KERNELS = [
+    *(f"{_LIGER}_softmax {direction}" for direction in ("forward", "backward")),
+    *(f"{_LIGER}_{name} forward" for name in ("rms_norm", "layer_norm", "cross_entropy")),
+    f"{_LIGER}_group_norm forward N=512",  # wider groups spill registers, which is traffic, too
+    *(f"flag_gems.ops:{name} forward" for name in ("softmax", "log_softmax")),
+    "flag_gems.fused:silu_and_mul forward",
+    "fla.modules.l2norm:l2norm forward",
+    "conch.ops.normalization.rms_norm:rms_norm forward",
+    "torch:softmax forward",
+    "02-fused-softmax:softmax forward",
+]
+SURVEYED_AT = dict(kernels=PUBLISHED_KERNELS, sizes={"M": 1024, "N": 8192})
 
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
@@ -357,6 +376,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("occupancy_programs", measurements.bench_programs, _option("programs"), PROGRAMS),
     ("occupancy_latency", measurements.pointer_latency, LATENCY, dict(hops=4096, distance=520)),
     ("occupancy_warps", _sweep, _option("num_warps"), WARPS),
+    ("survey_counters", survey_counters.measure, SURVEYED, SURVEYED_AT),
     ("cdna_grids", measurements.grid_sizes, GRIDS, dict(ns=[1024, 4096, 16384], num_warps=8)),
     ("long_race", _bench, BENCH, dict(**LONG_RACE, budget=0.1)),
     ("long_race_bfloat16", _bench, BENCH, dict(**LONG_HALF, budget=0.1)),

@@ -39,10 +39,11 @@ NAME = "survey.csv"  # in the folder of recordings, beside those of the GPUs
 TUTORIALS = "triton-tutorials"  # no package, but a folder of Triton's repository
 # What stands for each letter where a kernel's traffic has no formula, or more than two letters.
 # A formula must hold here, too: there are more rows than SMs, and than a program's tile has.
-AT = {"K": 64, "M": 160, "N": 128, "T": 320}
+AT = {"K": 64, "M": 160, "N": 128, "S": 640, "T": 320}
 # Shapes to solve at, and to check at, by the letters. T, time, is cut into chunks of up to 64.
 SHAPES: dict[tuple[str, ...], tuple[tuple[Shape, ...], tuple[Shape, ...]]] = {
     ("T",): (((64,), (128,), (192,)), ((256,),)),
+    ("S",): (((128,), (256,), (384,)), ((512,),)),  # time, in chunks of 128
     ("M",): (((2,), (3,), (5,), (8,)), ((12,), (7,))),
     ("N",): (((2,), (3,), (5,), (8,)), ((12,), (7,))),
     ("M", "N"): (
@@ -326,7 +327,12 @@ KERNELS: tuple[Published, ...] = (
         "conch.ops.quantization.bitsandbytes.functional",
         {"quantize_4bit": "M,64"},
     ),
-    *_of("conch-triton-kernels", "conch.ops.vision.nms", {"nms": "M,4 M, 0.5"}),
+    *_of(
+        "conch-triton-kernels",
+        "conch.ops.vision.nms",
+        {"nms": "M,4 M, 0.5"},
+        note="depends on which boxes overlap",
+    ),
     *_of(
         "torch",
         "torch.nn.functional",
@@ -353,6 +359,16 @@ KERNELS: tuple[Published, ...] = (
     *_of(TUTORIALS, "04-low-memory-dropout", {"dropout": "M, M:bool 0.5"}),
     *_of(TUTORIALS, "04-low-memory-dropout", {"seeded_dropout": "M, 0.5 123"}),
     Published(TUTORIALS, "05-layer-norm:layer_norm", "M,64 64, 64, 1e-5", {1: (64,)}),
+    # The last three arguments: causal, the scale, and no specialised warps, as its benchmark says
+    # of a GPU before Blackwell.
+    Published(
+        TUTORIALS,
+        "06-fused-attention:attention",
+        "1,2,S,64:fp16 1,2,S,64:fp16 1,2,S,64:fp16",
+        {3: True, 4: 0.125, 5: False},
+        keep="06-fused-attention:_attn_fwd",
+        note="causal",
+    ),
 )
 
 
@@ -400,18 +416,18 @@ def _count_kernel(kernel: Published, release: str, tutorials: Path) -> Iterator[
     columns: list[dict[str, str]] = []
     reason = ""
     try:
-        fn = _fixed(as_function(find_kernel(kernel.path, tutorials)), kernel.fixed)
-        kept = [_keep_first(find_kernel(path, tutorials)) for path in kernel.keep.split()]
+        fn = with_fixed(as_function(find_kernel(kernel.path, tutorials)), kernel.fixed)
+        kept = [keep_first(find_kernel(path, tutorials)) for path in kernel.keep.split()]
         forward.note = backward.note = "; ".join(filter(None, [*kept, kernel.note]))
         if kernel.compiled:
             fn = _compiled(fn, kernel.inputs)
         try:
             columns = _solved(fn, kernel.inputs, backward=True)
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             columns = _solved(fn, kernel.inputs, backward=False)
     except Exception as error:
-        forward.reason = _reason(error)
+        forward.reason = reason_of(error)
     else:
         forward = replace(forward, **columns[0])
     yield forward
@@ -436,11 +452,12 @@ def _compiled(fn: Callable[..., Any], inputs: str) -> Callable[..., Any]:
     return lambda *args: made(*(args[place] for place in places))
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def _fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[..., Any]:
+def with_fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[..., Any]:
     """`fn` with some arguments set, by name or by position."""
     if not fixed:
         return fn
@@ -457,7 +474,7 @@ def _fixed(fn: Callable[..., Any], fixed: Mapping[str | int, Any]) -> Callable[.
     return call
 
 
-def _keep_first(kernel: Any) -> str:
+def keep_first(kernel: Any) -> str:
     """Leaves an autotuned kernel its first configuration; returns its name and that."""
     while not hasattr(kernel, "configs"):
         kernel = kernel.fn

@@ -1,10 +1,13 @@
 """Counts, element by element, what a function reads from memory and writes to it.
 
-A function may mix two kinds of work, and both are counted:
+A function may mix three kinds of work, and all are counted:
 
 - A PyTorch operation reads each of its operands once and writes each of its results once. Views and
   allocations are free. An expanded operand counts the elements it really holds. This is what the
   operation must move; what a library's kernel moves beyond that, only a hardware counter sees.
+- A PyTorch operation with an index, such as `gather` or an embedding, touches only the elements
+  that its index names: each of them as often as it is named, and the index itself once. So its
+  traffic depends on the index, and is what a loop that goes through it one by one would move.
 - A Triton kernel runs in Triton's interpreter. Each element that a load or store touches counts
   each time its mask is true: a kernel that reads a row three times counts it three times.
 
@@ -57,6 +60,22 @@ _WHOLE = frozenset(
     "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat "
     "_local_scalar_dense".split()
 )
+# Read the elements that an index names, and make a result of them.
+_PICKS = frozenset({"embedding", "gather", "index", "index_select", "take"})
+# Write elements where an index says, and the argument that holds what they write.
+_PUTS = {
+    "index_add": "source",
+    "index_copy": "source",
+    "index_put": "values",
+    "_index_put_impl": "values",
+    "scatter": "src",
+    "scatter_add": "src",
+}
+_ADDS = frozenset({"index_add", "scatter_add"})  # to what is there, and so they read it, too
+# One element per target, except where the target is the one to ignore, and the way back.
+_LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+_LOSSES_BACKWARD = frozenset({"nll_loss_backward", "nll_loss2d_backward"})
+_INDEXED = _LOSSES | _LOSSES_BACKWARD | {*_PICKS, *_PUTS, "embedding_dense_backward"}
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 
@@ -216,13 +235,13 @@ def count_passes(
         results.append(leaves.call(fn))
         return results[-1]
 
-    leaves = arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+    leaves = differentiable(arguments)
     with torch.enable_grad():
         first = count(forward, trace=trace)
-    outputs = [x for x in _tensors(results) if x.requires_grad]
+    outputs = [x for x in tensors_in(results) if x.requires_grad]
     if not outputs:
         raise CountError("no result has a gradient, so there is no backward pass to count")
-    wanted, gradients = _leaves(outputs), [torch.randn_like(x) for x in outputs]
+    wanted, gradients = leaves_of(outputs), [torch.randn_like(x) for x in outputs]
     # Without further threads: a launch asks in which context of this thread it is made.
     with torch.autograd.set_multithreading_enabled(False):
         second = count(
@@ -232,7 +251,12 @@ def count_passes(
     return first, second
 
 
-def _leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
+def differentiable(arguments: Arguments) -> Arguments:
+    """The same arguments, whose floating-point tensors want a gradient."""
+    return arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+
+
+def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, parameters among them, whose gradients a backward pass from `outputs` makes."""
     nodes: list[Any] = [
         x.grad_fn or torch.autograd.graph.get_gradient_edge(x).node for x in outputs
@@ -372,10 +396,13 @@ class _Meter(TorchDispatchMode):
         if read is None:
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
+        if _name(func).removesuffix("_") in _INDEXED:
+            self.traffic.ops.append(_indexed(func, args, kwargs, results))
+            return result
         for spec, tensor in zip(func._schema.returns, results, strict=False):
             if isinstance(tensor, Tensor) and spec.alias_info is None:
                 written.append(tensor)
-        op = OpTraffic(func.overloadpacket.__name__.removesuffix("_"))
+        op = OpTraffic(_name(func).removesuffix("_"))
         for tensor in read:
             op.add("read", _elements(tensor), tensor.element_size())
         for tensor in written:
@@ -481,19 +508,20 @@ def _elements(tensor: Tensor) -> int:
     return elements
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among some values, and in the lists and tuples among them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _operands(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor] | None, list[Tensor]]:
     """The tensors that `func` reads and the arguments it writes; (None, []) if it moves nothing."""
-    name = func.overloadpacket.__name__
+    name = _name(func)
     moves_nothing = (
         name in _ALLOCATIONS | _ALIASES or func.is_view or torch.Tag.inplace_view in func.tags
     )
@@ -501,9 +529,10 @@ def _operands(
         name in _FILLS
         or name.removesuffix("_") in _WHOLE
         or name in _WHOLE
+        or name.removesuffix("_") in _INDEXED
         or torch.Tag.pointwise in func.tags
     )
-    operands = _tensors([*args, *kwargs.values()])
+    operands = tensors_in([*args, *kwargs.values()])
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
         raise CountError(f"{func} is not an operation whose traffic is known")
     if moves_nothing:
@@ -512,10 +541,94 @@ def _operands(
     written: list[Tensor] = []
     for position, spec in enumerate(func._schema.arguments):
         by_position = position < len(args) and not spec.kwarg_only
-        tensors = list(_tensors([args[position] if by_position else kwargs.get(spec.name)]))
+        tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:
             written += tensors
         if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
             continue
         read += tensors
     return read, written
+
+
+def _name(func: Any) -> str:
+    """The name of an operation of PyTorch, which ends with `_` if it works in place."""
+    return str(func.overloadpacket.__name__)
+
+
+def _indexed(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[Tensor]
+) -> OpTraffic:
+    """What an operation of `_INDEXED` moved: the elements that its index names, and the index.
+
+    Raises CountError if that needs values, and the tensors have none.
+    """
+    values = {spec.name: spec.default_value for spec in func._schema.arguments if not spec.is_out}
+    values |= dict(zip(values, args, strict=False)) | kwargs
+    name = _name(func).removesuffix("_")
+    op, [result, *_] = OpTraffic(name), results
+    for tensor in _index_tensors(values):
+        op.add("read", _elements(tensor), tensor.element_size())
+    if name in _PICKS:
+        op.add("read", result.numel(), result.element_size())
+        op.add("written", result.numel(), result.element_size())
+    elif name in _PUTS:
+        _put(op, values, result, in_place=_name(func).endswith("_"))
+    elif name == "embedding_dense_backward":
+        gradient = values["grad_output"]
+        named = _unlike(values["indices"], values["padding_idx"])
+        op.add("read", named * gradient.shape[-1], gradient.element_size())
+        op.add("written", result.numel(), result.element_size())
+    else:
+        _loss(op, values, results, backward=name in _LOSSES_BACKWARD)
+    return op
+
+
+def _index_tensors(values: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that hold an index, among the arguments of an operation."""
+    named = (values.get(name) for name in ("index", "indices", "target"))
+    return tensors_in(value for value in named)
+
+
+def _put(op: OpTraffic, values: dict[str, Any], result: Tensor, in_place: bool) -> None:
+    """Adds what an operation of `_PUTS` moved besides its index; out of place, it copies first."""
+    source, itemsize = values.get(_PUTS[op.name]), result.element_size()
+    if "index_put" in op.name:
+        places = torch.ops.aten.index.Tensor(result, values["indices"]).numel()
+    else:
+        places = values["index" if op.name.startswith("scatter") else "source"].numel()
+    if isinstance(source, Tensor):  # not a number
+        op.add("read", min(places, _elements(source)), source.element_size())
+    if not in_place:
+        op.add("read", result.numel(), itemsize)
+        op.add("written", result.numel(), itemsize)
+        return
+    if op.name in _ADDS or values.get("accumulate") or values.get("reduce"):
+        op.add("read", places, itemsize)
+    op.add("written", places, itemsize)
+
+
+def _loss(op: OpTraffic, values: dict[str, Any], results: Iterable[Tensor], backward: bool) -> None:
+    """Adds what a negative log likelihood, or its backward pass, moved besides its targets."""
+    named, x, weight = (
+        _unlike(values["target"], values["ignore_index"]),
+        values["self"],
+        values["weight"],
+    )
+    if weight is not None:
+        op.add("read", named, weight.element_size())
+    if backward:
+        gradient = values["grad_output"]
+        op.add("read", min(named, _elements(gradient)), gradient.element_size())
+        if values["reduction"] == 1:  # a mean, over the sum of the weights
+            op.add("read", 1, x.element_size())
+    else:
+        op.add("read", named, x.element_size())
+    for result in results:
+        op.add("written", result.numel(), result.element_size())
+
+
+def _unlike(index: Tensor, ignored: int) -> int:
+    """How many elements of an index are not `ignored`. Raises CountError if it has no values."""
+    if index.is_meta:
+        raise CountError("what an index names depends on its values: count it on tensors with them")
+    return int((index != ignored).sum())

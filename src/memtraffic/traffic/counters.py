@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 import torch
@@ -90,13 +90,25 @@ def counters(
         raise TypeError(f"counters: another process makes the inputs, so give text, not {inputs!r}")
     subject = {"op": _op_path(op)} if inputs is None else {"inputs": inputs}
     find_inputs(find_op(op) if inputs is None else inputs).check(shape)
+    job = {"fn": function, **subject, "shape": shape, "dtype": dtype, "layout": layout}
+    worker = "from memtraffic.traffic.counters import _worker; _worker()"
+    return parse(profile(worker, job | {"warmup": warmup}))
+
+
+def profile(worker: str, job: object, settings: Mapping[str, str] | None = None) -> str:
+    """What `ncu` reports of a second process, for `parse`.
+
+    worker: the code that it runs, between whose `cudaProfilerStart` and `cudaProfilerStop` kernels
+    are counted. job: what it finds, as JSON, in `sys.argv[1]`. settings: environment variables.
+
+    Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
+    CountersError if the process fails.
+    """
     if not runtime.HAS_GPU:
         raise CountersUnavailable("counters: there is no GPU on this machine")
     ncu = shutil.which("ncu")
     if ncu is None:
         raise CountersUnavailable("counters: Nsight Compute's command `ncu` is not on the PATH")
-    job = {"fn": function, **subject, "shape": shape, "dtype": dtype, "layout": layout}
-    worker = "from memtraffic.traffic.counters import _worker; _worker()"
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
         done = subprocess.run(
@@ -104,9 +116,9 @@ def counters(
                 *(ncu, *shlex.split(NCU_OPTIONS)),
                 *("--metrics", ",".join(METRICS.values())),
                 *("--log-file", log.name),
-                *(sys.executable, "-c", worker, json.dumps(job | {"warmup": warmup})),
+                *(sys.executable, "-c", worker, json.dumps(job)),
             ],
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, **(settings or {}), "PYTHONPATH": paths},
             capture_output=True,
             text=True,
         )
@@ -119,7 +131,7 @@ def counters(
         lines = (done.stderr or report).strip().splitlines() or [f"ncu exited {done.returncode}"]
         errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         raise CountersError(f"counters: {(errors or lines)[-1]}")
-    return parse(report)
+    return report
 
 
 def count_layouts(
