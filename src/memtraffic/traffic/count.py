@@ -57,6 +57,8 @@ _WHOLE = frozenset(
     "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat "
     "_local_scalar_dense".split()
 )
+# Take one element of each row, the one that its target names; `_operands` says what they read.
+_PICKS = frozenset(["nll_loss_forward", "nll_loss_backward"])
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 
@@ -501,6 +503,7 @@ def _operands(
         name in _FILLS
         or name.removesuffix("_") in _WHOLE
         or name in _WHOLE
+        or (name in _PICKS and args[2 + (name == "nll_loss_backward")] is None)  # no class weights
         or torch.Tag.pointwise in func.tags
     )
     operands = _tensors([*args, *kwargs.values()])
@@ -517,5 +520,7 @@ def _operands(
             written += tensors
         if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
             continue
+        if name in _PICKS and spec.name == "self":  # the backward pass needs its shape alone
+            tensors = [x.select(-1, 0) for x in tensors if name == "nll_loss_forward"]
         read += tensors
     return read, written
