@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memtraffic import runtime
 from memtraffic.gpus import planning_gpu
 from memtraffic.ladder.tiling import MAX_COLS, max_warps
-from memtraffic.runtime import device_guard
 
 # ---- RMS norm
 
@@ -33,14 +33,15 @@ def _rms_norm_kernel(y_ptr, x_ptr, w_ptr, n_cols, eps, BLOCK: tl.constexpr):
 def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     """`x / sqrt(mean(x**2) + eps) * w` for each row of `x`, a program per row.
 
-    >>> rms_norm(torch.full((2, 4), 3.0), torch.ones(4))[0].tolist()
-    [1.0, 1.0, 1.0, 1.0]
+    >>> x = torch.full((2, 4), 3.0, device=runtime.device())
+    >>> rms_norm(x, torch.ones_like(x[0]))[0, 0].item()
+    0.99999...
 
     x: a packed matrix of at most 32768 columns. w: as many weights as `x` has columns. Raises
     ValueError otherwise.
     """
     y, (block, warps) = torch.empty_like(x), _program("rms_norm", x)
-    with device_guard(x):
+    with runtime.device_guard(x):
         _rms_norm_kernel[(x.shape[0],)](
             y, x, w, x.shape[1], eps, BLOCK=block, num_warps=warps
         )  # fmt: skip
@@ -66,7 +67,7 @@ def rms_norm_loop(x: Tensor, w: Tensor, eps: float = 1e-6, programs: int | None 
     """
     y, (block, warps) = torch.empty_like(x), _program("rms_norm_loop", x)
     programs = min(x.shape[0], programs or 4 * planning_gpu(x).num_sms)
-    with device_guard(x):
+    with runtime.device_guard(x):
         _rms_norm_loop_kernel[(programs,)](y, x, w, *x.shape, eps, BLOCK=block, num_warps=warps)
     return y
 
@@ -109,7 +110,8 @@ def _cross_entropy_kernel(
 def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The cross-entropy of each row of logits, and the gradient of their sum.
 
-    >>> loss, dx = cross_entropy(torch.zeros(2, 4), torch.tensor([1, 3]))
+    >>> x, target = (torch.tensor(it, device=runtime.device()) for it in ([[0.0] * 4], [1]))
+    >>> loss, dx = cross_entropy(x, target)
     >>> dx[0].tolist()
     [0.25, -0.75, 0.25, 0.25]
 
@@ -117,14 +119,14 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     is right. Returns the losses in float32, and the gradient in the dtype of `x`. Raises ValueError
     for other matrices.
     """
-    n_rows, n_cols = x.shape
     block, warps = _program("cross_entropy", x)
+    n_rows, n_cols = x.shape
     loss, dx = x.new_empty(n_rows, dtype=torch.float32), torch.empty_like(x)
     programs, stages, gpu = n_rows, 1, planning_gpu(x)
     row_bytes = block * x.element_size()
     if warps == max_warps(gpu) and 2 * row_bytes <= gpu.shared_per_program:
         programs, stages = gpu.num_sms, 3  # one program fills an SM: let it request rows ahead
-    with device_guard(x):
+    with runtime.device_guard(x):
         _cross_entropy_kernel[(min(programs, n_rows),)](
             loss, dx, x, target, n_rows, n_cols,
             BLOCK=block, STAGES=stages, num_warps=warps,
