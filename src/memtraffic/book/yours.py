@@ -37,7 +37,7 @@ def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     >>> rms_norm(x, torch.ones_like(x[0]))[0, 0].item()
     0.99999...
 
-    x: a packed matrix of at most 32768 columns. w: as many weights as `x` has columns. Raises
+    x: a packed matrix of 1 to 32768 columns. w: as many weights as `x` has columns. Raises
     ValueError otherwise.
     """
     y, (block, warps) = torch.empty_like(x), _program("rms_norm", x)
@@ -115,7 +115,7 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     >>> dx[0].tolist()
     [0.25, -0.75, 0.25, 0.25]
 
-    x: logits, a packed matrix of at most 32768 columns. target: int64, for each row the column that
+    x: logits, a packed matrix of 1 to 32768 columns. target: int64, for each row the column that
     is right. Returns the losses in float32, and the gradient in the dtype of `x`. Raises ValueError
     for other matrices.
     """
@@ -127,7 +127,7 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if warps == max_warps(gpu) and 2 * row_bytes <= gpu.shared_per_program:
         programs, stages = gpu.num_sms, 3  # one program fills an SM: let it request rows ahead
     with runtime.device_guard(x):
-        _cross_entropy_kernel[(min(programs, n_rows),)](
+        _cross_entropy_kernel[(programs,)](
             loss, dx, x, target, n_rows, n_cols,
             BLOCK=block, STAGES=stages, num_warps=warps,
         )  # fmt: skip
@@ -145,9 +145,9 @@ def torch_cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _program(name: str, x: Tensor) -> tuple[int, int]:
     """The block and the warps of a program that holds a row. Raises ValueError if none can."""
-    if x.dim() != 2 or not x.is_contiguous() or x.shape[1] > MAX_COLS:
+    if x.dim() != 2 or not x.is_contiguous() or not 0 < x.shape[1] <= MAX_COLS:
         raise ValueError(
-            f"{name}: takes a packed matrix of at most {MAX_COLS} columns, not {tuple(x.shape)} "
+            f"{name}: takes a packed matrix of 1 to {MAX_COLS} columns, not {tuple(x.shape)} "
             f"of strides {x.stride()}"
         )
     block = triton.next_power_of_2(x.shape[1])
