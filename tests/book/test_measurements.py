@@ -2,6 +2,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pandas as pd
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,7 @@ NEED_A_GPU = {
     "launch_plans": lambda: launch_plans(8, [8]),
     "compare_with_driver": lambda: compare_with_driver(8),
     "counters": lambda: measurements.counters("naive", [8, 8]),
+    "bench_beside_copy": lambda: measurements.bench_beside_copy(["naive"], "M,N", [[8, 8]]),
     "count_layouts": lambda: measurements.count_layouts("naive", [8, 8]),
     "count_cases": lambda: measurements.count_cases([{"impl": "naive", "shape": [8, 8]}]),
     "bench_option": lambda: measurements.bench_option(
@@ -150,6 +152,20 @@ def test_bench_cases_leave_out_what_is_refused(timed, capsys):
     assert capsys.readouterr().err == (
         "fused at (4, 6) of strides (6, 1): ValueError: fused: 6 columns, not a power of two\n"
     )
+
+
+def test_bench_beside_copy_takes_any_inputs(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    impls, dtypes = ["cross-entropy, PyTorch", "cross-entropy"], ["float32", "bfloat16"]
+    shapes = [[4, 8], [2, 16]]
+    frame = measurements.bench_beside_copy(impls, "M,N M:int64<N", shapes, dtypes)
+    assert frame[["dtype", "m", "n", "impl"]].to_numpy().tolist() == [
+        [dtype, m, n, impl] for dtype in dtypes for m, n in shapes for impl in ("copy", *impls)
+    ]
+    us = 1e-6 * (1 + np.tile(range(3), 4))
+    assert frame["us"].tolist() == pytest.approx((us * 1e6).tolist())
+    itemsize = frame["dtype"].map({"float32": 4, "bfloat16": 2})
+    assert frame["gb_per_s"].tolist() == pytest.approx((2 * 32 * itemsize / us * 1e-9).tolist())
 
 
 def test_bench_rounds_are_rows_per_sm(timed):
@@ -312,6 +328,8 @@ SMALL = {
     "backward_race": {"shapes": [[4, 64]]},
     "backward_recompute": {"shapes": [[4, 64]]},
     "backward_steps": {"shape": [1, 8, 16], "heads": 2, "steps": 2},
+    "your_kernel_rms": {"shapes": [[4, 8]]},
+    "your_kernel_race": {"shapes": [[4, 8]]},
     "winners": {
         "impls": ["copy", "torch.softmax", "tiled", "persistent"],
         "cases": [case | {"shapes": [[4, 64]]} for case in catalog.CASES],
@@ -404,9 +422,17 @@ def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):
     monkeypatch.setattr(
         measurements.hardware, "counters", lambda *a, op: ops.add(op) or calls.append(a)
     )
+    options = []
+
+    def counters(*arguments, **more):
+        calls.append(arguments)
+        options.append(more)
+
+    monkeypatch.setattr(measurements.hardware, "counters", counters)
     monkeypatch.setattr(measurements.hardware, "count_layouts", lambda *a: calls.append(a))
     for label in benchmark.BASELINES:
-        measurements.counters(label, [4, 8])
+        measurements.counters(label, [4, 8], inputs="M,N")
+    assert options == [{"inputs": "M,N"}] * len(calls)
     measurements.count_layouts("naive", [4, 8])
     assert [shape for _, shape in calls] == [(4, 8)] * 6
     assert ops == {"softmax"}

@@ -318,6 +318,24 @@ _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
 _dtypes = measurements.bench_dtypes
 _compare = measurements.compare
+# A reader's kernels, and what they are called with.
+RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
+CROSS_ENTROPY = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
+RMS_NORMS = dict(
+    impls=["RMS norm, PyTorch", "RMS norm, row", "RMS norm, loop"],
+    inputs=RMS_NORM["inputs"],
+    shapes=[RMS_NORM["shape"]],
+)
+CROSS_ENTROPIES = dict(
+    impls=["cross-entropy, PyTorch", "cross-entropy"],
+    inputs=CROSS_ENTROPY["inputs"],
+    shapes=[CROSS_ENTROPY["shape"]],
+    dtypes=["float32", "bfloat16"],
+)
+
+_bench, _counters = measurements.bench, measurements.counters
+_layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
+_beside_copy = measurements.bench_beside_copy
 _plans, _residents = measurements.launch_plans, measurements.resident_plans
 _F32, _BF16 = "float32", "bfloat16"
 
@@ -407,6 +425,10 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
     ("scoreboard_host", measurements.caller_times, CALLER, SCORED_HOST),
+    ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
+    ("your_kernel_rms_counters", _counters, COUNTERS, dict(impl="RMS norm, both", **RMS_NORM)),
+    ("your_kernel_race", _beside_copy, BENCH, CROSS_ENTROPIES),
+    ("your_kernel_counters", _counters, COUNTERS, dict(impl="cross-entropy", **CROSS_ENTROPY)),
 )
 
 EXPERIMENTS: dict[str, Experiment] = {

@@ -22,6 +22,7 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark.comparing import TIMES
 from memtraffic.benchmark.sweeps import describe_shape
+from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function
 from memtraffic.ops import SOFTMAX
 from memtraffic.progress import progress
@@ -62,6 +63,12 @@ EXHIBITS = {
     "add": "memtraffic.benchmark.baselines:copy",  # the roof of what reads two matrices
     "torch.softmax, gradient": "memtraffic.book.measurements:torch_gradient",
     "memtraffic.softmax, gradient": "memtraffic.book.measurements:own_gradient",
+    "RMS norm, row": "memtraffic.book.yours:rms_norm",
+    "RMS norm, loop": "memtraffic.book.yours:rms_norm_loop",
+    "RMS norm, both": "memtraffic.book.yours:rms_norms",
+    "RMS norm, PyTorch": "memtraffic.book.yours:torch_rms_norm",
+    "cross-entropy": "memtraffic.book.yours:cross_entropy",
+    "cross-entropy, PyTorch": "memtraffic.book.yours:torch_cross_entropy",
 }
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
 IN_A_ROW = 50  # steps of training
@@ -123,6 +130,31 @@ def _takes(label: str, x: Tensor) -> bool:
         print(f"{label} at {where}: {type(error).__name__}: {reason}", file=sys.stderr)
         return False
     return True
+
+
+def bench_beside_copy(
+    impls: Sequence[str],
+    inputs: str,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str] = ("float32",),
+) -> pd.DataFrame:
+    """Times labels on any inputs, beside the fastest copy of the first of their tensors.
+
+    inputs: a specification, see `inputs.find_inputs`. Columns: those of `bench`; `gb_per_s` is what
+    the copy moves over the time.
+    """
+    runtime.require_gpu("bench_beside_copy")
+    made_by, rows = find_inputs(inputs), []
+    for dtype, shape in progress([*itertools.product(dtypes, shapes)], "timing"):
+        arguments = made_by.arguments(shape, dtype)
+        [first, *_] = arguments.tensors
+        calls: list[Callable[[], object]] = [benchmark.fastest_copy(first)]
+        calls += [functools.partial(arguments.call, implementation(label)) for label in impls]
+        samples = benchmark.time_interleaved(calls)
+        for label, times in zip(["copy", *impls], samples, strict=True):
+            described = {"impl": label} | describe_shape(made_by, shape, dtype)
+            rows.append(described | benchmark.summary(times, 2 * first.nbytes))
+    return pd.DataFrame(rows)
 
 
 def bench_rounds(
@@ -259,6 +291,9 @@ def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
             frame.insert(place, name, value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+def counters(impl: str, shape: Sequence[int], **options: Any) -> pd.DataFrame:
+    """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
+    return hardware.counters(implementation(impl), tuple(shape), **options)
 
 
 def count_layouts(impl: str, shape: Sequence[int]) -> pd.DataFrame:

@@ -1,0 +1,199 @@
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from memtraffic import count, formula, gpus, resources, runtime
+from memtraffic.book import yours
+from memtraffic.compile import capture_launches
+from memtraffic.tensors import matrix
+from memtraffic.testing import (
+    assert_close,
+    assert_resources,
+    assert_row_sums,
+    assert_traffic,
+    bounds_checked,
+    poisoned_memory,
+)
+
+pytestmark = pytest.mark.slow  # together they take several seconds
+
+NORMS = (yours.rms_norm, yours.rms_norm_loop, partial(yours.rms_norm_loop, programs=2))
+LOGITS = "M,N M:int64<N"
+WIDTHS = [1, 2, 127, 781, 1024]
+
+
+def logits(m, n, dtype="float32"):
+    """Logits, of which some are minus infinity, and the columns that are right."""
+    x, target = matrix(m, n, dtype), torch.arange(m, device=runtime.device()) * 7 % n
+    if n > 2:
+        x[-1, int(target[-1]) - 1] = -float("inf")
+    return x, target
+
+
+@pytest.mark.parametrize("fn", NORMS, ids=["row", "loop", "two programs"])
+@pytest.mark.parametrize("n", WIDTHS)
+def test_rms_norm_is_right(fn, n, dtype):
+    x, w = matrix(5, n, dtype), matrix(1, n, dtype, seed=1)[0]
+    exact = x.double() * (x.double().square().mean(dim=1, keepdim=True) + 1e-6).rsqrt() * w.double()
+    with poisoned_memory(), bounds_checked():
+        assert_close(fn(x, w), exact, x.dtype, roundings=8)
+
+
+def test_rms_norm_takes_its_eps():
+    x, w = 1e-3 * matrix(2, 8), torch.full((8,), 2.0, device=runtime.device())
+    exact = 2 * x.double() / (1 + x.double().square().mean(dim=1, keepdim=True)).sqrt()
+    for fn in NORMS:
+        assert_close(fn(x, w, eps=1.0), exact, x.dtype, roundings=8)
+
+
+def test_rms_norms_is_both():
+    x, w = matrix(3, 8), matrix(1, 8, seed=1)[0]
+    one, other = yours.rms_norms(x, w)
+    assert torch.equal(one, yours.rms_norm(x, w))
+    assert torch.allclose(one, other, atol=1e-6)
+    assert torch.allclose(one, yours.torch_rms_norm(x, w), atol=1e-5)
+    assert [op.name for op in count(yours.rms_norms, x, w).ops] == [
+        "_rms_norm_kernel",
+        "_rms_norm_loop_kernel",
+    ]
+
+
+def test_rms_norm_reads_the_weights_once_per_program():
+    assert_traffic(yours.rms_norm, reads="2MN", writes="MN", inputs="M,N N eps=1e-6")
+    assert_traffic(NORMS[2], reads="MN + 2N", writes="MN", inputs="M,N N")
+    moved = count(partial(yours.rms_norm_loop, programs=64), inputs="3,8 8,")
+    assert moved.read_elements == 2 * 3 * 8  # no program without a row
+
+
+def programs(fn, *tensors):
+    return len({access.program for access in count(fn, *tensors, trace=True).accesses})
+
+
+def test_rms_norm_loop_launches_four_programs_per_sm(monkeypatch):
+    gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=2)
+    monkeypatch.setattr(yours, "planning_gpu", lambda x: gpu)
+    w = matrix(1, 8)[0]
+    assert programs(yours.rms_norm_loop, matrix(20, 8), w) == 4 * 2
+    assert programs(yours.rms_norm_loop, matrix(5, 8), w) == 5
+    assert programs(yours.rms_norm, matrix(20, 8), w) == 20
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_cross_entropy_is_right(n, dtype):
+    x, target = logits(5, n, str(dtype).removeprefix("torch."))
+    before, exact = x.clone(), x.double().requires_grad_()
+    with poisoned_memory(), bounds_checked():
+        loss, dx = yours.cross_entropy(x, target)
+    expected = F.cross_entropy(exact, target, reduction="none")
+    expected.sum().backward()
+    assert_close(loss, expected.detach(), torch.float32, roundings=8)
+    assert_close(dx, exact.grad, x.dtype)
+    if n > 1:
+        assert_row_sums(
+            dx[:1] + F.one_hot(target[:1], n), exact.grad[:1] + F.one_hot(target[:1], n)
+        )
+    assert torch.equal(x, before)
+
+
+def test_cross_entropy_is_that_of_pytorch():
+    x, target = logits(6, 40)
+    loss, dx = yours.cross_entropy(x, target)
+    total, gradient = yours.torch_cross_entropy(x, target)
+    assert not x.requires_grad
+    assert torch.allclose(loss.sum(), total) and torch.allclose(dx, gradient, atol=1e-6)
+
+
+def test_cross_entropy_of_large_logits():
+    x = torch.tensor([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]], device=runtime.device())
+    loss, dx = yours.cross_entropy(x, torch.tensor([0, 1], device=runtime.device()))
+    assert loss.tolist() == [0, 2e4]
+    assert dx.tolist() == [[0, 0, 0], [1, -1, 0]]
+
+
+def test_cross_entropy_moves_a_third_of_what_pytorch_moves():
+    assert_traffic(yours.cross_entropy, reads="MN + 2M", writes="MN + M", inputs=LOGITS)
+    passes = formula(F.cross_entropy, LOGITS, backward=True)
+    assert [str(each) for each in passes] == [
+        "reads MN + 2M, writes MN + 2",
+        "reads 2MN + M + 2, writes 2MN",
+    ]
+
+
+def stages(n, dtype, gpu):
+    x = torch.empty(64, n, dtype=dtype, device=runtime.device())
+    target = torch.zeros(64, dtype=torch.int64, device=runtime.device())
+    [launch] = capture_launches(yours.cross_entropy, x, target, gpu=gpus.find_gpu(gpu))
+    return launch.constants["STAGES"]
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "gpu", "expected"),
+    [
+        pytest.param(32768, torch.bfloat16, "H200", 3, id="fills-an-sm"),
+        pytest.param(32768, torch.float32, "H200", 1, id="two-rows-do-not-fit"),
+        pytest.param(16384, torch.bfloat16, "H200", 1, id="fewer-warps"),
+        pytest.param(32768, torch.bfloat16, "sm_75", 1, id="small-shared-memory"),
+    ],
+)
+def test_cross_entropy_asks_ahead_where_one_program_fills_an_sm(n, dtype, gpu, expected):
+    assert stages(n, dtype, gpu) == expected
+
+
+def test_cross_entropy_launches_a_program_per_sm_if_it_asks_ahead(monkeypatch):
+    gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=2)
+    monkeypatch.setattr(yours, "planning_gpu", lambda x: gpu)
+    assert programs(yours.cross_entropy, *logits(5, 8)) == 5
+    small = dataclasses.replace(gpu, max_threads_per_program=128)  # which 4 warps fill
+    monkeypatch.setattr(yours, "planning_gpu", lambda x: small)
+    assert programs(yours.cross_entropy, *logits(5, 8)) == 2
+    assert programs(yours.cross_entropy, *logits(1, 8)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_cross_entropy_does_not_spill(dtype):
+    for target in ("sm_80", "sm_90"):
+        inputs = f"256,32768:{dtype} 256:int64<32768"
+        [kernel] = resources(yours.cross_entropy, target, inputs=inputs)
+        assert kernel.spill_bytes <= 32 and not kernel.unlaunchable
+
+
+def test_rms_norm_is_vectorised():
+    targets = ["sm_80", "sm_90", "gfx942"]
+    for fn in NORMS[:2]:
+        assert_resources(fn, targets, inputs="16,4096 4096,", load_bits=128, store_bits=128)
+    [loop] = resources(yours.rms_norm_loop, "sm_90", inputs="16,32768 32768,")
+    assert loop.spill_bytes > 32  # exercise 3
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(2, 32769),
+        torch.zeros(2, 0),
+        torch.zeros(8, 2).T,
+        torch.zeros(4, 6)[:, ::2],
+        torch.zeros(8),
+    ],
+    ids=["too-wide", "no-columns", "transposed", "every-other", "no-matrix"],
+)
+def test_yours_refuse_other_matrices(x):
+    target = torch.zeros(len(x), dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"cross_entropy: .* 1 to 32768 columns, not \("):
+        yours.cross_entropy(x, target)
+    for fn in NORMS[:2]:
+        with pytest.raises(ValueError, match=rf"{fn.__name__}: "):
+            fn(x, torch.ones(x.shape[-1]))
+
+
+def test_yours_hold_32_elements_per_thread():
+    for n, warps in ((8, 4), (4096, 4), (8192, 8), (32768, 32)):
+        x, w = (torch.empty(*shape, device=runtime.device()) for shape in ((2, n), (n,)))
+        [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("H200"))
+        assert launch.options["num_warps"] == warps
+    [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("gfx942"))
+    assert launch.options["num_warps"] == 16  # of 64 threads
