@@ -663,6 +663,35 @@ def test_process_that_is_interrupted_while_it_imports(at, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def cpu_seconds(*arguments):
+    """The least time that Python uses for these arguments in three runs; others may be busy."""
+
+    def once():
+        before = os.times()
+        python(*arguments)
+        after = os.times()
+        user, system = (
+            getattr(after, name) - getattr(before, name)
+            for name in ("children_user", "children_system")
+        )
+        return user + system
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("text", ["--help", "--version", "formul naive", "count --help"])
+def test_process_answers_at_once(text):
+    assert cpu_seconds("-m", "memtraffic", *shlex.split(text)) < 0.3
+
+
+@pytest.mark.slow
+def test_process_of_formula_takes_hardly_longer_than_to_import_torch():
+    """On a quiet machine without a GPU, less than 3 s."""
+    took = cpu_seconds("-m", "memtraffic", "formula", "memtraffic.ladder.fused:softmax")
+    assert took < 1.5 * cpu_seconds("-c", "import torch")
+    assert took < 3 or runtime.HAS_GPU
+
+
 @pytest.mark.slow
 def test_python_m_memtraffic(tmp_path):
     """The command finds a module in the current folder, and decides by itself what runs kernels."""

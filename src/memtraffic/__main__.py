@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import io
 import json
 import os
@@ -388,6 +389,28 @@ def write(text: str) -> int:
     return 0
 
 
+def import_runtime() -> None:
+    """Imports PyTorch, first of all, and tells the garbage collector to leave what it made alone.
+
+    It would look through a quarter of a million objects that stay until the end, again and again
+    while they are imported and once more when the process ends. A short command takes a third less
+    time without that.
+    """
+    if "torch" in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from memtraffic import runtime  # first: it decides, before Triton is imported
+
+        if runtime.HAS_TRITON:
+            from memtraffic import triton_internals  # noqa: F401
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0; 2 for bad input; 130 if interrupted."""
     argv = sys.argv[1:] if argv is None else argv
@@ -407,8 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(f"memtraffic: {one_line(error)}")
     progress.enable()
     try:
-        from memtraffic import runtime  # noqa: F401  # first: it decides, before Triton is imported
-
+        import_runtime()
         if signal.getsignal(signal.SIGINT) is memtraffic._end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with stdout_to_stderr():
@@ -421,4 +443,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # which leaves the collector nothing to look through
+    sys.exit(status)
