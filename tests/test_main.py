@@ -354,13 +354,72 @@ def test_compiler_is_given_sizes_after_options(sizes, command, compiler):
     assert (status, compiler[0][2]) == (0, (3, 48))
 
 
+# ---- report
+
+
+def test_report_on_stdout(command):
+    status, out, err = command("report fused --target sm_90,gfx942 16 64")
+    assert (status, err) == (0, "")
+    assert out.startswith("# Memory traffic of fused\n")
+    assert "With M = 16, N = 64, the function moves 2,048 elements, 1.00 times" in out
+
+
+@pytest.mark.parametrize("name", ["page.md", "page.html", "page.MD"])
+def test_report_in_a_file(name, command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    status, out, err = command(f"report mine:double -o {name}")
+    assert (status, out, err) == (0, f"wrote {name}\n", "")
+    assert "Memory traffic of mine:double" in (tmp_path / name).read_text("utf-8")
+
+
+def test_report_with_its_pictures(command, module, tmp_path):
+    module("def double(x):\n    return (2 * x).exp()\n")
+    status, out, _ = command("report mine:double -o page.md")
+    assert (status, out) == (0, "wrote page.md\nwrote page.traffic.svg\n")
+    assert "](page.traffic.svg)" in (tmp_path / "page.md").read_text("utf-8")
+    assert (tmp_path / "page.traffic.svg").read_text("utf-8").startswith("<?xml")
+
+
+def test_report_of_an_operation(command, module):
+    module("def product(y, dy):\n    return y * dy\n")
+    status, out, _ = command("report mine:product --op softmax_backward --backward")
+    assert (status, "| forward | reads | 2MN | 2MN |" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        pytest.param("folder", "is a folder", id="folder"),
+        pytest.param("folder/", "is a folder", id="folder-with-slash"),
+        pytest.param("page.pdf", "ends in .md or .html", id="another-kind"),
+        pytest.param("''", "ends in .md or .html", id="no-name"),
+        pytest.param("none/page.md", "no folder none", id="no-folder"),
+        pytest.param("full.md", "full.md: cannot be written: No space", id="full-disk"),
+    ],
+)
+def test_report_that_cannot_be_written(output, message, command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "full.md").symlink_to("/dev/full")
+    status, out, err = command(f"report mine:double -o {output}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="an administrator writes everywhere")
+def test_report_in_a_file_that_must_not_be_written(command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    (tmp_path / "page.md").touch(0o400)
+    assert "must not be written" in command("report mine:double -o page.md")[2]
+
+
 # ---- help
 
 
 def test_help_names_each_command(command):
     status, out, _ = command("--help")
     assert status == 0
-    for name in ("formula", "count", "counters", "resources", "occupancy", "roof"):
+    for name in ("formula", "count", "counters", "resources", "occupancy", "report", "roof"):
         assert name in out
 
 
@@ -437,6 +496,13 @@ def test_help_names_each_rung(command):
         pytest.param("formula torch:Tensor", "is a class", id="class"),
         pytest.param("count torch:rms_norm 3 5", "torch:rms_norm: TypeError: ", id="in-c++"),
         pytest.param("", "COMMAND", id="no-command"),
+        pytest.param("report fusd", "did you mean 'fused'?", id="report-misspelt-rung"),
+        pytest.param("report fused --target sm_91", "sm_91", id="report-unknown-target"),
+        pytest.param("report fused 4", "N of 'M,N' has no number", id="report-size-missing"),
+        pytest.param("report fused --json", "unrecognized argument --json", id="report-json"),
+        pytest.param("report kernels:raises", "cannot take", id="report-raises"),
+        pytest.param("report torch:rms_norm", "rms_norm: TypeError: ", id="report-in-c++"),
+        pytest.param("report kernels:not_callable", "int", id="report-not-a-function"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(text, message, command):
@@ -528,7 +594,7 @@ for text in {MISTAKES}:
 
 
 WORDS = [
-    *("formula", "count", "counters", "resources", "occupancy", "roof", "record", "formul"),
+    *("formula", "count", "counters", "resources", "occupancy", "report", "roof", "formul"),
     *("naive", "fusd", "kernels:masked", "kernels:nothing", "no:f", ":", "a b", "", "-", "--"),
     *("3", "0", "-3", "1e3", "M=3", "N=5", "K=", "=", "\u0663", "9" * 40, "None"),
     *("--inputs", "--inputs=M,N", "M,N", "M,K K,N", "m", "M:int64<N", "eps=1e-6", "M,,N"),

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import memtraffic
@@ -79,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=run, parser=sub)
-        sub.add_argument("--json", action="store_true", help="print JSON")
+        if name != "report":
+            sub.add_argument("--json", action="store_true", help="print JSON")
         if name == "roof":
             continue
         rungs = ", ".join(RUNGS)
@@ -93,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--op", help=text)
         text = "of the inputs that name no dtype (default: %(default)s)"
         sub.add_argument("--dtype", choices=FLOATS, default="float32", help=text)
-    for name in ("formula", "count"):
+    for name in ("formula", "count", "report"):
         text = "the traffic of the forward pass and that of the backward pass"
         added[name].add_argument("--backward", action="store_true", help=text)
     for name in ("resources", "occupancy"):
@@ -103,6 +105,10 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--warps", type=size, help="warps per program, not the function's choice")
         sub.add_argument("--stages", type=size, help="stages of a loop, not the function's choice")
         sub.add_argument("--waves-per-eu", type=size, help="on AMD, waves per SIMD to compile for")
+    text = "targets to compile for, such as sm_90,gfx942 (default: all)"
+    added["report"].add_argument("--target", help=text)
+    text = "the page: .md with pictures beside it, or .html (default: Markdown on stdout)"
+    added["report"].add_argument("-o", dest="output", metavar="FILE", help=text)
     return top
 
 
@@ -142,6 +148,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{args.parser.prog}: --target is missing, such as --target sm_90")
         args.gpu = find_gpu(args.target)
         _check_waves(args.gpu, args.waves_per_eu)
+    if args.command == "report":
+        args.gpus = [find_gpu(name.strip()) for name in (args.target or "").split(",") if name]
+        _check_output(args.output)
     if args.op is None:
         args.made_by = find_inputs(args.inputs)
         args.shape = _shape(args)
@@ -160,9 +169,24 @@ def _check_waves(gpu: Gpu, waves: int | None) -> None:
         raise ValueError(f"--waves-per-eu {waves}: a SIMD of {gpu.target} holds {most} waves")
 
 
+def _check_output(path: str | None) -> None:
+    """Raises ValueError for a file that cannot be written, as far as this shows before."""
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise ValueError(f"-o {path}: is a folder: name a file in it, such as report.md")
+    if os.path.splitext(path)[1].lower() not in (".md", ".html"):
+        raise ValueError(f"-o {path}: the name of a page ends in .md or .html")
+    if not os.path.isdir(folder):
+        raise ValueError(f"-o {path}: there is no folder {folder}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ValueError(f"-o {path}: this file must not be written")
+
+
 def _shape(args: argparse.Namespace) -> tuple[int, ...]:
     """The numbers that a command gives for the sizes of its inputs."""
-    if args.command == "formula":
+    if args.command == "formula" or (args.command == "report" and not args.sizes):
         return ()
     defaults = {"M": COMPILED_ROWS, "N": args.n} if args.gpu else {}
     try:
@@ -273,12 +297,34 @@ def run_roof(args: argparse.Namespace) -> str:
     return table(roof(), args.json)
 
 
+def run_report(args: argparse.Namespace) -> str:
+    """A page about a function, or the files that it was written to."""
+    from memtraffic.ops import find_op
+    from memtraffic.reporting import make_page, to_markdown, write_page
+
+    fn, made = names.import_function(args.name), made_by(args)
+    inputs = made if args.op is None else find_op(args.op)
+    options: dict[str, Any] = {"backward": args.backward, "dtype": args.dtype, "name": args.name}
+    page = make_page(fn, inputs, args.shape or None, targets=args.gpus, **options)
+    if args.output is None:
+        return to_markdown(page)
+    try:
+        return "\n".join(f"wrote {path}" for path in write_page(page, Path(args.output)))
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise UsageError(f"-o {args.output}: cannot be written: {why}") from error
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "formula": (run_formula, "Solve for the formula of a function's traffic, in elements."),
     "count": (run_count, "Count what a function reads and writes, by operation."),
     "counters": (run_counters, "Read hardware counters while a function runs."),
     "resources": (run_resources, "Compile kernels and print what they use."),
     "occupancy": (run_occupancy, "Compile kernels and print how many fit."),
+    "report": (
+        run_report,
+        "Write a page of what a function moves and what its kernels use.",
+    ),
     "roof": (run_roof, "Measure this GPU's copy bandwidth and arithmetic rate."),
 }
 
