@@ -491,6 +491,18 @@ def test_help_names_each_rung(command):
         pytest.param(
             "resources fused --target gfx942 --n 64 --waves-per-eu 99", "holds 8", id="many-waves"
         ),
+        pytest.param("--json formula naive", "give --json after the name", id="too-early"),
+        pytest.param(
+            "--verison", "unrecognized argument --verison: did you mean --version?", id="V"
+        ),
+        pytest.param("formula --hlep", "--hlep: did you mean --help?", id="misspelt-help"),
+        pytest.param("-V", "unrecognized argument -V", id="short-version"),
+        pytest.param("help", "did you mean --help?", id="help-as-a-command"),
+        pytest.param("FORMULA naive", "did you mean formula?", id="upper-case-command"),
+        pytest.param("count naive 4 8 -j", "unrecognized argument -j", id="short-option"),
+        pytest.param(
+            "resources fused --target sm_90 --n 64 --warps 3", "--warps 3: Tr", id="three-warps"
+        ),
         pytest.param("formula kernels:HAS_DESCRIPTORS", "bool", id="no-function"),
         pytest.param("formula kernels:torch", "module", id="module"),
         pytest.param("formula torch:Tensor", "is a class", id="class"),
@@ -499,6 +511,8 @@ def test_help_names_each_rung(command):
         pytest.param("report fusd", "did you mean 'fused'?", id="report-misspelt-rung"),
         pytest.param("report fused --target sm_91", "sm_91", id="report-unknown-target"),
         pytest.param("report fused 4", "N of 'M,N' has no number", id="report-size-missing"),
+        pytest.param("report fused --target ,", "no GPU is named ''", id="report-no-target"),
+        pytest.param("report", "required: NAME\n", id="report-of-nothing"),
         pytest.param("report fused --json", "unrecognized argument --json", id="report-json"),
         pytest.param("report kernels:raises", "cannot take", id="report-raises"),
         pytest.param("report torch:rms_norm", "rms_norm: TypeError: ", id="report-in-c++"),
@@ -525,6 +539,7 @@ def test_bad_input_is_one_line_and_status_2(text, message, command):
         pytest.param("raise GeneratorExit('no')", "GeneratorExit: no", id="no-exception"),
         pytest.param("import sys; sys.exit(0)", "the function calls sys.exit(0)", id="exits"),
         pytest.param("import sys; sys.exit('bye')", "the function calls sys.exit(bye)", id="bye"),
+        pytest.param("import os; os._exit(0)", "the function calls os._exit(0)", id="ends"),
     ],
 )
 def test_bad_function_is_one_line(body, message, command, module):
@@ -546,6 +561,70 @@ def test_bad_module_is_one_line(text, message, command, module):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_long_message_is_cut(command, module):
+    module("def fn(x):\n    raise RuntimeError(5000 * 'x')\n")
+    status, _, err = command("count mine:fn 3 5")
+    assert (status, len(err), err[-3:]) == (2, 1002, "x…\n")
+
+
+def test_function_that_refuses_every_shape_is_named(command, module):
+    module("def fn(x):\n    raise ValueError('not today')\n")
+    text = "memtraffic: mine.fn refuses every shape, 2 x 8 with ValueError: not today\n"
+    assert command("formula mine:fn") == (2, "", text)
+
+
+def test_processes_that_a_function_starts_may_end(command, module):
+    module(
+        "import os\n"
+        "def fn(x):\n"
+        "    child = os.fork()\n"
+        "    if not child: os._exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    return x.exp()\n"
+    )
+    end = os._exit
+    assert command("count mine:fn 3 5")[0] == 0
+    assert os._exit is end
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        pytest.param("k[(1, 70000)](x)", "CUDA launches up to 65535", id="grid"),
+        pytest.param("k[(-1,)](x)", "a grid of -1 programs", id="negative"),
+        pytest.param("k[(1,)](x, num_warps=64)", "no GPU launches more than 1024", id="warps"),
+    ],
+)
+def test_launch_that_no_gpu_makes(launch, message, command, module):
+    module(
+        "import triton, triton.language as tl\n"
+        f"@triton.jit\ndef k(x): tl.store(x, 1.0)\ndef fn(x): {launch}\n"
+    )
+    status, out, err = command("count mine:fn 3 5")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("name", ["formula", "resources", "report"])
+@pytest.mark.filterwarnings("error")
+def test_coroutine_that_is_returned(name, command, module):
+    """It is refused, and Python has nothing to say about it."""
+    module("async def later(x): return x\ndef fn(x): return later(x)\n")
+    options = "--target sm_90 --n 8" if name == "resources" else ""
+    status, out, err = command(f"{name} mine:fn {options}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "returned a coroutine, before it did its work" in err
+
+
+def test_kernel_of_three_warps(command, module):
+    module(
+        "import triton, triton.language as tl\n@triton.jit\ndef k(x): tl.store(x, 1.0)\n"
+        "def fn(x): k[(1,)](x, num_warps=3)\n"
+    )
+    err = command("resources mine:fn --target sm_90 --n 8")[2]
+    assert err.startswith("memtraffic: k does not compile for sm_90: num_warps must be a power")
 
 
 def test_interrupted(command, monkeypatch):

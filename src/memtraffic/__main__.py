@@ -48,6 +48,7 @@ TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
+MOST_CHARACTERS = 1000  # of a line that says what is wrong
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -58,11 +59,27 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = args or ()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"invalid choice: '(.*?)'", message)
-        close = difflib.get_close_matches(unknown[1], [*COMMANDS, *FLOATS], 1) if unknown else []
-        hint = f": did you mean {close[0]}?" if close else ""
-        raise UsageError(f"{self.prog}: {message}{hint}")
+        if unknown:
+            raise UsageError(f"{self.prog}: {message}{_hint(unknown[1].lower(), WORDS)}")
+        options = [*self._option_string_actions]
+        for text in self.given if "are required" in message else ():  # a misspelt option may be why
+            name = text.partition("=")[0]
+            if re.match("--?[A-Za-z]", name) and not any(it.startswith(name) for it in options):
+                message = f"unrecognized argument {text}{_hint(name, options)}"
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _hint(text: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(text, known, 1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("name", metavar="NAME", help=f"a rung ({rungs}) or module:function")
         if name != "formula":
             text = "the sizes of the inputs: 4096 1024 in their order, or M=4096 N=1024"
-            sub.add_argument("sizes", metavar="SIZE", nargs="*", help=text)
+            sub.add_argument("sizes", metavar="SIZE", nargs="*", default=[], help=text)
         text = f"what the function is called with, see below (default: {DEFAULT})"
         sub.add_argument("--inputs", help=text)
         text = f"an operation that makes the inputs instead: {', '.join(names.OPS)}"
@@ -108,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     text = "targets to compile for, such as sm_90,gfx942 (default: all)"
     added["report"].add_argument("--target", help=text)
     text = "the page: .md with pictures beside it, or .html (default: Markdown on stdout)"
-    added["report"].add_argument("-o", dest="output", metavar="FILE", help=text)
+    added["report"].add_argument("-o", "--output", metavar="FILE", help=text)
     return top
 
 
@@ -130,10 +147,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = parser().parse_known_args(argv)
     options = re.findall(r"--[a-z-]+", args.parser.format_usage())
     for text in rest:
-        if not hasattr(args, "sizes") or text.startswith("--"):
-            close = difflib.get_close_matches(text.partition("=")[0], options, 1)
-            hint = f": did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{args.parser.prog}: unrecognized argument {text}{hint}")
+        if not hasattr(args, "sizes") or re.match("--|-[^0-9]", text):
+            name = text.partition("=")[0]
+            if name in options:
+                raise UsageError(f"{args.parser.prog}: give {text} after the name of the command")
+            raise UsageError(
+                f"{args.parser.prog}: unrecognized argument {text}{_hint(name, options)}"
+            )
     if args.command == "roof":
         return args
     names.check_name(args.name, RUNGS)
@@ -148,8 +168,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{args.parser.prog}: --target is missing, such as --target sm_90")
         args.gpu = find_gpu(args.target)
         _check_waves(args.gpu, args.waves_per_eu)
+        if args.warps is not None and args.warps.bit_count() > 1:
+            raise ValueError(f"--warps {args.warps}: Triton takes a power of two")
     if args.command == "report":
-        args.gpus = [find_gpu(name.strip()) for name in (args.target or "").split(",") if name]
+        targets = [] if args.target is None else args.target.split(",")
+        args.gpus = [find_gpu(name.strip()) for name in targets]
         _check_output(args.output)
     if args.op is None:
         args.made_by = find_inputs(args.inputs)
@@ -327,6 +350,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     ),
     "roof": (run_roof, "Measure this GPU's copy bandwidth and arithmetic rate."),
 }
+WORDS = [*COMMANDS, *FLOATS, "--help", "--version"]
 
 
 def made_by(args: argparse.Namespace) -> Inputs:
@@ -388,9 +412,28 @@ def one_line(error: BaseException, name: str = "") -> str:
 
 def complain(message: str) -> int:
     """Prints a line on stderr, where there is one, and returns the status of a failure."""
+    if len(message) > MOST_CHARACTERS:
+        message = f"{message[:MOST_CHARACTERS]}…"
     with suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
     return 2
+
+
+@contextmanager
+def no_silent_end(name: str) -> Iterator[None]:
+    """Context manager: `os._exit`, which ends a process without a word, is an error."""
+    end, process = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process:  # a child, which ends like that
+            end(status)
+        raise UsageError(f"{name}: the function calls os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 @contextmanager
@@ -479,7 +522,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_runtime()
         if signal.getsignal(signal.SIGINT) is memtraffic._end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        with stdout_to_stderr():
+        with stdout_to_stderr(), no_silent_end(getattr(args, "name", "")):
             text = args.run(args)
     except KeyboardInterrupt:
         return 130
