@@ -615,7 +615,7 @@ def test_coroutine_that_is_returned(name, command, module):
     options = "--target sm_90 --n 8" if name == "resources" else ""
     status, out, err = command(f"{name} mine:fn {options}")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "returned a coroutine, before it did its work" in err
+    assert "of type coroutine, before it did its work" in err
 
 
 def test_kernel_of_three_warps(command, module):

@@ -114,12 +114,14 @@ def test_count_of_several_tensors_and_of_none():
         pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
         pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),
         pytest.param(lambda x: (row.exp() for row in x), "generator", id="generator"),
-        pytest.param(lambda x: map(torch.exp, [x]), "returned a map, before", id="map"),
-        pytest.param(lambda x: lambda: x.exp(), "returned a function, before", id="function"),
-        pytest.param(lambda x: functools.partial(torch.exp, x), "a partial, before", id="partial"),
-        pytest.param(lambda x: coroutine(x), "returned a coroutine, before", id="coroutine"),
-        pytest.param(lambda x: async_generator(x), "an? async_generator, before", id="async"),
-        pytest.param(lambda x: Awaited(), "returned a Awaited, before", id="awaitable"),
+        pytest.param(lambda x: map(torch.exp, [x]), "of type map, before", id="map"),
+        pytest.param(lambda x: lambda: x.exp(), "of type function, before", id="function"),
+        pytest.param(
+            lambda x: functools.partial(torch.exp, x), "of type partial, before", id="partial"
+        ),
+        pytest.param(lambda x: coroutine(x), "of type coroutine, before", id="coroutine"),
+        pytest.param(lambda x: async_generator(x), "of type async_generator, before", id="async"),
+        pytest.param(lambda x: Awaited(), "of type Awaited, before", id="awaitable"),
         pytest.param(lambda x: in_a_thread(x), "starts a thread", id="thread"),
     ],
 )

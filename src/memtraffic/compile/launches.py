@@ -70,5 +70,5 @@ def capture_launches(
     with runtime.capturing_launches(gpu), triton_internals.capturing(record):
         result = fn(*tensors)
     if kind := unfinished(result):
-        raise TypeError(f"the function returned a {kind}, before it did its work")
+        raise TypeError(f"the function returned a result of type {kind}, before it did its work")
     return found

@@ -202,7 +202,7 @@ def count(
         finally:
             _counting.reset(token)
     if kind := unfinished(result):
-        raise CountError(f"the function returned a {kind}, before it did its work")
+        raise CountError(f"the function returned a result of type {kind}, before it did its work")
     return meter.traffic
 
 
@@ -335,7 +335,9 @@ def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
         )
 
     def start(thread: threading.Thread) -> None:
-        if type(thread).__module__.startswith("tqdm."):  # of a bar that shows progress
+        # One of somebody else, of the interpreter, of a bar that shows progress.
+        harmless = not _counting.get() or meter.kernel is not None
+        if harmless or type(thread).__module__.startswith("tqdm."):
             return start_thread(thread)
         raise CountError(
             f"{function_name(fn)} starts a thread, and what another thread moves is not counted"

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import memtraffic
-from memtraffic import benchmark, reporting, runtime
+from memtraffic import benchmark, runtime
+from memtraffic.gpus import TARGETS as TARGETS_OF_THE_TABLE
 from memtraffic.inputs import Arguments
 from memtraffic.ladder import fused, naive
 from memtraffic.ops import SOFTMAX_BACKWARD
-from memtraffic.reporting import find_roles, make_page, report, to_html, to_markdown
+from memtraffic.reporting import make_page, page, report, sections, to_html, to_markdown
+from memtraffic.reporting.subject import find_roles
 from memtraffic.traffic import counters as hardware
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -93,7 +95,7 @@ def test_report_without_a_gpu_measures_nothing(text):
 @pytest.mark.slow
 def test_report_of_all_targets():
     rows = cells(section(report(fused.softmax, sizes=(16, 64)), "Compiled"))
-    assert len(rows) == 1 + len(reporting.TARGETS)
+    assert len(rows) == 1 + len(TARGETS_OF_THE_TABLE)
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_report_of_a_kernel_in_a_function():
 
 def test_report_of_a_kernel_that_no_gpu_launches(monkeypatch):
     [kernel] = memtraffic.resources(fused.softmax, "sm_90", inputs="16,64", num_warps=64)
-    monkeypatch.setattr(reporting, "resources", lambda *args, **options: [kernel, kernel])
+    monkeypatch.setattr(sections, "resources", lambda *args, **options: [kernel, kernel])
     text = report(fused.softmax, sizes=(16, 64), targets=["sm_90"])
     said = r"No sm\_90 launches `_softmax_fused_kernel`: 2048 threads"
     assert section(text, "Compiled").count(said) == 1
@@ -222,8 +224,8 @@ def gpu(monkeypatch):
 
 
 def test_report_with_a_gpu(gpu):
-    page = make_page(torch.exp, "M,N", (64, 32))
-    found = section(to_markdown(page), "Measured")
+    made = make_page(torch.exp, "M,N", (64, 32))
+    found = section(to_markdown(made), "Measured")
     rows = cells(found)
     assert rows[1] == ["`k`", "1,000", "1,280", "2,000", "3,000", "781"]
     assert gpu == [2 * 64 * 32 * 4]  # the least: reads and writes
@@ -260,8 +262,8 @@ class Elements(HTMLParser):
 
 
 def test_to_html_needs_no_other_file():
-    page = make_page(naive.softmax)
-    text = to_html(page)
+    made = make_page(naive.softmax)
+    text = to_html(made)
     parser = Elements()
     parser.feed(text)
     assert parser.open == []
@@ -274,12 +276,12 @@ def test_to_html_needs_no_other_file():
 
 
 def test_to_html_and_to_markdown_take_signs_as_they_are():
-    page = reporting.Page("a<b|*", [reporting.Text("x_y <i> `a_b<`"),
-                                    reporting.Table(("k",), [("a|b",)])])  # fmt: skip
-    assert r"x\_y \<i\> `a_b<`" in to_markdown(page)
-    assert r"| a\|b |" in to_markdown(page)
-    assert "<p>x_y &lt;i&gt; <code>a_b&lt;</code></p>" in to_html(page)
-    assert "<h1>a&lt;b|*</h1>" in to_html(page)
+    made = page.Page("a<b|*", [page.Text("x_y <i> `a_b<`"),
+                                    page.Table(("k",), [("a|b",)])])  # fmt: skip
+    assert r"x\_y \<i\> `a_b<`" in to_markdown(made)
+    assert r"| a\|b |" in to_markdown(made)
+    assert "<p>x_y &lt;i&gt; <code>a_b&lt;</code></p>" in to_html(made)
+    assert "<h1>a&lt;b|*</h1>" in to_html(made)
 
 
 def test_pictures_are_the_same_each_time():
@@ -292,7 +294,7 @@ def test_a_picture_of_occupancy_is_drawn_for_several_targets():
         block
         for targets in (["sm_90"], TARGETS)
         for block in make_page(fused.softmax, "M,N", (16, 64), targets=targets).blocks
-        if isinstance(block, reporting.Picture)
+        if isinstance(block, page.Picture)
     ]
     [one] = pictures
     assert one.name == "occupancy"
