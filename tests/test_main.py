@@ -743,6 +743,8 @@ def shell(text, folder):
         pytest.param("$M formula nave 2>&-", (2,), "", id="stderr-closed"),
         pytest.param("$M formula nave >&- 2>&-", (2,), "", id="both-closed"),
         pytest.param("$M count naive 3 5 > /dev/full", (2,), "No space left", id="full-disk"),
+        pytest.param("$M report naive | true", (0, 1), "", id="report-into-a-closed-pipe"),
+        pytest.param("$M report naive > /dev/full", (2,), "No space left", id="report-full-disk"),
         pytest.param("$M formula leaves:f", (2,), "'leaves:f' cannot be imported", id="leaves"),
     ],
 )

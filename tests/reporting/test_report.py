@@ -92,6 +92,16 @@ def test_report_without_a_gpu_measures_nothing(text):
     assert section(text, "Measured").strip() == said
 
 
+@pytest.mark.parametrize(
+    ("inputs", "sizes"), [("M,N", "M = 3, N = 5"), ("M,K K,N", "M = 2, K = 2, N = 4")]
+)
+def test_report_small_case_has_no_size_of_one(inputs, sizes):
+    fn = torch.exp if inputs == "M,N" else torch.matmul
+    numbers = (8,) * (1 + inputs.count(","))
+    found = section(report(fn, inputs, numbers), "A small case")
+    assert f"Counted with {sizes}, in elements:" in found
+
+
 @pytest.mark.slow
 def test_report_of_all_targets():
     rows = cells(section(report(fused.softmax, sizes=(16, 64)), "Compiled"))

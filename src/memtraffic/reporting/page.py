@@ -15,6 +15,8 @@ Row: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Heading:
+    """The heading of a section."""
+
     text: str
 
 

@@ -20,7 +20,11 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass
 class Subject:
-    """What a page is about, and what its sections found so far."""
+    """What a page is about, and what its sections found so far.
+
+    shape: the sizes to compile and to measure at. formulas: of each pass; none where there is no
+    formula. succeeded: whether any section has something to show.
+    """
 
     fn: Callable[..., Any]
     made: Inputs
@@ -31,13 +35,16 @@ class Subject:
     succeeded: bool = False
 
     def at(self, shape: Shape) -> str:
+        """A shape in words, such as "with M = 3, N = 5"."""
         sizes = zip(self.made.sizes, shape, strict=True)
         return "with " + (", ".join(f"{name} = {n}" for name, n in sizes) or "these inputs")
 
     def arguments(self, shape: Shape) -> Arguments:
+        """What the function is called with at a shape."""
         return self.made.arguments(shape, self.dtype)
 
     def counted(self, shape: Shape, trace: bool = False) -> tuple[Traffic, ...]:
+        """The traffic of each pass at a shape. trace: as for `count`."""
         options: Any = {"inputs": self.arguments(shape), "trace": trace}
         options |= {"backward": self.backward}
         found: Any = count(self.fn, **options)
@@ -46,11 +53,10 @@ class Subject:
     def small(self) -> Iterable[Shape]:
         """Shapes for a small case: the smallest first."""
         if self.formulas:
-            return [min(self.formulas[0].fitted, key=math.prod)]
+            return [min(self.formulas[0].fitted, key=smallness)]
         rounds = plan(len(self.made.sizes))
-        return sorted(
-            {shape for sides in rounds for side in sides for shape in side}, key=math.prod
-        )
+        every = {shape for sides in rounds for side in sides for shape in side}
+        return sorted(every, key=smallness)
 
 
 def smallness(shape: Shape) -> tuple[bool, int]:
@@ -76,6 +82,8 @@ class Watched:
 
     @property
     def inputs(self) -> Inputs:
+        """The inputs of the subject, which say at which shape they are made."""
+
         def make(shape: Shape, dtype: str, layout: str) -> Arguments:
             self.shape = shape
             return self.subject.made.make(shape, dtype, layout)
