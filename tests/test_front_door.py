@@ -10,7 +10,7 @@ import pytest
 import memtraffic
 
 SOURCE = Path(memtraffic.__file__).parent
-METERS = ["bench", "count", "counters", "formula", "occupancy", "resources"]
+METERS = ["bench", "count", "counters", "formula", "occupancy", "report", "resources"]
 
 
 # ---- the front door
@@ -60,6 +60,7 @@ ORDER = [
     {"ops"},
     {"stand_in", "traffic", "testing"},
     {"benchmark"},
+    {"reporting"},
     {"book", "__main__"},
 ]
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -357,6 +357,65 @@ def test_compiler_is_given_sizes_after_options(sizes, command, compiler):
     assert (status, compiler[0][2]) == (0, (3, 48))
 
 
+# ---- report
+
+
+def test_report_on_stdout(command):
+    status, out, err = command("report fused --target sm_90,gfx942 16 64")
+    assert (status, err) == (0, "")
+    assert out.startswith("# Memory traffic of fused\n")
+    assert "With M = 16, N = 64, the function moves 2,048 elements, 1.00 times" in out
+
+
+@pytest.mark.parametrize("name", ["page.md", "page.html", "page.MD"])
+def test_report_in_a_file(name, command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    status, out, err = command(f"report mine:double -o {name}")
+    assert (status, out, err) == (0, f"wrote {name}\n", "")
+    assert "Memory traffic of mine:double" in (tmp_path / name).read_text("utf-8")
+
+
+def test_report_with_its_pictures(command, module, tmp_path):
+    module("def double(x):\n    return (2 * x).exp()\n")
+    status, out, _ = command("report mine:double -o page.md")
+    assert (status, out) == (0, "wrote page.md\nwrote page.traffic.svg\n")
+    assert "](page.traffic.svg)" in (tmp_path / "page.md").read_text("utf-8")
+    assert (tmp_path / "page.traffic.svg").read_text("utf-8").startswith("<?xml")
+
+
+def test_report_of_an_operation(command, module):
+    module("def product(y, dy):\n    return y * dy\n")
+    status, out, _ = command("report mine:product --op softmax_backward --backward")
+    assert (status, "| forward | reads | 2MN | 2MN |" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        pytest.param("folder", "is a folder", id="folder"),
+        pytest.param("folder/", "is a folder", id="folder-with-slash"),
+        pytest.param("page.pdf", "ends in .md or .html", id="another-kind"),
+        pytest.param("''", "ends in .md or .html", id="no-name"),
+        pytest.param("none/page.md", "no folder none", id="no-folder"),
+        pytest.param("full.md", "full.md: cannot be written: No space", id="full-disk"),
+    ],
+)
+def test_report_that_cannot_be_written(output, message, command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "full.md").symlink_to("/dev/full")
+    status, out, err = command(f"report mine:double -o {output}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="an administrator writes everywhere")
+def test_report_in_a_file_that_must_not_be_written(command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    (tmp_path / "page.md").touch(0o400)
+    assert "must not be written" in command("report mine:double -o page.md")[2]
+
+
 # ---- help
 
 
@@ -440,7 +499,7 @@ def test_bench_of_a_mistake(text, message, command, compared):
 def test_help_names_each_command(command):
     status, out, _ = command("--help")
     assert status == 0
-    for name in ("formula", "count", "counters", "resources", "occupancy", "roof"):
+    for name in ("formula", "count", "counters", "resources", "occupancy", "report", "roof"):
         assert name in out
 
 
@@ -512,11 +571,32 @@ def test_help_names_each_rung(command):
         pytest.param(
             "resources fused --target gfx942 --n 64 --waves-per-eu 99", "holds 8", id="many-waves"
         ),
+        pytest.param("--json formula naive", "give --json after the name", id="too-early"),
+        pytest.param(
+            "--verison", "unrecognized argument --verison: did you mean --version?", id="V"
+        ),
+        pytest.param("formula --hlep", "--hlep: did you mean --help?", id="misspelt-help"),
+        pytest.param("-V", "unrecognized argument -V", id="short-version"),
+        pytest.param("help", "did you mean --help?", id="help-as-a-command"),
+        pytest.param("FORMULA naive", "did you mean formula?", id="upper-case-command"),
+        pytest.param("count naive 4 8 -j", "unrecognized argument -j", id="short-option"),
+        pytest.param(
+            "resources fused --target sm_90 --n 64 --warps 3", "--warps 3: Tr", id="three-warps"
+        ),
         pytest.param("formula kernels:HAS_DESCRIPTORS", "bool", id="no-function"),
         pytest.param("formula kernels:torch", "module", id="module"),
         pytest.param("formula torch:Tensor", "is a class", id="class"),
         pytest.param("count torch:rms_norm 3 5", "torch:rms_norm: TypeError: ", id="in-c++"),
         pytest.param("", "COMMAND", id="no-command"),
+        pytest.param("report fusd", "did you mean 'fused'?", id="report-misspelt-rung"),
+        pytest.param("report fused --target sm_91", "sm_91", id="report-unknown-target"),
+        pytest.param("report fused 4", "N of 'M,N' has no number", id="report-size-missing"),
+        pytest.param("report fused --target ,", "no GPU is named ''", id="report-no-target"),
+        pytest.param("report", "required: NAME\n", id="report-of-nothing"),
+        pytest.param("report fused --json", "unrecognized argument --json", id="report-json"),
+        pytest.param("report kernels:raises", "cannot take", id="report-raises"),
+        pytest.param("report torch:rms_norm", "rms_norm: TypeError: ", id="report-in-c++"),
+        pytest.param("report kernels:not_callable", "int", id="report-not-a-function"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(text, message, command):
@@ -539,6 +619,7 @@ def test_bad_input_is_one_line_and_status_2(text, message, command):
         pytest.param("raise GeneratorExit('no')", "GeneratorExit: no", id="no-exception"),
         pytest.param("import sys; sys.exit(0)", "the function calls sys.exit(0)", id="exits"),
         pytest.param("import sys; sys.exit('bye')", "the function calls sys.exit(bye)", id="bye"),
+        pytest.param("import os; os._exit(0)", "the function calls os._exit(0)", id="ends"),
     ],
 )
 def test_bad_function_is_one_line(body, message, command, module):
@@ -560,6 +641,70 @@ def test_bad_module_is_one_line(text, message, command, module):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_long_message_is_cut(command, module):
+    module("def fn(x):\n    raise RuntimeError(5000 * 'x')\n")
+    status, _, err = command("count mine:fn 3 5")
+    assert (status, len(err), err[-3:]) == (2, 1002, "x…\n")
+
+
+def test_function_that_refuses_every_shape_is_named(command, module):
+    module("def fn(x):\n    raise ValueError('not today')\n")
+    text = "memtraffic: mine.fn refuses every shape, 2 x 8 with ValueError: not today\n"
+    assert command("formula mine:fn") == (2, "", text)
+
+
+def test_processes_that_a_function_starts_may_end(command, module):
+    module(
+        "import os\n"
+        "def fn(x):\n"
+        "    child = os.fork()\n"
+        "    if not child: os._exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    return x.exp()\n"
+    )
+    end = os._exit
+    assert command("count mine:fn 3 5")[0] == 0
+    assert os._exit is end
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        pytest.param("k[(1, 70000)](x)", "CUDA launches up to 65535", id="grid"),
+        pytest.param("k[(-1,)](x)", "a grid of -1 programs", id="negative"),
+        pytest.param("k[(1,)](x, num_warps=64)", "no GPU launches more than 1024", id="warps"),
+    ],
+)
+def test_launch_that_no_gpu_makes(launch, message, command, module):
+    module(
+        "import triton, triton.language as tl\n"
+        f"@triton.jit\ndef k(x): tl.store(x, 1.0)\ndef fn(x): {launch}\n"
+    )
+    status, out, err = command("count mine:fn 3 5")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("name", ["formula", "resources", "report"])
+@pytest.mark.filterwarnings("error")
+def test_coroutine_that_is_returned(name, command, module):
+    """It is refused, and Python has nothing to say about it."""
+    module("async def later(x): return x\ndef fn(x): return later(x)\n")
+    options = "--target sm_90 --n 8" if name == "resources" else ""
+    status, out, err = command(f"{name} mine:fn {options}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "of type coroutine, before it did its work" in err
+
+
+def test_kernel_of_three_warps(command, module):
+    module(
+        "import triton, triton.language as tl\n@triton.jit\ndef k(x): tl.store(x, 1.0)\n"
+        "def fn(x): k[(1,)](x, num_warps=3)\n"
+    )
+    err = command("resources mine:fn --target sm_90 --n 8")[2]
+    assert err.startswith("memtraffic: k does not compile for sm_90: num_warps must be a power")
 
 
 def test_interrupted(command, monkeypatch):
@@ -608,7 +753,7 @@ for text in {MISTAKES}:
 
 
 WORDS = [
-    *("formula", "count", "counters", "resources", "occupancy", "roof", "record", "formul"),
+    *("formula", "count", "counters", "resources", "occupancy", "report", "roof", "formul"),
     *("naive", "fusd", "kernels:masked", "kernels:nothing", "no:f", ":", "a b", "", "-", "--"),
     *("3", "0", "-3", "1e3", "M=3", "N=5", "K=", "=", "\u0663", "9" * 40, "None"),
     *("--inputs", "--inputs=M,N", "M,N", "M,K K,N", "m", "M:int64<N", "eps=1e-6", "M,,N"),
@@ -678,6 +823,8 @@ def shell(text, folder):
         pytest.param("$M formula nave 2>&-", (2,), "", id="stderr-closed"),
         pytest.param("$M formula nave >&- 2>&-", (2,), "", id="both-closed"),
         pytest.param("$M count naive 3 5 > /dev/full", (2,), "No space left", id="full-disk"),
+        pytest.param("$M report naive | true", (0, 1), "", id="report-into-a-closed-pipe"),
+        pytest.param("$M report naive > /dev/full", (2,), "No space left", id="report-full-disk"),
         pytest.param("$M formula leaves:f", (2,), "'leaves:f' cannot be imported", id="leaves"),
     ],
 )
@@ -741,6 +888,35 @@ def test_process_that_is_interrupted_while_it_imports(at, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also as a job
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def cpu_seconds(*arguments):
+    """The least time that Python uses for these arguments in three runs; others may be busy."""
+
+    def once():
+        before = os.times()
+        python(*arguments)
+        after = os.times()
+        user, system = (
+            getattr(after, name) - getattr(before, name)
+            for name in ("children_user", "children_system")
+        )
+        return user + system
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("text", ["--help", "--version", "formul naive", "count --help"])
+def test_process_answers_at_once(text):
+    assert cpu_seconds("-m", "memtraffic", *shlex.split(text)) < 0.3
+
+
+@pytest.mark.slow
+def test_process_of_formula_takes_hardly_longer_than_to_import_torch():
+    """On a quiet machine without a GPU, less than 3 s."""
+    took = cpu_seconds("-m", "memtraffic", "formula", "memtraffic.ladder.fused:softmax")
+    assert took < 1.5 * cpu_seconds("-c", "import torch")
+    assert took < 3 or runtime.HAS_GPU
 
 
 @pytest.mark.slow

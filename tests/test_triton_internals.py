@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from memtraffic import runtime, triton_internals
-from memtraffic.compile import Launch, compile_launches, worker
+from memtraffic.compile import Launch, capture_launches, compile_launches, worker
 from memtraffic.gpus import find_gpu, this_gpu
+from memtraffic.inputs import Arguments
 from memtraffic.triton_internals import capturing, interpreting, specialize
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -74,6 +75,40 @@ def interpreted(fn, *tensors):
 
 
 # ---- interpreting
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "message"),
+    [
+        pytest.param((-1,), {}, r"a grid of -1 programs: along axis 0", id="negative"),
+        pytest.param((2**31,), {}, "up to 2147483647", id="first-axis"),
+        pytest.param((1, 65536), {}, "1 x 65536 programs: along axis 1.* 65535", id="second-axis"),
+        pytest.param(lambda constants: (1, 1, 10**6), {}, "along axis 2", id="function"),
+        pytest.param((1,), {"num_warps": 64}, "64 warps per program are 2048 threads", id="warps"),
+    ],
+)
+def test_interpreting_refuses_launches_that_no_gpu_makes(grid, options, message):
+    x = torch.ones(16)
+
+    def launch():
+        kernels._masked_kernel[grid](x.clone(), x, 16, BLOCK=16, STORED=16, **options)
+
+    with pytest.raises(triton_internals.LaunchError, match=f"^_masked_kernel: .*{message}"):
+        count(launch)
+    if isinstance(grid, tuple) and not options:
+        with pytest.raises(triton_internals.LaunchError, match=message):
+            capture_launches(launch)
+
+
+def test_interpreting_takes_an_empty_grid_and_as_many_warps_as_there_are():
+    x = torch.ones(16)
+
+    def launch(programs):
+        kernels._masked_kernel[(programs,)](x, x, 16, BLOCK=16, STORED=16, num_warps=32)
+
+    assert [count(launch, inputs=Arguments((n,))).read_elements for n in (0, 1)] == [0, 16]
+    grid = 2**31 - 1, 65535, 65535
+    assert triton_internals.check_launch("k", grid, 32) == grid
 
 
 def test_interpreting_reports_what_the_mask_lets_through():

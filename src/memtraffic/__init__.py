@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from memtraffic.benchmark import bench
     from memtraffic.compile import resources
     from memtraffic.ops.softmax import softmax
+    from memtraffic.reporting import report
     from memtraffic.residency import occupancy
     from memtraffic.traffic.count import count
     from memtraffic.traffic.counters import counters
     from memtraffic.traffic.formula import formula
 
 __version__ = "0.1.0"
-__all__ = ["bench", "count", "counters", "formula", "occupancy", "resources", "softmax"]
+__all__ = ["bench", "count", "counters", "formula", "occupancy", "report", "resources", "softmax"]
 
 _MODULES = {
     "bench": "memtraffic.benchmark",
@@ -48,6 +49,7 @@ _MODULES = {
     "counters": "memtraffic.traffic.counters",
     "formula": "memtraffic.traffic.formula",
     "occupancy": "memtraffic.residency",
+    "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
     "softmax": "memtraffic.ops.softmax",
 }

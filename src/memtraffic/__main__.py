@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import memtraffic
@@ -46,6 +48,7 @@ TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
+MOST_CHARACTERS = 1000  # of a line that says what is wrong
 FLOATS = ("float32", "float16", "bfloat16")
 BENCHED = ("4096x256", "4096x1024", "4096x4096", "4096x12672", "4096x32768")
 
@@ -57,11 +60,27 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = args or ()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"invalid choice: '(.*?)'", message)
-        close = difflib.get_close_matches(unknown[1], [*COMMANDS, *FLOATS], 1) if unknown else []
-        hint = f": did you mean {close[0]}?" if close else ""
-        raise UsageError(f"{self.prog}: {message}{hint}")
+        if unknown:
+            raise UsageError(f"{self.prog}: {message}{_hint(unknown[1].lower(), WORDS)}")
+        options = [*self._option_string_actions]
+        for text in self.given if "are required" in message else ():  # a misspelt option may be why
+            name = text.partition("=")[0]
+            if re.match("--?[A-Za-z]", name) and not any(it.startswith(name) for it in options):
+                message = f"unrecognized argument {text}{_hint(name, options)}"
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _hint(text: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(text, known, 1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=run, parser=sub)
-        sub.add_argument("--json", action="store_true", help="print JSON")
+        if name != "report":
+            sub.add_argument("--json", action="store_true", help="print JSON")
         if name == "roof":
             continue
         if name == "bench":
@@ -89,14 +109,14 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("name", metavar="NAME", help=f"a rung ({rungs}) or module:function")
         if name != "formula":
             text = "the sizes of the inputs: 4096 1024 in their order, or M=4096 N=1024"
-            sub.add_argument("sizes", metavar="SIZE", nargs="*", help=text)
+            sub.add_argument("sizes", metavar="SIZE", nargs="*", default=[], help=text)
         text = f"what the function is called with, see below (default: {DEFAULT})"
         sub.add_argument("--inputs", help=text)
         text = f"an operation that makes the inputs instead: {', '.join(names.OPS)}"
         sub.add_argument("--op", help=text)
         text = "of the inputs that name no dtype (default: %(default)s)"
         sub.add_argument("--dtype", choices=FLOATS, default="float32", help=text)
-    for name in ("formula", "count"):
+    for name in ("formula", "count", "report"):
         text = "the traffic of the forward pass and that of the backward pass"
         added[name].add_argument("--backward", action="store_true", help=text)
     for name in ("resources", "occupancy"):
@@ -106,6 +126,10 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--warps", type=size, help="warps per program, not the function's choice")
         sub.add_argument("--stages", type=size, help="stages of a loop, not the function's choice")
         sub.add_argument("--waves-per-eu", type=size, help="on AMD, waves per SIMD to compile for")
+    text = "targets to compile for, such as sm_90,gfx942 (default: all)"
+    added["report"].add_argument("--target", help=text)
+    text = "the page: .md with pictures beside it, or .html (default: Markdown on stdout)"
+    added["report"].add_argument("-o", "--output", metavar="FILE", help=text)
     return top
 
 
@@ -141,10 +165,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = parser().parse_known_args(argv)
     options = re.findall(r"--[a-z-]+", args.parser.format_usage())
     for text in rest:
-        if not hasattr(args, "sizes") or text.startswith("--"):
-            close = difflib.get_close_matches(text.partition("=")[0], options, 1)
-            hint = f": did you mean {close[0]}?" if close else ""
-            raise UsageError(f"{args.parser.prog}: unrecognized argument {text}{hint}")
+        if not hasattr(args, "sizes") or re.match("--|-[^0-9]", text):
+            name = text.partition("=")[0]
+            if name in options:
+                raise UsageError(f"{args.parser.prog}: give {text} after the name of the command")
+            raise UsageError(
+                f"{args.parser.prog}: unrecognized argument {text}{_hint(name, options)}"
+            )
     if args.command == "roof":
         return args
     if args.command == "bench":
@@ -162,6 +189,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{args.parser.prog}: --target is missing, such as --target sm_90")
         args.gpu = find_gpu(args.target)
         _check_waves(args.gpu, args.waves_per_eu)
+        if args.warps is not None and args.warps.bit_count() > 1:
+            raise ValueError(f"--warps {args.warps}: Triton takes a power of two")
+    if args.command == "report":
+        targets = [] if args.target is None else args.target.split(",")
+        args.gpus = [find_gpu(name.strip()) for name in targets]
+        _check_output(args.output)
     if args.op is None:
         args.made_by = find_inputs(args.inputs)
         args.shape = _shape(args)
@@ -208,9 +241,24 @@ def _check_waves(gpu: Gpu, waves: int | None) -> None:
         raise ValueError(f"--waves-per-eu {waves}: a SIMD of {gpu.target} holds {most} waves")
 
 
+def _check_output(path: str | None) -> None:
+    """Raises ValueError for a file that cannot be written, as far as this shows before."""
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise ValueError(f"-o {path}: is a folder: name a file in it, such as report.md")
+    if os.path.splitext(path)[1].lower() not in (".md", ".html"):
+        raise ValueError(f"-o {path}: the name of a page ends in .md or .html")
+    if not os.path.isdir(folder):
+        raise ValueError(f"-o {path}: there is no folder {folder}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ValueError(f"-o {path}: this file must not be written")
+
+
 def _shape(args: argparse.Namespace) -> tuple[int, ...]:
     """The numbers that a command gives for the sizes of its inputs."""
-    if args.command == "formula":
+    if args.command == "formula" or (args.command == "report" and not args.sizes):
         return ()
     defaults = {"M": COMPILED_ROWS, "N": args.n} if args.gpu else {}
     try:
@@ -346,6 +394,24 @@ def _bench_table(frame: pd.DataFrame) -> str:
     return frame.to_string(index=False, na_rep="-", float_format="{:.1f}".format)
 
 
+def run_report(args: argparse.Namespace) -> str:
+    """A page about a function, or the files that it was written to."""
+    from memtraffic.ops import find_op
+    from memtraffic.reporting import make_page, to_markdown, write_page
+
+    fn, made = names.import_function(args.name), made_by(args)
+    inputs = made if args.op is None else find_op(args.op)
+    options: dict[str, Any] = {"backward": args.backward, "dtype": args.dtype, "name": args.name}
+    page = make_page(fn, inputs, args.shape or None, targets=args.gpus, **options)
+    if args.output is None:
+        return to_markdown(page)
+    try:
+        return "\n".join(f"wrote {path}" for path in write_page(page, Path(args.output)))
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise UsageError(f"-o {args.output}: cannot be written: {why}") from error
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "formula": (run_formula, "Solve for the formula of a function's traffic, in elements."),
     "count": (run_count, "Count what a function reads and writes, by operation."),
@@ -353,8 +419,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "resources": (run_resources, "Compile kernels and print what they use."),
     "occupancy": (run_occupancy, "Compile kernels and print how many fit."),
     "bench": (run_bench, "Judge and time softmax kernels beside a copy, ours and others'."),
+    "report": (
+        run_report,
+        "Write a page of what a function moves and what its kernels use.",
+    ),
     "roof": (run_roof, "Measure this GPU's copy bandwidth and arithmetic rate."),
 }
+WORDS = [*COMMANDS, *FLOATS, "--help", "--version"]
 
 
 def made_by(args: argparse.Namespace) -> Inputs:
@@ -416,9 +487,28 @@ def one_line(error: BaseException, name: str = "") -> str:
 
 def complain(message: str) -> int:
     """Prints a line on stderr, where there is one, and returns the status of a failure."""
+    if len(message) > MOST_CHARACTERS:
+        message = f"{message[:MOST_CHARACTERS]}…"
     with suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
     return 2
+
+
+@contextmanager
+def no_silent_end(name: str) -> Iterator[None]:
+    """Context manager: `os._exit`, which ends a process without a word, is an error."""
+    end, process = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process:  # a child, which ends like that
+            end(status)
+        raise UsageError(f"{name}: the function calls os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 @contextmanager
@@ -463,6 +553,28 @@ def write(text: str) -> int:
     return 0
 
 
+def import_runtime() -> None:
+    """Imports PyTorch, first of all, and tells the garbage collector to leave what it made alone.
+
+    It would look through a quarter of a million objects that stay until the end, again and again
+    while they are imported and once more when the process ends. A short command takes a third less
+    time without that.
+    """
+    if "torch" in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from memtraffic import runtime  # first: it decides, before Triton is imported
+
+        if runtime.HAS_TRITON:
+            from memtraffic import triton_internals  # noqa: F401
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0; 2 for bad input; 130 if interrupted."""
     argv = sys.argv[1:] if argv is None else argv
@@ -482,11 +594,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(f"memtraffic: {one_line(error)}")
     progress.enable()
     try:
-        from memtraffic import runtime  # noqa: F401  # first: it decides, before Triton is imported
-
+        import_runtime()
         if signal.getsignal(signal.SIGINT) is memtraffic._end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        with stdout_to_stderr():
+        with stdout_to_stderr(), no_silent_end(getattr(args, "name", "")):
             text = args.run(args)
     except KeyboardInterrupt:
         return 130
@@ -496,4 +607,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # which leaves the collector nothing to look through
+    sys.exit(status)

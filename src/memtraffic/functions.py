@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 
@@ -58,6 +58,22 @@ def as_function(fn: Any) -> Callable[..., Any]:
         f"{name} is {kind}, which does its work after it has returned: "
         f"give a function that waits for it, such as lambda x: {call}"
     )
+
+
+def unfinished(result: object) -> str:
+    """The kind of a result whose work is still to be done; "" if a function did its work.
+
+    >>> unfinished(map(abs, [1])), unfinished([1])
+    ('map', '')
+    """
+    import torch
+
+    if inspect.iscoroutine(result):
+        result.close()  # or Python would warn that nobody waited for it
+    later = isinstance(result, (Iterator, Awaitable, AsyncIterator)) or (
+        callable(result) and not isinstance(result, (torch.nn.Module, type))
+    )
+    return type(result).__name__ if later else ""
 
 
 def function_name(fn: Any) -> str:

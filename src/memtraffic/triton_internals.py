@@ -40,7 +40,37 @@ Grid: TypeAlias = tuple[int, int, int]
 
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
 
+# The most threads of a program on any GPU, whose warps have 32 or more, and the most programs along
+# each axis of a grid: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability".
+MAX_THREADS, SMALLEST_WARP = 1024, 32
+MAX_GRID = 2**31 - 1, 65535, 65535
+
 _patching = threading.RLock()
+
+
+class LaunchError(RuntimeError):
+    """No GPU can make this launch; the message says why."""
+
+
+def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
+    """Returns the grid of a launch; raises LaunchError if no GPU can make it.
+
+    grid: as it is launched; one that is a function is not looked at.
+    """
+    if isinstance(num_warps, int) and num_warps * SMALLEST_WARP > MAX_THREADS:
+        raise LaunchError(
+            f"{kernel}: {num_warps} warps per program are {num_warps * SMALLEST_WARP} threads or "
+            f"more, and no GPU launches more than {MAX_THREADS}"
+        )
+    sizes: Any = grid if isinstance(grid, (tuple, list)) else ()
+    for axis, (programs, most) in enumerate(zip(sizes, MAX_GRID, strict=False)):
+        if isinstance(programs, int) and not 0 <= programs <= most:
+            raise LaunchError(
+                f"{kernel}: a grid of {' x '.join(map(str, grid))} programs: along axis {axis}, "
+                f"CUDA launches up to {most}"
+            )
+    return grid
 
 
 # ---- watching launches
@@ -59,6 +89,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
 
     def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         if not warmup:
+            check_launch(kernel.fn.__name__, grid)
             record(kernel, args, options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> None:
@@ -244,7 +275,13 @@ def _metered_executor(executor: Any, meter: Meter) -> type:
     """The class that runs the programs of one launch, reporting the launch to `meter`."""
 
     class MeteredExecutor(executor):
+        grid: Any
+
         def __call__(self, *args: Any, **options: Any) -> None:
+            name, grid = self.fn.__name__, self.grid
+            check_launch(name, grid, options.get("num_warps"))
+            if callable(grid):
+                self.grid = lambda constants: check_launch(name, grid(constants))
             tensors = list(_tensors([*args, *options.values()]))
             # A GPU gives no warning where an exponential overflows.
             with meter.launch(self.fn.__name__, tensors), np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
 import dataclasses
 from types import SimpleNamespace
 
-import pandas as pd
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -385,6 +385,8 @@ def test_count_cases_has_the_rows_of_each_case(monkeypatch):
         ["naive", 2, 16, "b", 0],
     ]
     assert calls == [(implementation("online"), (4, 8)), (naive.softmax, (2, 16))]
+
+
 def test_compare_of_labels(monkeypatch):
     asked = []
 
@@ -434,9 +436,6 @@ def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):
         measurements.counters(label, [4, 8], inputs="M,N")
     assert options == [{"inputs": "M,N"}] * len(calls)
     measurements.count_layouts("naive", [4, 8])
-    assert [shape for _, shape in calls] == [(4, 8)] * 6
-    assert ops == {"softmax"}
-    assert [import_path(fn) for fn, _ in calls[-2:]] == [
     assert [shape for _, shape in calls] == [(4, 8)] * (len(benchmark.BASELINES) + 1)
     assert [import_path(fn) for fn, _ in calls[-3:]] == [
         "memtraffic.benchmark.baselines:compiled_persistent_reduction",

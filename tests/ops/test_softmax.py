@@ -793,6 +793,32 @@ def test_softmax_of_fake_and_meta_tensors():
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("dim-too-large", "dim-too-small", "dim-of-a-scalar", "integers", "to-integers"),
+        *("too-wide", "too-high", "shape-of-out", "dtype-of-out", "dtype-of-out-is-not-dtype"),
+        *("gradient-into-out", "gradient-of-out"),
+    ],
+)
+def test_softmax_of_meta_tensors_refuses_what_it_refuses_elsewhere(name, monkeypatch):
+    call, error, message = ERRORS[name]
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("meta"))
+    with pytest.raises(error, match=f"softmax: .*{message}"):
+        call()
+
+
+@pytest.mark.parametrize("out", [(3, 40, "float16"), (40, 3, "float32")], ids=["dtype", "shape"])
+def test_compiled_softmax_refuses_an_out_that_does_not_fit(out):
+    torch._dynamo.reset()
+    into = torch.compile(lambda x, out: softmax(x, out=out), backend="aot_eager")
+    out = torch.zeros_like(matrix(*out))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="softmax: out is torch"):
+            into(matrix(3, 40), out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
     "backend",
     ["aot_eager", pytest.param("inductor", marks=[pytest.mark.gpu, pytest.mark.slow])],
 )
@@ -842,6 +868,45 @@ def test_softmax_under_vmap():
     nested = torch.func.vmap(torch.func.vmap(lambda x: softmax(x, 0, dtype=torch.float64)))(x)
     torch.testing.assert_close(nested, torch.softmax(x, -1, dtype=torch.float64))
     assert (torch.func.vmap(softmax)(matrix(1, 7)[0]) == 1).all()  # each a scalar
+
+
+def test_backward_under_vmap():
+    """Each of the two may have the dimension of the batch, in any place; and one a gradient."""
+    y, dy = (torch.softmax(matrix(12, 5, seed=seed), 1).view(4, 3, 5) for seed in (0, 1))
+
+    def reference(dy, y, dim):
+        product = y * dy
+        return product - y * product.sum(dim, keepdim=True)
+
+    for in_dims in ((0, 0), (1, 1), (2, 0), (0, None), (None, 1)):
+        given = [
+            x.movedim(0, batch) if batch is not None else x[0]
+            for x, batch in zip((dy, y), in_dims, strict=True)
+        ]
+        for dim in (0, -1):
+            found, expected = (
+                torch.func.vmap(lambda dy, y, fn=fn, dim=dim: fn(dy, y, dim), in_dims=in_dims)(
+                    *given
+                )
+                for fn in (
+                    lambda dy, y, dim: torch.ops.memtraffic.softmax_backward(
+                        dy, y, dim, torch.float32
+                    ),
+                    reference,
+                )
+            )
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+def test_gradients_of_softmax_by_the_batch(shape):
+    x = matrix(2, 3).flatten()[: math.prod(shape)].view(shape).requires_grad_()
+    dys = matrix(4, x.numel(), seed=1).view(4, *shape)
+    found, expected = (
+        torch.autograd.grad(fn(x, -1), x, dys, is_grads_batched=True)[0]
+        for fn in (softmax, torch.softmax)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_softmax_is_what_the_package_offers():

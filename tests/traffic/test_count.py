@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import subprocess
@@ -161,6 +162,8 @@ def test_count_what_an_index_names_without_values():
     with pytest.raises(CountError, match="depends on its values"):
         count(F.nll_loss, x.to("meta"), y.to("meta"))
     assert count_shapes(F.nll_loss, lambda: (x, y)) == count(F.nll_loss, x, y)
+
+
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [
@@ -230,11 +233,43 @@ def test_count_of_several_tensors_and_of_none():
         pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
         pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),
         pytest.param(lambda x: (row.exp() for row in x), "generator", id="generator"),
+        pytest.param(lambda x: map(torch.exp, [x]), "of type map, before", id="map"),
+        pytest.param(lambda x: lambda: x.exp(), "of type function, before", id="function"),
+        pytest.param(
+            lambda x: functools.partial(torch.exp, x), "of type partial, before", id="partial"
+        ),
+        pytest.param(lambda x: coroutine(x), "of type coroutine, before", id="coroutine"),
+        pytest.param(lambda x: async_generator(x), "of type async_generator, before", id="async"),
+        pytest.param(lambda x: Awaited(), "of type Awaited, before", id="awaitable"),
+        pytest.param(lambda x: in_a_thread(x), "starts a thread", id="thread"),
     ],
 )
 def test_count_refuses_what_it_does_not_know(fn, message):
     with pytest.raises(CountError, match=message):
         count(fn, matrix())
+
+
+async def async_generator(x):
+    yield x.exp()
+
+
+class Awaited:
+    def __await__(self):
+        yield
+
+
+def in_a_thread(x):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(x.exp()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_count_takes_a_module_and_a_class_for_results():
+    layer = torch.nn.ReLU()
+    for result in (layer, dict, (layer, layer)):
+        assert moved(lambda x, result=result: (x.exp(), result)[1], matrix()) == (36, 36)
 
 
 @pytest.mark.parametrize(

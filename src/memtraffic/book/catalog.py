@@ -98,6 +98,7 @@ LONG_COUNTERS = tuple(
     if column.name in ("dram_read_bytes", "dram_write_bytes", "ns")
     else column
     for column in (Column("impl"), M, N, *COUNTERS)
+)
 SURVEYED = (
     *(Column(name) for name in survey_counters.FACTS),
     Column("launches", "launches"),
@@ -232,7 +233,7 @@ BOTH = ["torch.softmax", "memtraffic.softmax"]
 # The widths of the table in Triton's documentation, some odd ones, and rows that are ever longer.
 PRINTED = [[4096, 128 * i] for i in range(2, 100)]
 ODD = [[4096, n] for n in (781, 1000, 4097, 12673)]
-LONG = [[4096, 16384], [4096, 32768], *([2**27 // n, n] for n in (2**16, 2**17, 2**18, 2**20))]
+LONGEST = [[4096, 16384], [4096, 32768], *([2**27 // n, n] for n in (2**16, 2**17, 2**18, 2**20))]
 RIVALS = ["copy", "torch.softmax", "memtraffic.softmax", "Liger", "FlagGems", "QuACK", "tutorial"]
 BACKWARDS = [f"{name} backward" for name in RIVALS[1:6]]
 COMPILERS = ["compile(torch.softmax)", "compile(persistent reduction)"]
@@ -257,9 +258,11 @@ REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeat
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
-SCORED = dict(impls=RIVALS, shapes=sorted(PRINTED + ODD + LONG, key=lambda it: it[1]), budget=0.008)
+SCORED = dict(
+    impls=RIVALS, shapes=sorted(PRINTED + ODD + LONGEST, key=lambda it: it[1]), budget=0.008
+)
 SCORED_BACKWARD = dict(
-    impls=["add", *BACKWARDS], shapes=BACKWARD_AT + LONG[:4], op="softmax_backward", budget=0.02
+    impls=["add", *BACKWARDS], shapes=BACKWARD_AT + LONGEST[:4], op="softmax_backward", budget=0.02
 )
 SCORED_HOST = dict(
     impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
@@ -283,7 +286,7 @@ LONG_HALF = dict(impls=["copy", "online", "split"], shapes=LONG[2:], dtype="bflo
 LONG_FEW = dict(impls=["copy", "torch.softmax", "online", "split, 1024 columns"], shapes=EIGHT_ROWS)
 LONG_WHOLE = dict(impls=["tiled", "split, 1024 columns"], shapes=EIGHT_ROWS[:4])  # tiled takes them
 LONG_PARTS = dict(
-    impl="split", shapes=[[8, 65536]], option="block", values=[512, 1024, 2048, 4096, 8192]
+    impl="split", shapes=[[8, 65536]], option="columns", values=[512, 1024, 2048, 4096, 8192]
 )
 LONG_COUNTED = [
     dict(impl=impl, shape=[2**27 // n, n])
@@ -402,7 +405,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("long_plans", _residents, RESIDENT, dict(impls=["online", "split"], shape=[64, 131072])),
     ("long_few", _bench, BENCH, dict(**LONG_FEW, budget=0.05)),
     ("long_few_whole", _bench, BENCH, dict(**LONG_WHOLE, budget=0.05)),
-    ("long_parts", measurements.bench_option, _option("block"), LONG_PARTS),
+    ("long_parts", measurements.bench_option, _option("columns"), LONG_PARTS),
     ("backward_torch_counters", _counters, COUNTERS, dict(impl="PyTorch's backward", **BACKWARD)),
     ("backward_counters", _counters, COUNTERS, dict(impl="our backward", **BACKWARD)),
     ("backward_race", _dtypes, BENCH, dict(impls=RACED, shapes=GRADIENTS, **RACE)),

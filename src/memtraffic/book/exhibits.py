@@ -15,6 +15,7 @@ from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.ladder import masked, persistent, split, tiled
 from memtraffic.ladder.call import Call
+from memtraffic.ladder.chunks import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.ladder.launch import (
     Plan,
     cached_plan,
@@ -31,10 +32,9 @@ from memtraffic.ladder.tiling import (
     num_warps_of_row,
     tile_shape,
 )
-from memtraffic.ops.planning import split_tile
-from memtraffic.ops.planning import row_tile
-from memtraffic.ops.softmax import backward
 from memtraffic.ops import Op
+from memtraffic.ops.planning import part_of_row, row_tile
+from memtraffic.ops.softmax import backward
 from memtraffic.runtime import device_guard
 from memtraffic.tensors import matrix
 
@@ -392,11 +392,11 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
 # ---- long-rows: a row split over programs, planned once
 
 
-def softmax_split(x: Tensor, *, block: int | None = None) -> Tensor:
+def softmax_split(x: Tensor, *, columns: int | None = None) -> Tensor:
     """`split.softmax` whose plan is cached, so that a call costs the host little.
 
-    x: a packed matrix of shape (M, N) that starts at a multiple of 16 bytes. block: columns per
-    program, by default as many as `memtraffic.softmax` takes. Raises as `split.softmax` does, and
+    x: a packed matrix of shape (M, N) that starts at a multiple of 16 bytes. columns: per program,
+    by default at most as many as `memtraffic.softmax` takes. Raises as `split.softmax` does, and
     ValueError for another layout.
     """
     y = check_operands("split", x, None, MAX_ROW)
@@ -404,26 +404,32 @@ def softmax_split(x: Tensor, *, block: int | None = None) -> Tensor:
         raise ValueError(f"split: a plan for packed rows, and x has strides {x.stride()}")
     if x.numel():
         where = runtime.runs_on_gpu() or runtime.captured_gpu()
-        _split_call(where, x.device, x.dtype, x.shape, block)(y, x)
+        _split_call(where, x.device, x.dtype, x.shape, columns)(y, x)
     return y
 
 
 def softmax_split_1024(x: Tensor) -> Tensor:
     """The same with 1024 columns per program, so that few rows make many programs."""
-    return softmax_split(x, block=1024)
+    return softmax_split(x, columns=1024)
 
 
 @functools.lru_cache(maxsize=64)
 def _split_call(
-    where: object, device: torch.device, dtype: torch.dtype, shape: torch.Size, block: int | None
+    where: object, device: torch.device, dtype: torch.dtype, shape: torch.Size, columns: int | None
 ) -> Call:
     """The planned launch for packed matrices of a shape. where: what runs or captures it."""
     x = torch.empty(shape, dtype=dtype, device=device)
-    columns, num_warps = split_tile(x.element_size(), 1)
+    block, chunks, num_warps = part_of_row(x.element_size(), 1)
+    if columns is not None:
+        block, chunks = min(block, columns), max(1, columns // block)
+        num_warps = max(1, num_warps * block // part_of_row(x.element_size(), 1)[0])
+    n_rows, n_cols = shape
     return split.split_call(
-        split.split_kernel, (x, *x.stride(), x, *x.stride()), *shape,
-        block=block or columns, align=common_divisor(x, x), num_warps=num_warps,
+        split.split_kernel, (x, *x.stride(), x, *x.stride()), n_rows, n_cols,
+        split.split_row(n_cols, block, chunks, num_warps), align=common_divisor(x, x),
     )  # fmt: skip
+
+
 # ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
 
 
@@ -447,46 +453,59 @@ def _backward_from_x_kernel(
     dx_ptr, dx_row_stride, dx_col_stride,
     x_ptr, x_row_stride, x_col_stride,
     dy_ptr, dy_row_stride, dy_col_stride,
-    n_rows, n_cols,
-    ROWS: tl.constexpr,
+    n_cols,
     BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
+    STORED: tl.constexpr = dx_ptr.dtype.element_ty
     n_cols = n_cols // ALIGN * ALIGN
     dx_row_stride = dx_row_stride // ALIGN * ALIGN
     x_row_stride = x_row_stride // ALIGN * ALIGN
     dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
-    cols = cols.to(tl.int64)
-    x = tl.load(x_ptr + rows * x_row_stride + cols * x_col_stride, mask=mask, other=-float("inf"))
-    dy = tl.load(dy_ptr + rows * dy_row_stride + cols * dy_col_stride, mask=mask, other=0)
-    x, dy = x.to(tl.float32), dy.to(tl.float32)
-    numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
-    y = numerator * (1 / tl.sum(numerator, axis=1, keep_dims=True))
-    dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
-    dx = dx.to(dx_ptr.dtype.element_ty)
-    tl.store(dx_ptr + rows * dx_row_stride + cols * dx_col_stride, dx, mask=mask)
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)  # (BLOCK,)
+    live = n_cols > 0
+    x_ptr += row * x_row_stride + cols * x_col_stride
+    dy_ptr += row * dy_row_stride + cols * dy_col_stride
+    dx_ptr += row * dx_row_stride + cols * dx_col_stride
+    lowest = -float("inf")
+    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, True)
+    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, True)
+    row_max = tl.max(max_of_chunks(xs, CHUNKS, STORED, tl.float32), axis=0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    products = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        numerator = exponential(xs[i].to(tl.float32), row_max, STORED)
+        total += numerator
+        products += numerator * dys[i].to(tl.float32)
+    scale = 1 / tl.sum(total, axis=0)
+    dot = tl.sum(products, axis=0) * scale
+    for i in tl.static_range(CHUNKS):
+        y = exponential(xs[i].to(tl.float32), row_max, STORED) * scale
+        dx = (y * (dys[i].to(tl.float32) - dot)).to(STORED)
+        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, True)
 
 
 def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
     """The gradient of `x` from that of its softmax, which the kernel computes once more.
 
-    It has the tiles of `backward_ours`, for rows that are one block there. Raises ValueError for
+    It has the tiles of `backward_ours`, for rows that have a program each. Raises ValueError for
     others.
     """
     dx, (n_rows, n_cols) = torch.empty_like(x), x.shape
     tile = row_tile(n_cols, x.element_size(), 2, planning_gpu(x))
-    if tile is None or tile.tail:
-        raise ValueError(f"backward_from_x: rows of {n_cols} columns are not one block: {tile}")
+    if tile is None or tile.rows > 1:
+        raise ValueError(f"backward_from_x: rows of {n_cols} columns have no program each: {tile}")
     with device_guard(x):
-        _backward_from_x_kernel[(triton.cdiv(n_rows, tile.rows),)](
-            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_rows, n_cols,
-            ROWS=tile.rows, BLOCK=tile.block,
+        _backward_from_x_kernel[(n_rows,)](
+            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_cols,
+            BLOCK=tile.block, CHUNKS=tile.chunks,
             ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
         )  # fmt: skip
     return dx
+
+
 # ---- survey: a layer norm with a pass over the row for each of its three steps
 
 

@@ -273,9 +273,9 @@ def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.
     return benchmark.autotune_cost(implementation(impl), implementation(tuned), shapes)
 
 
-def counters(impl: str, shape: Sequence[int], op: str = "softmax") -> pd.DataFrame:
+def counters(impl: str, shape: Sequence[int], **options: Any) -> pd.DataFrame:
     """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
-    return hardware.counters(implementation(impl), tuple(shape), op=op)
+    return hardware.counters(implementation(impl), tuple(shape), **options)
 
 
 def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -291,9 +291,6 @@ def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
             frame.insert(place, name, value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
-def counters(impl: str, shape: Sequence[int], **options: Any) -> pd.DataFrame:
-    """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
-    return hardware.counters(implementation(impl), tuple(shape), **options)
 
 
 def count_layouts(impl: str, shape: Sequence[int]) -> pd.DataFrame:

@@ -18,9 +18,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,9 +37,10 @@ from memtraffic.traffic.count import Traffic, count
 from memtraffic.traffic.formula import (
     FIT,
     HELD_OUT,
-    FormulaError,
-    formula,
+    Counts,
     parse_formula,
+    polynomial,
+    solve,
 )
 from memtraffic.triton_internals import interpreter_cause
 
@@ -52,9 +51,6 @@ MIN_SHAPES = 6  # at which a formula of four terms must hold
 INF = float("inf")
 # What the first columns of one row hold.
 HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("nan"),)}
-
-if TYPE_CHECKING:
-    pass
 
 Function = Callable[..., Tensor]
 Operation = str | Op | Callable[[Tensor], Tensor]
@@ -300,34 +296,40 @@ def speed(
 def _check_traffic(
     fn: Callable[..., object], reads: str, writes: str, op: Op, widths: Sequence[int]
 ) -> tuple[int, int]:
-    """Counts `fn`, and returns at how many shapes and how many it refused."""
+    """Counts `fn`, and returns at how many shapes and how many it refused.
+
+    The counts are those of `testing.assert_traffic`; what is said of them is for a learner.
+    """
     expected = parse_formula(reads, writes)
-    shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else [*FIT, *HELD_OUT]
-    wrong: list[Shape] = []
-    refused: dict[Shape, ValueError] = {}
-    for shape in progress(shapes, "counting"):
-        inputs = op.inputs(shape)
-        try:
-            with runtime.device_guard(inputs[0]):
-                moved = count(fn, *inputs)
-        except ValueError as error:
-            refused[shape] = error
-            continue
-        except Exception as error:
-            raise _failure(fn, _size(shape), error) from error
-        if (moved.read_elements, moved.written_elements) != expected.elements(*shape):
-            wrong.append(shape)
+    fit, held_out = ([(m, n) for n in widths for m in (2, 3, 5)], []) if widths else (FIT, HELD_OUT)
+    shapes = [*fit, *held_out]
+    shape = shapes[0]
+    try:
+        counts = Counts(fn, op)
+        for shape in progress(shapes, "counting"):
+            with runtime.device_guard(op.inputs(shape)[0]):
+                counts.add(*(([shape], []) if shape in fit else ([], [shape])))
+    except Exception as error:
+        raise _failure(fn, _size(shape), error) from error
+    refused = counts.refused
     if len(refused) > len(shapes) - min(MIN_SHAPES, len(shapes)):
-        [(shape, why), *_] = refused.items()
-        few = f"refuses {len(refused)} of {len(shapes)} shapes, {_size(shape)} with: {why}"
+        *shape_, why = refused[0]
+        few = f"refuses {len(refused)} of {len(shapes)} shapes, {_size(shape_)} with: {why}"
         raise AssertionError(f"{_name(fn)} {few}")
+    moved = {verb: counts.elements(0, verb) for verb in ("reads", "writes")}
+    wrong = [
+        shape
+        for shape in counts.traffic
+        if (moved["reads"][shape], moved["writes"][shape]) != expected.elements(*shape)
+    ]
     if wrong:
         smallest = min(wrong, key=math.prod)
         sides = zip((reads, writes), expected.elements(*smallest), strict=True)
         reason = _explain_traffic(fn, op, smallest, list(sides))
-        if not widths:
-            with suppress(FormulaError):
-                reason += f" At every shape it {formula(fn, op)}.".replace(", ", " and ")
+        solved = {verb: solve(elements, counts) for verb, elements in moved.items()}
+        if not widths and not counts.too_few() and all(solved.values()):
+            each = (f"{verb} {polynomial(terms or {})}" for verb, terms in solved.items())
+            reason += f" At every shape it {' and '.join(each)}."
         raise AssertionError(reason)
     return len(shapes) - len(refused), len(refused)
 
@@ -437,7 +439,7 @@ def _name(fn: Callable[..., object]) -> str:
     return "the function" if "<" in name else name
 
 
-def _size(shape: Shape) -> str:
+def _size(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 

@@ -210,7 +210,12 @@ def _compile_all(jobs: Sequence[tuple[Launch, Gpu]], text: bool) -> list[Any]:
 
 
 def _compile(launch: Launch, gpu: Gpu) -> tuple[triton_internals.CompiledKernel, Launch, Gpu]:
-    triton_internals.check_options(launch.options, gpu)
+    try:
+        triton_internals.check_options(launch.options, gpu)
+    except AssertionError as error:  # Triton's, of the number of warps
+        raise CompileError(
+            f"{launch.qualname} does not compile for {gpu.target}: {error}"
+        ) from error
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
         kernel: Any = importlib.import_module(launch.module)

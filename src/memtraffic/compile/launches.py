@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memtraffic import runtime, triton_internals
+from memtraffic.functions import unfinished
 from memtraffic.gpus import Gpu
 
 
@@ -52,7 +53,7 @@ def capture_launches(
     ('*fp32', {'BLOCK': 4096}, {'num_warps': 8})
 
     gpu: the GPU that `fn` plans its launches for. Raises TypeError for an argument that Triton does
-    not take; what `fn` itself raises is passed on.
+    not take, and for a result whose work is still to be done; what `fn` itself raises is passed on.
     """
     found = []
 
@@ -67,5 +68,7 @@ def capture_launches(
         found.append(Launch(function.__module__, function.__qualname__, *facts))
 
     with runtime.capturing_launches(gpu), triton_internals.capturing(record):
-        fn(*tensors)
+        result = fn(*tensors)
+    if kind := unfinished(result):
+        raise TypeError(f"the function returned a result of type {kind}, before it did its work")
     return found

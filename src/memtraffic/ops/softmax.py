@@ -59,10 +59,13 @@ def softmax(
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError("softmax: no derivative in forward mode: use torch.softmax")
     if torch.compiler.is_compiling() or not _is_plain(x):
+        if out is not None:
+            _check_kind_of_out(x, dtype, out)
         y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
         return y if out is None else out.copy_(y)
     if out is not None:
-        _check_out(x, dtype, out)
+        _check_kind_of_out(x, dtype, out)
+        _check_memory_of_out(x, out)
     elif x.requires_grad and torch.is_grad_enabled():
         return _Softmax.apply(x, dim, dtype)
     return forward(x, dim, dtype, out)
@@ -80,6 +83,14 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+    """Raises what `softmax` does for an `x` that its kernels do not take."""
+    _check_kind(x, dim, dtype)
+    if not x.is_cuda and not runtime.INTERPRETED and not runtime.is_capturing():
+        raise RuntimeError(f"softmax: the tensor is on the {x.device.type}, not on a GPU")
+
+
+def _check_kind(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+    """The checks that need no memory: those of a tensor on the device `meta`, too."""
     for it in (x.dtype, dtype or x.dtype):
         if it not in FLOATS:
             names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
@@ -89,13 +100,13 @@ def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
             f"softmax: dim {dim} is out of range for a tensor of {x.dim()} dimensions "
             f"{tuple(x.shape)}"
         )
-    if not x.is_cuda and not runtime.INTERPRETED and not runtime.is_capturing():
-        raise RuntimeError(f"softmax: the tensor is on the {x.device.type}, not on a GPU")
-    if x.dim() and x.shape[dim] > MAX_ROW:
-        raise RuntimeError(f"softmax: {x.shape[dim]} columns, more than {MAX_ROW}")
+    # While a function is compiled, both may be symbols, and a condition would fix their values.
+    columns = x.shape[dim] if x.dim() and isinstance(dim, int) else 1
+    if isinstance(columns, int) and columns > MAX_ROW:
+        raise RuntimeError(f"softmax: {columns} columns, more than {MAX_ROW}")
 
 
-def _check_out(x: Tensor, dtype: torch.dtype | None, out: Tensor) -> None:
+def _check_kind_of_out(x: Tensor, dtype: torch.dtype | None, out: Tensor) -> None:
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
         name = "x" if x.requires_grad else "out"
         raise RuntimeError(f"softmax: out= does not work with autograd: {name} requires a gradient")
@@ -105,6 +116,9 @@ def _check_out(x: Tensor, dtype: torch.dtype | None, out: Tensor) -> None:
             f"softmax: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the result is "
             f"{wanted} {tuple(x.shape)} on {x.device}"
         )
+
+
+def _check_memory_of_out(x: Tensor, out: Tensor) -> None:
     if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
         raise RuntimeError(f"softmax: out repeats its elements: its strides are {out.stride()}")
     if partially_overlaps(out, x):
@@ -198,7 +212,8 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
         (y,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or not _is_plain(dy):  # a gradient of the gradient is asked for
+        # A gradient of the gradient is asked for, or gradients by the batch, which have no storage.
+        if torch.is_grad_enabled() or not _is_plain(dy) or not torch._C._has_storage(dy):
             dx = torch.ops.memtraffic.softmax_backward(dy, y, ctx.dim, ctx.dtype)
         elif ctx.context is not None:
             dx = ctx.context.run(backward, dy, y, ctx.dim, ctx.dtype)
@@ -219,6 +234,7 @@ def _softmax_backward_op(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) ->
 
 @_softmax_op.register_fake
 def _(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    _check_kind(x, dim, dtype)
     return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
@@ -266,6 +282,26 @@ def _vmap_softmax(
     return torch.ops.memtraffic.softmax(x, dim + 1, dtype), 0
 
 
+def _vmap_backward(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    dy: Tensor,
+    y: Tensor,
+    dim: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, int]:
+    dy, y = (
+        x.expand(info.batch_size, *x.shape) if batch is None else x.movedim(batch, 0)
+        for x, batch in zip((dy, y), in_dims, strict=False)
+    )
+    dim = dim % max(1, y.dim() - 1)
+    if y.dim() == 1:  # of a scalar
+        dy, y = dy[:, None], y[:, None]
+        return torch.ops.memtraffic.softmax_backward(dy, y, 1, dtype)[:, 0], 0
+    return torch.ops.memtraffic.softmax_backward(dy, y, dim + 1, dtype), 0
+
+
 _softmax_op.register_autograd(_softmax_gradient, setup_context=_save_softmax)
 _softmax_backward_op.register_autograd(_backward_gradient, setup_context=_save_backward)
 _softmax_op.register_vmap(_vmap_softmax)
+_softmax_backward_op.register_vmap(_vmap_backward)

@@ -16,7 +16,6 @@ Nothing is guessed: an operation that this module does not know is an error that
 
 from __future__ import annotations
 
-import inspect
 import io
 import sys
 import threading
@@ -35,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import runtime
-from memtraffic.functions import as_function, function_name
+from memtraffic.functions import as_function, function_name, unfinished
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
@@ -192,7 +191,8 @@ def count(
     `Traffic.accesses`.
 
     Raises CountError for an operation whose traffic is not known, a compiled or scripted function
-    (it hides its kernels), a tensor that becomes a NumPy array, a kernel that reaches outside the
+    (it hides its kernels), a tensor that becomes a NumPy array, a thread that is started, a result
+    whose work is still to be done, such as a generator, a kernel that reaches outside the
     tensors it was given, a kernel launched on meta tensors, an autotuned kernel whose
     configurations differ in traffic, or a backward pass that does not exist. What `fn` itself
     raises is passed on.
@@ -220,8 +220,8 @@ def count(
             raise _cause(error) from None
         finally:
             _counting.reset(token)
-    if inspect.isgenerator(result) or inspect.iscoroutine(result):
-        raise CountError(f"the function returned a {type(result).__name__}, before it did its work")
+    if kind := unfinished(result):
+        raise CountError(f"the function returned a result of type {kind}, before it did its work")
     return meter.traffic
 
 
@@ -338,7 +338,10 @@ def _compiled_functions_refused() -> Iterator[None]:
 
 @contextmanager
 def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
-    """Context manager: a tensor that becomes a list is read, one that NumPy gets is an error."""
+    """Context manager: a tensor that becomes a list is read; one that NumPy gets is an error.
+
+    So is a thread that is started, because a meter sees only its own.
+    """
 
     def tolist(tensor: Tensor) -> Any:
         if meter.kernel is None:
@@ -355,8 +358,19 @@ def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
             "counted: use PyTorch's operations, or measure it with `counters`"
         )
 
+    def start(thread: threading.Thread) -> None:
+        # One of somebody else, of the interpreter, of a bar that shows progress.
+        harmless = not _counting.get() or meter.kernel is not None
+        if harmless or type(thread).__module__.startswith("tqdm."):
+            return start_thread(thread)
+        raise CountError(
+            f"{function_name(fn)} starts a thread, and what another thread moves is not counted"
+        )
+
     original, convert = torch.Tensor.tolist, torch.Tensor.numpy
+    start_thread = threading.Thread.start
     with (
+        mock.patch.object(threading.Thread, "start", start),
         mock.patch.object(torch.Tensor, "tolist", tolist),
         mock.patch.object(torch.Tensor, "numpy", refuse),
         mock.patch.object(torch.Tensor, "__dlpack__", refuse),

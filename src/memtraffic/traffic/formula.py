@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, overload
 
-from memtraffic.functions import as_function
+from memtraffic.functions import as_function, function_name
 from memtraffic.inputs import AnyInputs, find_inputs
 from memtraffic.progress import progress
 from memtraffic.traffic.count import Traffic, count, count_passes
@@ -215,7 +215,8 @@ class Counts:
             return few
         *shape, reason = self.refused[0]
         if not self.traffic:
-            return f"the function refuses every shape, {_size(shape)} with: {reason}"
+            at = f"{_size(shape)} with ValueError" if shape else "ValueError"
+            return f"{function_name(self.fn)} refuses every shape, {at}: {reason}"
         return f"{few}; refused {_size(shape)}: {reason}"
 
     def elements(self, which: int, verb: str) -> dict[Shape, int]:

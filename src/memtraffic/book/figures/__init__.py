@@ -27,8 +27,8 @@ from memtraffic.book.figures.maps import (
     winners,
 )
 from memtraffic.book.figures.matrices import mask, plot_access_map, sectors
-from memtraffic.book.figures.sums import running_sum
 from memtraffic.book.figures.rivals import rivals
+from memtraffic.book.figures.sums import running_sum
 from memtraffic.book.figures.threads import (
     ReductionSteps,
     lanes,
