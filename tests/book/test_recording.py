@@ -3,6 +3,7 @@ import datetime
 import json
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from memtraffic.book.recording import (
     RecordingError,
     experiment,
     experiments,
+    kept_path,
     read,
     root,
 )
@@ -83,6 +85,26 @@ def test_experiment_measured_equals_its_replay(recorded, in_mode, mode, origin, 
     pd.testing.assert_frame_equal(experiment("speed"), replayed, check_exact=True)
     assert capsys.readouterr().out == origin
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
+
+
+@pytest.mark.parametrize("mode", ["live", "verify"])
+def test_experiment_keeps_what_others_say_meanwhile(recorded, in_mode, mode, capsys):
+    """In mode `verify` a page shows a recording, and no warning of what was measured beside it."""
+
+    def measure(**arguments):
+        print("a compiler's advice", file=sys.stderr)
+        return measured(**arguments)
+
+    measured = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=measure)
+    in_mode(mode)
+    experiment("speed")
+    said = "a compiler's advice\n"
+    assert capsys.readouterr().err == (said if mode == "live" else "")
+    log = kept_path("speed").with_suffix(".log")
+    assert log.is_file() == (mode == "verify")
+    if mode == "verify":
+        assert log.read_text() == said
 
 
 def test_experiment_live_needs_no_recording_but_verify_does(book, in_mode):

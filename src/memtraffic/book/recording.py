@@ -14,6 +14,7 @@ replay equals the recorded run to the last digit. `build.record_experiments` wri
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import io
@@ -87,7 +88,7 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
     if gpu or mode() == "replay":
         return read(folder, subject), label(folder, id)
     try:
-        frame = from_csv(to_csv(subject.run()))
+        frame = from_csv(to_csv(_run(subject)))
     except CountersUnavailable as error:
         if mode() != "live":
             raise
@@ -95,10 +96,21 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
     if mode() == "live":
         return frame, f"Measured now on {runtime.gpu_name()}."
     read(folder, subject)
-    kept = kept_path(id)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(to_csv(frame), encoding="utf-8")
+    kept_path(id).write_text(to_csv(frame), encoding="utf-8")
     return frame, label(folder, id)
+
+
+def _run(subject: Experiment) -> pd.DataFrame:
+    """Measures; in mode `verify`, what others write to stderr meanwhile goes to a file.
+
+    It is not of the page, which shows a recording.
+    """
+    if mode() != "verify":
+        return subject.run()
+    log = kept_path(subject.id).with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        return subject.run()
 
 
 def kept_path(id: str) -> Path:
