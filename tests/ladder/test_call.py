@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from memtraffic import runtime
+from memtraffic.gpus import find_gpu
 from memtraffic.ladder import call
-from memtraffic.ladder.call import Call
+from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.tensors import matrix
 from memtraffic.traffic.count import count
 
@@ -154,14 +155,26 @@ def test_call_starts_on_the_device_of_its_tensors(fake_gpu):
     assert fake_gpu.current == 3
 
 
-def test_call_that_waits_is_a_cooperative_launch(fake_gpu):
+def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
+    """A cooperative one could not start beside other work."""
     run, y = arrivals(5, 7)
     [(_, _, options)] = fake_gpu.compiled
-    assert options["launch_cooperative_grid"] is True
+    assert options == {"BLOCK": 8, "num_warps": 1}
     run(y)
     [(_, _, (first, slots, n_slots, block))] = fake_gpu.started
     assert (first, n_slots, block) == (y.data_ptr(), 7, 8)
     assert slots != first
+
+
+# ---- takes_ptx
+
+
+@pytest.mark.parametrize(("name", "expected"), [("H200", True), ("sm_75", True), ("MI300X", False)])
+def test_takes_ptx_where_kernels_are_compiled(name, expected):
+    gpu = find_gpu(name)
+    with runtime.capturing_launches(gpu):
+        assert takes_ptx(gpu) is expected
+    assert takes_ptx(gpu) is (expected and runtime.runs_on_gpu())
 
 
 # ---- on a GPU

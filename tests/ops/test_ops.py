@@ -67,8 +67,9 @@ def test_least_bytes(op, tensors, name, itemsize):
 @EACH
 def test_tolerance_is_of_the_largest_in_a_row(op, dtype):
     reference = torch.tensor([[1.0, -8.0], [0.5, 0.25]], dtype=torch.float64)
-    expected = op.roundings * torch.finfo(dtype).eps * torch.tensor([[8.0], [0.5]])
-    assert torch.equal(op.tolerance(reference, dtype), expected.double())
+    finfo, largest = torch.finfo(dtype), torch.tensor([[8.0], [0.5]], dtype=torch.float64)
+    expected = op.roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
+    assert torch.equal(op.tolerance(reference, dtype), expected)
 
 
 @EACH

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -144,9 +145,10 @@ def test_softmax_of_any_tensor(either, examples):
         pytest.param(1, id="one-column"),
         pytest.param(128, id="block"),
         pytest.param(129, id="one-past-block"),
-        pytest.param(2049, id="one-in-the-tail"),
-        pytest.param(2176, id="block-and-tail"),
-        pytest.param(12300, id="odd-tail"),
+        pytest.param(1025, id="one-past-narrow-rows"),
+        pytest.param(2048, id="chunks"),
+        pytest.param(2049, id="one-past-the-chunks"),
+        pytest.param(12300, id="chunks-and-a-bit"),
         pytest.param(32769, id="one-past-32768"),
     ],
 )
@@ -154,8 +156,19 @@ def test_softmax_of_any_width(n, dtype):
     assert_softmax_along(1, matrix(3, n, dtype))
 
 
-def test_softmax_of_a_tail_unlike_the_block():
-    x = matrix(4, 2176)
+@DTYPES
+@pytest.mark.parametrize("n", range(9, 17))
+def test_softmax_and_backward_end_between_chunks(small, n, dtype):
+    """Rows of 3 or 4 chunks, or of less."""
+    x, dy = matrix(5, n, torch.float64).to(dtype), matrix(5, n, torch.float64, seed=1).to(dtype)
+    assert kernels_of(softmax, x) == ["softmax_kernel"]
+    assert_softmax_along(1, x)
+    y = torch.softmax(x, 1)
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+
+
+def test_softmax_of_a_last_chunk_unlike_the_others():
+    x = matrix(4, 2176)  # in chunks of 256
     x[0, 2100] = x[1, 7] = 1000  # the maximum, and so far from the others that they vanish
     x[2, :2048] = x[3, 2048:] = -INF
     assert_softmax(softmax, x)
@@ -266,12 +279,25 @@ def test_softmax_is_equal_bit_for_bit_each_time(either):
         assert torch.equal(softmax(x.clone(), dim), first)
 
 
+@pytest.mark.parametrize("n", [17, 40, 88, 96])
+def test_softmax_of_impatient_programs_is_equal_bit_for_bit(small, monkeypatch, n, dtype):
+    """Each computes what is missing itself, also where the result takes the place of x."""
+    x, dy = matrix(5, n, dtype), matrix(5, n, dtype, seed=1)
+    y = softmax(x)
+    dx = backward(dy, y, 1, y.dtype)
+    monkeypatch.setattr(op, "_plans", {})
+    monkeypatch.setattr(planning, "split_call", partial(split.split_call, looks=0))
+    assert torch.equal(softmax(x), y)
+    assert torch.equal(softmax(x, out=x), y)
+    assert torch.equal(backward(dy, y, 1, y.dtype), dx)
+
+
 # ---- dtype
 
 
 @pytest.mark.parametrize("result", FLOATS.values(), ids=FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
-@pytest.mark.parametrize("n", [13, 88], ids=["odd", "parts-of-30-columns"])
+@pytest.mark.parametrize("n", [13, 88], ids=["odd", "parts-of-16-columns"])
 def test_softmax_converts_first(either, n, dtype, result):
     x = matrix(2, n, torch.float64).to(dtype)
     y = softmax(x, dtype=result)
@@ -438,10 +464,13 @@ def test_softmax_touches_each_element_once(make, dim):
     assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
 
 
-@pytest.mark.parametrize("n", [2049, 2176, 8320])
-def test_softmax_of_a_block_and_a_tail_moves_the_least(n):
+@pytest.mark.parametrize("n", [2048, 2049, 2176, 8320])
+def test_softmax_of_chunks_moves_the_least(n):
     traffic = count(softmax, matrix(2, n))
     assert (traffic.read_elements, traffic.written_elements) == (2 * n, 2 * n)
+    y, dy = SOFTMAX_BACKWARD.inputs((2, n))
+    traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+    assert (traffic.read_elements, traffic.written_elements) == (4 * n, 2 * n)
 
 
 def test_formula_of_softmax():
@@ -471,22 +500,21 @@ def test_traffic_of_two_dtypes_in_bytes():
 
 
 def test_traffic_of_split_rows(small):
-    """3 parts of 40 columns on 6 SMs: 2 groups; a program publishes 2 words and looks at all 6."""
+    """3 parts of 40 columns: a program publishes a word, and looks at those of its row."""
     zeros, kernel = count(softmax, matrix(7, 40)).ops
-    assert zeros.written_elements == 4 * 6
-    assert kernel.written_elements == 7 * 40 + 7 * 3 * 2
-    assert kernel.read_elements == 7 * 40 + 7 * 3 * (2 + 6)
+    assert zeros.written_elements == 7 * 3
+    assert kernel.written_elements == 7 * 40 + 7 * 3
+    assert kernel.read_elements == 7 * 40 + 7 * 3 * (1 + 3)
 
 
 def test_traffic_of_split_rows_backward(small):
-    """One word per program and row: the dot product."""
     y, dy = SOFTMAX_BACKWARD.inputs((7, 40))
     traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy, trace=True)
     zeros, kernel = traffic.ops
     assert kernel.name == "split_backward_kernel"
     slots = [it.offsets for it in traffic.accesses if it.argument == "slots_ptr"]
-    assert len(set().union(*slots)) == 2 * 2 * 3  # two sets for each group
-    assert zeros.written_elements == 4 * 6
+    assert set().union(*slots) == set(range(7 * 3))
+    assert zeros.written_elements == 7 * 3
     assert kernel.written_elements == 7 * 40 + 7 * 3
     assert kernel.read_elements == 2 * 7 * 40 + 7 * 3 * (1 + 3)
 
@@ -988,12 +1016,13 @@ def test_softmax_with_its_gradient_in_a_cuda_graph():
 
 
 @pytest.mark.gpu
-def test_softmax_on_two_streams_at_once():
-    """Programs of both launches share the GPU, and each waits for its own alone."""
+def test_softmax_on_several_streams_at_once():
+    """Programs of all launches share the GPU, and each looks for the words of its own alone."""
     in_another_process(
         """
         torch.manual_seed(0)
         xs = [torch.randn(64, n, device="cuda") for n in (2**17, 100000)]
+        xs.append(torch.randn(9, 2**20, device="cuda", dtype=torch.bfloat16))
         expected = [softmax(x) for x in xs]
         streams = [torch.cuda.Stream() for _ in xs]
         torch.cuda.synchronize()
@@ -1113,8 +1142,21 @@ def test_softmax_of_views_of_another_alignment(n, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("n", [1, 781, 2176, 8320, 32768, 49152, 65536, 131072, 2**20 + 1, MAX_ROW])
+@pytest.mark.parametrize(
+    "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
+)
 def test_softmax_and_backward_on_the_gpu(n, name):
+    check_on_the_gpu(n, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("n", [2**20, 2**20 + 1, MAX_ROW])
+def test_softmax_and_backward_of_the_longest_rows_on_the_gpu(n, name):
+    check_on_the_gpu(n, name)
+
+
+def check_on_the_gpu(n, name):
     x = matrix(max(2, 2**22 // n), n, name)
     assert_softmax(softmax, x)
     y, dy = SOFTMAX_BACKWARD.inputs(tuple(x.shape), name)

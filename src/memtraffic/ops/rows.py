@@ -115,7 +115,9 @@ def softmax_backward_kernel(
 def dot_of_chunks(
     ys, dys, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    products = widen(ys[0], STORED, ACC) * widen(dys[0], STORED, ACC)
-    for i in tl.static_range(1, CHUNKS):
+    # From 0 on, so that each product is added exactly: a compiler that meets a sum of two
+    # products may round either of them first.
+    products = tl.zeros(ys[0].shape, ACC)
+    for i in tl.static_range(CHUNKS):
         products += widen(ys[i], STORED, ACC) * widen(dys[i], STORED, ACC)
     return products
