@@ -846,6 +846,7 @@ def test_compiled_softmax_refuses_an_out_that_does_not_fit(out):
     assert not out.any()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
 @pytest.mark.parametrize(
     "backend",
     ["aot_eager", pytest.param("inductor", marks=[pytest.mark.gpu, pytest.mark.slow])],

@@ -298,7 +298,11 @@ LONG_COUNTED = [
 ]
 BACKWARD = dict(shape=WIDE, op="softmax_backward")
 RACE = dict(op="softmax_backward", dtypes=["float32", "bfloat16"], budget=0.1)
-RECOMPUTED = dict(impls=["our backward", "backward from x"], shapes=GRADIENTS[1:4], **RACE)
+RECOMPUTED = dict(
+    impls=["our backward", "backward from x"],
+    shapes=[[2**26 // n, n] for n in (2048, 4096, 16384)],
+    **RACE,
+)
 STEPS = dict(softmaxes=BOTH, shape=[2, 4096, 512], heads=8, lr=0.003, steps=20)
 STEP = dict(softmaxes=BOTH, shape=STEPS["shape"])
 SMALL_STEPS = dict(softmaxes=BOTH, shape=[8, 128, 256], heads=8, lr=0.003, steps=20)

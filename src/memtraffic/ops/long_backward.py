@@ -72,7 +72,8 @@ def split_backward_kernel(
                 mask = cols < n_cols - start
                 y = tl.load(y_ptr + start * y_col_stride, mask=mask, other=0)
                 dy = tl.load(dy_ptr + start * dy_col_stride, mask=mask, other=0)
-                products += widen(y, STORED, tl.float32) * widen(dy, STORED, tl.float32)
+                y, dy = widen(y, STORED, tl.float32), widen(dy, STORED, tl.float32)
+                products = tl.fma(y, dy, products)
             publish(slots_ptr + late, tl.sum(products, axis=0), tl.full((), 1, tl.float32))
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)

@@ -115,9 +115,9 @@ def softmax_backward_kernel(
 def dot_of_chunks(
     ys, dys, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    # From 0 on, so that each product is added exactly: a compiler that meets a sum of two
-    # products may round either of them first.
+    # Each product is added without being rounded. A compiler that may choose would choose anew
+    # wherever the sum is computed, and its bits would differ.
     products = tl.zeros(ys[0].shape, ACC)
     for i in tl.static_range(CHUNKS):
-        products += widen(ys[i], STORED, ACC) * widen(dys[i], STORED, ACC)
+        products = tl.fma(widen(ys[i], STORED, ACC), widen(dys[i], STORED, ACC), products)
     return products
