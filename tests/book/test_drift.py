@@ -17,9 +17,7 @@ from memtraffic.book.catalog import (
 from memtraffic.book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
 from memtraffic.book.recording import DRIFT, RecordingError, experiment
 
-COLUMNS = {
-    column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING, LAYOUT)
-}
+COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING, LAYOUT)}
 SHORT, LONG = 19.9, 20.0  # µs
 FAR, NEAR = {"layout": "transposed"}, {"layout": "packed"}
 

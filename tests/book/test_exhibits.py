@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -363,30 +364,35 @@ def test_softmax_split_is_right_again_and_again(fn, n, dtype):
 
 
 @pytest.mark.parametrize(
-    ("fn", "dtype", "block"),
+    ("fn", "dtype", "columns"),
     [
         (exhibits.softmax_split, "float32", 8192),
-        (exhibits.softmax_split, "bfloat16", 16384),
+        (exhibits.softmax_split, "bfloat16", 8192),
         (exhibits.softmax_split_1024, "float32", 1024),
+        (exhibits.softmax_split_1024, "bfloat16", 1024),
+        *((partial(exhibits.softmax_split, columns=n), "float32", n) for n in (512, 2048, 4096)),
     ],
 )
-def test_softmax_split_takes_the_columns_that_it_is_named_for(fn, dtype, block):
+def test_softmax_split_takes_the_columns_that_it_is_named_for(fn, dtype, columns):
     [launch] = launches(fn, matrix(2, 32768, dtype))
-    assert launch.constants["BLOCK"] == block
+    assert launch.constants["BLOCK"] * launch.constants["CHUNKS"] == columns
     programs = {it.program for it in count(fn, matrix(1, 32768, dtype), trace=True).accesses}
-    assert len(programs) == 32768 // block
+    assert len(programs) == 32768 // columns
 
 
 def test_softmax_split_plans_once(monkeypatch):
     planned = []
     plan = exhibits.split.split_call
-    monkeypatch.setattr(
-        exhibits.split, "split_call", lambda *a, **b: planned.append(b) or plan(*a, **b)
-    )
+
+    def planning(*arguments, **options):
+        planned.append((*arguments[2:4], arguments[4].parts))
+        return plan(*arguments, **options)
+
+    monkeypatch.setattr(exhibits.split, "split_call", planning)
     exhibits._split_call.cache_clear()
-    for m, n, block in ((2, 40, 16), (2, 40, 16), (3, 40, 16), (2, 40, 32)):
-        exhibits.softmax_split(matrix(m, n), block=block)
-    assert [it["block"] for it in planned] == [16, 16, 32]
+    for m, n, columns in ((2, 40, 16), (2, 40, 16), (3, 40, 16), (2, 40, 32)):
+        exhibits.softmax_split(matrix(m, n), columns=columns)
+    assert planned == [(2, 40, 3), (3, 40, 3), (2, 40, 2)]
 
 
 @pytest.mark.parametrize("layout", ["odd", "every other", "transposed"])

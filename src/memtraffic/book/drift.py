@@ -20,7 +20,7 @@ from memtraffic.book.catalog import Column, Experiment, find_experiments
 from memtraffic.book.recording import DRIFT, RecordingError
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
-# So have rows of this layout, whose reads touch many pages of DRAM: one took 13 % longer on a second
+# So have rows of this layout, whose reads touch many pages of DRAM: one took 13 % longer on another
 # H200.
 FAR_LAYOUT = "transposed"
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
