@@ -223,7 +223,7 @@ def split_row(n_cols: int, block: int, chunks: int, num_warps: int) -> Split:
     """The `Split` of a row into the fewest parts of at most `chunks` blocks each.
 
     >>> split_row(100_000, 1024, 8, num_warps=4)
-    Split(parts=14, chunks=7, block=1024, num_warps=4)
+    Split(parts=13, chunks=8, block=1024, num_warps=4)
     """
     fewest = triton.cdiv(n_cols, block * chunks)
     chunks = triton.cdiv(n_cols, fewest * block)
