@@ -74,8 +74,7 @@ def row_tile(n_cols: int, itemsize: int, inputs: int, gpu: Gpu) -> Tile | None:
 def part_of_row(itemsize: int, inputs: int) -> tuple[int, int, int]:
     """Of a program that shares a row with others: its block, chunks, at most, and warps."""
     num_warps = 8 if (itemsize, inputs) == (4, 1) else 4
-    chunks = 7 if (itemsize, inputs) == (2, 2) else 8  # 8 of bfloat16 would spill on sm_90
-    return VECTOR_BYTES // itemsize * 32 * num_warps, chunks, num_warps
+    return VECTOR_BYTES // itemsize * 32 * num_warps, 8, num_warps
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
