@@ -46,7 +46,7 @@ class Attention(nn.Module):
         # (B, heads, S, width / heads)
         q, k, v = (self.split(layer(x)) for layer in (self.queries, self.keys, self.values))
         scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, heads, S, S)
-        weights = self.softmax(scores, dim=-1)
+        weights = self.softmax(scores, -1)
         return self.mix((weights @ v).transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> Tensor:

@@ -137,13 +137,6 @@ CALLER = (
     Column("host_us", "µs", None),
     Column("host_wait_us", "µs", None),
 )
-COMPARED = (
-    *(Column("impl"), M, N, DTYPE, US, *SPREAD),
-    Column("us_reversed", "µs", None),
-    Column("gb_per_s", "GB/s", 0.1),
-    Column("version", tolerance=None),
-    Column("note", tolerance=None),  # in place of a time; a peer may be absent, see drift.py
-)
 ROUNDS = (Column("rounds", "rows"), Column("extra", "rows"), *BENCH)
 REPEATS = (Column("repeat"), *BENCH)
 RESIDENT = (

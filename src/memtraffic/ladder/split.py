@@ -197,6 +197,8 @@ def split_kernel(
             publish(slots_ptr + late, late_max, late_sum)
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
+        # Each lane has the words here that it has above, and so adds in the same order.
+        words = look(slots_ptr + slots, used, 1, PTX)
         scale = scale_of_part(words, used, part_max)
         for start in range(0, tl.minimum(left, WIDTH), BLOCK):
             mask = cols < left - start

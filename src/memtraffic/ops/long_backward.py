@@ -77,6 +77,7 @@ def split_backward_kernel(
             publish(slots_ptr + late, tl.sum(products, axis=0), tl.full((), 1, tl.float32))
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
+        words = look(slots_ptr + slots, used, 1, PTX)
         dot = tl.sum(high_of(words), axis=0)
         for start in range(0, tl.minimum(left, WIDTH), BLOCK):
             mask = cols < left - start
