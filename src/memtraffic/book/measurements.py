@@ -60,8 +60,6 @@ EXHIBITS = {
     "one line of PyTorch": "memtraffic.book.exhibits:backward_lines",
     "backward from x": "memtraffic.book.exhibits:backward_from_x",
     "add": "memtraffic.benchmark.baselines:copy",  # the roof of what reads two matrices
-    "torch.softmax, gradient": "memtraffic.book.measurements:torch_gradient",
-    "memtraffic.softmax, gradient": "memtraffic.book.measurements:own_gradient",
     "RMS norm, row": "memtraffic.book.yours:rms_norm",
     "RMS norm, loop": "memtraffic.book.yours:rms_norm_loop",
     "RMS norm, both": "memtraffic.book.yours:rms_norms",

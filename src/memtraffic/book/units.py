@@ -8,7 +8,7 @@ differs from run to run, so there nbval compares the text around it and the unit
 UNITS = (
     *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz"),
     *("per clock", "per byte"),
-    *("ns", "µs", "ms", "kB", "MB", "GB", "MiB", "%"),
+    *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
 )
 
 # A number, up to a unit that no letter follows.
