@@ -110,11 +110,11 @@ def test_survey_keeps_the_first_configuration():
 
     globals()["differing"] = kernels.differing
     globals()["tuned"] = kernels._differing_kernel
-    configs = kernels._differing_kernel.configs
+    configs = list(kernels._differing_kernel.configs)
     try:
         [row] = rows_of(("differing", "M,N", {}, ":tuned"))
     finally:
-        kernels._differing_kernel.configs = configs[:]
+        kernels._differing_kernel.configs[:] = configs
     assert (row.reads, row.writes) == ("MN", "M")
     assert row.note == "_masked_kernel: STORED=1"
 

@@ -313,7 +313,8 @@ def test_a_program_whose_part_was_published_by_a_helper(few_sms, monkeypatch):
     assert sorted(offset for it in published for offset in it.offsets) == list(range(m * parts))
     assert {it.program[0] for it in published} == {0, 3, 6}
     first = 2 * 16 + 2 * (n - 16)  # columns it reads: its own ones and the others' twice
-    words = 1 + parts + 2 * (1 + parts)  # publishes its own, looks, and for each missing one again
+    # It publishes its own word and looks; again for each missing one; and looks at all once more.
+    words = (1 + parts) + 2 * (1 + parts) + parts
     others = 2 * (1 + parts) + (n - 16)
     assert kernel.read_elements == m * (first + words + others)
     assert kernel.written_elements == m * (n + parts)

@@ -27,7 +27,7 @@ from memtraffic.ladder.chunks import (
 )
 from memtraffic.ladder.launch import check_operands
 from memtraffic.ladder.naive import reference
-from memtraffic.ladder.tiling import MAX_ROW, VECTOR_BYTES, common_divisor
+from memtraffic.ladder.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
 from memtraffic.triton_internals import compile_kernel
 
 __all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
@@ -300,7 +300,8 @@ def softmax(
     if x.numel():
         n_rows, n_cols = x.shape
         if num_warps is None:
-            num_warps = max(1, block * x.element_size() // (32 * VECTOR_BYTES))
+            vectors = block * x.element_size() // VECTOR_BYTES
+            num_warps = max(1, min(max_warps(planning_gpu(x)), vectors // 32))
         call = split_call(
             split_kernel, (y, *y.stride(), x, *x.stride()), n_rows, n_cols,
             split_row(n_cols, block, chunks, num_warps),
