@@ -19,9 +19,6 @@ from memtraffic.book.catalog import Column, Experiment, find_experiments
 from memtraffic.book.recording import DRIFT, RecordingError
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
-# So have rows of this layout, whose reads touch many pages of DRAM: one took 13 % longer on another
-# H200.
-FAR_LAYOUT = "transposed"
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
 ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured again
 
@@ -140,16 +137,14 @@ def largest_differences(
 def _tolerance(column: Column, was: dict[str, Any]) -> float:
     """The relative tolerance of a column in the recorded row `was`."""
     assert column.tolerance is not None
-    twice = was.get("us", SHORT_US) < SHORT_US or was.get("layout") == FAR_LAYOUT
-    return column.tolerance * (2 if twice else 1)
+    return column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
 
 
 def compare(subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame) -> list[str]:
     """The values of `measured` that drifted from `recorded`, as sentences.
 
     Text must be equal. A number may differ by its column's tolerance times the recorded number,
-    twice that in rows whose `us` is under 20 or whose `layout` is transposed, or by its column's
-    noise.
+    twice that in rows whose `us` is under 20, or by its column's noise.
     """
     if len(recorded) != len(measured):
         return [f"{subject.id}: {len(measured)} rows measured, {len(recorded)} recorded"]

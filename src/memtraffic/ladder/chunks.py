@@ -90,8 +90,8 @@ def numerators(
     ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    # The sum of the numerators, and what `numerator` makes them from: of 16 bits, the
-    # chunks again; otherwise the numerators.
+    # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
+    # matrix has 16 bits and several chunks, the chunks again; otherwise the numerators.
     kept = ()
     for i in tl.static_range(CHUNKS):
         chunk = forget(chunks[i], CHUNKS, PTX)

@@ -39,9 +39,10 @@ def softmax(
     float32, float64 in itself. The result is contiguous, and equal bit for bit from call to call.
 
     Each element is read once and each result written once, where a row fits one program, or as many
-    programs as fit the GPU at once. Longer rows, and rows that do not fit one program and are of
-    float64 or not contiguous, are read twice. A row has up to 2**24 columns. Nothing is copied but
-    a tensor of integers, which needs a `dtype`.
+    programs as fit the GPU at once; if some of these are held up for long, the others read their
+    parts again. Longer rows, and rows that do not fit one program and are of float64 or not
+    contiguous, are read twice. A row has up to 2**24 columns. Nothing is copied but a tensor of
+    integers, which needs a `dtype`.
 
     It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
     graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`, nor in forward mode.
