@@ -711,6 +711,72 @@ def test_starter_starts_on_the_stream_it_is_given():
         start(7, ["x", "y"])
 
 
+class CudaLauncher:
+    """What Triton makes of a kernel for a launch: its `launch` is a function in C."""
+
+    launch_cooperative_grid, launch_pdl = "grid", "pdl"
+    arg_annotations, kernel_signature = "annotations", "signature"
+    profile_scratch_size = 0
+
+    def __init__(self, global_scratch_size=0):
+        self.global_scratch_size, self.started = global_scratch_size, []
+
+    def __call__(self, *args):
+        self.started.append(("python", *args))
+
+    def launch(self, *args):
+        self.started.append(args)
+
+
+FIXED = (5, 2, 1, 7, 781, "grid", "pdl")
+LAUNCHES = {
+    (3, 6): (*FIXED, None, None, "metadata", None, None, None, "x", "y", 4),
+    (3, 7): (*FIXED, "metadata", *(None,) * 5, "annotations", "signature", ["x", "y", 4]),
+    (3, 8): ("python", 5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4),
+}
+
+
+@pytest.mark.parametrize("version", LAUNCHES)
+def test_starter_calls_the_function_in_c(version, monkeypatch):
+    """As that version's own launcher does; one that is not known is left to its launcher."""
+    monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
+    compiled = Compiled()
+    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher()
+    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    assert compiled.run.started == [LAUNCHES[version]]
+
+
+@pytest.mark.parametrize("version", LAUNCHES)
+def test_starter_leaves_scratch_memory_to_triton(version, monkeypatch):
+    monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
+    compiled = Compiled()
+    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(global_scratch_size=16)
+    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    assert compiled.run.started == [LAUNCHES[3, 8]]
+
+
+def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
+    """Its launcher here, with a function that writes down what it is called with."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    if triton_internals._triton_version() not in ((3, 6), (3, 7)):
+        pytest.skip("not a version whose function in C is called")
+    launcher = CudaLauncher.__new__(CudaLauncher)
+    launcher.num_ctas, started = 1, []
+    for name in ("global_scratch_size", "profile_scratch_size", "global_scratch_align"):
+        setattr(launcher, name, 0)
+    launcher.profile_scratch_align = 0
+    launcher.launch_cooperative_grid, launcher.launch_pdl = "grid", "pdl"
+    launcher.arg_annotations, launcher.kernel_signature = "annotations", "signature"
+    launcher.launch = lambda *args: started.append([*args])
+    compiled = Compiled()
+    compiled.packed_metadata, compiled.run = "metadata", launcher
+    launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4)
+    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    by_triton, by_us = started
+    assert [list(it) if isinstance(it, tuple) else it for it in by_triton] == by_us
+
+
 def test_compile_kernel_is_a_warmup():
     told = []
     kernel = SimpleNamespace(warmup=lambda *args, **options: told.append((args, options)))

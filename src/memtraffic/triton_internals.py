@@ -994,13 +994,37 @@ def starter(compiled: CompiledKernel, grid: tuple[int, int]) -> Callable[[int, l
     given by their addresses, which are not checked.
     """
     compiled._init_handles()
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    run, fixed, as_list = _launch_function(compiled)
     expected = len(compiled.src.signature)
     x, y = grid
 
     def start(stream: int, arguments: list[Any]) -> None:
         if len(arguments) != expected:
             raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
-        run(x, y, 1, stream, function, metadata, None, None, None, *arguments)
+        if as_list:
+            run(x, y, 1, stream, *fixed, arguments)
+        else:
+            run(x, y, 1, stream, *fixed, *arguments)
 
     return start
+
+
+def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
+    """What launches a compiled kernel, with as little Python as this version of Triton allows.
+
+    It takes a grid of three numbers and a stream, the second result, and the kernel's arguments:
+    as one list if the third result is true.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    if type(run).__name__ == "CudaLauncher" and not (
+        run.global_scratch_size or run.profile_scratch_size
+    ):
+        # All that its __call__ does is to pass what `fixed` has here.
+        no_scratch, no_hooks = (None, None), (None, None, None)
+        fixed = function, run.launch_cooperative_grid, run.launch_pdl
+        if _triton_version() == (3, 6):
+            return run.launch, (*fixed, *no_scratch, metadata, *no_hooks), False
+        if _triton_version() == (3, 7):
+            signature = run.arg_annotations, run.kernel_signature
+            return run.launch, (*fixed, metadata, *no_hooks, *no_scratch, *signature), True
+    return run, (function, metadata, None, None, None), False

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import kernels
@@ -9,7 +10,7 @@ import triton.language as tl
 from memtraffic import runtime
 from memtraffic.gpus import find_gpu
 from memtraffic.ladder import call
-from memtraffic.ladder.call import Call, takes_ptx
+from memtraffic.ladder.call import Call, takes_ptx, zero_words
 from memtraffic.tensors import matrix
 from memtraffic.traffic.count import count
 
@@ -91,10 +92,13 @@ class FakeGpu:
         monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
         monkeypatch.setattr(call, "compile_kernel", self.compile)
         monkeypatch.setattr(call, "starter", self.starter)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "device", self.device)
-        raw_stream = "_cuda_getCurrentRawStream"
-        monkeypatch.setattr(torch._C, raw_stream, lambda index: (index, self.stream), raising=False)
+        answers = {
+            "_cuda_getDevice": lambda: self.current,
+            "_cuda_getCurrentRawStream": lambda index: (index, self.stream),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch._C, name, answer, raising=False)
 
     def compile(self, kernel, *arguments, **options):
         self.compiled.append((kernel, arguments, options))
@@ -164,6 +168,53 @@ def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
     [(_, _, (first, slots, n_slots, block))] = fake_gpu.started
     assert (first, n_slots, block) == (y.data_ptr(), 7, 8)
     assert slots != first
+
+
+# ---- words of 0
+
+
+@pytest.fixture
+def no_supplies(monkeypatch):
+    monkeypatch.setattr(call, "_supplies", {})
+
+
+def words_at(address, n, owner):
+    first = (address - owner.data_ptr()) // owner.element_size()
+    return owner[first : first + n]
+
+
+def test_launches_on_the_default_stream_share_no_word(no_supplies):
+    taken, owners = [], []
+    for n in (1, 5, 1000, call.SUPPLY // 8) * 10:
+        address, owner = zero_words(n, DEVICE, stream=0)
+        words = words_at(address, n, owner)
+        assert len(words) == n and not words.any()
+        words.fill_(-1)  # as a kernel does
+        taken += range(address, address + 8 * n, 8)
+        owners.append(owner)
+    assert len(taken) == len(set(taken))
+    assert 1 < len({owner.data_ptr() for owner in owners}) < 10
+
+
+def test_threads_share_no_word(no_supplies):
+    with ThreadPoolExecutor(8) as pool:
+        took = pool.map(lambda _: zero_words(3, DEVICE, stream=0), range(4000))
+    addresses = [address for address, _ in took]
+    assert len({address // 32 for address in addresses}) == len(addresses)
+
+
+@pytest.mark.parametrize(("n", "stream"), [(5, 7), (call.SUPPLY // 8 + 1, 0)])
+def test_other_launches_zero_their_own_words(n, stream, no_supplies):
+    """A supply is not known to be zeroed where another stream is, or a captured graph is replayed.
+
+    Words for many programs would soon use it up.
+    """
+    for _ in range(2):
+        address, owner = zero_words(n, DEVICE, stream)
+        assert (address, len(owner)) == (owner.data_ptr(), n)
+        assert not owner.any()
+        owner.fill_(-1)
+    assert call._supplies == {}
 
 
 # ---- takes_ptx

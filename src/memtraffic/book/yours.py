@@ -14,7 +14,15 @@ from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.gpus import planning_gpu
-from memtraffic.ladder.tiling import MAX_COLS, max_warps
+from memtraffic.ladder.call import takes_ptx
+from memtraffic.ladder.chunks import (
+    load_chunks,
+    max_of_chunks,
+    numerator_of_chunk,
+    numerators,
+    store_chunk,
+)
+from memtraffic.ladder.tiling import MAX_COLS, VECTOR_BYTES, max_warps
 
 # ---- RMS norm
 
@@ -88,23 +96,33 @@ def torch_rms_norm(x: Tensor, w: Tensor) -> Tensor:
 @triton.jit
 def _cross_entropy_kernel(
     loss_ptr, dx_ptr, x_ptr, target_ptr,
-    n_rows, n_cols,
+    n_cols,
     BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
-    mask = cols < n_cols
-    for row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0), num_stages=STAGES):
-        first = tl.cast(row, tl.int64) * n_cols
-        x = tl.load(x_ptr + first + cols, mask=mask, other=-float("inf")).to(tl.float32)
-        target = tl.load(target_ptr + row).to(tl.int32)
-        at_target = tl.load(x_ptr + first + target).to(tl.float32)
-        row_max = tl.max(x, axis=0)
-        numerator = tl.exp(x - row_max)
-        total = tl.sum(numerator, axis=0)
-        tl.store(loss_ptr + row, row_max + tl.log(total) - at_target)
-        dx = numerator * (1 / total) - tl.where(cols == target, 1.0, 0.0)
-        tl.store(dx_ptr + first + cols, dx, mask=mask)
+    x_ptr += row * n_cols
+    dx_ptr += row * n_cols + cols
+    target = tl.load(target_ptr + row).to(tl.int32)
+    at_target = tl.load(x_ptr + target).to(tl.float32)
+    x_ptr += cols
+    chunks = load_chunks(
+        x_ptr, 1, True, cols, n_cols, -float("inf"), BLOCK, CHUNKS, CHUNKS - 1
+    )
+    row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE, tl.float32), axis=0)
+    total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, tl.float32, PTX)
+    row_sum = tl.sum(total, axis=0)
+    tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
+    scale = 1 / row_sum
+    for i in tl.static_range(CHUNKS):
+        numerator = numerator_of_chunk(kept[i], row_max, CHUNKS, DTYPE, tl.float32, PTX)
+        dx = numerator * scale
+        if target // BLOCK == i:
+            dx -= tl.where(cols == target % BLOCK, 1.0, 0.0)
+        store_chunk(dx_ptr, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, CHUNKS - 1)
 
 
 def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,17 +137,17 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     is right. Returns the losses in float32, and the gradient in the dtype of `x`. Raises ValueError
     for other matrices.
     """
-    block, warps = _program("cross_entropy", x)
-    n_rows, n_cols = x.shape
+    _check("cross_entropy", x)
+    (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
+    # Each thread holds up to 256 bytes of the row, and loads 16 of them at a time.
+    row_bytes = triton.next_power_of_2(n_cols) * x.element_size()
+    warps = max(1, row_bytes // (256 * gpu.warp_size))
+    block = VECTOR_BYTES // x.element_size() * warps * gpu.warp_size
     loss, dx = x.new_empty(n_rows, dtype=torch.float32), torch.empty_like(x)
-    programs, stages, gpu = n_rows, 1, planning_gpu(x)
-    row_bytes = block * x.element_size()
-    if warps == max_warps(gpu) and 2 * row_bytes <= gpu.shared_per_program:
-        programs, stages = gpu.num_sms, 3  # one program fills an SM: let it request rows ahead
     with runtime.device_guard(x):
-        _cross_entropy_kernel[(programs,)](
-            loss, dx, x, target, n_rows, n_cols,
-            BLOCK=block, STAGES=stages, num_warps=warps,
+        _cross_entropy_kernel[(n_rows,)](
+            loss, dx, x, target, n_cols,
+            BLOCK=block, CHUNKS=triton.cdiv(n_cols, block), PTX=takes_ptx(gpu), num_warps=warps,
         )  # fmt: skip
     return loss, dx
 
@@ -145,11 +163,15 @@ def torch_cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _program(name: str, x: Tensor) -> tuple[int, int]:
     """The block and the warps of a program that holds a row. Raises ValueError if none can."""
+    _check(name, x)
+    block = triton.next_power_of_2(x.shape[1])
+    gpu = planning_gpu(x)
+    return block, max(4, min(max_warps(gpu), block // (32 * gpu.warp_size)))
+
+
+def _check(name: str, x: Tensor) -> None:
     if x.dim() != 2 or not x.is_contiguous() or not 0 < x.shape[1] <= MAX_COLS:
         raise ValueError(
             f"{name}: takes a packed matrix of 1 to {MAX_COLS} columns, not {tuple(x.shape)} "
             f"of strides {x.stride()}"
         )
-    block = triton.next_power_of_2(x.shape[1])
-    gpu = planning_gpu(x)
-    return block, max(4, min(max_warps(gpu), block // (32 * gpu.warp_size)))

@@ -16,12 +16,12 @@ def load_chunks(
     ptr, col_stride, live, cols, n_cols, other,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    FULL: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    # FULL: only the last chunk ends outside of the row, and all rows are live.
+    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
-        if FULL and i + 1 < CHUNKS:
+        if i < WHOLE:
             chunk = tl.load(ptr + i * BLOCK * col_stride)
         else:
             mask = live & (cols < n_cols - i * BLOCK)
@@ -35,9 +35,9 @@ def store_chunk(
     ptr, col_stride, value, i: tl.constexpr, live, cols, n_cols,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    FULL: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    if FULL and i + 1 < CHUNKS:
+    if i < WHOLE:
         tl.store(ptr + i * BLOCK * col_stride, value)
     else:
         tl.store(
@@ -90,7 +90,7 @@ def numerators(
     ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
+    # The sum of the numerators, and what `numerator_of_chunk` needs of them: where the
     # matrix has 16 bits and several chunks, the chunks again; otherwise the numerators.
     kept = ()
     for i in tl.static_range(CHUNKS):
@@ -108,6 +108,21 @@ def numerators(
 
 
 @triton.jit
+def numerator_of_chunk(
+    kept, base,
+    CHUNKS: tl.constexpr,
+    STORED: tl.constexpr,
+    ACC: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    # kept: what `numerators` kept of a chunk.
+    if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
+        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
+        kept = exponential(x, base, STORED)
+    return kept
+
+
+@triton.jit
 def softmax_of_chunk(
     kept, base, scale,
     CHUNKS: tl.constexpr,
@@ -115,7 +130,5 @@ def softmax_of_chunk(
     ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
-        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
-        kept = exponential(x, base, STORED)
-    return (kept * scale).to(STORED)
+    numerator = numerator_of_chunk(kept, base, CHUNKS, STORED, ACC, PTX)
+    return (numerator * scale).to(STORED)

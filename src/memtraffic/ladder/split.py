@@ -171,7 +171,7 @@ def split_kernel(
     left = n_cols - first
     live = left > 0
     chunks = load_chunks(
-        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, False
+        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, 0
     )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
@@ -187,7 +187,7 @@ def split_kernel(
         for i in tl.static_range(CHUNKS):
             y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
             store_chunk(
-                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, False
+                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, 0
             )
     else:
         while late < SLOTS:

@@ -48,8 +48,8 @@ def split_backward_kernel(
     part_y_ptr, part_dy_ptr = y_ptr + first * y_col_stride, dy_ptr + first * dy_col_stride
     left = n_cols - first
     live = left > 0
-    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, False)
-    dys = load_chunks(part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, False)
+    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, 0)
+    dys = load_chunks(part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, 0)
     slots_ptr += row * n_parts
     dot = tl.sum(dot_of_chunks(ys, dys, CHUNKS, STORED, tl.float32), axis=0)
     publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0
@@ -63,7 +63,7 @@ def split_backward_kernel(
             y = widen(forget(ys[i], CHUNKS, PTX), STORED, tl.float32)
             dy = widen(forget(dys[i], CHUNKS, PTX), STORED, tl.float32)
             dx = to_gradient(y * (dy - dot), STORED, DTYPE)
-            store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, False)
+            store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, 0)
     else:
         while late < SLOTS:
             end = tl.minimum(n_cols - late * WIDTH, WIDTH)

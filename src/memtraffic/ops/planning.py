@@ -165,16 +165,23 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     align = common_divisor(tensors, sizes, strides)
     if tile is not None:
         arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)]
+        alone = tile.rows == 1  # so its row exists
+        vector = shifted_vector(tensors, strides) if packed and alone and not backward else 1
+        widest = n_cols // vector * vector
+        narrowest = (n_cols - vector + 1) // vector * vector
+        constants = {
+            "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
+            "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align,
+        }  # fmt: skip
+        if not backward:
+            constants["VECTOR"] = vector
         return Call(
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
             (*arguments, n_rows, n_cols),
-            {
-                "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": tile.chunks, "ALIGN": align,
-                "PTX": takes_ptx(gpu),
-            },
+            constants | {"PTX": takes_ptx(gpu)},
             num_warps=tile.num_warps,
-        )  # fmt: skip
+        )
     arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]
     if packed and stored.dtype in SPLIT_DTYPES:
         kernel = split_backward_kernel if backward else split_kernel
@@ -194,6 +201,20 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         constants if backward else constants | {"ONLINE": True},
         num_warps=loop.num_warps,
     )
+
+
+def shifted_vector(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> int:
+    """Elements of a 16-byte access to rows of which some start between two such addresses.
+
+    It is 1 where all rows start at multiples of 16 bytes, or where a row of one tensor starts
+    elsewhere between such addresses than the same row of another.
+    """
+    itemsizes = {tensor.element_size() for tensor in tensors}
+    vector = VECTOR_BYTES // max(itemsizes)
+    starts = [[step % vector for step in s[:-1]] for s in strides]
+    alike = len(itemsizes) == 1 and all(it == starts[0] for it in starts)
+    aligned = all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
+    return vector if alike and aligned and any(starts[0]) else 1
 
 
 def common_divisor(

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from memtraffic.ladder.chunks import (
+    exponential,
     forget,
     load_chunks,
     max_of_chunks,
@@ -35,12 +36,13 @@ def softmax_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
-    FULL: tl.constexpr = ROWS == 1
     # No value changes, but the compiler can now prove that ALIGN divides each of them.
     n_cols = n_cols // ALIGN * ALIGN
     x_batch_stride = x_batch_stride // ALIGN * ALIGN
@@ -53,18 +55,55 @@ def softmax_kernel(
     cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
     y_col_stride = tl.cast(y_col_stride, tl.int64)
-    x_ptr += batch * x_batch_stride + rows * x_row_stride + cols * x_col_stride  # (ROWS, BLOCK)
-    y_ptr += batch * y_batch_stride + rows * y_row_stride + cols * y_col_stride
+    x_row = batch * x_batch_stride + rows * x_row_stride  # (ROWS, 1)
+    y_row = batch * y_batch_stride + rows * y_row_stride
+    inner = n_cols
+    if VECTOR > 1:
+        # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors;
+        # the columns before and after them, fewer than VECTOR each, one by one.
+        x_start = batch * x_batch_stride + tl.program_id(0).to(tl.int64) * x_row_stride
+        y_start = batch * y_batch_stride + tl.program_id(0).to(tl.int64) * y_row_stride
+        head = (round_up(x_start, VECTOR) - x_start).to(tl.int32)
+        inner = (n_cols - head) // VECTOR * VECTOR
+        lane = tl.arange(0, 2 * VECTOR)
+        before = lane % 2 == 0
+        edge_col = lane // 2 + tl.where(before, 0, head + inner)
+        on_edge = edge_col < tl.where(before, head, n_cols)
+        edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
+        x_row = round_up(x_start, VECTOR)
+        y_row = round_up(y_start, VECTOR)
+    x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
     chunks = load_chunks(
-        x_ptr, x_col_stride, live, cols, n_cols, -float("inf"), BLOCK, CHUNKS, FULL
+        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
     largest = max_of_chunks(chunks, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
     row_max = tl.max(largest, axis=1, keep_dims=True)  # (ROWS, 1)
+    if VECTOR > 1:
+        edges = widen(edges, STORED, ACC)
+        row_max = tl.maximum(row_max, tl.max(edges, axis=0))
     total, kept = numerators(chunks, row_max, CHUNKS, STORED, ACC, PTX)
-    scale = 1 / tl.sum(total, axis=1, keep_dims=True)
+    row_sum = tl.sum(total, axis=1, keep_dims=True)
+    if VECTOR > 1:
+        edges = exponential(edges, scalar(row_max), STORED)
+        row_sum += tl.sum(edges, axis=0)
+    scale = 1 / row_sum
+    if VECTOR > 1:
+        edges = (edges * scalar(scale)).to(STORED)
+        tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
+    y_ptrs = y_ptr + y_row + cols * y_col_stride
     for i in tl.static_range(CHUNKS):
         y = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, STORED, ACC, PTX)
-        store_chunk(y_ptr, y_col_stride, y, i, live, cols, n_cols, BLOCK, CHUNKS, FULL)
+        store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
+
+
+@triton.jit
+def scalar(x):
+    return tl.sum(x)  # of one element
+
+
+@triton.jit
+def round_up(x, FACTOR: tl.constexpr):
+    return (x + FACTOR - 1) // FACTOR * FACTOR
 
 
 @triton.jit
@@ -76,13 +115,13 @@ def softmax_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
     DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
-    FULL: tl.constexpr = ROWS == 1
     n_cols = n_cols // ALIGN * ALIGN
     dx_batch_stride = dx_batch_stride // ALIGN * ALIGN
     dx_row_stride = dx_row_stride // ALIGN * ALIGN
@@ -100,15 +139,15 @@ def softmax_backward_kernel(
     dx_ptr += batch * dx_batch_stride + rows * dx_row_stride + cols * dx_col_stride
     y_ptr += batch * y_batch_stride + rows * y_row_stride + cols * y_col_stride
     dy_ptr += batch * dy_batch_stride + rows * dy_row_stride + cols * dy_col_stride
-    ys = load_chunks(y_ptr, y_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, FULL)
-    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, FULL)
+    ys = load_chunks(y_ptr, y_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
     products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
     dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
     for i in tl.static_range(CHUNKS):
         y = widen(forget(ys[i], CHUNKS, PTX), STORED, ACC)
         dy = widen(forget(dys[i], CHUNKS, PTX), STORED, ACC)
         dx = to_gradient(y * (dy - dot), STORED, DTYPE)
-        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, FULL)
+        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ from memtraffic.ops.planning import Run, plan
 
 __all__ = ["softmax"]
 
+PLAIN = (Tensor, torch.nn.Parameter)
+STRIDED = torch.strided  # a name of a module takes longer to find in another module
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_PLANS = 4096
 
@@ -75,8 +77,8 @@ def softmax(
 def _is_plain(x: Tensor) -> bool:
     """Whether `x` is a tensor with memory, and no mode of PyTorch watches what is done to it."""
     return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.layout is torch.strided
+        type(x) in PLAIN
+        and x.layout is STRIDED
         and not x.is_meta
         and not torch._C._are_functorch_transforms_active()
         and (torch._C._len_torch_dispatch_stack() == 0 or runtime.is_capturing())
