@@ -240,6 +240,15 @@ def masked(x):
     return y
 
 
+@torch.library.custom_op("memtraffic_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """A custom operation with a kernel and an operation of PyTorch."""
+    y = torch.empty_like(x)
+    kernel = torch.library.wrap_triton(_masked_kernel)
+    kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
+    return y * 2
+
+
 def unmasked(x):
     y = torch.empty_like(x)
     _unmasked_kernel[(x.shape[0], x.shape[1] // 4)](y, x, x.shape[1], BLOCK=4)

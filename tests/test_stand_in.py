@@ -29,6 +29,7 @@ def test_stand_in_answers_what_launchers_ask(name):
         assert torch.cuda.is_bf16_supported() == (name != "T4")
         assert (torch.cuda.is_available(), torch.cuda.device_count()) == (True, 1)
         assert torch.cuda.current_stream().cuda_stream == 0
+        assert torch._C._cuda_getCurrentRawStream(0) == 0
         assert driver.active.get_current_target().arch == gpu.architecture
         found = driver.active.utils.get_device_properties(driver.active.get_current_device())
         assert found["multiprocessor_count"] == gpu.num_sms

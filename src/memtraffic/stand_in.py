@@ -59,6 +59,10 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
             # Builds of PyTorch without CUDA lack those with an underscore.
             created = name.startswith("_")
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
+        raw = mock.patch.object(
+            torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True
+        )
+        stack.enter_context(raw)  # launchers take it when they are imported
         stack.enter_context(driver_of(gpu, lambda cubin: _registers(cubin, gpu)))
         # A mode does not see what its handler does, and the whole backward pass would be that.
         stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))

@@ -131,16 +131,19 @@ def test_kernels_of_the_survey():
     assert len({kernel.package for kernel in survey.KERNELS}) >= 4
 
 
-def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path):
+def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "01-made-up.py"
     file.write_text(
         "import torch\n"
         "def double(x):\n    return x + x\n"
         "y = double(torch.zeros(2, device='cuda'))\n"
         "def twice(x):\n    return double(double(x))\n"
+        "open('results.html', 'w').close()\n"
     )
     module = survey._load_tutorial(file)
     assert module.twice(1) == 4 and not hasattr(module, "y")
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_count_all_leaves_out_absent_packages(monkeypatch, tmp_path):

@@ -405,6 +405,27 @@ def test_count_trace_around_an_autotuned_kernel():
     assert {access.offsets for access in traffic.accesses} == {(0, 1, 2)}
 
 
+def test_count_of_a_custom_operation():
+    """It is what its function does, below autograd."""
+    traffic = count(lambda x: kernels.doubled(x).sum(), matrix())
+    assert [(op.name, *totals_of(op)) for op in traffic.ops] == [
+        ("_masked_kernel", 36, 36),
+        ("mul", 36, 36),
+        ("sum", 36, 1),
+    ]
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        count(kernels.doubled, matrix(), backward=True)
+
+
+def test_count_refuses_an_operation_of_a_library():
+    """Its function cannot be found: only the dispatcher knows it."""
+    library = torch.library.Library("memtraffic_tests", "FRAGMENT")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x.clone(), "CompositeExplicitAutograd")
+    with pytest.raises(CountError, match=r"opaque\.default is not an operation"):
+        count(torch.ops.memtraffic_tests.opaque, matrix())
+
+
 def test_count_refuses_a_kernel_that_leaves_its_tensors():
     with pytest.raises(CountError, match=r"^_unmasked_kernel reads 4 elements outside"):
         count(kernels.dropped_mask, matrix(5, 12))
@@ -583,6 +604,7 @@ found = {}
 for name, (fn, _) in kernels.KNOWN.items():
     traffic = count(fn, x)
     found[name] = [traffic.read_elements, traffic.written_elements]
+found["custom"] = [op.name for op in count(kernels.doubled, x).ops]
 try:
     count(kernels.dropped_mask, x)
 except Exception as error:
@@ -603,7 +625,8 @@ def test_count_in_a_process_that_compiles():
     )
     assert done.returncode == 0, done.stderr
     known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
-    assert json.loads(done.stdout) == known | {"error": "CountError", "bits": [128]}
+    rest = {"custom": ["_masked_kernel", "mul"], "error": "CountError", "bits": [128]}
+    assert json.loads(done.stdout) == known | rest
 
 
 # ---- what a function may be, and its backward pass
@@ -682,6 +705,12 @@ def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     # dW = dy^T x, dx = dy W
     assert sorted(map(totals_of, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
     assert layer.weight.grad is None
+
+
+def test_count_backward_of_float8():
+    """PyTorch makes no random number of it."""
+    forward, backward = count(lambda x: x.to(torch.float8_e5m2), inputs="8:fp32", backward=True)
+    assert (forward.written_bytes, backward.read_bytes, backward.written_bytes) == (8, 8, 32)
 
 
 def test_count_backward_of_inputs_without_a_gradient():

@@ -391,10 +391,13 @@ def _load_tutorial(file: Path) -> types.ModuleType:
     """A tutorial as a module, without the statements that need a GPU, such as its benchmarks."""
     module = types.ModuleType(file.stem)
     module.__file__ = str(file)
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        code = compile(ast.Module([statement], []), str(file), "exec")
-        with contextlib.suppress(Exception):
-            exec(code, vars(module))
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    # A benchmark that fails leaves its report in the current folder.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for statement in body:
+            code = compile(ast.Module([statement], []), str(file), "exec")
+            with contextlib.suppress(Exception):
+                exec(code, vars(module))
     return module
 
 

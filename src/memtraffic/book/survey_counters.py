@@ -22,7 +22,7 @@ from torch import Tensor
 from memtraffic.functions import as_function
 from memtraffic.inputs import find_inputs
 from memtraffic.traffic import counters as hardware
-from memtraffic.traffic.count import differentiable, leaves_of, tensors_in
+from memtraffic.traffic.count import differentiable, gradients_of, leaves_of, tensors_in
 
 if TYPE_CHECKING:
     from memtraffic.book.survey import Published
@@ -160,7 +160,7 @@ def _pass(
             _counted(lambda: arguments.call(fn), outcome)
             return
         outputs = [x for x in tensors_in([arguments.call(fn)]) if x.requires_grad]
-        wanted, gradients = leaves_of(outputs), [torch.randn_like(x) for x in outputs]
+        wanted, gradients = leaves_of(outputs), gradients_of(outputs)
         _counted(
             lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True), outcome
         )

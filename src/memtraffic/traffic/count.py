@@ -11,6 +11,8 @@ A function may mix three kinds of work, and all are counted:
 - A Triton kernel runs in Triton's interpreter. Each element that a load or store touches counts
   each time its mask is true: a kernel that reads a row three times counts it three times.
 
+An operation that `torch.library.custom_op` or `triton_op` defines is what its Python function does.
+
 Nothing is guessed: an operation that this module does not know is an error that names it.
 """
 
@@ -30,6 +32,8 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch._library.triton import set_wrap_triton_enabled
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -211,6 +215,7 @@ def count(
         _lock,  # after that of `interpreting`, which is none without Triton
         _compiled_functions_refused(),
         _conversions_seen(meter, fn),
+        set_wrap_triton_enabled(False),  # `wrap_triton` hides a launch in an operation
         meter,
     ):
         token = _counting.set(True)
@@ -241,7 +246,7 @@ def count_passes(
     outputs = [x for x in tensors_in(results) if x.requires_grad]
     if not outputs:
         raise CountError("no result has a gradient, so there is no backward pass to count")
-    wanted, gradients = leaves_of(outputs), [torch.randn_like(x) for x in outputs]
+    wanted, gradients = leaves_of(outputs), gradients_of(outputs)
     # Without further threads: a launch asks in which context of this thread it is made.
     with torch.autograd.set_multithreading_enabled(False):
         second = count(
@@ -270,6 +275,15 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
         seen |= following
         nodes += following
     return found
+
+
+def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """A random gradient for each tensor, with its dtype and strides."""
+    # PyTorch makes no random float8.
+    return [
+        torch.randn_like(x, dtype=torch.float32 if x.itemsize == 1 else x.dtype).to(x.dtype)
+        for x in outputs
+    ]
 
 
 def count_shapes(
@@ -405,6 +419,9 @@ class _Meter(TorchDispatchMode):
         # The interpreter copies arguments, and a tensor without values is asked for its device.
         if self.kernel is not None or func.namespace == "prim":
             return func(*args, **kwargs)
+        if (custom := _custom(func, args, kwargs)) is not None:
+            with self:
+                return custom(*args, **kwargs)
         read, written = _operands(func, args, kwargs)
         result = func(*args, **kwargs)
         if read is None:
@@ -529,6 +546,15 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from tensors_in(value)
+
+
+def _custom(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """The Python function of a custom operation, for the device of its tensors; None if none."""
+    if (definition := OPDEFS.get(func._schema.name)) is None:
+        return None
+    functions = definition._backend_fns
+    devices = [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
+    return next((functions[each] for each in (*devices, None) if each in functions), None)
 
 
 def _operands(
