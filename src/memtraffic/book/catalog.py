@@ -233,12 +233,15 @@ BOTH = ["torch.softmax", "memtraffic.softmax"]
 # The widths of the table in Triton's documentation, some odd ones, and rows that are ever longer.
 PRINTED = [[4096, 128 * i] for i in range(2, 100)]
 ODD = [[4096, n] for n in (781, 1000, 4097, 12673)]
-LONGEST = [[4096, 16384], [4096, 32768], *([2**27 // n, n] for n in (2**16, 2**17, 2**18, 2**20))]
+LONGEST = [
+    [min(4096, 2**27 // n), n]
+    for n in (2**14, 2**15, 3 * 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+]
+SCORED_AT = sorted(PRINTED + ODD + LONGEST, key=lambda shape: shape[1])
 RIVALS = ["copy", "torch.softmax", "memtraffic.softmax", "Liger", "FlagGems", "QuACK", "tutorial"]
 BACKWARDS = [f"{name} backward" for name in RIVALS[1:6]]
-COMPILERS = ["compile(torch.softmax)", "compile(persistent reduction)"]
+COMPILERS = ["compile(torch.softmax)", *COMPILED[1:]]
 COMPILED_AT = [[4096, n] for n in (256, 1024, 2176, 4096, 8320, 12672, 16384, 32768)]
-BACKWARD_AT = [[4096, n] for n in (256, 512, 1000, 1024, 2048, 4096, 4097, 6144, 8320, 12672)]
 CALLERS = ["torch.softmax", "memtraffic.softmax"]
 
 _POWERS = [1, 2, 4, 8, 16, 32]
@@ -258,11 +261,9 @@ REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeat
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
-SCORED = dict(
-    impls=RIVALS, shapes=sorted(PRINTED + ODD + LONGEST, key=lambda it: it[1]), budget=0.008
-)
+SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.008)
 SCORED_BACKWARD = dict(
-    impls=["add", *BACKWARDS], shapes=BACKWARD_AT + LONGEST[:4], op="softmax_backward", budget=0.02
+    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
 )
 SCORED_HOST = dict(
     impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
@@ -421,13 +422,13 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
         "scoreboard_float32",
         _compare,
         COMPARED,
-        dict(**SCORED, compiled=COMPILERS, compiled_shapes=COMPILED_AT, dtype=_F32),
+        dict(**SCORED, compiled_shapes=COMPILED_AT, dtype=_F32),
     ),
     (
         "scoreboard_bfloat16",
         _compare,
         COMPARED,
-        dict(**SCORED, compiled=COMPILERS, compiled_shapes=COMPILED_AT[1::2], dtype=_BF16),
+        dict(**SCORED, compiled_shapes=COMPILED_AT[1::2], dtype=_BF16),
     ),
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),

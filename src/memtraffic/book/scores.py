@@ -15,12 +15,15 @@ from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.benchmark.peers import BACKWARD
 from memtraffic.book import recording
 from memtraffic.book.catalog import find_experiments
+from memtraffic.ladder import RUNGS
 from memtraffic.names import PEERS
 
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel
+CALLER_MOST = 1.1  # of a caller's time with torch.softmax
 WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
 PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
+LONG = [2**k for k in (15, 16, 17, 18, 20)]  # of rows for which there are targets
 
 
 def results(*ids: str) -> list[pd.DataFrame]:
@@ -48,6 +51,11 @@ def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
     order = list(dict.fromkeys(names))
     here = frame.assign(impl=names)[frame["us"] > 0]
     return here.pivot(index="n", columns="impl", values=column).reindex(columns=order)
+
+
+def others(us: pd.DataFrame) -> list[str]:
+    """The kernels in `us` that others made: what is neither ours, nor a rung, nor a roof."""
+    return [str(name) for name in us if name not in (OURS, *RUNGS, *ROOFS)]
 
 
 def roof(us: pd.DataFrame) -> pd.Series[float]:
@@ -113,10 +121,39 @@ def match(frame: pd.DataFrame, other: str, widths: Iterable[int]) -> Match | Non
 
 
 def matches(frame: pd.DataFrame, widths: Iterable[int]) -> list[Match]:
-    """Our kernel against every other one but the roofs, where both were timed."""
-    wanted, names = list(widths), timed(frame).columns
-    found = [match(frame, name, wanted) for name in names if name not in (OURS, *ROOFS)]
+    """Our kernel against each of the `others`, where both were timed."""
+    wanted = list(widths)
+    found = [match(frame, name, wanted) for name in others(timed(frame))]
     return [it for it in found if it]
+
+
+def winners(us: pd.DataFrame, widths: Iterable[int]) -> dict[str, list[int]]:
+    """At which of the widths each kernel has the least time, the one that wins most first.
+
+    Roofs and rungs do not take part.
+    """
+    rows = at(us, widths)
+    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(how="all")
+    won: dict[str, list[int]] = {}
+    for n, name in rows.idxmin(axis=1).items():
+        won.setdefault(str(name), []).append(int(str(n)))
+    return dict(sorted(won.items(), key=lambda item: -len(item[1])))
+
+
+def spans(some: Iterable[int], of: Iterable[int]) -> str:
+    """Some of the widths in `of` as text, neighbours joined.
+
+    >>> spans([256, 384, 512, 1024], range(256, 2049, 128))
+    '256 to 512, 1024'
+    """
+    places = {n: place for place, n in enumerate(sorted(of))}
+    runs: list[list[int]] = []
+    for n in sorted(some):
+        if runs and places[n] == places[runs[-1][-1]] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 class Lead(NamedTuple):
@@ -128,11 +165,15 @@ class Lead(NamedTuple):
 
 
 def against_fastest(
-    us: pd.DataFrame, widths: Iterable[int], others: Sequence[str] = PEERS
+    us: pd.DataFrame, widths: Iterable[int], rivals: Sequence[str] | None = None
 ) -> list[Lead]:
-    """Ours against the fastest of the others at each width; first where ours is slowest."""
+    """Ours against the fastest of some rivals at each width; first where ours is slowest.
+
+    rivals: all of the `others` by default.
+    """
     rows = at(us, widths)
-    here = rows[[name for name in others if name in rows]].dropna(how="all")
+    names = others(us) if rivals is None else [name for name in rivals if name in us]
+    here = rows[names].dropna(how="all")
     found = [
         Lead(int(n), str(row.idxmin()), float(row.min() / rows.loc[n, OURS]))
         for n, row in here.iterrows()
@@ -141,16 +182,47 @@ def against_fastest(
     return sorted(found, key=lambda it: it.ratio)
 
 
+class Rung(NamedTuple):
+    """A rung of the ladder at some widths: how many it was timed at, and its speed.
+
+    over_torch: over that of `torch.softmax`, the geometric mean. low, high: of a copy.
+    """
+
+    name: str
+    widths: int
+    over_torch: float
+    low: float
+    high: float
+
+
+def ladder(frame: pd.DataFrame, widths: Iterable[int]) -> list[Rung]:
+    """The rungs in the order of the book, and ours after them, where they were timed."""
+    us, share = (at(it, list(widths)) for it in (timed(frame), shares(frame)))
+    found = []
+    for name in (*RUNGS, OURS):
+        reached = share[name].dropna() if name in share else share.iloc[:0, 0]
+        if len(reached):
+            ratios = (us[TORCH] / us[name]).dropna()
+            row = geometric_mean(ratios), float(reached.min()), float(reached.max())
+            found.append(Rung(name, len(reached), *row))
+    return found
+
+
 # ---- what was aimed at
 
 
 class Target(NamedTuple):
-    """What was aimed at. met: None where a package that it takes is not here."""
+    """What was aimed at.
+
+    measured: None where a package that it takes is not here. where: the width at which that was
+    measured, or over how many. missed: at which widths, as text; "" where it is a mean.
+    """
 
     what: str
     least: float
     measured: float | None
     where: str
+    missed: str = ""
     at_most: bool = False
 
     @property
@@ -171,26 +243,33 @@ def targets(
         ("bfloat16", {"QuACK": 1.0}),
     ):
         frame = forward[dtype]
-        us, long = timed(frame), [n for n in timed(frame).index if n > max(PRINTED)]
-        long = [n for n in long if n % 128 == 0]
-        found.append(_slowest(f"{dtype}: fastest peer", 0.98, us, PRINTED, PEERS))
+        us = timed(frame)
+        found.append(_slowest(f"{dtype}: fastest of the others", 0.98, us, PRINTED))
         found += [_mean(f"{dtype}: {name}, mean", it, frame, name) for name, it in means.items()]
         if dtype == "float32":
             found.append(_share("float32: copy, from 2048", 0.97, frame, range(2048, 12673, 128)))
-        found.append(_slowest(f"{dtype}, long rows: QuACK", 0.98, us, long, ("QuACK",)))
-        found.append(_share(f"{dtype}, long rows: copy", 0.9, frame, long))
+        found.append(_slowest(f"{dtype}, long rows: QuACK", 0.98, us, LONG, ("QuACK",)))
+        found.append(_share(f"{dtype}, long rows: copy", 0.9, frame, LONG))
     for dtype, least in (("float32", 0.97), ("bfloat16", 0.95)):
         us = timed(backward[dtype])
         wide = [n for n in us.index if n >= 2048]
         found.append(_share(f"{dtype} backward: add, from 2048", least, backward[dtype], wide))
-        name = f"{dtype} backward: fastest peer"
-        found.append(_slowest(name, 0.98, us, us.index, PEERS))
+        name = f"{dtype} backward: fastest of the others"
+        found.append(_slowest(name, 0.98, us, us.index))
     for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
         for suffix, how in (("", ""), (", gradient", ", with gradient")):
             ratios = caller_ratios(host, column, suffix)
-            worst = f"at {int(ratios.idxmax())}"
-            name = f"{TORCH}: {what}{how}"
-            found.append(Target(name, 1.1, float(ratios.max()), worst, at_most=True))
+            over = [int(n) for n in ratios.index[ratios > CALLER_MOST]]
+            found.append(
+                Target(
+                    f"{TORCH}: {what}{how}",
+                    CALLER_MOST,
+                    float(ratios.max()),
+                    f"at {int(ratios.idxmax())}",
+                    spans(over, ratios.index),
+                    at_most=True,
+                )
+            )
     return found
 
 
@@ -201,13 +280,18 @@ def caller_ratios(host: pd.DataFrame, column: str, suffix: str = "") -> pd.Serie
 
 
 def _slowest(
-    what: str, least: float, us: pd.DataFrame, widths: Iterable[int], others: Sequence[str]
+    what: str,
+    least: float,
+    us: pd.DataFrame,
+    widths: Iterable[int],
+    rivals: Sequence[str] | None = None,
 ) -> Target:
-    leads = against_fastest(us, widths, others)
+    leads = against_fastest(us, list(widths), rivals)
     if not leads:
         return Target(what, least, None, "not measured")
-    worst = leads[0]
-    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n}")
+    worst, known = leads[0], [lead.n for lead in leads]
+    missed = spans([lead.n for lead in leads if lead.ratio < least], known)
+    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n}", missed)
 
 
 def _mean(what: str, least: float, frame: pd.DataFrame, other: str) -> Target:
@@ -221,7 +305,8 @@ def _share(what: str, least: float, frame: pd.DataFrame, widths: Iterable[int]) 
     reached = at(shares(frame), widths)[OURS].dropna()
     if reached.empty:
         return Target(what, least, None, "not measured")
-    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())}")
+    missed = spans([int(n) for n in reached.index[reached < least]], reached.index)
+    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())}", missed)
 
 
 # ---- what to ship
@@ -240,14 +325,21 @@ class Choice(NamedTuple):
     over_ours: float
     ship: str
 
+    @property
+    def gain(self) -> float:
+        """The speed of what is shipped over that of `torch.softmax`."""
+        if self.ship == TORCH:
+            return 1.0
+        return self.over_torch / (self.over_ours if self.ship == OURS else 1)
+
 
 def choose(case: str, us: pd.DataFrame, widths: Callable[[int], bool]) -> Choice | None:
     """What to ship for a case, by the geometric mean over its widths; None if it has no widths.
 
-    Only kernels that were timed at each of these widths are candidates.
+    Only kernels that were timed at each of these widths are candidates, and no rungs.
     """
     rows = us[[widths(int(n)) for n in us.index]]
-    rows = rows[[name for name in rows if name not in ROOFS]].dropna(axis=1)
+    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(axis=1)
     if rows.empty or OURS not in rows or TORCH not in rows:
         return None
     speed = {name: geometric_mean(rows[TORCH] / rows[name]) for name in rows}
