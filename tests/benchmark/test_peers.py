@@ -100,10 +100,8 @@ def test_flag_gems_tunes_its_backward_quickly(package, monkeypatch):
     timed = []
     monkeypatch.setattr("triton.testing.do_bench", lambda fn, **options: timed.append(options))
     content = {"softmax_backward_kernel_inner": type("Entry", (), {"fn": tuned})(), "tuned": tuned}
-    exec(
-        "def backward(dy, y, dim, dtype):\n    tuned.do_bench(None, quantiles=(0.5,))\n    return dy",
-        content,
-    )
+    body = "    tuned.do_bench(None, quantiles=(0.5,))\n    return dy"
+    exec(f"def backward(dy, y, dim, dtype):\n{body}", content)
     package("flag_gems.ops", softmax_backward=content["backward"])
     peers.flag_gems_backward(*SOFTMAX_BACKWARD.inputs((3, 8)))
     assert timed == [{"warmup": 2.5, "rep": 10, "quantiles": (0.5,)}]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, copying, overhead, sweeps
-from memtraffic.book import catalog, measurements, recording
+from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps
+from memtraffic.book import build, catalog, measurements, recording
 from memtraffic.book.catalog import EXPERIMENTS
 from memtraffic.book.measurements import (
     EXHIBITS,
@@ -405,6 +405,37 @@ def test_compare_of_labels(monkeypatch):
     assert asked == [(functions, shapes, options)]
     assert frame["us"].tolist() == frame["gb_per_s"].tolist() == [2, 0]
     assert recording.from_csv(recording.to_csv(frame))["us"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("id", [id for id in EXPERIMENTS if id.startswith("scoreboard_")])
+def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monkeypatch):
+    """Everything but the timer and the compiler runs, at two widths."""
+
+    def time_interleaved(fns, **options):
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    for module in (comparing, copying, overhead, sweeps):
+        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(overhead, "ROUNDS", 1)
+    monkeypatch.setattr(overhead, "WAITS", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
+    arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
+    if "compiled" in arguments:
+        arguments |= {"compiled": ["jit.script(naive)"], "compiled_shapes": [[4, 24]]}
+    if "calls" in arguments:
+        arguments |= {"calls": 1}
+    subject = dataclasses.replace(EXPERIMENTS[id], arguments=arguments)
+    monkeypatch.setitem(catalog.EXPERIMENTS, id, subject)
+    folder = build.record_experiments([id])
+    frame = recording.read(folder, subject)
+    notes = frame["note"] if "note" in frame else pd.Series([""])
+    assert set(notes[~notes.str.startswith("absent")]) == {""}
+    assert (frame["us"] > 0).sum() == len(frame) - notes.str.startswith("absent").sum()
+    measured = arguments["impls"] + arguments.get("compiled", [])
+    assert set(frame["impl"]) == set(measured)
 
 
 def test_gradients_are_those_of_a_softmax():

@@ -125,13 +125,16 @@ def test_targets():
         )
     }
     assert len(found) == 20
-    assert found["float32: fastest peer"][1:] == (
+    assert found["float32: fastest of the others"][1:] == (
         0.98,
         pytest.approx(0.9),
         "QuACK at 256",
-        0,
+        "256",
+        False,
     )
-    assert found["float32: fastest peer"].met is False
+    assert found["float32: fastest of the others"].met is False
+    assert found["float32: copy, from 2048"].missed == "2048"
+    assert found["float32: Liger, mean"].missed == found["float32, long rows: copy"].missed == ""
     assert found["float32: torch.softmax, mean"].met is True
     assert found["float32: FlagGems, mean"].met is None
     assert found["bfloat16: QuACK, mean"].met is False
@@ -140,9 +143,9 @@ def test_targets():
     assert found["float32, long rows: QuACK"].measured == pytest.approx(0.8)
     assert found["float32, long rows: copy"].met is True  # 0.9
     assert found["float32 backward: add, from 2048"].met is False
-    assert found["bfloat16 backward: fastest peer"].met is True
+    assert found["bfloat16 backward: fastest of the others"].met is True
     calls = found["torch.softmax: call returns"]
-    assert (calls.met, calls.where, calls.at_most) == (False, "at 128", True)
+    assert (calls.met, calls.where, calls.missed, calls.at_most) == (False, "at 128", "128", True)
     assert found["torch.softmax: result there"].met is True
 
 
@@ -163,6 +166,47 @@ def test_choose(us, wanted):
     assert choice.over_torch == pytest.approx(kernels[scores.TORCH] / kernels[choice.fastest])
 
 
+def test_choice_gains_what_is_shipped():
+    assert Choice("rows", "Liger", 2.2, 1.1, "Liger").gain == 2.2
+    assert Choice("rows", "Liger", 2.2, 1.1, scores.OURS).gain == pytest.approx(2)
+    assert Choice("rows", "Liger", 1.05, 1.2, scores.TORCH).gain == 1
+
+
+def test_rungs_and_roofs_are_none_of_the_others():
+    times = {"copy": 1.0, scores.OURS: 3.0, "tiled": 2.0, "naive": 9.0, "Liger": 4.0, "QuACK": 5.0}
+    us = scores.timed(frame({256: times | {scores.TORCH: 6.0}}))
+    assert scores.others(us) == ["Liger", "QuACK", scores.TORCH]
+    assert scores.winners(us, [256]) == {scores.OURS: [256]}
+    assert [lead.other for lead in scores.against_fastest(us, [256])] == ["Liger"]
+    assert choose("rows", us, lambda n: True).fastest == scores.OURS
+
+
+def test_winners_has_the_widths_of_each():
+    us = scores.timed(BOOK)
+    assert list(scores.winners(us, us.index).items()) == [
+        ("QuACK", [256, 65536]),
+        (scores.OURS, [384]),
+        ("Liger", [2048]),
+    ]
+
+
+def test_spans_joins_neighbours_only():
+    assert scores.spans([], PART) == ""
+    assert scores.spans([384, 256, 1024], PART) == "256 to 384, 1024"
+    assert scores.spans(PART, PART) == "256 to 1024"
+
+
+PART = [256, 384, 781, 1024]
+
+
+def test_ladder_has_the_rungs_that_were_timed_and_ours():
+    times = {"copy": 5.0, scores.TORCH: 20.0, scores.OURS: 10.0, "tiled": 12.5, "fused": "refused"}
+    book = frame({256: times, 384: times | {"tiled": 50.0}})
+    tiled, ours = scores.ladder(book, [256, 384])
+    assert tiled == ("tiled", 2, pytest.approx((1.6 * 0.4) ** 0.5), 0.1, 0.4)
+    assert ours == (scores.OURS, 2, pytest.approx(2), 0.5, 0.5)
+
+
 def test_choose_takes_only_kernels_that_take_every_width():
     us = scores.timed(BOOK)
     assert choose("rows", us, lambda n: n <= 384) == Choice(
@@ -181,6 +225,6 @@ def test_refusals():
     found.loc[found["us"] == 3.0, "note"] = "imprecise: x"
     rows = scores.refusals(found).set_index("impl")
     assert list(rows.index) == ["Liger", "QuACK", "FlagGems"]
-    assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False]
-    assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False]
+    assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False, "512"]
+    assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False, "256"]
     assert rows["absent"].tolist() == [False, False, True]

@@ -234,8 +234,7 @@ BOTH = ["torch.softmax", "memtraffic.softmax"]
 PRINTED = [[4096, 128 * i] for i in range(2, 100)]
 ODD = [[4096, n] for n in (781, 1000, 4097, 12673)]
 LONGEST = [
-    [min(4096, 2**27 // n), n]
-    for n in (2**14, 2**15, 3 * 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+    [min(4096, 2**27 // n), n] for n in (2**14, 2**15, 3 * 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
 ]
 SCORED_AT = sorted(PRINTED + ODD + LONGEST, key=lambda shape: shape[1])
 RIVALS = ["copy", "torch.softmax", "memtraffic.softmax", "Liger", "FlagGems", "QuACK", "tutorial"]

@@ -354,7 +354,8 @@ def choose(case: str, us: pd.DataFrame, widths: Callable[[int], bool]) -> Choice
 def refusals(frame: pd.DataFrame) -> pd.DataFrame:
     """What was timed of each peer, and what not: a row for each of them that has a row.
 
-    Columns: `impl`, `version`, `timed`, `refused` and `wrong`, numbers of widths, and `absent`.
+    Columns: `impl`, `version`, `timed`, `refused`, `wrong` and `imprecise`, numbers of widths;
+    `absent`; `missing`, the widths that were not timed, as text.
     """
     rows = []
     for name, part in frame.groupby("impl", sort=False):
@@ -369,6 +370,7 @@ def refusals(frame: pd.DataFrame) -> pd.DataFrame:
                     "wrong": int(notes.str.startswith("wrong").sum()),
                     "imprecise": int(notes.str.startswith("imprecise").sum()),
                     "absent": bool(notes.str.startswith(ABSENT).any()),
+                    "missing": spans(part.loc[part["us"] <= 0, "n"], part["n"]),
                 }
             )
     return pd.DataFrame(rows)
