@@ -424,16 +424,20 @@ def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monke
     monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
     arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
     if "compiled" in arguments:
-        arguments |= {"compiled": ["jit.script(naive)"], "compiled_shapes": [[4, 24]]}
+        arguments |= {"compiled": ["online"], "compiled_shapes": [[4, 24]]}
     if "calls" in arguments:
         arguments |= {"calls": 1}
     subject = dataclasses.replace(EXPERIMENTS[id], arguments=arguments)
     monkeypatch.setitem(catalog.EXPERIMENTS, id, subject)
     folder = build.record_experiments([id])
     frame = recording.read(folder, subject)
-    notes = frame["note"] if "note" in frame else pd.Series([""])
-    assert set(notes[~notes.str.startswith("absent")]) == {""}
-    assert (frame["us"] > 0).sum() == len(frame) - notes.str.startswith("absent").sum()
+    notes = frame["note"] if "note" in frame else pd.Series("", frame.index)
+    reasons = {"fused": "refused: fused: 24 columns, not a power of two"}
+    absent = {name for name in frame["impl"] if peers.find_peer(name)}
+    for impl, n, us, note in zip(frame["impl"], frame["n"], frame["us"], notes, strict=True):
+        reason = reasons.get(impl, "") if n == 24 else ""
+        assert note.startswith("absent") if impl in absent else note == reason
+        assert (us == 0) == bool(note)
     measured = arguments["impls"] + arguments.get("compiled", [])
     assert set(frame["impl"]) == set(measured)
 
