@@ -15,7 +15,7 @@ from memtraffic.tensors import matrix
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is remembered of the packages that another test has made."""
-    caches = peers.absent, peers._quack_kernel, peers._load_tutorial
+    caches = peers.absent, peers._quack_kernel, peers._load_tutorial, peers._tune_quickly
     for cache in caches:
         cache.cache_clear()
     yield
@@ -92,6 +92,21 @@ def test_flag_gems(package):
     assert dx.dtype == torch.bfloat16 and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
 
 
+def test_flag_gems_tunes_its_backward_quickly(package, monkeypatch):
+    """The kernel is wrapped in two others, of which the inner one is the autotuner."""
+    triton = pytest.importorskip("triton")
+    configs = [triton.Config({}), triton.Config({}, num_warps=8)]
+    tuned = triton.autotune(configs, key=[])(triton.jit(softmax))
+    timed = []
+    monkeypatch.setattr("triton.testing.do_bench", lambda fn, **options: timed.append(options))
+    content = {"softmax_backward_kernel_inner": type("Entry", (), {"fn": tuned})(), "tuned": tuned}
+    body = "    tuned.do_bench(None, quantiles=(0.5,))\n    return dy"
+    exec(f"def backward(dy, y, dim, dtype):\n{body}", content)
+    package("flag_gems.ops", softmax_backward=content["backward"])
+    peers.flag_gems_backward(*SOFTMAX_BACKWARD.inputs((3, 8)))
+    assert timed == [{"warmup": 2.5, "rep": 10, "quantiles": (0.5,)}]
+
+
 def test_quack(package):
     compiled = []
 
@@ -127,7 +142,7 @@ def test_quack(package):
         pytest.param(matrix(2, 6), "multiple of 4 columns of this type, not 6", id="float32"),
         pytest.param(matrix(2, 12, "bfloat16"), "multiple of 8 columns", id="bfloat16"),
         pytest.param(matrix(2, 8, layout="transposed"), "packed", id="transposed"),
-        pytest.param(torch.empty(1, 2**20), "at most 524288 columns, not 1048576", id="long"),
+        pytest.param(torch.empty(1, 2**20), "at most .* columns of this type here, not", id="long"),
     ],
 )
 def test_quack_refuses_before_it_compiles(x, reason):
@@ -137,7 +152,14 @@ def test_quack_refuses_before_it_compiles(x, reason):
 
 
 def test_quack_takes_what_is_wide_enough():
-    assert [peers.quack_takes(n, 2) == "" for n in (8, 12, 2**19, 2**19 + 8)] == [1, 0, 1, 0]
+    assert [peers.quack_takes(n, 2) == "" for n in (8, 12, 2**20, 2**21)] == [1, 0, 1, 0]
+    assert [peers.quack_takes(n, 4) == "" for n in (8, 2**19, 2**20)] == [1, 1, 0]
+
+
+def test_quack_takes_rows_of_which_two_fit_in_a_backward():
+    for itemsize, most in ((4, 2**18), (2, 2**19)):
+        assert peers.quack_takes(most, itemsize, 2) == ""
+        assert "at most" in peers.quack_takes(2 * most, itemsize, 2)
 
 
 def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):

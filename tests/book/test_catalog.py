@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from memtraffic.book import catalog, recording
+from memtraffic.book import catalog, published, recording
 from memtraffic.book.catalog import EXPERIMENTS, Column, find_experiments
 from memtraffic.book.measurements import implementation
 
@@ -37,7 +37,7 @@ def test_columns_are_named_once_and_say_how_they_are_compared(id):
 def test_columns_of_one_run_or_of_the_host_are_not_compared():
     loose = {c.name for e in EXPERIMENTS.values() for c in e.columns if c.tolerance is None}
     host = {"host_us", "host_wait_us", "host_first_ms"}
-    assert loose == {"us_p20", "us_p80", "kernel"} | host
+    assert loose == {"us_p20", "us_p80", "us_reversed", "kernel", "version", "note"} | host
 
 
 def test_rule_of_tiled_is_measured_at_other_widths_than_it_was_read_from():
@@ -48,9 +48,20 @@ def test_rule_of_tiled_is_measured_at_other_widths_than_it_was_read_from():
         assert min(m * n for m, n in shapes) >= 2**24
 
 
+def test_scoreboard_has_the_widths_of_the_published_tables():
+    printed = set(published.load_bandwidth().query("source == 'triton-docs-2024'")["n_cols"])
+    for dtype in ("float32", "bfloat16"):
+        arguments = EXPERIMENTS[f"scoreboard_{dtype}"].arguments
+        shapes = arguments["shapes"]
+        assert len(printed) == 98 and printed <= {n for m, n in shapes if m == 4096}
+        assert all(shape in shapes for shape in arguments["compiled_shapes"])
+        assert len({n for _, n in shapes}) == len(shapes)
+
+
 def labels(arguments):
     return [
         *arguments.get("impls", []),
+        *arguments.get("compiled", []),
         *(arguments[k] for k in ("impl", "tuned") if k in arguments),
         *(case["impl"] for case in arguments.get("cases", []) if "impl" in case),
     ]

@@ -5,7 +5,7 @@ import pytest
 
 from memtraffic import runtime
 from memtraffic.book import catalog, drift
-from memtraffic.book.catalog import BENCH, COUNTERS, OVERHEAD, TUNING, Experiment
+from memtraffic.book.catalog import BENCH, COMPARED, COUNTERS, OVERHEAD, TUNING, Experiment
 from memtraffic.book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
 from memtraffic.book.recording import DRIFT, RecordingError, experiment
 
@@ -80,6 +80,24 @@ def test_compare_names_each_value():
         "speed row 1 (naive): us was 100.0, is 50.0 (-50.0%)"
     ]
     assert compare(subject, recorded, measured[:1]) == ["speed: 1 rows measured, 2 recorded"]
+
+
+def test_compare_leaves_out_packages_that_are_absent():
+    columns = ("impl", "us", "version", "note")
+    subject = Experiment(
+        "speed", pd.DataFrame, {}, tuple(it for it in COMPARED if it.name in columns)
+    )
+
+    def frame(us, note, impl="Liger", version=""):
+        return pd.DataFrame([[impl, us, version, note]], columns=columns)
+
+    here, gone = frame(50.0, "", version="1"), frame(0.0, "absent: x is not installed")
+    refused = frame(0.0, "refused: why")
+    assert compare(subject, here, gone) == compare(subject, gone, here) == []
+    assert largest_differences(subject, here, gone) == []
+    assert compare(subject, here, frame(51.0, "", version="2")) == []
+    assert len(compare(subject, here, refused)) == len(compare(subject, refused, here)) == 1
+    assert len(compare(subject, here, frame(0.0, "absent: x", impl="QuACK"))) == 2
 
 
 def test_measure_again(recorded, capsys):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, copying, overhead, sweeps
-from memtraffic.book import catalog, measurements
+from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps
+from memtraffic.book import build, catalog, measurements, recording
 from memtraffic.book.catalog import EXPERIMENTS
 from memtraffic.book.measurements import (
     EXHIBITS,
@@ -21,6 +21,9 @@ from memtraffic.book.measurements import (
 from memtraffic.ladder import RUNGS, naive
 from memtraffic.ops import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
+from memtraffic.testing import assert_close
+
+NAN = float("nan")
 
 
 def test_implementation_of_labels():
@@ -53,6 +56,7 @@ NEED_A_GPU = {
     "bench_rounds": lambda: measurements.bench_rounds(["copy"], 8, [1], [0]),
     "bench_repeats": lambda: measurements.bench_repeats(["copy"], [[8, 8]], 2),
     "bench_copies": lambda: measurements.bench_copies([[8, 8]]),
+    "compare": lambda: measurements.compare(["copy"], [[8, 8]]),
     "caller_times": lambda: measurements.caller_times(["copy"], [[8, 8]]),
     "arithmetic": lambda: measurements.arithmetic(1),
     "bytes_in_flight": lambda: measurements.bytes_in_flight([1], 2**-12),
@@ -381,6 +385,70 @@ def test_count_cases_has_the_rows_of_each_case(monkeypatch):
         ["naive", 2, 16, "b", 0],
     ]
     assert calls == [(implementation("online"), (4, 8)), (naive.softmax, (2, 16))]
+
+
+def test_compare_of_labels(monkeypatch):
+    asked = []
+
+    def compare(fns, shapes, **options):
+        asked.append((list(fns.values()), shapes, options))
+        rows = [[name, 8, value, value, ""] for name, value in zip(fns, (2.0, NAN), strict=False)]
+        return pd.DataFrame(rows, columns=["impl", "n", "us", "gb_per_s", "note"])
+
+    monkeypatch.setattr(benchmark, "compare", compare)
+    shapes, few = [[4, 8], [4, 16]], [[4, 16]]
+    frame = measurements.compare(
+        ["add"], shapes, ["compile(naive)"], few, dtype="bfloat16", budget=1
+    )
+    functions = [baselines.copy, baselines.compiled]
+    options = {"only": {"compile(naive)": few}, "dtype": "bfloat16", "budget": 1}
+    assert asked == [(functions, shapes, options)]
+    assert frame["us"].tolist() == frame["gb_per_s"].tolist() == [2, 0]
+    assert recording.from_csv(recording.to_csv(frame))["us"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("id", [id for id in EXPERIMENTS if id.startswith("scoreboard_")])
+def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monkeypatch):
+    """Everything but the timer and the compiler runs, at two widths."""
+
+    def time_interleaved(fns, **options):
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    for module in (comparing, copying, overhead, sweeps):
+        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(overhead, "ROUNDS", 1)
+    monkeypatch.setattr(overhead, "WAITS", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
+    arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
+    if "compiled" in arguments:
+        arguments |= {"compiled": ["online"], "compiled_shapes": [[4, 24]]}
+    if "calls" in arguments:
+        arguments |= {"calls": 1}
+    subject = dataclasses.replace(EXPERIMENTS[id], arguments=arguments)
+    monkeypatch.setitem(catalog.EXPERIMENTS, id, subject)
+    folder = build.record_experiments([id])
+    frame = recording.read(folder, subject)
+    notes = frame["note"] if "note" in frame else pd.Series("", frame.index)
+    reasons = {"fused": "refused: fused: 24 columns, not a power of two"}
+    absent = {name for name in frame["impl"] if peers.find_peer(name)}
+    for impl, n, us, note in zip(frame["impl"], frame["n"], frame["us"], notes, strict=True):
+        reason = reasons.get(impl, "") if n == 24 else ""
+        assert note.startswith("absent") if impl in absent else note == reason
+        assert (us == 0) == bool(note)
+    measured = arguments["impls"] + arguments.get("compiled", [])
+    assert set(frame["impl"]) == set(measured)
+
+
+def test_gradients_are_those_of_a_softmax():
+    x = matrix(3, 5)
+    y = torch.softmax(x, dim=1)
+    wanted = SOFTMAX_BACKWARD.reference(y.double(), x.double())
+    for label in ("torch.softmax, gradient", "memtraffic.softmax, gradient"):
+        assert_close(implementation(label)(x), wanted, x.dtype)
+    assert not x.requires_grad and x.grad is None
 
 
 def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):

@@ -4,7 +4,8 @@ A package is imported when one of its kernels is first called. What a kernel ref
 the package's own error, or, where that would be obscure, by a ValueError that says why.
 
 - Liger (`liger-kernel`): a program per row, up to 65536 columns.
-- FlagGems (`flag-gems`): a program per row; longer rows are read twice. Its backward is autotuned.
+- FlagGems (`flag-gems`): a program per row; longer rows are read twice. Its backward is autotuned
+  for each shape; it is given a tenth of the usual time for that.
 - QuACK (`quack-kernels`): several rows per thread block, or a cluster of thread blocks per row. It
   compiles a kernel for each width, and `compiling_ahead` has other processes do so meanwhile.
 - tutorial: the fused softmax of Triton's tutorials, `02-fused-softmax.py` in the folder that
@@ -35,9 +36,12 @@ from torch import Tensor
 from memtraffic import runtime
 
 BACKWARD = " backward"  # what the name of an implementation of the backward ends in
-QUACK_MOST = 2**19  # columns; its kernel for 2**20 cannot be launched on an H200
+# A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much
+# shared memory, less 1 KiB for what the blocks tell one another.
+QUACK_MOST = 16 * 226 * 2**10
 QUACK_BYTES = 16  # what it moves at a time, so each row has to start at a multiple of it
 COMPILERS = 8  # processes
+TUNING_MS = 2.5, 10  # that an autotuner warms up and measures each configuration; usually 25, 100
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,27 @@ def flag_gems(x: Tensor) -> Tensor:
 
 def flag_gems_backward(y: Tensor, dy: Tensor) -> Tensor:
     """FlagGems' backward of a row softmax."""
-    dx: Tensor = _module("flag_gems.ops").softmax_backward(dy, y, -1, y.dtype)
+    backward = _module("flag_gems.ops").softmax_backward
+    _tune_quickly(backward.__globals__.get("softmax_backward_kernel_inner"))
+    dx: Tensor = backward(dy, y, -1, y.dtype)
     return dx
+
+
+@functools.cache
+def _tune_quickly(kernel: Any) -> None:
+    """Lets the autotuner of a kernel take a tenth of its time; nothing where it has no autotuner.
+
+    Otherwise a comparison at many shapes would mostly wait for FlagGems to tune.
+    """
+    if not runtime.HAS_TRITON:
+        return
+    from triton.runtime import Autotuner
+    from triton.testing import do_bench
+
+    while kernel is not None and not isinstance(kernel, Autotuner):
+        kernel = getattr(kernel, "fn", None)
+    if kernel is not None:
+        kernel.do_bench = functools.partial(do_bench, warmup=TUNING_MS[0], rep=TUNING_MS[1])
 
 
 # ---- QuACK
@@ -91,7 +114,7 @@ def flag_gems_backward(y: Tensor, dy: Tensor) -> Tensor:
 
 def quack(x: Tensor) -> Tensor:
     """QuACK's softmax of each row, started without its wrapper: the least time on the host."""
-    _check_quack(x)
+    _check_quack(x, 1)
     y = torch.empty_like(x)
     _quack_kernel("Softmax", 2, x.dtype, x.shape[1])(x, y)
     return y
@@ -99,26 +122,29 @@ def quack(x: Tensor) -> Tensor:
 
 def quack_backward(y: Tensor, dy: Tensor) -> Tensor:
     """QuACK's backward of a row softmax, started without its wrapper."""
-    _check_quack(y)
+    _check_quack(y, 2)
     dx = torch.empty_like(y)
     _quack_kernel("SoftmaxBackward", 3, y.dtype, y.shape[1])(dy, y, dx)
     return dx
 
 
-def quack_takes(n: int, itemsize: int) -> str:
+def quack_takes(n: int, itemsize: int, inputs: int = 1) -> str:
     """Why QuACK has no kernel for rows of `n` elements of so many bytes; "" where it has one.
 
     >>> quack_takes(4096, 4), quack_takes(781, 4)
     ('', 'QuACK takes a multiple of 4 columns of this type, not 781')
+
+    inputs: matrices that the kernel reads, of which it keeps a row each in shared memory.
     """
     step = QUACK_BYTES // itemsize
     if n % step:
         return f"QuACK takes a multiple of {step} columns of this type, not {n}"
-    return f"QuACK takes at most {QUACK_MOST} columns, not {n}" if n > QUACK_MOST else ""
+    most = QUACK_MOST // (itemsize * inputs)
+    return f"QuACK takes at most {most} columns of this type here, not {n}" if n > most else ""
 
 
-def _check_quack(x: Tensor) -> None:
-    if reason := quack_takes(x.shape[1], x.element_size()):
+def _check_quack(x: Tensor, inputs: int) -> None:
+    if reason := quack_takes(x.shape[1], x.element_size(), inputs):
         raise ValueError(reason)
     if not x.is_contiguous():
         raise ValueError("QuACK takes packed rows")
@@ -153,13 +179,14 @@ def compiling_ahead(
     """
     asked = [name for name in names if name in ("QuACK", "QuACK" + BACKWARD)]
     itemsize = getattr(torch, dtype).itemsize
-    widths = [n for n in dict.fromkeys(widths) if not quack_takes(n, itemsize)]
     workers = []
     if asked and not absent("QuACK") and runtime.HAS_GPU and torch.version.cuda:
         count = max(1, min(COMPILERS, (os.cpu_count() or 1) // 2))
         for name in asked:
-            for first in range(min(count, len(widths))):
-                arguments = dtype, name.endswith(BACKWARD), widths[first::count]
+            back = name.endswith(BACKWARD)
+            taken = [n for n in dict.fromkeys(widths) if not quack_takes(n, itemsize, 1 + back)]
+            for first in range(min(count, len(taken))):
+                arguments = dtype, back, taken[first::count]
                 workers.append(_compiler(arguments))
     try:
         yield

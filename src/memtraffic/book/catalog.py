@@ -137,6 +137,13 @@ CALLER = (
     Column("host_us", "µs", None),
     Column("host_wait_us", "µs", None),
 )
+COMPARED = (
+    *(Column("impl"), M, N, DTYPE, US, *SPREAD),
+    Column("us_reversed", "µs", None),
+    Column("gb_per_s", "GB/s", 0.1),
+    Column("version", tolerance=None),
+    Column("note", tolerance=None),  # in place of a time; a peer may be absent, see drift.py
+)
 ROUNDS = (Column("rounds", "rows"), Column("extra", "rows"), *BENCH)
 REPEATS = (Column("repeat"), *BENCH)
 RESIDENT = (
@@ -223,6 +230,18 @@ UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 RACED = ["copy", "one line of PyTorch", "PyTorch's backward", "our backward"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
+# The widths of the table in Triton's documentation, some odd ones, and rows that are ever longer.
+PRINTED = [[4096, 128 * i] for i in range(2, 100)]
+ODD = [[4096, n] for n in (781, 1000, 4097, 12673)]
+LONGEST = [
+    [min(4096, 2**27 // n), n] for n in (2**14, 2**15, 3 * 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+]
+SCORED_AT = sorted(PRINTED + ODD + LONGEST, key=lambda shape: shape[1])
+RIVALS = ["copy", "torch.softmax", "memtraffic.softmax", "Liger", "FlagGems", "QuACK", "tutorial"]
+BACKWARDS = [f"{name} backward" for name in RIVALS[1:6]]
+COMPILERS = ["compile(torch.softmax)", *COMPILED[1:]]
+COMPILED_AT = [[4096, n] for n in (256, 1024, 2176, 4096, 8320, 12672, 16384, 32768)]
+CALLERS = ["torch.softmax", "memtraffic.softmax"]
 
 _POWERS = [1, 2, 4, 8, 16, 32]
 TILED = dict(impl="tiled", shape=[4096, 4096])
@@ -241,6 +260,15 @@ REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeat
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
+SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.008)
+SCORED_BACKWARD = dict(
+    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
+)
+SCORED_HOST = dict(
+    impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
+    shapes=[[4096, 2**k] for k in range(6, 12)],
+    calls=100,
+)
 CASES = [
     dict(dtype=dtype, layout=layout, shapes=LARGE if layout == "packed" else STRIDED)
     for dtype, layout in itertools.product(
@@ -296,6 +324,7 @@ SURVEYED_AT = dict(kernels=PUBLISHED_KERNELS, sizes={"M": 1024, "N": 8192})
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
 _dtypes = measurements.bench_dtypes
+_compare = measurements.compare
 # A reader's kernels, and what they are called with.
 RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
 CROSS_ENTROPY = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
@@ -388,6 +417,21 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("backward_steps", measurements.training_losses, TRAINED, STEPS),
     ("backward_step_counters", measurements.step_counters, TRAINED_COUNTERS, STEP),
     ("backward_host", measurements.step_times, TRAINED_TIMES, SMALL_STEPS),
+    (
+        "scoreboard_float32",
+        _compare,
+        COMPARED,
+        dict(**SCORED, compiled_shapes=COMPILED_AT, dtype=_F32),
+    ),
+    (
+        "scoreboard_bfloat16",
+        _compare,
+        COMPARED,
+        dict(**SCORED, compiled_shapes=COMPILED_AT[1::2], dtype=_BF16),
+    ),
+    ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
+    ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
+    ("scoreboard_host", measurements.caller_times, CALLER, SCORED_HOST),
     ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
     ("your_kernel_rms_counters", _counters, COUNTERS, dict(impl="RMS norm, both", **RMS_NORM)),
     ("your_kernel_race", _beside_copy, BENCH, CROSS_ENTROPIES),

@@ -7,13 +7,14 @@ recorded number is worth there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from memtraffic import runtime
+from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.book import catalog, recording
 from memtraffic.book.catalog import Column, Experiment, find_experiments
 from memtraffic.book.recording import DRIFT, RecordingError
@@ -110,8 +111,8 @@ def largest_differences(
 ) -> list[dict[str, Any]]:
     """Of each column that is compared with a tolerance, the row whose relative difference is most.
 
-    Rows that were recorded as 0 are left out, and those so small that noise may exceed the
-    tolerance.
+    Rows that were recorded as 0 are left out, those so small that noise may exceed the tolerance,
+    and those of a package that is absent here or was so then.
     Returns a dict for each column, with the keys `VALUES`.
     """
     if len(recorded) != len(measured):
@@ -121,6 +122,8 @@ def largest_differences(
         differences = []
         for row, was in enumerate(recorded.to_dict("records")):
             old, new = was[column.name], measured[column.name].iloc[row]
+            if _is_absent(was, measured.iloc[row].to_dict()):
+                continue
             if isinstance(old, str) or isinstance(new, str) or not old:
                 continue
             tolerance = _tolerance(column, was)
@@ -134,6 +137,11 @@ def largest_differences(
     return found
 
 
+def _is_absent(*rows: Mapping[str, Any]) -> bool:
+    """Whether one of the rows is of a package that was absent when it was measured."""
+    return any(str(row.get("note", "")).startswith(ABSENT) for row in rows)
+
+
 def _tolerance(column: Column, was: dict[str, Any]) -> float:
     """The relative tolerance of a column in the recorded row `was`."""
     assert column.tolerance is not None
@@ -144,13 +152,16 @@ def compare(subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame)
     """The values of `measured` that drifted from `recorded`, as sentences.
 
     Text must be equal. A number may differ by its column's tolerance times the recorded number,
-    twice that in rows whose `us` is under 20, or by its column's noise.
+    twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
+    absent here, or was so then, are not compared.
     """
     if len(recorded) != len(measured):
         return [f"{subject.id}: {len(measured)} rows measured, {len(recorded)} recorded"]
     sentences = []
     pairs = zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
     for row, (was, now) in enumerate(pairs):
+        if _is_absent(was, now) and was["impl"] == now["impl"]:
+            continue
         for column in subject.columns:
             old, new = was[column.name], now[column.name]
             if column.tolerance is None or old == new:

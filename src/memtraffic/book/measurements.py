@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
+from memtraffic.benchmark.comparing import TIMES
 from memtraffic.benchmark.sweeps import describe_shape
 from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function
@@ -60,6 +61,8 @@ EXHIBITS = {
     "one line of PyTorch": "memtraffic.book.exhibits:backward_lines",
     "backward from x": "memtraffic.book.exhibits:backward_from_x",
     "add": "memtraffic.benchmark.baselines:copy",  # the roof of what reads two matrices
+    "torch.softmax, gradient": "memtraffic.book.measurements:torch_gradient",
+    "memtraffic.softmax, gradient": "memtraffic.book.measurements:own_gradient",
     "RMS norm, row": "memtraffic.book.yours:rms_norm",
     "RMS norm, loop": "memtraffic.book.yours:rms_norm_loop",
     "RMS norm, both": "memtraffic.book.yours:rms_norms",
@@ -222,9 +225,47 @@ def launch_overhead(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
     return benchmark.launch_overhead({label: implementation(label) for label in impls}, shape)
 
 
-def caller_times(impls: Sequence[str], shapes: Sequence[Sequence[int]]) -> pd.DataFrame:
+def caller_times(
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any
+) -> pd.DataFrame:
     """`benchmark.caller_times` of labels."""
-    return benchmark.caller_times({label: implementation(label) for label in impls}, shapes)
+    fns = {label: implementation(label) for label in impls}
+    return benchmark.caller_times(fns, shapes, **options)
+
+
+def compare(
+    impls: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    compiled: Sequence[str] = (),
+    compiled_shapes: Sequence[Sequence[int]] = (),
+    **options: Any,
+) -> pd.DataFrame:
+    """`benchmark.compare` of labels; where nothing was timed, times are 0, as CSV has no NaN.
+
+    compiled: labels that are slow to compile, and are timed at `compiled_shapes` alone.
+    """
+    fns = {label: implementation(label) for label in (*impls, *compiled)}
+    only = dict.fromkeys(compiled, compiled_shapes)
+    frame = benchmark.compare(fns, shapes, only=only, **options)
+    return frame.fillna(dict.fromkeys(TIMES, 0.0))
+
+
+def torch_gradient(x: Tensor) -> Tensor:
+    """The gradient of `torch.softmax`: what a caller does who trains, forward and backward."""
+    return _gradient(torch.softmax, x)
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    """The gradient of `memtraffic.softmax`, forward and backward."""
+    import memtraffic
+
+    return _gradient(memtraffic.softmax, x)
+
+
+def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """The gradient of the sum of `x * softmax(x)`, where the first `x` is held constant."""
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(softmax(leaf, 1), leaf, x)[0]
 
 
 def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.DataFrame:

@@ -27,6 +27,7 @@ from memtraffic.book.figures.maps import (
     winners,
 )
 from memtraffic.book.figures.matrices import mask, plot_access_map, sectors
+from memtraffic.book.figures.rivals import rivals
 from memtraffic.book.figures.sums import running_sum
 from memtraffic.book.figures.threads import (
     ReductionSteps,
@@ -81,6 +82,7 @@ __all__ = [
     "register_file",
     "registers_of_row",
     "relative_speed",
+    "rivals",
     "roofline",
     "rounds",
     "running_sum",

@@ -1,0 +1,230 @@
+import math
+
+import pandas as pd
+import pytest
+
+from memtraffic.book import catalog, recording, scores
+from memtraffic.book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
+
+NAN = float("nan")
+
+
+def frame(times, spread=0.01, dtype="float32", versions=None):
+    """A recording from {n: {kernel: µs, or the reason why there is no time}}."""
+    rows = []
+    for n, kernels in times.items():
+        for name, us in kernels.items():
+            note, us = (us, 0.0) if isinstance(us, str) else ("", us)
+            low, high = us * (1 - spread), us * (1 + spread)
+            rows.append(
+                [name, 4096, n, dtype, us, low, high, us, 0.0, (versions or {}).get(name, ""), note]
+            )
+    names = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s version note"
+    return pd.DataFrame(rows, columns=names.split())
+
+
+KERNELS = ["copy", scores.OURS, scores.TORCH, "Liger", "QuACK"]
+BOOK = frame(
+    {
+        256: dict(zip(KERNELS, (8.0, 10.0, 12.0, 10.05, 9.0), strict=True)),
+        384: dict(zip(KERNELS, (9.0, 10.0, 20.0, 12.0, "refused: why"), strict=True)),
+        2048: dict(zip(KERNELS, (38.0, 40.0, 80.0, 39.9, "refused: why"), strict=True)),
+        65536: dict(zip(KERNELS, (90.0, 100.0, 200.0, "refused: no", 80.0), strict=True)),
+    },
+    versions={"Liger": "0.8.5"},
+)
+
+
+def test_results_are_those_recorded_while_a_page_is_verified(recorded, in_mode):
+    """The second measurement, which is three times as slow, is kept for drift."""
+    was = recording.experiment("speed")["us"].tolist()
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, 3 * scale))
+    for mode, factor in (("replay", 1), ("verify", 1), ("live", 3)):
+        in_mode(mode)
+        [found] = scores.results("speed")
+        assert found["us"].tolist() == pytest.approx([factor * us for us in was], rel=1e-5)
+    assert recording.kept_path("speed").is_file()
+
+
+def test_timed_has_no_times_where_none_was_taken():
+    us = scores.timed(BOOK)
+    assert list(us.columns) == KERNELS and list(us.index) == [256, 384, 2048, 65536]
+    assert us["QuACK"].notna().tolist() == [True, False, False, True]
+    gone = frame({256: {"copy": 1.0, "Liger backward": "absent: x"}})
+    assert scores.timed(gone)["Liger"].isna().all()
+
+
+def test_shares_of_either_roof():
+    assert scores.shares(BOOK)[scores.OURS].tolist() == pytest.approx([0.8, 0.9, 0.95, 0.9])
+    back = frame({256: {"add": 5.0, "memtraffic.softmax backward": 10.0}})
+    assert scores.shares(back).to_dict() == {scores.OURS: {256: 0.5}}
+
+
+def test_geometric_mean():
+    assert geometric_mean([1, 2, 4]) == pytest.approx(2)
+    assert math.isnan(geometric_mean([]))
+
+
+def test_match_counts_by_the_rule_of_level():
+    mean = pytest.approx((1.005 * 1.2 * 39.9 / 40) ** (1 / 3))
+    found = match(BOOK, "Liger", scores.PRINTED)
+    assert found == Match("Liger", 3, 1, 2, 0, mean, pytest.approx(0.9975), 2048)
+    assert match(BOOK, "QuACK", scores.PRINTED)[1:5] == (1, 0, 0, 1)
+    assert match(BOOK, "QuACK", [384]) is None and match(BOOK, "FlagGems", [256]) is None
+
+
+def test_match_is_level_only_if_each_median_lies_in_the_spread_of_the_other():
+    narrow = frame({256: {scores.OURS: 10.0, "Liger": 10.05}}, spread=0.01)
+    narrow.loc[narrow["impl"] == "Liger", ["us_p20", "us_p80"]] = (10.04, 10.06)
+    assert match(narrow, "Liger", [256])[2:5] == (1, 0, 0)
+
+
+def test_matches_leave_out_the_roof():
+    others = [it.other for it in scores.matches(BOOK, scores.PRINTED)]
+    assert others == [scores.TORCH, "Liger", "QuACK"]
+
+
+def test_against_fastest_has_the_worst_first_and_no_others():
+    us = scores.timed(BOOK)
+    leads = scores.against_fastest(us, scores.PRINTED)
+    assert leads == [
+        Lead(256, "QuACK", pytest.approx(0.9)),
+        Lead(2048, "Liger", pytest.approx(0.9975)),
+        Lead(384, "Liger", pytest.approx(1.2)),
+    ]
+    assert [lead.n for lead in scores.against_fastest(us, us.index, ["QuACK"])] == [65536, 256]
+    assert scores.against_fastest(us, scores.PRINTED, ["FlagGems"]) == []
+
+
+HOST = pd.DataFrame(
+    [
+        {"impl": name + suffix, "n": n, "host_us": us, "host_wait_us": 10 + us}
+        for suffix in ("", ", gradient")
+        for name, values in ((scores.TORCH, (6.0, 6.0)), (scores.OURS, (6.3, 7.2)))
+        for n, us in zip((64, 128), values, strict=True)
+    ]
+)
+
+
+def test_targets():
+    back = frame(
+        {
+            4096: {
+                "add": 90.0,
+                "torch.softmax backward": 200.0,
+                "memtraffic.softmax backward": 100.0,
+                "QuACK backward": 99.0,
+            }
+        }
+    )
+    found = {
+        aim.what: aim
+        for aim in targets(
+            dict(float32=BOOK, bfloat16=BOOK), dict(float32=back, bfloat16=back), HOST
+        )
+    }
+    assert len(found) == 20
+    assert found["float32: fastest of the others"][1:] == (
+        0.98,
+        pytest.approx(0.9),
+        "QuACK at 256",
+        "256",
+        False,
+    )
+    assert found["float32: fastest of the others"].met is False
+    assert found["float32: copy, from 2048"].missed == "2048"
+    assert found["float32: Liger, mean"].missed == found["float32, long rows: copy"].missed == ""
+    assert found["float32: torch.softmax, mean"].met is True
+    assert found["float32: FlagGems, mean"].met is None
+    assert found["bfloat16: QuACK, mean"].met is False
+    assert found["float32: copy, from 2048"].measured == pytest.approx(0.95)
+    assert found["float32: copy, from 2048"].met is False
+    assert found["float32, long rows: QuACK"].measured == pytest.approx(0.8)
+    assert found["float32, long rows: copy"].met is True  # 0.9
+    assert found["float32 backward: add, from 2048"].met is False
+    assert found["bfloat16 backward: fastest of the others"].met is True
+    calls = found["torch.softmax: call returns"]
+    assert (calls.met, calls.where, calls.missed, calls.at_most) == (False, "at 128", "128", True)
+    assert found["torch.softmax: result there"].met is True
+
+
+@pytest.mark.parametrize(
+    ("us", "wanted"),
+    [
+        pytest.param({"Liger": 10.1}, (scores.OURS, scores.OURS), id="ours"),
+        pytest.param({"Liger": 9.9}, ("Liger", scores.OURS), id="nearly-level"),
+        pytest.param({"Liger": 9.0}, ("Liger", "Liger"), id="another"),
+        pytest.param({"Liger": "refused: x"}, (scores.OURS, scores.OURS), id="not-timed"),
+        pytest.param({"copy": 1.0, scores.TORCH: 10.5}, (scores.OURS, scores.TORCH), id="none"),
+    ],
+)
+def test_choose(us, wanted):
+    kernels = {scores.OURS: 10.0, scores.TORCH: 20.0} | us
+    choice = choose("rows", scores.timed(frame({256: kernels, 512: kernels})), lambda n: n == 256)
+    assert (choice.fastest, choice.ship) == wanted
+    assert choice.over_torch == pytest.approx(kernels[scores.TORCH] / kernels[choice.fastest])
+
+
+def test_choice_gains_what_is_shipped():
+    assert Choice("rows", "Liger", 2.2, 1.1, "Liger").gain == 2.2
+    assert Choice("rows", "Liger", 2.2, 1.1, scores.OURS).gain == pytest.approx(2)
+    assert Choice("rows", "Liger", 1.05, 1.2, scores.TORCH).gain == 1
+
+
+def test_rungs_and_roofs_are_none_of_the_others():
+    times = {"copy": 1.0, scores.OURS: 3.0, "tiled": 2.0, "naive": 9.0, "Liger": 4.0, "QuACK": 5.0}
+    us = scores.timed(frame({256: times | {scores.TORCH: 6.0}}))
+    assert scores.others(us) == ["Liger", "QuACK", scores.TORCH]
+    assert scores.winners(us, [256]) == {scores.OURS: [256]}
+    assert [lead.other for lead in scores.against_fastest(us, [256])] == ["Liger"]
+    assert choose("rows", us, lambda n: True).fastest == scores.OURS
+
+
+def test_winners_has_the_widths_of_each():
+    us = scores.timed(BOOK)
+    assert list(scores.winners(us, us.index).items()) == [
+        ("QuACK", [256, 65536]),
+        (scores.OURS, [384]),
+        ("Liger", [2048]),
+    ]
+
+
+def test_spans_joins_neighbours_only():
+    assert scores.spans([], PART) == ""
+    assert scores.spans([384, 256, 1024], PART) == "256 to 384, 1024"
+    assert scores.spans(PART, PART) == "256 to 1024"
+
+
+PART = [256, 384, 781, 1024]
+
+
+def test_ladder_has_the_rungs_that_were_timed_and_ours():
+    times = {"copy": 5.0, scores.TORCH: 20.0, scores.OURS: 10.0, "tiled": 12.5, "fused": "refused"}
+    book = frame({256: times, 384: times | {"tiled": 50.0}})
+    tiled, ours = scores.ladder(book, [256, 384])
+    assert tiled == ("tiled", 2, pytest.approx((1.6 * 0.4) ** 0.5), 0.1, 0.4)
+    assert ours == (scores.OURS, 2, pytest.approx(2), 0.5, 0.5)
+
+
+def test_choose_takes_only_kernels_that_take_every_width():
+    us = scores.timed(BOOK)
+    assert choose("rows", us, lambda n: n <= 384) == Choice(
+        "rows", scores.OURS, pytest.approx((1.2 * 2) ** 0.5), 1.0, scores.OURS
+    )
+    assert choose("rows", us, lambda n: n == 256).fastest == "QuACK"
+    assert choose("rows", us, lambda n: n > 2**20) is None
+
+
+def test_refusals():
+    notes = {
+        256: {"copy": 1.0, "Liger": 2.0, "QuACK": "refused: x", "FlagGems": "absent: x"},
+        512: {"copy": 1.0, "Liger": "wrong: x", "QuACK": 3.0, "FlagGems": "absent: x"},
+    }
+    found = frame(notes, versions={"Liger": "0.8.5"})
+    found.loc[found["us"] == 3.0, "note"] = "imprecise: x"
+    rows = scores.refusals(found).set_index("impl")
+    assert list(rows.index) == ["Liger", "QuACK", "FlagGems"]
+    assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False, "512"]
+    assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False, "256"]
+    assert rows["absent"].tolist() == [False, False, True]
