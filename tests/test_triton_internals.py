@@ -695,20 +695,22 @@ def test_launch_compiled_takes_every_argument():
         triton_internals.launch_compiled(compiled, 5, "x", "y")
 
 
-def test_starter_starts_on_the_stream_it_is_given():
+def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
     compiled, started = Compiled(), []
     compiled.packed_metadata = "metadata"
     compiled.run = lambda *args: started.append(args)
-    start = triton_internals.starter(compiled, (5, 2))
+    start = triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
     for stream in (7, 8):
-        start(stream, ["x", "y", 4])
+        start(stream, [100 + stream, 200])
     x, y, z, stream, function, metadata, *rest = started[1]
     assert [it[3] for it in started] == [7, 8]
     assert (x, y, z, stream, function, metadata) == (5, 2, 1, 8, 781, "metadata")
-    assert rest[-3:] == ["x", "y", 4]
+    assert rest[-3:] == [108, 200, 4]
     assert set(rest[:-3]) == {None}  # no hook is called
+    with pytest.raises(ValueError):
+        start(7, [100])
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
-        start(7, ["x", "y"])
+        triton_internals.starter(compiled, (5, 2), [0, 4], [0])
 
 
 class CudaLauncher:
@@ -742,7 +744,7 @@ def test_starter_calls_the_function_in_c(version, monkeypatch):
     monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", CudaLauncher()
-    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     assert compiled.run.started == [LAUNCHES[version]]
 
 
@@ -751,7 +753,7 @@ def test_starter_leaves_scratch_memory_to_triton(version, monkeypatch):
     monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(global_scratch_size=16)
-    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     assert compiled.run.started == [LAUNCHES[3, 8]]
 
 
@@ -772,7 +774,7 @@ def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", launcher
     launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4)
-    triton_internals.starter(compiled, (5, 2))(7, ["x", "y", 4])
+    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     by_triton, by_us = started
     assert [list(it) if isinstance(it, tuple) else it for it in by_triton] == by_us
 

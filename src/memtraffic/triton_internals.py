@@ -987,26 +987,39 @@ def launch_compiled(compiled: CompiledKernel, programs: int, *args: Any) -> None
     compiled[programs, 1, 1](*args)
 
 
-def starter(compiled: CompiledKernel, grid: tuple[int, int]) -> Callable[[int, list[Any]], None]:
-    """A function of a stream (cudaStream_t) and all arguments that starts a compiled kernel.
+def starter(
+    compiled: CompiledKernel, grid: tuple[int, int], arguments: list[Any], places: list[int]
+) -> Callable[[int, list[int]], None]:
+    """A function of a stream (cudaStream_t) and addresses that starts a compiled kernel.
 
-    It is `launch_compiled` without what Triton does for each launch: no hook is called. Tensors are
-    given by their addresses, which are not checked.
+    It is `launch_compiled` without what Triton does for each launch: no hook is called. arguments:
+    all of them, in the kernel's order, constants included. places: which of these are the addresses
+    of tensors, which are not checked.
     """
     compiled._init_handles()
-    run, fixed, as_list = _launch_function(compiled)
     expected = len(compiled.src.signature)
-    x, y = grid
+    if len(arguments) != expected:
+        raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
+    launch, fixed, as_list = _launch_function(compiled)
+    before = [*grid, 1, 0, *fixed]  # the 0 is where the stream goes
+    stream_place = 3
+    everything = [*before, *arguments]
+    shifted = [len(before) + place for place in places]
 
-    def start(stream: int, arguments: list[Any]) -> None:
-        if len(arguments) != expected:
-            raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
-        if as_list:
-            run(x, y, 1, stream, *fixed, arguments)
-        else:
-            run(x, y, 1, stream, *fixed, *arguments)
+    def start(stream: int, addresses: list[int]) -> None:
+        given = everything.copy()
+        given[stream_place] = stream
+        for place, address in zip(shifted, addresses, strict=True):
+            given[place] = address
+        launch(*given)
 
-    return start
+    def start_with_list(stream: int, addresses: list[int]) -> None:
+        given = arguments.copy()
+        for place, address in zip(places, addresses, strict=True):
+            given[place] = address
+        launch(*grid, 1, stream, *fixed, given)
+
+    return start_with_list if as_list else start
 
 
 def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tuple[Any, ...], bool]:

@@ -104,8 +104,12 @@ class FakeGpu:
         self.compiled.append((kernel, arguments, options))
         return SimpleNamespace(kernel=kernel)
 
-    def starter(self, compiled, grid):
-        return lambda stream, arguments: self.started.append((self.current, stream, arguments))
+    def starter(self, compiled, grid, arguments, places):
+        def start(stream, addresses):
+            given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
+            self.started.append((self.current, stream, list(given.values())))
+
+        return start
 
     def device(self, index):
         outer, fake = self.current, self
@@ -200,7 +204,7 @@ def test_threads_share_no_word(no_supplies):
     with ThreadPoolExecutor(8) as pool:
         took = pool.map(lambda _: zero_words(3, DEVICE, stream=0), range(4000))
     addresses = [address for address, _ in took]
-    assert len({address // 32 for address in addresses}) == len(addresses)
+    assert len({address // call.SECTOR_BYTES for address in addresses}) == len(addresses)
 
 
 @pytest.mark.parametrize(("n", "stream"), [(5, 7), (call.SUPPLY // 8 + 1, 0)])

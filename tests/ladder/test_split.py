@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 
 from memtraffic import runtime, triton_internals
 from memtraffic.compile import assembly, resources
-from memtraffic.gpus import DEFAULT_GPU, find_gpu
+from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.ladder import split
 from memtraffic.ladder.call import Call
-from memtraffic.ladder.split import Split, first_missing, high_of, look, low_of, publish, split_row
+from memtraffic.ladder.split import (
+    Split,
+    best_split,
+    first_missing,
+    high_of,
+    look,
+    low_of,
+    publish,
+    split_row,
+)
 from memtraffic.ops.long_backward import split_backward_kernel
-from memtraffic.ops.planning import part_of_row
 from memtraffic.ops.softmax import backward
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax, assert_touches_once
@@ -94,6 +102,32 @@ def test_split_row_covers_the_row(n, block, chunks):
     width = found.chunks * block
     assert (found.parts - 1) * width < n <= found.parts * width  # the last part is not empty
     assert found.parts == -(-n // (block * chunks))  # not more than needed
+
+
+@pytest.mark.parametrize("gpu", ["H200", "MI300X"])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
+    gpu, lanes = find_gpu(gpu), 128
+    for n in (32769, 50257, 2**20):
+        found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, gpu)
+        assert found.num_warps * gpu.warp_size == lanes
+        assert found.block * itemsize == 16 * lanes  # a vector of each lane
+        width = found.chunks * found.block
+        assert (found.parts - 1) * width < n <= found.parts * width and found.parts > 1
+        assert width * itemsize * inputs <= (256 if aligned else 128) * lanes
+        assert (found.registers is not None) is aligned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [50257, 65536, 2**20])
+def test_the_best_split_spills_nothing(n, dtype):
+    x = torch.empty(2, n, dtype=dtype)
+    [forward] = resources(split.softmax, "sm_90", x)
+    assert forward.spill_bytes == 0
+    assert forward.registers <= split.LANE_REGISTERS or n % 2
+    assert set(forward.load_bits) >= ({128} if n % 2 == 0 else set())
 
 
 # ---- softmax
@@ -541,7 +575,7 @@ def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dty
     y, dy = torch.softmax(matrix(m, n), 1).to(dtype), matrix(m, n, dtype, seed=1)
     expected = torch.empty_like(y)
     align = 1 if n % 2 else 16 // y.element_size()
-    parts = split_row(n, *part_of_row(y.element_size(), 2))
+    parts = best_split(n, y.element_size(), 2, align, planning_gpu(y))
 
     def run(dx, looks):
         tensors = (dx, y, dy)

@@ -15,6 +15,7 @@ import memtraffic
 from memtraffic import runtime
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.ladder import split
+from memtraffic.ladder.split import split_row
 from memtraffic.ladder.tiling import MAX_ROW, Tiling
 from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD, Op, planning
 from memtraffic.ops import softmax as op
@@ -55,7 +56,7 @@ def small(monkeypatch):
 
     monkeypatch.setattr(planning, "row_tile", tile)
     monkeypatch.setattr(planning, "COLUMN_TILE", 32)
-    monkeypatch.setattr(planning, "part_of_row", lambda itemsize, inputs: (8, 2, 1))
+    monkeypatch.setattr(planning, "best_split", lambda n, *args: split_row(n, 8, 2, 1))
     monkeypatch.setattr(planning, "online_tile", lambda *args: Tiling(1, 16, 1))
 
 
@@ -462,6 +463,26 @@ def test_softmax_touches_each_element_once(make, dim):
     assert_touches_once(traffic, "x_ptr", x)
     assert_touches_once(traffic, "y_ptr", written[0])
     assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
+
+
+@pytest.mark.parametrize("n", range(2049, 2066))
+def test_softmax_of_rows_that_start_anywhere(n, dtype):
+    """Whole vectors, and fewer elements before and after them than a vector has."""
+    x, written = matrix(9, n, dtype), []  # of which rows start at all distances from a vector
+    x[2], x[3, :7], x[4, -7:] = -INF, 50, 50
+    x[3, 7:] = x[4, :-7] = -50
+    x[5, 0] = x[6, -1] = NAN
+    assert_softmax(softmax, x)
+    traffic = count(lambda x: written.append(softmax(x)), x, trace=True)
+    assert_touches_once(traffic, "x_ptr", x)
+    assert_touches_once(traffic, "y_ptr", written[0])
+
+
+def test_softmax_of_batches_of_rows_that_start_anywhere():
+    x = matrix(12, 2051).view(3, 4, 2051)
+    assert_softmax(lambda x: softmax(x.view(3, 4, 2051)).view(12, 2051), x.view(12, 2051))
+    assert_softmax(softmax, matrix(9, 4103)[:, :2051])  # an odd stride, and one of `out`
+    assert_softmax(lambda x: softmax(x, out=torch.empty(9, 2055)[:, :2051]), matrix(9, 2051))
 
 
 @pytest.mark.parametrize("n", [2048, 2049, 2176, 8320])

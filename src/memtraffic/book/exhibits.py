@@ -33,7 +33,7 @@ from memtraffic.ladder.tiling import (
     tile_shape,
 )
 from memtraffic.ops import Op
-from memtraffic.ops.planning import part_of_row, row_tile
+from memtraffic.ops.planning import row_tile
 from memtraffic.ops.softmax import backward
 from memtraffic.runtime import device_guard
 from memtraffic.tensors import matrix
@@ -419,15 +419,15 @@ def _split_call(
 ) -> Call:
     """The planned launch for packed matrices of a shape. where: what runs or captures it."""
     x = torch.empty(shape, dtype=dtype, device=device)
-    block, chunks, num_warps = part_of_row(x.element_size(), 1)
-    if columns is not None:
-        block, chunks = min(block, columns), max(1, columns // block)
-        num_warps = max(1, num_warps * block // part_of_row(x.element_size(), 1)[0])
     n_rows, n_cols = shape
-    return split.split_call(
-        split.split_kernel, (x, *x.stride(), x, *x.stride()), n_rows, n_cols,
-        split.split_row(n_cols, block, chunks, num_warps), align=common_divisor(x, x),
-    )  # fmt: skip
+    align = common_divisor(x, x)
+    parts = split.best_split(n_cols, x.element_size(), 1, align, planning_gpu(x))
+    if columns is not None:
+        block, chunks = min(parts.block, columns), max(1, columns // parts.block)
+        num_warps = max(1, parts.num_warps * block // parts.block)
+        parts = split.split_row(n_cols, block, chunks, num_warps)
+    arguments = x, *x.stride(), x, *x.stride()
+    return split.split_call(split.split_kernel, arguments, n_rows, n_cols, parts, align=align)
 
 
 # ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
@@ -469,9 +469,10 @@ def _backward_from_x_kernel(
     x_ptr += row * x_row_stride + cols * x_col_stride
     dy_ptr += row * dy_row_stride + cols * dy_col_stride
     dx_ptr += row * dx_row_stride + cols * dx_col_stride
+    WHOLE: tl.constexpr = CHUNKS - 1
     lowest = -float("inf")
-    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, True)
-    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, True)
+    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
     row_max = tl.max(max_of_chunks(xs, CHUNKS, STORED, tl.float32), axis=0)
     total = tl.zeros((BLOCK,), tl.float32)
     products = tl.zeros((BLOCK,), tl.float32)
@@ -484,7 +485,7 @@ def _backward_from_x_kernel(
     for i in tl.static_range(CHUNKS):
         y = exponential(xs[i].to(tl.float32), row_max, STORED) * scale
         dx = (y * (dys[i].to(tl.float32) - dot)).to(STORED)
-        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, True)
+        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
 
 
 def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:

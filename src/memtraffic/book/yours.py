@@ -2,7 +2,7 @@
 
 `rms_norm`: a program per row. Traffic: reads MN, and the N weights in each program; writes MN.
 `rms_norm_loop`: a program takes many rows. Traffic: reads MN + N per program, writes MN.
-`cross_entropy`: loss and gradient in one kernel. Traffic: reads MN + 2M, writes MN + M. It ends
+`cross_entropy`: loss and gradient in one kernel. Traffic: reads MN + 2M, writes MN + 2M. It ends
 where a row of logits no longer fits the registers of one program.
 """
 
@@ -18,8 +18,8 @@ from memtraffic.ladder.call import takes_ptx
 from memtraffic.ladder.chunks import (
     load_chunks,
     max_of_chunks,
-    numerator_of_chunk,
     numerators,
+    softmax_of_chunk,
     store_chunk,
 )
 from memtraffic.ladder.tiling import MAX_COLS, VECTOR_BYTES, max_warps
@@ -102,27 +102,24 @@ def _cross_entropy_kernel(
     PTX: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    WHOLE: tl.constexpr = CHUNKS - 1  # chunks that need no mask
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     x_ptr += row * n_cols
-    dx_ptr += row * n_cols + cols
-    target = tl.load(target_ptr + row).to(tl.int32)
+    dx_ptr += row * n_cols
+    target = tl.load(target_ptr + row)
     at_target = tl.load(x_ptr + target).to(tl.float32)
-    x_ptr += cols
-    chunks = load_chunks(
-        x_ptr, 1, True, cols, n_cols, -float("inf"), BLOCK, CHUNKS, CHUNKS - 1
-    )
+    chunks = load_chunks(x_ptr + cols, 1, True, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE)
     row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE, tl.float32), axis=0)
     total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, tl.float32, PTX)
     row_sum = tl.sum(total, axis=0)
     tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
     scale = 1 / row_sum
     for i in tl.static_range(CHUNKS):
-        numerator = numerator_of_chunk(kept[i], row_max, CHUNKS, DTYPE, tl.float32, PTX)
-        dx = numerator * scale
-        if target // BLOCK == i:
-            dx -= tl.where(cols == target % BLOCK, 1.0, 0.0)
-        store_chunk(dx_ptr, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, CHUNKS - 1)
+        dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, tl.float32, PTX)
+        store_chunk(dx_ptr + cols, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+    tl.debug_barrier()  # the softmax is written, so this comes after it:
+    tl.store(dx_ptr + target, tl.exp(at_target - row_max) * scale - 1)
 
 
 def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,9 +136,8 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """
     _check("cross_entropy", x)
     (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
-    # Each thread holds up to 256 bytes of the row, and loads 16 of them at a time.
-    row_bytes = triton.next_power_of_2(n_cols) * x.element_size()
-    warps = max(1, row_bytes // (256 * gpu.warp_size))
+    # Each thread holds up to 64 numbers of the row, and loads 16 bytes of them at a time.
+    warps = max(1, triton.next_power_of_2(n_cols) // (64 * gpu.warp_size))
     block = VECTOR_BYTES // x.element_size() * warps * gpu.warp_size
     loss, dx = x.new_empty(n_rows, dtype=torch.float32), torch.empty_like(x)
     with runtime.device_guard(x):

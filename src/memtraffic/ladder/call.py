@@ -10,29 +10,34 @@ from memtraffic import runtime
 from memtraffic.gpus import Gpu
 from memtraffic.triton_internals import compile_kernel, starter
 
+WORD_BYTES, SECTOR_BYTES = 8, 32
 SUPPLY = 2**18  # words of 0, 2 MiB, which last for many launches
-SECTOR_WORDS = 4  # of 32 bytes: no two launches share a sector
 
-_supplies: dict[int, tuple[Tensor, int]] = {}  # by GPU: words of 0, and how many are taken
+# By GPU: words of 0, and the first and last address of those that nobody was given.
+_supplies: dict[int | None, tuple[Tensor, int, int]] = {}
 _taking = threading.Lock()
 
 
 def zero_words(n: int, device: torch.device, stream: int) -> tuple[int, Tensor]:
-    """The address of `n` words of 0 that no other launch is given, and the tensor they are part of.
+    """The address of `n` words of 0 for one launch, and the tensor that owns them.
 
-    The tensor has to live until the launch. Words for the default stream (0) are zeroed many at a
-    time: a launch on that stream comes after it, and is not captured into a CUDA graph, which would
-    find them written when it is replayed. On other streams each call zeroes its own.
+    The tensor has to live until the launch. Words for the default stream (0) are zeroed
+    many at a time: a launch on that stream comes after that, and is not captured into a
+    CUDA graph, whose second replay would find them written. On other streams each call
+    zeroes its own.
     """
+    size = n * WORD_BYTES
     if stream != 0 or n > SUPPLY // 8:
-        words = torch.zeros(n, dtype=torch.int64, device=device)
-        return words.data_ptr(), words
+        owner = torch.zeros(n, dtype=torch.int64, device=device)
+        return owner.data_ptr(), owner
     with _taking:
-        words, taken = _supplies.get(device.index, (None, SUPPLY))
-        if words is None or taken + n > SUPPLY:
-            words, taken = torch.zeros(SUPPLY, dtype=torch.int64, device=device), 0
-        _supplies[device.index] = words, taken + n + -n % SECTOR_WORDS
-    return words.data_ptr() + taken * words.element_size(), words
+        supply = _supplies.get(device.index)
+        if supply is None or supply[1] + size > supply[2]:
+            owner = torch.zeros(SUPPLY, dtype=torch.int64, device=device)
+            supply = owner, owner.data_ptr(), owner.data_ptr() + SUPPLY * WORD_BYTES
+        owner, address, end = supply
+        _supplies[device.index] = owner, address + size + -size % SECTOR_BYTES, end
+    return address, owner
 
 
 def takes_ptx(gpu: Gpu) -> bool:
@@ -50,9 +55,10 @@ class Call:
 
     kernel: its last parameters are the constants. grid: of programs. arguments: for all
     parameters before the constants; its tensors stand for those of the calls.
-    constants: by name, in the kernel's order. slots: if not 0, each call passes so many
-    words of 64 bits, which are 0, after the tensors. Programs may wait for what others
-    write there; in the interpreter they take turns.
+    constants: by name, in the kernel's order. maxnreg: registers of a lane, at most, an
+    option of NVIDIA's GPUs. slots: if not 0, each call passes so many words of 64 bits,
+    which are 0, after the tensors. Programs may wait for what others write there; in
+    the interpreter they take turns.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Call:
         constants: dict[str, Any],
         *,
         num_warps: int,
+        maxnreg: int | None = None,
         slots: int = 0,
     ) -> None:
         self._places = [i for i, it in enumerate(arguments) if isinstance(it, Tensor)]
@@ -71,14 +78,16 @@ class Call:
         self._kernel, self._grid, self._slots = kernel, grid, slots
         self._constants = constants
         self._options: dict[str, Any] = {"num_warps": num_warps}
+        if maxnreg:
+            self._options["maxnreg"] = maxnreg
         if slots and not runtime.runs_on_gpu():
             # The interpreter's sign that programs run side by side, as on a GPU.
             self._options["launch_cooperative_grid"] = True
         self._start: Any = None
         if runtime.runs_on_gpu():
             compiled = compile_kernel(kernel, *arguments, **constants, **self._options)
-            self._start = starter(compiled, grid)
-            self._arguments += constants.values()
+            every = [*self._arguments, *constants.values()]
+            self._start = starter(compiled, grid, every, self._places)
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches the kernel on the current stream of the tensors' GPU."""
@@ -93,12 +102,9 @@ class Call:
         stream = torch._C._cuda_getCurrentRawStream(index)
         addresses = [tensor.data_ptr() for tensor in tensors]
         if self._slots:
-            address, owner = zero_words(self._slots, self._device, stream)
+            address, _owner = zero_words(self._slots, self._device, stream)
             addresses.append(address)
-        arguments = self._arguments.copy()
-        for place, address in zip(self._places, addresses, strict=True):
-            arguments[place] = address
-        self._start(stream, arguments)
+        self._start(stream, addresses)
 
     def _run(self, *tensors: Tensor) -> None:
         """A launch that is interpreted, or seen by a meter."""

@@ -90,7 +90,7 @@ def numerators(
     ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    # The sum of the numerators, and what `numerator_of_chunk` needs of them: where the
+    # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
     # matrix has 16 bits and several chunks, the chunks again; otherwise the numerators.
     kept = ()
     for i in tl.static_range(CHUNKS):
@@ -108,21 +108,6 @@ def numerators(
 
 
 @triton.jit
-def numerator_of_chunk(
-    kept, base,
-    CHUNKS: tl.constexpr,
-    STORED: tl.constexpr,
-    ACC: tl.constexpr,
-    PTX: tl.constexpr,
-):  # fmt: skip
-    # kept: what `numerators` kept of a chunk.
-    if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
-        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
-        kept = exponential(x, base, STORED)
-    return kept
-
-
-@triton.jit
 def softmax_of_chunk(
     kept, base, scale,
     CHUNKS: tl.constexpr,
@@ -130,5 +115,7 @@ def softmax_of_chunk(
     ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    numerator = numerator_of_chunk(kept, base, CHUNKS, STORED, ACC, PTX)
-    return (numerator * scale).to(STORED)
+    if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
+        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
+        kept = exponential(x, base, STORED)
+    return (kept * scale).to(STORED)

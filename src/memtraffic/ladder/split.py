@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memtraffic import residency, runtime
 from memtraffic.compile import loaded_resources
-from memtraffic.gpus import planning_gpu
+from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.ladder.chunks import (
     exponential,
@@ -34,6 +34,10 @@ __all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kerne
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 LOOKS = 4096  # at a word that is not there yet
+
+# Of programs that share a row, five fit an SM of an H200 if each has 128 lanes, and a
+# lane 96 registers. It holds 256 bytes of the inputs.
+PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
 
 
 # ---- how programs tell each other two numbers
@@ -186,9 +190,7 @@ def split_kernel(
         scale = scale_of_part(words, used, part_max)
         for i in tl.static_range(CHUNKS):
             y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
-            store_chunk(
-                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, 0
-            )
+            store_chunk(y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, 0)
     else:
         while late < SLOTS:
             end = tl.minimum(n_cols - late * WIDTH, WIDTH)
@@ -213,23 +215,46 @@ class Split:
     """How a row is split: into `parts` programs of `chunks` times `block` columns.
 
     The lanes of a program load a block at once. The last program may have less to do.
+    registers: of a lane, at most; an option of NVIDIA's GPUs.
     """
 
     parts: int
     chunks: int
     block: int
     num_warps: int
+    registers: int | None = None
 
 
-def split_row(n_cols: int, block: int, chunks: int, num_warps: int) -> Split:
+def split_row(
+    n_cols: int, block: int, chunks: int, num_warps: int, registers: int | None = None
+) -> Split:
     """The `Split` of a row into the fewest parts of at most `chunks` blocks each.
 
     >>> split_row(100_000, 1024, 8, num_warps=4)
-    Split(parts=13, chunks=8, block=1024, num_warps=4)
+    Split(parts=13, chunks=8, block=1024, num_warps=4, registers=None)
     """
     fewest = triton.cdiv(n_cols, block * chunks)
     chunks = triton.cdiv(n_cols, fewest * block)
-    return Split(triton.cdiv(n_cols, chunks * block), chunks, block, num_warps)
+    parts = triton.cdiv(n_cols, chunks * block)
+    return Split(parts, chunks, block, num_warps, registers)
+
+
+def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) -> Split:
+    """The `Split` that the op takes, from a sweep on an H200.
+
+    itemsize: bytes of an element. inputs: tensors of which a program holds a part, 1 in
+    the forward, 2 in the backward. align: elements that a lane can load at once.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
+    Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
+    """
+    vector = VECTOR_BYTES // itemsize
+    chunks, registers = LANE_BYTES // VECTOR_BYTES // inputs, LANE_REGISTERS
+    if align < vector:  # an address for each element needs registers, too
+        chunks, registers = chunks // 2, None
+    warps = PART_LANES // gpu.warp_size
+    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
 
 
 def split_call(
@@ -258,9 +283,11 @@ def split_call(
         "LOOKS": looks, "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
+    options = {"num_warps": split.num_warps}
+    if split.registers and takes_ptx(gpu):
+        options["maxnreg"] = split.registers
     resident = gpu.num_sms
     if runtime.runs_on_gpu():
-        options = {"num_warps": split.num_warps}
         compiled = compile_kernel(kernel, *arguments, **constants, **options)
         per_sm = residency.resident_programs(loaded_resources(compiled, gpu), gpu)
         resident = per_sm * gpu.num_sms
@@ -270,17 +297,14 @@ def split_call(
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
     programs = n_rows * split.parts
-    return Call(
-        kernel, (programs, 1), arguments, constants,
-        num_warps=split.num_warps, slots=programs,
-    )  # fmt: skip
+    return Call(kernel, (programs, 1), arguments, constants, slots=programs, **options)
 
 
 def softmax(
     x: Tensor,
     out: Tensor | None = None,
     *,
-    block: int = 1024,
+    block: int | None = None,
     chunks: int = 8,
     num_warps: int | None = None,
     looks: int = LOOKS,
@@ -289,8 +313,9 @@ def softmax(
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
     strides, on a GPU or, interpreted, on the CPU. block: columns that the lanes of a
-    program load at once, a power of two. chunks: blocks per program, at most.
-    num_warps: by default so many that a lane loads 16 bytes. looks: how often a program
+    program load at once, a power of two; None leaves this and the next two to
+    `best_split`. chunks: blocks per program, at most. num_warps: by default so many
+    that a lane loads 16 bytes. looks: how often a program
     looks for the words of others before it computes them itself. Returns `out`, or a
     new tensor of x's shape and dtype. Raises TypeError for another dtype or device,
     ValueError for another shape and for rows that need more programs than fit the GPU,
@@ -298,14 +323,16 @@ def softmax(
     """
     y = check_operands("split", x, out, MAX_ROW)
     if x.numel():
-        n_rows, n_cols = x.shape
-        if num_warps is None:
+        (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
+        if block is None:
+            split = best_split(n_cols, x.element_size(), 1, align, gpu)
+        else:
             vectors = block * x.element_size() // VECTOR_BYTES
-            num_warps = max(1, min(max_warps(planning_gpu(x)), vectors // 32))
+            warps = max(1, min(max_warps(gpu), vectors // gpu.warp_size))
+            split = split_row(n_cols, block, chunks, num_warps or warps)
+        arguments = y, *y.stride(), x, *x.stride()
         call = split_call(
-            split_kernel, (y, *y.stride(), x, *x.stride()), n_rows, n_cols,
-            split_row(n_cols, block, chunks, num_warps),
-            align=common_divisor(x, y), looks=looks,
-        )  # fmt: skip
+            split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
+        )
         call(y, x)
     return y

@@ -12,7 +12,7 @@ from torch import Tensor
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.ladder.online import online_kernel, online_tile
-from memtraffic.ladder.split import split_call, split_kernel, split_row
+from memtraffic.ladder.split import best_split, split_call, split_kernel
 from memtraffic.ladder.tiling import VECTOR_BYTES
 from memtraffic.ops.long_backward import passes_backward_kernel, split_backward_kernel
 from memtraffic.ops.rows import softmax_backward_kernel, softmax_kernel
@@ -35,7 +35,7 @@ WARPS = {
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
-WIDE = 8  # warps, from which on a lane of the float32 forward takes two vectors of a chunk
+WIDE = 8  # warps, with which a lane of the float32 forward takes two vectors of a chunk
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,10 @@ def row_tile(n_cols: int, itemsize: int, inputs: int, gpu: Gpu) -> Tile | None:
     num_warps = next(fitting, 0)
     if not 0 < num_warps * 32 <= gpu.max_threads_per_program:
         return None
-    vectors = 2 if (itemsize, inputs) == (4, 1) and num_warps >= WIDE else 1
+    vectors = 2 if (itemsize, inputs) == (4, 1) and num_warps == WIDE else 1
     block = vectors * VECTOR_BYTES // itemsize * num_warps * 32
     # As many lanes on a GPU of wider warps.
     return Tile(1, block, triton.cdiv(n_cols, block), max(1, num_warps * 32 // gpu.warp_size))
-
-
-def part_of_row(itemsize: int, inputs: int) -> tuple[int, int, int]:
-    """Of a program that shares a row with others: its block, chunks, at most, and warps."""
-    num_warps = 8 if (itemsize, inputs) == (4, 1) else 4
-    return VECTOR_BYTES // itemsize * 32 * num_warps, 8, num_warps
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
@@ -185,7 +179,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]
     if packed and stored.dtype in SPLIT_DTYPES:
         kernel = split_backward_kernel if backward else split_kernel
-        split = split_row(n_cols, *part_of_row(itemsize, inputs))
+        split = best_split(n_cols, itemsize, inputs, align, gpu)
         try:
             return split_call(kernel, tuple(arguments), n_rows, n_cols, split, align=align)
         except ValueError:  # more programs than fit this GPU at once

@@ -57,7 +57,7 @@ def softmax(
         raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
     if dtype is not None and not x.is_floating_point():
         x = x.to(dtype)
-    if dtype is None and x.is_cuda and torch.is_autocast_enabled("cuda"):
+    if dtype is None and torch._C._is_any_autocast_enabled() and _is_autocast(x):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError("softmax: no derivative in forward mode: use torch.softmax")
@@ -72,6 +72,10 @@ def softmax(
     elif x.requires_grad and torch.is_grad_enabled():
         return _Softmax.apply(x, dim, dtype)
     return forward(x, dim, dtype, out)
+
+
+def _is_autocast(x: Tensor) -> bool:
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def _is_plain(x: Tensor) -> bool:
