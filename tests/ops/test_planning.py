@@ -19,9 +19,9 @@ from memtraffic.ops.planning import (
     as_rows,
     column_tile,
     common_divisor,
-    shifted_vector,
     plan,
     row_tile,
+    shifted_vector,
 )
 from memtraffic.ops.softmax import backward, forward
 

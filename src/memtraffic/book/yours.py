@@ -113,11 +113,11 @@ def _cross_entropy_kernel(
     row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE, tl.float32), axis=0)
     total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, tl.float32, PTX)
     row_sum = tl.sum(total, axis=0)
-    tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
     scale = 1 / row_sum
     for i in tl.static_range(CHUNKS):
         dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, tl.float32, PTX)
         store_chunk(dx_ptr + cols, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+    tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
     tl.debug_barrier()  # the softmax is written, so this comes after it:
     tl.store(dx_ptr + target, tl.exp(at_target - row_max) * scale - 1)
 
@@ -136,8 +136,9 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """
     _check("cross_entropy", x)
     (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
-    # Each thread holds up to 64 numbers of the row, and loads 16 bytes of them at a time.
-    warps = max(1, triton.next_power_of_2(n_cols) // (64 * gpu.warp_size))
+    # Each thread holds up to 256 bytes of the row, and loads 16 of them at a time.
+    row_bytes = triton.next_power_of_2(n_cols) * x.element_size()
+    warps = max(1, row_bytes // (256 * gpu.warp_size))
     block = VECTOR_BYTES // x.element_size() * warps * gpu.warp_size
     loss, dx = x.new_empty(n_rows, dtype=torch.float32), torch.empty_like(x)
     with runtime.device_guard(x):
