@@ -151,9 +151,7 @@ def test_cross_entropy_does_not_spill(dtype):
         inputs = f"256,32768:{dtype} 256:int64<32768"
         [kernel] = resources(yours.cross_entropy, target, inputs=inputs)
         assert kernel.spill_bytes == 0 and not kernel.unlaunchable
-        assert kernel.registers <= (
-            64 if dtype == "bf16" else 128
-        )  # in bf16, two programs fit an SM
+        assert kernel.registers <= 128  # in bf16, two programs of 8 warps fit an SM
 
 
 def test_rms_norm_is_vectorised():
