@@ -32,6 +32,7 @@ from memtraffic.book.catalog import EXPERIMENTS
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
 CHAPTERS = sorted(BOOK.glob("*.ipynb"))
+TEACHING = [path for path in CHAPTERS if path.stem != "lab-notes"]  # which has notes alone
 BOOK_PAGES = [*CHAPTERS, *sorted(BOOK.glob("*.md"))]
 PAGES = [*BOOK_PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
@@ -185,7 +186,7 @@ def test_nbval_compares_nearly_every_cell(path):
     assert ignored < 0.15 * len(code), f"{ignored} of {len(code)} code cells are not compared"
 
 
-@per(CHAPTERS)
+@per(TEACHING)
 def test_each_section_with_code_proves_something(path):
     sections, now = {}, None
     for cell in load(path).cells:
@@ -272,7 +273,7 @@ def test_what_is_glued_is_quoted(path):
     assert not glued(path) - {name for _, source, name in quotes() if source == path}
 
 
-@per(CHAPTERS)
+@per(TEACHING)
 def test_chapter_has_one_title_one_takeaway_and_ends_with_sources(path):
     found = headings(text_of(path))
     assert [title for title in found if title.startswith("# ")] == found[:1]
@@ -363,7 +364,7 @@ def test_takeaway_has_a_number(path):
     assert re.search(r"\d|\{glue:", takeaway(text_of(path)))
 
 
-@per([path for path in CHAPTERS if path.stem not in BEFORE_KERNELS])
+@per([path for path in TEACHING if path.stem not in BEFORE_KERNELS])
 def test_two_exercises_want_a_kernel(path):
     assert kernels_to_write(text_of(path)) >= 2
 
@@ -462,7 +463,7 @@ def test_takeaway_and_kernels_are_found():
 # ---- exercises; conftest.py runs the solutions
 
 
-@per(CHAPTERS)
+@per(TEACHING)
 def test_each_exercise_has_a_solution_and_a_check(path):
     questions = list(exercises(text_of(path)))
     numbers = [number for number, _ in questions]

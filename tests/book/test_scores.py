@@ -225,6 +225,6 @@ def test_refusals():
     found.loc[found["us"] == 3.0, "note"] = "imprecise: x"
     rows = scores.refusals(found).set_index("impl")
     assert list(rows.index) == ["Liger", "QuACK", "FlagGems"]
-    assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False, "512"]
-    assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False, "256"]
+    assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False, "512", ""]
+    assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False, "256", "refused: x"]
     assert rows["absent"].tolist() == [False, False, True]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
+import functools
 import hashlib
 import io
 import json
@@ -112,20 +113,43 @@ ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
 Json = dict[str, Any]
 
 
-def pack(root: Path) -> bytes:
-    """The package and the recordings of the checkout `root` as a tar.xz archive.
+LARGE = 20_000  # bytes of a recording
 
-    The same files give the same bytes: names are sorted, and times, owners and modes are left out.
+
+def packed_files(root: Path, code: str) -> tuple[Path, ...]:
+    """The files of the checkout `root` that a page with this code needs: package and recordings.
+
+    A large recording is left out, unless the code has the first word of its name, or reads all.
+    """
+    return tuple(
+        path
+        for folder in ("book/recordings", "src/memtraffic")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and (
+            folder != "book/recordings"
+            or path.name == "machine.json"
+            or path.stat().st_size <= LARGE
+            or path.stem.split("_")[0] + "_" in code
+            or '["experiments"]' in code
+        )
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def pack(root: Path, files: tuple[Path, ...]) -> bytes:
+    """Files of the checkout `root` as a tar.xz archive.
+
+    The same files give the same bytes: times, owners and modes are left out.
     """
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for folder in ("book/recordings", "src/memtraffic"):
-            for path in sorted((root / folder).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    member = tarfile.TarInfo(path.relative_to(root).as_posix())
-                    member.size = path.stat().st_size
-                    archive.addfile(member, io.BytesIO(path.read_bytes()))
-    return lzma.compress(data.getvalue(), preset=9)
+        for path in files:
+            member = tarfile.TarInfo(path.relative_to(root).as_posix())
+            member.size = path.stat().st_size
+            archive.addfile(member, io.BytesIO(path.read_bytes()))
+    return lzma.compress(data.getvalue(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def setting(config: str, section: str, key: str) -> str:
@@ -304,6 +328,17 @@ def catch(source: str) -> str:
     return caught
 
 
+def set_up_of(chapter: Path, root: Path) -> str:
+    """The source of a chapter's first cell, with all that the chapter needs of the checkout."""
+    cells = json.loads(chapter.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    archive = pack(root, packed_files(root, code))
+    return SET_UP.format(
+        digest=hashlib.sha256(archive).hexdigest()[:8],
+        archive=base64.encodebytes(archive).decode().strip(),
+    )
+
+
 def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     """Writes a notebook for each chapter of the checkout `root` into `folder`; returns the paths.
 
@@ -312,12 +347,9 @@ def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     chapters = sorted((root / "book").glob("*.ipynb"))
     values = {path.name: glued(json.loads(path.read_text("utf-8"))) for path in chapters}
     link = linker(root)
-    archive = pack(root)
-    set_up = SET_UP.format(
-        digest=hashlib.sha256(archive).hexdigest()[:8],
-        archive=base64.encodebytes(archive).decode().strip(),
-    )
-    done = {path.name: Chapter(path, values, link).notebook(set_up) for path in chapters}
+    done = {
+        path.name: Chapter(path, values, link).notebook(set_up_of(path, root)) for path in chapters
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for name, notebook in done.items():
         text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"

@@ -355,7 +355,7 @@ def refusals(frame: pd.DataFrame) -> pd.DataFrame:
     """What was timed of each peer, and what not: a row for each of them that has a row.
 
     Columns: `impl`, `version`, `timed`, `refused`, `wrong` and `imprecise`, numbers of widths;
-    `absent`; `missing`, the widths that were not timed, as text.
+    `absent`; `missing`, the widths that were not timed, as text; `reason`, the first refusal.
     """
     rows = []
     for name, part in frame.groupby("impl", sort=False):
@@ -371,6 +371,7 @@ def refusals(frame: pd.DataFrame) -> pd.DataFrame:
                     "imprecise": int(notes.str.startswith("imprecise").sum()),
                     "absent": bool(notes.str.startswith(ABSENT).any()),
                     "missing": spans(part.loc[part["us"] <= 0, "n"], part["n"]),
+                    "reason": next(iter(notes[notes.str.startswith("refused")]), ""),
                 }
             )
     return pd.DataFrame(rows)

@@ -1,0 +1,32 @@
+import pytest
+
+from memtraffic.book import lab_notes
+
+NOTES = lab_notes.load()
+
+
+def test_each_note_says_what_was_tried_and_what_became_of_it():
+    assert list(NOTES) == ["about", "change", "prediction", "result", "verdict", "why"]
+    assert set(NOTES["verdict"]) == {lab_notes.KEPT, lab_notes.DROPPED}
+    assert not NOTES["change"].duplicated().any()
+    for column in ("change", "why"):
+        assert all(text.endswith(".") for text in NOTES[column] if text)
+    for column in ("prediction", "result"):
+        assert not any(text.endswith(".") for text in NOTES[column])
+    assert all(NOTES["result"])
+
+
+def test_show_is_of_one_kernel(capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr(lab_notes, "display", lambda text: shown.append(text.data))
+    for about in set(NOTES["about"]):
+        lab_notes.show(about)
+    text = "\n".join(shown)
+    assert text.count("- Measured: ") == len(NOTES)
+    assert text.count(" Dropped.\n") == (NOTES["verdict"] == lab_notes.DROPPED).sum()
+    assert text.count("nothing was written down") == (NOTES["prediction"] == "").sum()
+
+
+def test_show_names_what_there_is():
+    with pytest.raises(LookupError, match="backward, cross-entropy, host, rows, split"):
+        lab_notes.show("naive")
