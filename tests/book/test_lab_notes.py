@@ -24,7 +24,7 @@ def test_show_is_of_one_kernel(capsys, monkeypatch):
     text = "\n".join(shown)
     assert text.count("- Measured: ") == len(NOTES)
     assert text.count(" Dropped.\n") == (NOTES["verdict"] == lab_notes.DROPPED).sum()
-    assert text.count("nothing was written down") == (NOTES["prediction"] == "").sum()
+    assert text.count("- Predicted: ") == (NOTES["prediction"] != "").sum()
 
 
 def test_show_names_what_there_is():

@@ -33,9 +33,10 @@ def show(about: str) -> None:
 
 
 def _note(note: dict[str, str]) -> str:
-    predicted = note["prediction"] or "nothing was written down before"
     lines = [f"**{note['change']}** {note['verdict'].capitalize()}."]
-    lines += [f"- Predicted: {predicted}.", f"- Measured: {note['result']}."]
+    if note["prediction"]:
+        lines.append(f"- Predicted: {note['prediction']}.")
+    lines.append(f"- Measured: {note['result']}.")
     if note["why"]:
         lines.append(f"- {note['why']}")
     return "\n".join([lines[0], "", *lines[1:]])

@@ -118,7 +118,7 @@ def _cross_entropy_kernel(
         dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, tl.float32, PTX)
         store_chunk(dx_ptr + cols, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, WHOLE)
     tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
-    tl.debug_barrier()  # the softmax is written, so this comes after it:
+    tl.debug_barrier()  # all threads have written the softmax; replace one element
     tl.store(dx_ptr + target, tl.exp(at_target - row_max) * scale - 1)
 
 
