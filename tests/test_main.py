@@ -468,6 +468,28 @@ def test_bench_as_json(command, compared):
     assert (status, [row["us"] for row in json.loads(out)]) == (0, [5])
 
 
+def test_bench_of_any_inputs(command, monkeypatch, tmp_path):
+    calls = []
+
+    def beside_copy(impls, shapes, **options):
+        calls.append((impls, shapes, options))
+        rows = [
+            {"impl": name, "m": m, "n": n, "dtype": "float32", "us": us, "gb_per_s": 8.0 / us}
+            for m, n in shapes
+            for name, us in zip(["copy", *impls], (2.0, 4.0), strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    monkeypatch.setattr("memtraffic.benchmark.bench_beside_copy", beside_copy)
+    text = 'bench mine:f --inputs "M,N M:int64<N" --shapes 64x256 8x512'
+    status, out, err = command(f"{text} --csv {tmp_path / 'found.csv'}")
+    assert (status, err) == (0, "")
+    options = {"inputs": "M,N M:int64<N", "dtype": "float32"}
+    assert calls == [(["mine:f"], [(64, 256), (8, 512)], options)]
+    assert out.splitlines()[2].split() == "mine:f 64 256 float32 4.0 2.0 50.0".split()
+    assert len(pd.read_csv(tmp_path / "found.csv")) == 4
+
+
 def test_bench_of_everything(command, compared):
     assert command("bench --peers ALL")[0] == 0
     [(impls, shapes, _)] = compared
@@ -488,6 +510,11 @@ def test_bench_of_everything(command, compared):
         ("bench --shapes 4096x0", "'4096x0' is no shape"),
         ("bench --op softmin", "no operation is named 'softmin'"),
         ("bench --shape 64x64 --peer", "--peers"),
+        ("bench --inputs M,N", "needs the NAME"),
+        ("bench mine:f --inputs M,N --op softmax", "leave out --op and --peers"),
+        ("bench mine:f --inputs M,N --peers all", "leave out --op and --peers"),
+        ("bench mine:f --inputs M,N --shapes 8", "8 is no shape of 'M,N', whose sizes are M, N"),
+        ("bench mine:f --inputs M,n", "lower case"),
     ],
 )
 def test_bench_of_a_mistake(text, message, command, compared):

@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=text,
-            epilog=None if name in ("roof", "bench") else f"INPUTS\n\n{GRAMMAR}",
+            epilog=None if name == "roof" else f"INPUTS\n\n{GRAMMAR}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=run, parser=sub)
@@ -142,8 +142,10 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--shapes", metavar="SHAPE", nargs="+", default=BENCHED, help=text)
     text = "of the inputs (default: %(default)s)"
     sub.add_argument("--dtype", choices=FLOATS, default="float32", help=text)
-    text = f"the operation: {', '.join(names.OPS)} (default: %(default)s)"
-    sub.add_argument("--op", default="softmax", help=text)
+    text = f"the operation: {', '.join(names.OPS)} (default: softmax)"
+    sub.add_argument("--op", help=text)
+    text = "in place of an operation, what module:function is called with, see below; not judged"
+    sub.add_argument("--inputs", help=text)
     sub.add_argument("--csv", metavar="FILE", help="write the table there, too")
 
 
@@ -202,6 +204,22 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_bench(args: argparse.Namespace) -> None:
+    prog = args.parser.prog
+    args.shapes = [_bench_shape(text, prog) for text in args.shapes]
+    if args.inputs is not None:
+        if args.op is not None or args.peers:
+            raise UsageError(f"{prog}: --inputs has its own functions: leave out --op and --peers")
+        if not args.names:
+            raise UsageError(f"{prog}: --inputs needs the NAME of a function, as module:function")
+        args.made_by = find_inputs(args.inputs)
+        for shape in args.shapes:
+            if len(shape) != len(args.made_by.sizes):
+                raise UsageError(
+                    f"{prog}: {'x'.join(map(str, shape))} is no shape of {args.inputs!r}, whose "
+                    f"sizes are {', '.join(args.made_by.sizes) or 'all given'}"
+                )
+        return
+    args.op = args.op or "softmax"
     names.check_name(args.op, names.OPS, "operation")
     args.names = args.names or list(names.COMPARED.get(args.op, ["copy"]))
     known = dict.fromkeys(name for compared in names.COMPARED.values() for name in compared)
@@ -214,12 +232,11 @@ def _check_bench(args: argparse.Namespace) -> None:
     for name in args.peers:
         if name.lower() not in peers:
             every = ", ".join((*names.PEERS, "all"))
-            raise UsageError(f"{args.parser.prog}: no peer is named {name!r}: give one of {every}")
+            raise UsageError(f"{prog}: no peer is named {name!r}: give one of {every}")
         asked += peers[name.lower()]
     if args.op == "softmax_backward":
         asked = [f"{name} backward" for name in asked if name != "tutorial"]
     args.names = list(dict.fromkeys([*args.names, *asked]))
-    args.shapes = [_bench_shape(text, args.parser.prog) for text in args.shapes]
 
 
 def _bench_shape(text: str, prog: str) -> tuple[int, ...]:
@@ -370,24 +387,27 @@ def run_roof(args: argparse.Namespace) -> str:
 
 
 def run_bench(args: argparse.Namespace) -> str:
-    """Who is fastest: every implementation judged and timed at every shape."""
-    from memtraffic.benchmark import compare
+    """Who is fastest: every implementation judged and timed, or functions of any inputs timed."""
+    from memtraffic.benchmark import bench_beside_copy, compare
 
-    frame = compare(args.names, args.shapes, dtype=args.dtype, op=args.op)
-    absent = frame["note"].str.startswith("absent: ")
-    for name, note in frame[absent].groupby("impl", sort=False)["note"].first().items():
-        print(f"{name} is left out: {note.removeprefix('absent: ')}", file=sys.stderr)
-    frame = frame[~absent]
+    if args.inputs is not None:
+        frame = bench_beside_copy(args.names, args.shapes, inputs=args.inputs, dtype=args.dtype)
+    else:
+        frame = compare(args.names, args.shapes, dtype=args.dtype, op=args.op)
+        absent = frame["note"].str.startswith("absent: ")
+        for name, note in frame[absent].groupby("impl", sort=False)["note"].first().items():
+            print(f"{name} is left out: {note.removeprefix('absent: ')}", file=sys.stderr)
+        frame = frame[~absent]
     if args.csv:
         frame.to_csv(args.csv, index=False, float_format="%.6g", lineterminator="\n")
     return frame.to_json(orient="records") if args.json else _bench_table(frame)
 
 
 def _bench_table(frame: pd.DataFrame) -> str:
-    """The rows of `compare`, with each time as a share of the copy's beside it."""
+    """What was timed, with each time as a share of the copy's beside it."""
     keys = list(frame.columns[1 : frame.columns.get_loc("us")])
     copied = frame[frame["impl"] == "copy"].set_index(keys)["us"]
-    frame = frame.drop(columns="version")
+    frame = frame.drop(columns="version", errors="ignore")
     if len(copied):
         share = 100 * frame[keys].apply(tuple, axis=1).map(copied) / frame["us"]
         frame.insert(frame.columns.get_loc("gb_per_s") + 1, "%_of_copy", share)
@@ -418,7 +438,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], str], str]] = {
     "counters": (run_counters, "Read hardware counters while a function runs."),
     "resources": (run_resources, "Compile kernels and print what they use."),
     "occupancy": (run_occupancy, "Compile kernels and print how many fit."),
-    "bench": (run_bench, "Judge and time softmax kernels beside a copy, ours and others'."),
+    "bench": (run_bench, "Judge and time kernels beside a copy, ours and others'."),
     "report": (
         run_report,
         "Write a page of what a function moves and what its kernels use.",

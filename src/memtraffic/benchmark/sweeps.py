@@ -117,6 +117,34 @@ def bench(
     return pd.DataFrame(rows)
 
 
+def bench_beside_copy(
+    impls: Sequence[str] | Mapping[str, Implementation],
+    shapes: Sequence[Sequence[int]],
+    *,
+    inputs: AnyInputs,
+    dtype: str = "float32",
+) -> pd.DataFrame:
+    """Times functions of any inputs beside the fastest copy of the first of their tensors.
+
+    Nothing is judged. inputs: as of `bench`. Columns: those of `bench`; the first row of each shape
+    is the copy, and `gb_per_s` is what the copy moves over the time. Raises as `bench` does, and
+    ValueError for inputs without a tensor.
+    """
+    runtime.require_gpu("bench_beside_copy")
+    fns, made_by, rows = find_implementations(impls), find_inputs(inputs), []
+    for shape in progress(shapes, "timing"):
+        arguments = made_by.arguments(shape, dtype)
+        if not arguments.tensors:
+            raise ValueError("bench_beside_copy: the inputs have no tensor, so there is no copy")
+        first = arguments.tensors[0]
+        calls: list[Callable[[], object]] = [fastest_copy(first)]
+        calls += [functools.partial(arguments.call, fn) for fn in fns.values()]
+        for name, times in zip(["copy", *fns], time_interleaved(calls), strict=True):
+            described = {"impl": name} | describe_shape(made_by, shape, dtype)
+            rows.append(described | summary(times, 2 * first.nbytes))
+    return pd.DataFrame(rows)
+
+
 def bench_option(
     impl: Implementation,
     shapes: Sequence[Sequence[int]],

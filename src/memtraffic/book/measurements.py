@@ -22,7 +22,6 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark.comparing import TIMES
 from memtraffic.benchmark.sweeps import describe_shape
-from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function
 from memtraffic.ops import SOFTMAX
 from memtraffic.progress import progress
@@ -138,23 +137,12 @@ def bench_beside_copy(
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[str] = ("float32",),
 ) -> pd.DataFrame:
-    """Times labels on any inputs, beside the fastest copy of the first of their tensors.
-
-    inputs: a specification, see `inputs.find_inputs`. Columns: those of `bench`; `gb_per_s` is what
-    the copy moves over the time.
-    """
-    runtime.require_gpu("bench_beside_copy")
-    made_by, rows = find_inputs(inputs), []
-    for dtype, shape in progress([*itertools.product(dtypes, shapes)], "timing"):
-        arguments = made_by.arguments(shape, dtype)
-        [first, *_] = arguments.tensors
-        calls: list[Callable[[], object]] = [benchmark.fastest_copy(first)]
-        calls += [functools.partial(arguments.call, implementation(label)) for label in impls]
-        samples = benchmark.time_interleaved(calls)
-        for label, times in zip(["copy", *impls], samples, strict=True):
-            described = {"impl": label} | describe_shape(made_by, shape, dtype)
-            rows.append(described | benchmark.summary(times, 2 * first.nbytes))
-    return pd.DataFrame(rows)
+    """`benchmark.bench_beside_copy` of labels, for each dtype."""
+    fns = {label: implementation(label) for label in impls}
+    frames = [
+        benchmark.bench_beside_copy(fns, shapes, inputs=inputs, dtype=dtype) for dtype in dtypes
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def bench_rounds(
