@@ -83,7 +83,9 @@ def write_notebook(path, *cells, solution=None):
 def test_nbval_runs_every_notebook_and_no_unit_test():
     found = collected(ROOT, "--nbval")
     assert set(found) == {f"book/{path.name}" for path in (ROOT / "book").glob("*.ipynb")}
-    assert all(names[-1] == "Solutions" for names in found.values())
+    for path, names in found.items():
+        has_exercises = "## Exercises" in (ROOT / path).read_text("utf-8")
+        assert (names[-1] == "Solutions") is has_exercises, path
 
 
 def test_plain_pytest_runs_the_unit_tests_and_the_examples():

@@ -812,3 +812,16 @@ def test_loaded_usage_is_what_the_disassembler_says():
         assert triton_internals.loaded_usage(compiled)["registers"] == kernel.registers
         spilled = triton_internals.loaded_usage(compiled)["spill_bytes"]
         assert (spilled > 0) == (kernel.spill_bytes > 0) == bool(launch_options)
+
+
+def test_set_tuning_time_finds_the_autotuner():
+    @triton.jit
+    def plain(x_ptr, BLOCK: tl.constexpr):
+        tl.store(x_ptr, 0.0)
+
+    tuned = triton.autotune([triton.Config({"BLOCK": 8})], key=[])(plain)
+    around = triton.heuristics({"EXTRA": lambda named: 1})(tuned)
+    for kernel in (tuned, around, plain, None):
+        triton_internals.set_tuning_time(kernel, 2.5, 10)
+    assert tuned.do_bench.keywords == {"warmup": 2.5, "rep": 10}
+    assert not hasattr(plain, "do_bench")

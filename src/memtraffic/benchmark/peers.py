@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.triton_internals import set_tuning_time
 
 BACKWARD = " backward"  # what the name of an implementation of the backward ends in
 # A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much
@@ -94,19 +95,12 @@ def flag_gems_backward(y: Tensor, dy: Tensor) -> Tensor:
 
 @functools.cache
 def _tune_quickly(kernel: Any) -> None:
-    """Lets the autotuner of a kernel take a tenth of its time; nothing where it has no autotuner.
+    """Lets the autotuner of a kernel take a tenth of its time.
 
     Otherwise a comparison at many shapes would mostly wait for FlagGems to tune.
     """
-    if not runtime.HAS_TRITON:
-        return
-    from triton.runtime import Autotuner
-    from triton.testing import do_bench
-
-    while kernel is not None and not isinstance(kernel, Autotuner):
-        kernel = getattr(kernel, "fn", None)
-    if kernel is not None:
-        kernel.do_bench = functools.partial(do_bench, warmup=TUNING_MS[0], rep=TUNING_MS[1])
+    if runtime.HAS_TRITON:
+        set_tuning_time(kernel, *TUNING_MS)
 
 
 # ---- QuACK
