@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime, triton_internals
-from memtraffic.compile import assembly, resources
+from memtraffic.compile import assembly, capture_launches, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.ladder import split
 from memtraffic.ladder.call import Call
@@ -128,6 +128,19 @@ def test_the_best_split_spills_nothing(n, dtype):
     assert forward.spill_bytes == 0
     assert forward.registers <= split.LANE_REGISTERS or n % 2
     assert set(forward.load_bits) >= ({128} if n % 2 == 0 else set())
+
+
+def test_softmax_splits_as_it_is_asked():
+    x = torch.empty(2, 65536)
+
+    def constants(**options):
+        [launch] = capture_launches(partial(split.softmax, **options), x, gpu=find_gpu("H200"))
+        return tuple(launch.constants[name] for name in ("BLOCK", "CHUNKS"))
+
+    assert constants() == (512, 16)
+    assert constants(chunks=1) == (512, 1)
+    assert constants(block=1024) == (1024, 8)
+    assert constants(num_warps=8) == (512, 8)
 
 
 # ---- softmax

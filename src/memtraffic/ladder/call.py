@@ -13,7 +13,7 @@ from memtraffic.triton_internals import compile_kernel, starter
 WORD_BYTES, SECTOR_BYTES = 8, 32
 SUPPLY = 2**18  # words of 0, 2 MiB, which last for many launches
 
-# By GPU: words of 0, and the first and last address of those that nobody was given.
+# By GPU: words of 0, and the addresses where those that nobody was given begin and end.
 _supplies: dict[int | None, tuple[Tensor, int, int]] = {}
 _taking = threading.Lock()
 

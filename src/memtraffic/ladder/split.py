@@ -305,7 +305,7 @@ def softmax(
     out: Tensor | None = None,
     *,
     block: int | None = None,
-    chunks: int = 8,
+    chunks: int | None = None,
     num_warps: int | None = None,
     looks: int = LOOKS,
 ) -> Tensor:
@@ -313,23 +313,24 @@ def softmax(
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
     strides, on a GPU or, interpreted, on the CPU. block: columns that the lanes of a
-    program load at once, a power of two; None leaves this and the next two to
-    `best_split`. chunks: blocks per program, at most. num_warps: by default so many
-    that a lane loads 16 bytes. looks: how often a program
-    looks for the words of others before it computes them itself. Returns `out`, or a
-    new tensor of x's shape and dtype. Raises TypeError for another dtype or device,
-    ValueError for another shape and for rows that need more programs than fit the GPU,
+    program load at once, a power of two. chunks: blocks per program, at most.
+    num_warps: by default so many that a lane loads 16 bytes. Without any of the three,
+    the row is split as by `best_split`. looks: how often a program looks for the words
+    of others before it computes them itself. Returns `out`, or a new tensor of x's
+    shape and dtype. Raises TypeError for another dtype or device, ValueError for
+    another shape and for rows that need more programs than fit the GPU,
     RuntimeError for a tensor that requires a gradient.
     """
     y = check_operands("split", x, out, MAX_ROW)
     if x.numel():
         (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
-        if block is None:
+        if block is None and chunks is None and num_warps is None:
             split = best_split(n_cols, x.element_size(), 1, align, gpu)
         else:
-            vectors = block * x.element_size() // VECTOR_BYTES
-            warps = max(1, min(max_warps(gpu), vectors // gpu.warp_size))
-            split = split_row(n_cols, block, chunks, num_warps or warps)
+            vector = VECTOR_BYTES // x.element_size()
+            block = block or PART_LANES * vector
+            warps = max(1, min(max_warps(gpu), block // vector // gpu.warp_size))
+            split = split_row(n_cols, block, chunks or 8, num_warps or warps)
         arguments = y, *y.stride(), x, *x.stride()
         call = split_call(
             split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
