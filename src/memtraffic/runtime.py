@@ -37,6 +37,7 @@ INTERPRETED: bool = _asked in {"1", "true", "on", "yes", "y"}
 
 # While launches are captured, a tuple of one: the GPU that launchers plan for, or None.
 _captures: ContextVar[tuple[Gpu | None] | None] = ContextVar("captures", default=None)
+capture = _captures.get  # part of the key of a plan: what it was made for
 
 
 def device() -> torch.device:

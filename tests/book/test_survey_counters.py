@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.book import survey, survey_counters
+from memtraffic.book import marked_counters, survey, survey_counters
 from memtraffic.book.catalog import EXPERIMENTS
 from memtraffic.traffic import counters
 from memtraffic.traffic.counters import CountersError
@@ -59,7 +59,7 @@ def ncu(monkeypatch):
 
 
 def test_measure_adds_up_the_launches_of_each_pass(ncu):
-    mark = survey_counters.MARKER
+    mark = marked_counters.MARKER
     ncu(report(mark, "a", "b", mark, "c"), ("1.0", True, ""), ("1.0", True, ""))
     frame = survey_counters.measure([f"{LIGER} forward", f"{LIGER} backward"], SIZES)
     assert list(frame["launches"]) == [2, 1]
@@ -70,14 +70,14 @@ def test_measure_adds_up_the_launches_of_each_pass(ncu):
 
 
 def test_measure_takes_sizes_of_a_kernel_of_its_own(ncu):
-    ncu(report(survey_counters.MARKER, "a"), ("1.0", True, ""))
+    ncu(report(marked_counters.MARKER, "a"), ("1.0", True, ""))
     frame = survey_counters.measure([f"{LIGER} forward N=512"], SIZES)
     assert list(frame["at"]) == ["M=4, N=512"]
 
 
 def test_measure_names_what_is_missing(ncu):
     """A package that is not there, and a kernel that fails halfway, have numbers of none."""
-    mark = survey_counters.MARKER
+    mark = marked_counters.MARKER
     ncu(
         report(mark, "half", mark, "a"),
         ("", False, "PackageNotFoundError: none"),
@@ -98,7 +98,7 @@ def test_measure_where_all_is_missing(ncu):
 
 
 def test_measure_refuses_a_report_with_other_kernels(ncu):
-    ncu(report(survey_counters.MARKER, "a"), ("1.0", True, ""), ("1.0", True, ""))
+    ncu(report(marked_counters.MARKER, "a"), ("1.0", True, ""), ("1.0", True, ""))
     with pytest.raises(CountersError, match="2 kernels ran, ncu saw 1"):
         survey_counters.measure([f"{LIGER} forward"] * 2, SIZES)
 
@@ -110,15 +110,15 @@ def test_measure_refuses_what_is_not_surveyed(kernel):
 
 
 def test_split_leaves_out_what_is_before_the_first_marker():
-    names = ["warmup", survey_counters.MARKER, "a", survey_counters.MARKER]
-    parts = survey_counters.split(pd.DataFrame({"kernel": names}))
+    names = ["warmup", marked_counters.MARKER, "a", marked_counters.MARKER]
+    parts = marked_counters.split(pd.DataFrame({"kernel": names}))
     assert [list(part["kernel"]) for part in parts] == [["a"], []]
 
 
 def test_marker_is_a_kernel():
     from memtraffic.book import exhibits
 
-    assert survey_counters.MARKER in vars(exhibits)
+    assert marked_counters.MARKER in vars(exhibits)
 
 
 def test_kernels_of_the_experiment_have_formulas():
@@ -157,7 +157,7 @@ def test_worker_runs_each_pass(direction, monkeypatch, tmp_path):
     first, second = json.loads((tmp_path / "told").read_text())
     assert first == {"version": torch.__version__, "begun": True, "missing": ""}
     assert second["missing"].startswith("PackageNotFoundError") and not second["begun"]
-    assert len(calls) == survey_counters.WARMUP + 1 and len(counted) == 1
+    assert len(calls) == marked_counters.WARMUP + 1 and len(counted) == 1
     [made] = counted
     if direction == "forward":
         assert made.shape == (4, 8)

@@ -478,6 +478,19 @@ def test_softmax_of_rows_that_start_anywhere(n, dtype):
     assert_touches_once(traffic, "y_ptr", written[0])
 
 
+@pytest.mark.parametrize("n", range(2049, 2066))
+def test_backward_of_rows_that_start_anywhere(n, dtype):
+    y, dy = SOFTMAX_BACKWARD.inputs((9, n), str(dtype).removeprefix("torch."))
+    y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
+    dy[2, :3], dy[3, -3:] = 50, -50
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+    written = []
+    traffic = count(lambda y, dy: written.append(backward(dy, y, 1, y.dtype)), y, dy, trace=True)
+    assert_touches_once(traffic, "y_ptr", y)
+    assert_touches_once(traffic, "dy_ptr", dy)
+    assert_touches_once(traffic, "dx_ptr", written[0])
+
+
 def test_softmax_of_batches_of_rows_that_start_anywhere():
     x = matrix(12, 2051).view(3, 4, 2051)
     assert_softmax(lambda x: softmax(x.view(3, 4, 2051)).view(12, 2051), x.view(12, 2051))

@@ -17,7 +17,7 @@ import pandas as pd
 
 from memtraffic import benchmark
 from memtraffic.benchmark.roof import roof
-from memtraffic.book import measurements, survey_counters
+from memtraffic.book import marked_counters, measurements, survey_counters
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 
@@ -102,8 +102,13 @@ LONG_COUNTERS = tuple(
 SURVEYED = (
     *(Column(name) for name in survey_counters.FACTS),
     Column("launches", "launches"),
-    *(column for column in COMPILED_COUNTERS if column.name in survey_counters.AMOUNTS),
+    *(column for column in COMPILED_COUNTERS if column.name in marked_counters.AMOUNTS),
     Column("missing"),  # why a kernel did not run
+)
+SHAPES_COUNTERS = (
+    *(M, N, DTYPE),
+    Column("launches", "launches"),
+    *(column for column in LONG_COUNTERS if column.name in marked_counters.AMOUNTS),
 )
 RATES = (
     Column("what"),
@@ -264,6 +269,7 @@ SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS
 SCORED_BACKWARD = dict(
     impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
 )
+SCORED_COUNTERS = dict(impl="memtraffic.softmax", shapes=SCORED_AT, dtypes=["float32", "bfloat16"])
 SCORED_HOST = dict(
     impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
     shapes=[[4096, 2**k] for k in range(6, 12)],
@@ -431,6 +437,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ),
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
+    ("scoreboard_counters", marked_counters.count_shapes, SHAPES_COUNTERS, SCORED_COUNTERS),
     ("scoreboard_host", measurements.caller_times, CALLER, SCORED_HOST),
     ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
     ("your_kernel_rms_counters", _counters, COUNTERS, dict(impl="RMS norm, both", **RMS_NORM)),

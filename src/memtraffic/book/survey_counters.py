@@ -1,7 +1,6 @@
 """Hardware counters of surveyed kernels: what a GPU moved, to set beside what was counted.
 
-A second process runs all of them under Nsight Compute, one after the other, because to import the
-packages takes longer than to run the kernels. A small kernel of our own marks where each begins.
+A second process runs all of them under Nsight Compute, one after the other.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
+from memtraffic.book.marked_counters import AMOUNTS, WARMUP, add_up, counted, split
 from memtraffic.functions import as_function
 from memtraffic.inputs import find_inputs
 from memtraffic.traffic import counters as hardware
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
     from memtraffic.book.survey import Published
 
 FOLDER = "MEMTRAFFIC_TUTORIALS"  # the setting that says where Triton's tutorials are
-MARKER = "_idle_kernel"  # of `exhibits`, which no package has
-WARMUP = 3  # calls that compile, and that let an autotuner choose
 FACTS = ("package", "version", "kernel", "direction", "at")
-AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # the survey compares no times
 
 
 def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
@@ -72,21 +68,10 @@ def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
             direction,
             ", ".join(f"{size}={number}" for size, number in at),
         )
-        sums = {name: int(used[name].sum()) for name in AMOUNTS}
         rows.append(
-            dict(zip(FACTS, facts, strict=True))
-            | {"launches": len(used)}
-            | sums
-            | {"missing": outcome["missing"]}
+            dict(zip(FACTS, facts, strict=True)) | add_up(used) | {"missing": outcome["missing"]}
         )
     return pd.DataFrame(rows, columns=[*FACTS, "launches", *AMOUNTS, "missing"])
-
-
-def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """The rows of `counters` after each marker and before the next."""
-    begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
-    ends = [*begins[1:], len(frame)]
-    return [frame.iloc[begin + 1 : end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _job(kernel: str, sizes: Mapping[str, int]) -> tuple[Published, str, tuple[int, ...]]:
@@ -173,16 +158,6 @@ def _counted(call: Callable[[], object], outcome: dict[str, Any] | None) -> None
     if outcome is None:
         call()
         return
-    from memtraffic.book.exhibits import _idle_kernel
-
-    mark: Tensor = torch.zeros(1, device="cuda")
-    _idle_kernel[(1,)](mark, READ=False)  # compiled before the profiler looks
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
-    _idle_kernel[(1,)](mark, READ=False)
-    outcome["begun"] = True
-    try:
+    with counted():
+        outcome["begun"] = True
         call()
-    finally:
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()

@@ -160,20 +160,19 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     if tile is not None:
         arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)]
         alone = tile.rows == 1  # so its row exists
-        vector = shifted_vector(tensors, strides) if packed and alone and not backward else 1
+        vector = shifted_vector(tensors, strides) if packed and alone else 1
         widest = n_cols // vector * vector
         narrowest = (n_cols - vector + 1) // vector * vector
         constants = {
             "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
-            "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align,
+            "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
+            "PTX": takes_ptx(gpu),
         }  # fmt: skip
-        if not backward:
-            constants["VECTOR"] = vector
         return Call(
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
             (*arguments, n_rows, n_cols),
-            constants | {"PTX": takes_ptx(gpu)},
+            constants,
             num_warps=tile.num_warps,
         )
     arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]

@@ -59,16 +59,9 @@ def softmax_kernel(
     y_row = batch * y_batch_stride + rows * y_row_stride
     inner = n_cols
     if VECTOR > 1:
-        # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors;
-        # the columns before and after them, fewer than VECTOR each, one by one.
         x_start = batch * x_batch_stride + tl.program_id(0).to(tl.int64) * x_row_stride
         y_start = batch * y_batch_stride + tl.program_id(0).to(tl.int64) * y_row_stride
-        head = (round_up(x_start, VECTOR) - x_start).to(tl.int32)
-        inner = (n_cols - head) // VECTOR * VECTOR
-        lane = tl.arange(0, 2 * VECTOR)
-        before = lane % 2 == 0
-        edge_col = lane // 2 + tl.where(before, 0, head + inner)
-        on_edge = edge_col < tl.where(before, head, n_cols)
+        inner, edge_col, on_edge = whole_vectors(x_start, n_cols, VECTOR)
         edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
         x_row = round_up(x_start, VECTOR)
         y_row = round_up(y_start, VECTOR)
@@ -107,6 +100,18 @@ def round_up(x, FACTOR: tl.constexpr):
 
 
 @triton.jit
+def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
+    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
+    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
+    head = (round_up(start, VECTOR) - start).to(tl.int32)
+    inner = (n_cols - head) // VECTOR * VECTOR
+    lane = tl.arange(0, 2 * VECTOR)
+    before = lane % 2 == 0
+    edge_col = lane // 2 + tl.where(before, 0, head + inner)
+    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
+
+
+@triton.jit
 def softmax_backward_kernel(
     dx_ptr, dx_batch_stride, dx_row_stride, dx_col_stride,
     y_ptr, y_batch_stride, y_row_stride, y_col_stride,
@@ -117,6 +122,7 @@ def softmax_backward_kernel(
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -136,18 +142,38 @@ def softmax_backward_kernel(
     dx_col_stride = tl.cast(dx_col_stride, tl.int64)
     y_col_stride = tl.cast(y_col_stride, tl.int64)
     dy_col_stride = tl.cast(dy_col_stride, tl.int64)
-    dx_ptr += batch * dx_batch_stride + rows * dx_row_stride + cols * dx_col_stride
-    y_ptr += batch * y_batch_stride + rows * y_row_stride + cols * y_col_stride
-    dy_ptr += batch * dy_batch_stride + rows * dy_row_stride + cols * dy_col_stride
-    ys = load_chunks(y_ptr, y_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
-    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
+    dx_row = batch * dx_batch_stride + rows * dx_row_stride  # (ROWS, 1)
+    y_row = batch * y_batch_stride + rows * y_row_stride
+    dy_row = batch * dy_batch_stride + rows * dy_row_stride
+    inner = n_cols
+    if VECTOR > 1:
+        row = tl.program_id(0).to(tl.int64)
+        dx_start = batch * dx_batch_stride + row * dx_row_stride
+        y_start = batch * y_batch_stride + row * y_row_stride
+        dy_start = batch * dy_batch_stride + row * dy_row_stride
+        inner, edge_col, on_edge = whole_vectors(y_start, n_cols, VECTOR)
+        edge_y = tl.load(y_ptr + y_start + edge_col, mask=on_edge, other=0)
+        edge_dy = tl.load(dy_ptr + dy_start + edge_col, mask=on_edge, other=0)
+        dx_row = round_up(dx_start, VECTOR)
+        y_row = round_up(y_start, VECTOR)
+        dy_row = round_up(dy_start, VECTOR)
+    y_ptrs = y_ptr + y_row + cols * y_col_stride  # (ROWS, BLOCK)
+    dy_ptrs = dy_ptr + dy_row + cols * dy_col_stride
+    ys = load_chunks(y_ptrs, y_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(dy_ptrs, dy_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
     products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
     dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
+    if VECTOR > 1:
+        edge_y, edge_dy = widen(edge_y, STORED, ACC), widen(edge_dy, STORED, ACC)
+        dot += tl.sum(edge_y * edge_dy, axis=0)
+        edge_dx = to_gradient(edge_y * (edge_dy - scalar(dot)), STORED, DTYPE)
+        tl.store(dx_ptr + dx_start + edge_col, edge_dx, mask=on_edge)
+    dx_ptrs = dx_ptr + dx_row + cols * dx_col_stride
     for i in tl.static_range(CHUNKS):
         y = widen(forget(ys[i], CHUNKS, PTX), STORED, ACC)
         dy = widen(forget(dys[i], CHUNKS, PTX), STORED, ACC)
         dx = to_gradient(y * (dy - dot), STORED, DTYPE)
-        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+        store_chunk(dx_ptrs, dx_col_stride, dx, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
 
 
 @triton.jit

@@ -13,11 +13,16 @@ from memtraffic import runtime
 from memtraffic.ladder.launch import partially_overlaps
 from memtraffic.ladder.tiling import MAX_ROW
 from memtraffic.ops.planning import Run, plan
+from memtraffic.runtime import capture
 
 __all__ = ["softmax"]
 
 PLAIN = (Tensor, torch.nn.Parameter)
-STRIDED = torch.strided  # a name of a module takes longer to find in another module
+# A name of a module takes longer to find in another module.
+STRIDED = torch.strided
+is_autocast = torch._C._is_any_autocast_enabled  # for any device
+is_transformed = torch._C._are_functorch_transforms_active
+active_modes = torch._C._len_torch_dispatch_stack
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_PLANS = 4096
 
@@ -57,7 +62,7 @@ def softmax(
         raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
     if dtype is not None and not x.is_floating_point():
         x = x.to(dtype)
-    if dtype is None and torch._C._is_any_autocast_enabled() and _is_autocast(x):
+    if dtype is None and is_autocast() and x.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError("softmax: no derivative in forward mode: use torch.softmax")
@@ -74,18 +79,14 @@ def softmax(
     return forward(x, dim, dtype, out)
 
 
-def _is_autocast(x: Tensor) -> bool:
-    return x.is_cuda and torch.is_autocast_enabled("cuda")
-
-
 def _is_plain(x: Tensor) -> bool:
     """Whether `x` is a tensor with memory, and no mode of PyTorch watches what is done to it."""
     return (
         type(x) in PLAIN
         and x.layout is STRIDED
         and not x.is_meta
-        and not torch._C._are_functorch_transforms_active()
-        and (torch._C._len_torch_dispatch_stack() == 0 or runtime.is_capturing())
+        and not is_transformed()
+        and (active_modes() == 0 or runtime.is_capturing())
     )
 
 
@@ -138,8 +139,7 @@ def forward(
 ) -> Tensor:
     """`softmax` without autograd and without PyTorch's dispatcher."""
     key: tuple[object, ...] = (
-        x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15, dim, dtype,
-        runtime.runs_on_gpu() or runtime.captured_gpu(),
+        x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15, dim, dtype, capture(),
     )  # fmt: skip
     if out is not None:
         key = (*key, out.stride(), out.data_ptr() & 15)
@@ -185,8 +185,7 @@ def backward_into(dx: Tensor, y: Tensor, dy: Tensor, dim: int = -1) -> None:
     """Writes `y * (dy - sum(y * dy))`, with the sum along `dim`, into `dx`."""
     key = (
         dx.dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), dx.stride(), y.get_device(),
-        (y.data_ptr() | dy.data_ptr() | dx.data_ptr()) & 15, dim,
-        runtime.runs_on_gpu() or runtime.captured_gpu(),
+        (y.data_ptr() | dy.data_ptr() | dx.data_ptr()) & 15, dim, capture(),
     )  # fmt: skip
     planned = _plans.get(key)
     if planned is None:
