@@ -1021,14 +1021,21 @@ def starter(
     everything = [*before, *arguments]
     shifted = [len(before) + place for place in places]
 
+    wrong = f"{compiled.name} takes the addresses of {len(places)} tensors"
+
+    # A check of the lengths takes less time than zip's `strict`.
     def start(stream: int, addresses: list[int]) -> None:
+        if len(addresses) != len(places):
+            raise ValueError(wrong)
         given = everything.copy()
         given[stream_place] = stream
-        for place, address in zip(shifted, addresses):  # noqa: B905 - `strict` takes as long again
+        for place, address in zip(shifted, addresses):  # noqa: B905
             given[place] = address
         launch(*given)
 
     def start_with_list(stream: int, addresses: list[int]) -> None:
+        if len(addresses) != len(places):
+            raise ValueError(wrong)
         given = arguments.copy()
         for place, address in zip(places, addresses):  # noqa: B905
             given[place] = address

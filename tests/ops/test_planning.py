@@ -42,9 +42,10 @@ def is_power_of_two(n):
     itemsize=st.sampled_from([2, 4, 8]),
     inputs=st.sampled_from([1, 2]),
     gpu=st.sampled_from([H200, MI300X]),
+    shifted=st.booleans(),
 )
-def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu):
-    tile = row_tile(n_cols, itemsize, inputs, gpu)
+def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
+    tile = row_tile(n_cols, itemsize, inputs, gpu, shifted)
     if tile is None:
         assert n_cols > max(WARPS[itemsize, inputs].values())
         return
@@ -54,9 +55,12 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu):
     assert lanes <= gpu.max_threads_per_program
     elements = tile.rows * tile.block * tile.chunks / lanes
     assert elements * itemsize <= 256  # bytes per lane and tensor: 64 registers
-    assert tile.rows == 1 or tile.chunks == 1
-    if tile.rows == 1:  # a lane loads whole vectors
-        assert tile.block * itemsize % (16 * lanes) == 0
+    narrow = tile.rows > 1 and tile.chunks == 1 and tile.block < 2 * n_cols
+    # A lane loads whole vectors, and where a program has several rows, a warp has one of them.
+    assert narrow or tile.block * itemsize * tile.rows % (16 * lanes) == 0
+    assert narrow or tile.rows == 1 or tile.rows * 32 == lanes
+    if shifted and n_cols >= 1024:
+        assert tile.rows == 1
 
 
 @pytest.mark.parametrize(
@@ -65,10 +69,9 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu):
         pytest.param(1, 4, Tile(256, 1, 1, 4), id="one-column"),
         pytest.param(8, 4, Tile(32, 8, 1, 4), id="eight"),
         pytest.param(9, 4, Tile(16, 16, 1, 4), id="nine"),
-        pytest.param(256, 4, Tile(2, 256, 1, 4), id="widest-but-one-block"),
-        pytest.param(512, 4, Tile(2, 512, 1, 4), id="widest"),
+        pytest.param(255, 4, Tile(2, 256, 1, 4), id="widest"),
         pytest.param(8, 2, Tile(64, 8, 1, 4), id="eight-of-16-bits"),
-        pytest.param(1024, 2, Tile(2, 1024, 1, 4), id="widest-of-16-bits"),
+        pytest.param(255, 2, Tile(2, 256, 1, 4), id="widest-of-16-bits"),
         pytest.param(8, 8, Tile(16, 8, 1, 2), id="eight-of-64-bits"),
     ],
 )
@@ -78,13 +81,34 @@ def test_row_tile_of_narrow_rows(n, itemsize, expected):
 
 
 @pytest.mark.parametrize(
+    ("n", "itemsize", "inputs", "expected", "shifted"),
+    [
+        pytest.param(256, 4, 1, Tile(2, 256, 1, 4), None, id="several-warps"),
+        pytest.param(512, 4, 1, Tile(2, 512, 1, 4), None, id="several-warps-at-most"),
+        pytest.param(256, 2, 1, Tile(4, 256, 1, 4), Tile(1, 256, 1, 1), id="forward"),
+        pytest.param(1792, 2, 1, Tile(4, 256, 7, 4), Tile(1, 256, 7, 1), id="forward-at-most"),
+        pytest.param(1793, 2, 1, Tile(1, 512, 4, 2), None, id="forward-and-one"),
+        pytest.param(256, 2, 2, Tile(2, 256, 1, 2), Tile(1, 256, 1, 1), id="backward"),
+        pytest.param(1024, 2, 2, Tile(2, 256, 4, 2), Tile(1, 256, 4, 1), id="backward-at-most"),
+        pytest.param(1025, 2, 2, Tile(1, 512, 3, 2), None, id="backward-and-one"),
+        pytest.param(896, 4, 2, Tile(1, 128, 7, 1), None, id="float32-at-most"),
+        pytest.param(897, 4, 2, Tile(1, 256, 4, 2), None, id="float32-and-one"),
+    ],
+)
+def test_row_tile_of_a_warp_to_each_row(n, itemsize, inputs, expected, shifted):
+    """A row that starts between two multiples of 16 bytes needs a program of its own."""
+    assert row_tile(n, itemsize, inputs, H200) == expected
+    assert row_tile(n, itemsize, inputs, H200, shifted=True) == (shifted or expected)
+
+
+@pytest.mark.parametrize(
     ("n", "itemsize", "inputs", "expected"),
     [
         pytest.param(513, 4, 1, Tile(1, 256, 3, 2), id="one-past-narrow-rows"),
         pytest.param(4096, 4, 1, Tile(1, 256, 16, 2), id="two-warps"),
         pytest.param(4097, 4, 1, Tile(1, 512, 9, 4), id="four-warps"),
         pytest.param(8193, 4, 1, Tile(1, 2048, 5, 8), id="two-vectors-of-a-chunk"),
-        pytest.param(32768, 2, 1, Tile(1, 2048, 16, 8), id="16-bits"),
+        pytest.param(32768, 2, 1, Tile(1, 4096, 8, 8), id="16-bits"),
         pytest.param(16384, 4, 2, Tile(1, 2048, 8, 16), id="backward"),
     ],
 )

@@ -49,9 +49,9 @@ def small(monkeypatch):
     monkeypatch.setattr(planning, "planning_gpu", lambda x: gpu)
     monkeypatch.setattr(split, "planning_gpu", lambda x: gpu)
 
-    def tile(n, *args):
+    def tile(n, *args, **options):
         if n <= 8:
-            return rule(n, *args)
+            return rule(n, *args, **options)
         return planning.Tile(1, 4, -(-n // 4), 1) if n <= 16 else None
 
     monkeypatch.setattr(planning, "row_tile", tile)
@@ -505,6 +505,18 @@ def test_softmax_of_chunks_moves_the_least(n):
     y, dy = SOFTMAX_BACKWARD.inputs((2, n))
     traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
     assert (traffic.read_elements, traffic.written_elements) == (4 * n, 2 * n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_softmax_moves_the_least_at_each_width_of_the_scoreboard(name):
+    from memtraffic.book.catalog import EXPERIMENTS
+
+    for _, n in EXPERIMENTS["scoreboard_counters"].arguments["shapes"]:
+        traffic = count(softmax, matrix(2, n, name))
+        most = 1.001 * 2 * n if n > 2**15 else 2 * n  # programs that share a row exchange words
+        assert 2 * n <= traffic.read_elements <= most, n
+        assert 2 * n <= traffic.written_elements <= most, n
 
 
 def test_formula_of_softmax():

@@ -34,8 +34,10 @@ WARPS = {
     (2, 2): {2: 3072, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
+# Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
+ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (2, 256, 1024), (4, 2): (1, 256, 896)}
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
-WIDE = 8  # warps, with which a lane of the float32 forward takes two vectors of a chunk
+WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,36 @@ class Tile:
     num_warps: int
 
 
-def row_tile(n_cols: int, itemsize: int, inputs: int, gpu: Gpu) -> Tile | None:
+def row_tile(
+    n_cols: int, itemsize: int, inputs: int, gpu: Gpu, shifted: bool = False
+) -> Tile | None:
     """The rule: the tile of a program for rows of `n_cols` columns; None if they do not fit one.
 
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
+    shifted: rows start between multiples of 16 bytes, see `shifted_vector`.
 
     >>> from memtraffic.gpus import find_gpu
     >>> row_tile(12672, 4, 1, find_gpu("H200"))
     Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
-    block = triton.next_power_of_2(n_cols)
-    if block * itemsize <= MIN_TILE_BYTES:
+    block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
+    rows, narrowest, widest = ONE_WARP.get(kind, (1, 1, 0))
+    if narrowest <= n_cols <= widest:
+        rows = num_warps = 1 if shifted else rows  # a row alone in its program can be shifted
+    elif block * itemsize <= MIN_TILE_BYTES:
         rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
         return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
-    fitting = (warps for warps, widest in WARPS[itemsize, inputs].items() if n_cols <= widest)
-    num_warps = next(fitting, 0)
-    if not 0 < num_warps * 32 <= gpu.max_threads_per_program:
+    else:
+        rows = 1
+        fitting = (warps for warps, widest in WARPS[kind].items() if n_cols <= widest)
+        num_warps = next(fitting, 0)
+    lanes = max(num_warps * 32, gpu.warp_size)  # on a GPU of wider warps as many, in fewer of them
+    if not num_warps or lanes > gpu.max_threads_per_program:
         return None
-    vectors = 2 if (itemsize, inputs) == (4, 1) and num_warps == WIDE else 1
-    block = vectors * VECTOR_BYTES // itemsize * num_warps * 32
-    # As many lanes on a GPU of wider warps.
-    return Tile(1, block, triton.cdiv(n_cols, block), max(1, num_warps * 32 // gpu.warp_size))
+    takes_two = kind == (4, 1) or (kind == (2, 1) and not shifted)
+    vectors = 2 if takes_two and num_warps == WIDE else 1
+    block = vectors * VECTOR_BYTES // itemsize * lanes // rows
+    return Tile(rows, block, triton.cdiv(n_cols, block), lanes // gpu.warp_size)
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
@@ -153,14 +164,19 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     stored, gpu, inputs = tensors[1 if backward else 0], planning_gpu(tensors[0]), len(tensors) - 1
     itemsize = max(tensor.element_size() for tensor in tensors)
     packed = all(s[-1] == 1 for s in strides) or n_cols == 1
-    tile = row_tile(n_cols, itemsize, inputs, gpu) if packed else column_tile(n_cols, n_rows)
+    vector = shifted_vector(tensors, strides) if packed else 1
+    if packed:
+        tile = row_tile(n_cols, itemsize, inputs, gpu, shifted=vector > 1)
+    else:
+        tile = column_tile(n_cols, n_rows)
     if batches > (MAX_BATCHES if tile else 1):
         return Slices(run, sizes, strides, 1)
     align = common_divisor(tensors, sizes, strides)
     if tile is not None:
         arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)]
         alone = tile.rows == 1  # so its row exists
-        vector = shifted_vector(tensors, strides) if packed and alone else 1
+        if not alone:
+            vector = 1
         widest = n_cols // vector * vector
         narrowest = (n_cols - vector + 1) // vector * vector
         constants = {
