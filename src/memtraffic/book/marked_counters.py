@@ -69,17 +69,16 @@ def count_shapes(
 
     implementation(impl)
     find_op(op)
-    job = {"impl": impl, "op": op, "cases": list(itertools.product(dtypes, shapes))}
+    cases = list(itertools.product(dtypes, shapes))
     worker = "from memtraffic.book.marked_counters import _worker; _worker()"
-    parts = split(hardware.parse(hardware.profile(worker, job)))
-    if len(parts) != len(job["cases"]):
-        raise hardware.CountersError(
-            f"count_shapes: {len(job['cases'])} calls ran, ncu saw {len(parts)}"
-        )
+    report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
+    parts = split(hardware.parse(report))
+    if len(parts) != len(cases):
+        raise hardware.CountersError(f"count_shapes: {len(cases)} calls, ncu saw {len(parts)}")
     return pd.DataFrame(
         [
             {"m": m, "n": n, "dtype": dtype} | add_up(part)
-            for (dtype, (m, n)), part in zip(job["cases"], parts, strict=True)
+            for (dtype, (m, n)), part in zip(cases, parts, strict=True)
         ]
     )
 
