@@ -1,6 +1,10 @@
+from itertools import pairwise
+
 import pytest
 
 from memtraffic.book import lab_notes
+from memtraffic.gpus import DEFAULT_GPU
+from memtraffic.ops.planning import row_tile
 
 NOTES = lab_notes.load()
 
@@ -30,3 +34,19 @@ def test_show_is_of_one_kernel(capsys, monkeypatch):
 def test_show_names_what_there_is():
     with pytest.raises(LookupError, match="backward, cross-entropy, host, rows, split"):
         lab_notes.show("naive")
+
+
+def test_rule_says_what_each_width_gets():
+    """The ranges of a kernel follow one another, from 256 columns to the widest that it takes."""
+    ranges = lab_notes.rule()
+    assert {it.kind for it in ranges} == set(lab_notes.KINDS)
+    for kind, (itemsize, inputs) in lab_notes.KINDS.items():
+        here = [it for it in ranges if it.kind == kind]
+        assert here[0].first == 256
+        assert row_tile(here[-1].last + 1, itemsize, inputs, DEFAULT_GPU) is None
+        for before, after in pairwise(here):
+            assert after.first == before.last + 1
+        for it in here:
+            for n in (it.first, it.last):
+                tile = row_tile(n, itemsize, inputs, DEFAULT_GPU)
+                assert (tile.rows, tile.num_warps) == (it.rows, it.num_warps)

@@ -6,12 +6,24 @@ so no page can measure them again; what stayed is measured on the scoreboard.
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from IPython.display import Markdown, display
 
+from memtraffic.gpus import DEFAULT_GPU
+from memtraffic.ops.planning import row_tile
+
 KEPT, DROPPED = "kept", "dropped"
+KINDS = {
+    "float32": (4, 1),
+    "bfloat16": (2, 1),
+    "float32 backward": (4, 2),
+    "bfloat16 backward": (2, 2),
+}
+NARROWEST = 256  # columns; below, several rows share a warp
 
 
 def load() -> pd.DataFrame:
@@ -30,6 +42,33 @@ def show(about: str) -> None:
     if notes.empty:
         raise LookupError(f"no notes about {about!r}: {', '.join(sorted(set(load()['about'])))}")
     display(Markdown("\n\n".join(map(_note, notes.to_dict("records")))))
+
+
+class Range(NamedTuple):
+    """Widths, from `first` to `last`, whose programs have so many rows and warps each."""
+
+    kind: str
+    first: int
+    last: int
+    rows: int
+    num_warps: int
+
+
+def rule() -> list[Range]:
+    """What the rule of `memtraffic.softmax` gives a program on the published GPU, from 256 columns.
+
+    It is that of rows that start at multiples of 16 bytes and fit one program.
+    """
+    found = []
+    for kind, (itemsize, inputs) in KINDS.items():
+        tiles, n = [], NARROWEST
+        while tile := row_tile(n, itemsize, inputs, DEFAULT_GPU):
+            tiles.append((n, tile.rows, tile.num_warps))
+            n += 1
+        for (rows, num_warps), some in groupby(tiles, key=lambda it: it[1:]):
+            first, *_, last = (n for n, _, _ in some)
+            found.append(Range(kind, first, last, rows, num_warps))
+    return found
 
 
 def _note(note: dict[str, str]) -> str:
