@@ -177,6 +177,12 @@ def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
     assert peers.absent("tutorial") == "" and len(peers.version("tutorial")) == 12
 
 
+def test_tutorial_is_not_tried_where_it_would_be_compiled_for_minutes():
+    x = torch.empty(1, 2**16 + 1, device="meta")
+    with pytest.raises(ValueError, match="more than 65536 columns takes minutes"):
+        peers.tutorial(x)
+
+
 def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
     (tmp_path / "02-fused-softmax.py").write_text("def soft(x): ...\n")

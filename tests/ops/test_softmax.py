@@ -513,7 +513,7 @@ def test_softmax_moves_the_least_at_each_width_of_the_scoreboard(name):
     """Programs that share a row exchange a word for a 0 each, and read the words of all."""
     from memtraffic.book.catalog import EXPERIMENTS
 
-    for _, n in EXPERIMENTS["scoreboard_counters"].arguments["shapes"]:
+    for _, n in EXPERIMENTS["scoreboard_float32"].arguments["shapes"]:
         x = matrix(2, n, name)
         size = x.element_size()
         parts = split.best_split(n, size, 1, 16 // size, DEFAULT_GPU).parts

@@ -212,8 +212,15 @@ def _compiler(arguments: tuple[str, bool, Sequence[int]]) -> subprocess.Popen[by
 # ---- the tutorial
 
 
+TUTORIAL_COLUMNS = 2**16  # 2**17 take 3 times as long to compile for 8 warps, 2**18 take 18 times
+
+
 def tutorial(x: Tensor) -> Tensor:
-    """The softmax of Triton's tutorial."""
+    """The softmax of Triton's tutorial, up to TUTORIAL_COLUMNS, past which it raises ValueError."""
+    if x.shape[1] > TUTORIAL_COLUMNS:
+        raise ValueError(
+            f"a block of more than {TUTORIAL_COLUMNS} columns takes minutes to compile: not tried"
+        )
     y: Tensor = _load_tutorial(tutorial_file()).softmax(x)
     return y
 
