@@ -252,8 +252,9 @@ def targets(
         found.append(_share(f"{dtype}, long rows: copy", 0.9, frame, LONG))
     for dtype, least in (("float32", 0.97), ("bfloat16", 0.95)):
         us = timed(backward[dtype])
-        wide = [n for n in us.index if n >= 2048]
-        found.append(_share(f"{dtype} backward: add, from 2048", least, backward[dtype], wide))
+        wide = [n for n in us.index if 2048 <= n <= 2**17]
+        name = f"{dtype} backward: add, 2048 to 131072"
+        found.append(_share(name, least, backward[dtype], wide))
         name = f"{dtype} backward: fastest of the others"
         found.append(_slowest(name, 0.98, us, us.index))
     for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
