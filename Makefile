@@ -20,7 +20,7 @@ JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
 
 .PHONY: help book serve notebook colab check test environments lint quick unit notebooks site mutants \
-  record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift clean
+  record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift gpu clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 27
@@ -39,7 +39,7 @@ notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
 colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _build/colab
 	$(BOOK_PY) src/memtraffic/book/colab.py _build/colab
 
-check: lint quick ## lint, types and the quick tests, in under a minute
+check: lint quick ## lint, types and the quick tests
 
 test: ## everything that needs no GPU
 	$(MAKE) --jobs 2 environments
@@ -70,7 +70,7 @@ mutants: $(MUTANTS_ENV) ## plant one-line faults in the package and list those t
 
 record: record-experiments record-notebooks ## on a GPU: measure everything anew, in two steps
 
-record-experiments: $(TEST_ENV) ## on a GPU: run every experiment, write book/recordings/
+record-experiments: $(TEST_ENV) gpu ## on a GPU: run every experiment, write book/recordings/
 	$(PY) -m memtraffic.book record
 
 record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the recordings
@@ -78,15 +78,18 @@ record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the record
 
 verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
 
-verify-notebooks: $(TEST_ENV) ## on a GPU: re-execute the notebooks, compare all but measured numbers
+verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks, compare all but measured numbers
 	rm -rf book/_build/verify
 	$(PY) -m pytest --nbval
 
-verify-tests: $(TEST_ENV) ## on a GPU: run the unit tests, but for those that need no GPU to be sure
+verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those that need no GPU to be sure
 	$(PY) -m pytest $(PARALLEL) -m "not oracle and not browser"
 
-verify-drift: $(TEST_ENV) ## on a GPU: compare each number with its recording, measured again where it was not
+verify-drift: $(TEST_ENV) gpu ## on a GPU: compare each number with its recording, measured again where it was not
 	$(PY) -m memtraffic.book drift
+
+gpu: $(TEST_ENV)
+	@$(PY) -c "import torch; torch.cuda.is_available() or exit('there is no GPU here')"
 
 clean: ## remove everything that was built
 	rm -rf .venv _build book/_build

@@ -840,6 +840,13 @@ def shell(text, folder):
 
 
 @pytest.mark.slow
+def test_a_process_says_nothing_but_its_answer():
+    done = python("-m", "memtraffic", "formula", "naive")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("reads 5MN + 2M, writes 3MN + 2M")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [

@@ -16,6 +16,7 @@ import contextvars
 import functools
 import inspect
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -823,6 +824,13 @@ def _taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callabl
         return result
 
     return access
+
+
+def binds_with_nanobind() -> bool:
+    """Whether Triton binds its C++ with nanobind, which reports at exit what nobody has freed."""
+    library = sys.modules.get("triton._C.libtriton")
+    names = [type(it).__name__ for it in vars(library.ir).values()] if library else []
+    return any(name.startswith("nb_") for name in names)
 
 
 def _triton_version() -> tuple[int, ...]:
