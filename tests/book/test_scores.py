@@ -166,6 +166,16 @@ def test_choose(us, wanted):
     assert choice.over_torch == pytest.approx(kernels[scores.TORCH] / kernels[choice.fastest])
 
 
+def test_choose_names_who_is_level_with_what_is_shipped():
+    """Within 2 percent below it, or above it where it is ours."""
+    times = {scores.OURS: 10.0, scores.TORCH: 20.0, "Liger": 9.9, "QuACK": 10.15, "FlagGems": 10.3}
+    us = scores.timed(frame({256: times}))
+    assert choose("rows", us, lambda n: True).level == ("Liger", "QuACK")
+    us = scores.timed(frame({256: times | {"Liger": 9.0, "QuACK": 9.1}}))
+    found = choose("rows", us, lambda n: True)
+    assert (found.ship, found.level) == ("Liger", ("QuACK",))
+
+
 def test_choice_gains_what_is_shipped():
     assert Choice("rows", "Liger", 2.2, 1.1, "Liger").gain == 2.2
     assert Choice("rows", "Liger", 2.2, 1.1, scores.OURS).gain == pytest.approx(2)

@@ -317,7 +317,8 @@ class Choice(NamedTuple):
     """What to ship in a case. fastest: of all kernels; over_torch, over_ours: its relative speed.
 
     ship: ours, unless another is faster by more than `NEAR`; `torch.softmax`, where not even the
-    fastest is `WORTH` its while.
+    fastest is `WORTH` its while. level: the others that are not slower than that by more than
+    `NEAR`.
     """
 
     case: str
@@ -325,6 +326,7 @@ class Choice(NamedTuple):
     over_torch: float
     over_ours: float
     ship: str
+    level: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -349,7 +351,8 @@ def choose(case: str, us: pd.DataFrame, widths: Callable[[int], bool]) -> Choice
     ship = OURS if over_ours <= 1 + NEAR else str(fastest)
     if speed[fastest] < WORTH:
         ship = TORCH
-    return Choice(case, str(fastest), speed[fastest], over_ours, ship)
+    level = [name for name in speed if speed[name] >= (1 - NEAR) * speed[ship] and name != ship]
+    return Choice(case, str(fastest), speed[fastest], over_ours, ship, tuple(map(str, level)))
 
 
 def refusals(frame: pd.DataFrame) -> pd.DataFrame:
