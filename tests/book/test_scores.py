@@ -47,6 +47,21 @@ def test_results_are_those_recorded_while_a_page_is_verified(recorded, in_mode):
     assert recording.kept_path("speed").is_file()
 
 
+def test_published_measures_nothing_in_any_mode(recorded, in_mode, capsys):
+    was = recording.experiment("speed")["us"].tolist()
+
+    def measured(shapes, scale):
+        raise AssertionError("it was measured")
+
+    recorded.changes(measure=measured)
+    for mode in ("replay", "verify", "live"):
+        in_mode(mode)
+        capsys.readouterr()
+        [found] = scores.published("speed")
+        assert found["us"].tolist() == pytest.approx(was, rel=1e-5)
+        assert capsys.readouterr().out.startswith("Recorded on ")
+
+
 def test_timed_has_no_times_where_none_was_taken():
     us = scores.timed(BOOK)
     assert list(us.columns) == KERNELS and list(us.index) == [256, 384, 2048, 65536]

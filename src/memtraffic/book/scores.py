@@ -40,6 +40,18 @@ def results(*ids: str) -> list[pd.DataFrame]:
     return [recording.read(folder, subject) for subject in find_experiments(ids)]
 
 
+def published(*ids: str) -> list[pd.DataFrame]:
+    """The recordings of experiments, for a page that measures nothing; prints where they are from.
+
+    They are those of the published GPU, on any machine and in each mode.
+    """
+    folder = recording.root() / recording.PUBLISHED
+    subjects = find_experiments(ids)
+    for line in dict.fromkeys(recording.label(folder, subject.id) for subject in subjects):
+        print(line)
+    return [recording.read(folder, subject) for subject in subjects]
+
+
 def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
     """A column of what was timed: widths down, kernels across, NaN where there is no time.
 
