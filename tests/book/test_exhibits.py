@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import gpus, residency, runtime
+from memtraffic import gpus, residency, resources, runtime, softmax
 from memtraffic.book import exhibits
 from memtraffic.ladder import masked, persistent, tiled
 from memtraffic.ladder.launch import Plan
@@ -469,3 +469,24 @@ def test_backward_from_x_moves_what_ours_moves_with_the_same_tiles():
 def test_backward_from_x_refuses_rows_that_do_not_fit():
     with pytest.raises(ValueError, match="rows of 40000 columns do not fit a program"):
         exhibits.backward_from_x(matrix(2, 40000), matrix(2, 40000))
+
+
+@pytest.mark.parametrize("n", [2048, 8320])
+def test_softmax_converting_once_is_a_softmax(n, dtype):
+    assert_softmax(exhibits.softmax_converting_once, matrix(3, n, dtype))
+
+
+@pytest.mark.parametrize("x", [matrix(3, 64), matrix(3, 4097), matrix(4096, 3).t()], ids=str)
+def test_softmax_converting_once_refuses(x):
+    with pytest.raises(ValueError, match="columns, strides"):
+        exhibits.softmax_converting_once(x)
+
+
+def test_softmax_converting_once_needs_more_registers_for_16_bits():
+    def registers(fn, dtype):
+        [kernel] = resources(fn, "sm_90", torch.empty(4, 8320, dtype=dtype))
+        return kernel.registers
+
+    once = exhibits.softmax_converting_once
+    assert registers(once, torch.bfloat16) > 1.3 * registers(softmax, torch.bfloat16)
+    assert registers(once, torch.float32) == registers(softmax, torch.float32)

@@ -34,6 +34,7 @@ from memtraffic.ladder.tiling import (
 )
 from memtraffic.ops import Op
 from memtraffic.ops.planning import row_tile
+from memtraffic.ops.rows import softmax_kernel
 from memtraffic.ops.softmax import backward
 from memtraffic.runtime import device_guard
 from memtraffic.tensors import matrix
@@ -428,6 +429,28 @@ def _split_call(
         parts = split.split_row(n_cols, block, chunks, num_warps)
     arguments = x, *x.stride(), x, *x.stride()
     return split.split_call(split.split_kernel, arguments, n_rows, n_cols, parts, align=align)
+
+
+# ---- chunks
+
+
+def softmax_converting_once(x: Tensor) -> Tensor:
+    """`memtraffic.softmax` of wide packed rows, where the compiler may keep numbers as float32.
+
+    x: of shape (M, N), N to 32768, more than a warp holds and a multiple of 16 bytes. Raises
+    ValueError for another matrix.
+    """
+    (n_rows, n_cols), y, vector = x.shape, torch.empty_like(x), 16 // x.element_size()
+    tile = row_tile(n_cols, x.element_size(), 1, planning_gpu(x))
+    if not x.is_contiguous() or n_cols % vector or tile is None or tile.rows > 1:
+        raise ValueError(f"softmax_converting_once: {n_cols} columns, strides {x.stride()}")
+    with device_guard(x):
+        softmax_kernel[(n_rows, 1)](
+            *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
+            *(1, tile.block, tile.chunks, n_cols // tile.block, vector, 1, False),
+            num_warps=tile.num_warps,
+        )
+    return y
 
 
 # ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
