@@ -113,27 +113,29 @@ ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
 Json = dict[str, Any]
 
 
-LARGE = 20_000  # bytes of a recording
+LARGE = 20_000  # bytes of a table
 
 
 def packed_files(root: Path, code: str) -> tuple[Path, ...]:
     """The files of the checkout `root` that a page with this code needs: package and recordings.
 
-    A large recording is left out, unless the code has the first word of its name, or reads all.
+    A large table is left out, unless the code has the first word of its name, or, if it is a
+    recording, reads all.
     """
+
+    def is_needed(path: Path) -> bool:
+        if path.suffix != ".csv" or path.stat().st_size <= LARGE:
+            return True
+        word = path.stem.split("_")[0]
+        if "recordings" not in path.parts:
+            return word in code
+        return word + "_" in code or '["experiments"]' in code
+
     return tuple(
         path
         for folder in ("book/recordings", "src/memtraffic")
         for path in sorted((root / folder).rglob("*"))
-        if path.is_file()
-        and "__pycache__" not in path.parts
-        and (
-            folder != "book/recordings"
-            or path.name == "machine.json"
-            or path.stat().st_size <= LARGE
-            or path.stem.split("_")[0] + "_" in code
-            or '["experiments"]' in code
-        )
+        if path.is_file() and "__pycache__" not in path.parts and is_needed(path)
     )
 
 
