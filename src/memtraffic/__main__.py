@@ -628,10 +628,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave_little_to_collect() -> None:
     """Freezes all objects, so that Python exits sooner; not where that would be reported."""
-    gc.freeze()
     internals = sys.modules.get("memtraffic.triton_internals")
     if internals and internals.binds_with_nanobind():
         gc.unfreeze()
+    else:
+        gc.freeze()
 
 
 if __name__ == "__main__":

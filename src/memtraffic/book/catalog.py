@@ -264,7 +264,6 @@ SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS
 SCORED_BACKWARD = dict(
     impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
 )
-SCORED_COUNTERS = dict(impl="memtraffic.softmax", shapes=SCORED_AT, dtypes=["float32", "bfloat16"])
 SCORED_HOST = dict(
     impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
     shapes=[[4096, 2**k] for k in range(6, 12)],

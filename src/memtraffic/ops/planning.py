@@ -76,6 +76,7 @@ def row_tile(
     lanes = max(num_warps * 32, gpu.warp_size)  # on a GPU of wider warps as many, in fewer of them
     if not num_warps or lanes > gpu.max_threads_per_program:
         return None
+    # In bfloat16, two vectors were slower where rows are shifted.
     takes_two = kind == (4, 1) or (kind == (2, 1) and not shifted)
     vectors = 2 if takes_two and num_warps == WIDE else 1
     block = vectors * VECTOR_BYTES // itemsize * lanes // rows
@@ -175,8 +176,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     if tile is not None:
         arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)]
         alone = tile.rows == 1  # so its row exists
-        if not alone:
-            vector = 1
+        vector = vector if alone else 1
         widest = n_cols // vector * vector
         narrowest = (n_cols - vector + 1) // vector * vector
         constants = {
