@@ -253,3 +253,19 @@ def test_refusals():
     assert rows.loc["Liger"].tolist() == ["0.8.5", 1, 0, 1, 0, False, "512", ""]
     assert rows.loc["QuACK"].tolist() == ["", 1, 1, 0, 1, False, "256", "refused: x"]
     assert rows["absent"].tolist() == [False, False, True]
+
+
+def test_over_least_is_of_the_bytes_of_the_matrix():
+    counted = pd.DataFrame(
+        {
+            "m": [4, 4],
+            "n": [64, 64],
+            "dtype": ["float32", "bfloat16"],
+            "l1_l2_read_bytes": [1024, 768],
+            "l2_write_sectors": [48, 16],
+        }
+    )
+    found = scores.over_least(counted)
+    assert list(found["read"]) == [1.0, 1.5]
+    assert list(found["written"]) == [1.5, 1.0]
+    assert list(found.columns) == ["n", "dtype", "read", "written"]

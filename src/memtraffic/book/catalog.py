@@ -105,6 +105,11 @@ SURVEYED = (
     *(column for column in COMPILED_COUNTERS if column.name in marked_counters.AMOUNTS),
     Column("missing"),  # why a kernel did not run
 )
+SHAPES_COUNTERS = (
+    *(M, N, DTYPE),
+    Column("launches", "launches"),
+    *(column for column in LONG_COUNTERS if column.name in marked_counters.AMOUNTS),
+)
 RATES = (
     Column("what"),
     Column("sms", "processors"),
@@ -431,6 +436,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ),
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
+    ("scoreboard_counters", marked_counters.count_shapes, SHAPES_COUNTERS, SCORED_COUNTERS),
     ("scoreboard_host", measurements.caller_times, CALLER, SCORED_HOST),
     ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
     ("your_kernel_rms_counters", _counters, COUNTERS, dict(impl="RMS norm, both", **RMS_NORM)),

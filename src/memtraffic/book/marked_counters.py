@@ -5,13 +5,17 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from memtraffic.ops import find_op
 from memtraffic.traffic import counters as hardware
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
@@ -46,3 +50,48 @@ def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
 def add_up(part: pd.DataFrame) -> dict[str, int]:
     """How many `launches` a part of `split` has, and the sum of each amount over them."""
     return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
+
+
+def count_shapes(
+    impl: str,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    op: str = "softmax",
+) -> pd.DataFrame:
+    """What the hardware moved in a call of an implementation, for each dtype and shape.
+
+    impl: a label of `measurements`. Columns: `m`, `n`, `dtype`, the number of `launches`, and the
+    amounts of `traffic.counters.counters`, such as `dram_read_bytes`, of all launches together.
+
+    Raises LookupError for an unknown label or operation, and what `counters.profile` raises.
+    """
+    from memtraffic.book.measurements import implementation
+
+    implementation(impl)
+    find_op(op)
+    cases = list(itertools.product(dtypes, shapes))
+    worker = "from memtraffic.book.marked_counters import _worker; _worker()"
+    report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
+    parts = split(hardware.parse(report))
+    if len(parts) != len(cases):
+        raise hardware.CountersError(f"count_shapes: {len(cases)} calls, ncu saw {len(parts)}")
+    return pd.DataFrame(
+        [
+            {"m": m, "n": n, "dtype": dtype} | add_up(part)
+            for (dtype, (m, n)), part in zip(cases, parts, strict=True)
+        ]
+    )
+
+
+def _worker() -> None:
+    """What runs under ncu."""
+    from memtraffic.book.measurements import implementation
+
+    job = json.loads(sys.argv[1])
+    fn, op = implementation(job["impl"]), find_op(job["op"])
+    for dtype, shape in job["cases"]:
+        inputs = op.inputs(tuple(shape), dtype)
+        for _ in range(WARMUP):
+            fn(*inputs)
+        with counted():
+            fn(*inputs)
