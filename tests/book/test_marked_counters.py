@@ -25,10 +25,10 @@ def report(*kernels):
     return "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
 
 
-def test_count_shapes_has_a_row_for_each_dtype_and_shape(monkeypatch):
+def test_count_calls_has_a_row_for_each_dtype_and_shape(monkeypatch):
     names = [MARK, "a", MARK, "a", "b", MARK, "a", MARK, "a"]
     monkeypatch.setattr(counters, "profile", lambda worker, job: report(*names))
-    frame = marked_counters.count_shapes(*CASES)
+    frame = marked_counters.count_calls(*CASES)
     assert list(frame["dtype"]) == ["float32", "float32", "bfloat16", "bfloat16"]
     assert list(zip(frame["m"], frame["n"], strict=True)) == [(4, 8), (2, 16)] * 2
     assert list(frame["launches"]) == [1, 2, 1, 1]
@@ -36,15 +36,15 @@ def test_count_shapes_has_a_row_for_each_dtype_and_shape(monkeypatch):
     assert list(frame.columns) == list(EXPERIMENTS["scoreboard_counters"].schema)
 
 
-def test_count_shapes_refuses_a_report_with_other_calls(monkeypatch):
+def test_count_calls_refuses_a_report_with_other_calls(monkeypatch):
     monkeypatch.setattr(counters, "profile", lambda worker, job: report(MARK, "a"))
     with pytest.raises(CountersError, match="4 calls, ncu saw 1"):
-        marked_counters.count_shapes(*CASES)
+        marked_counters.count_calls(*CASES)
 
 
-def test_count_shapes_refuses_an_unknown_label():
+def test_count_calls_refuses_an_unknown_label():
     with pytest.raises(LookupError):
-        marked_counters.count_shapes("nobody", [[4, 8]], ["float32"])
+        marked_counters.count_calls("nobody", [[4, 8]], ["float32"])
 
 
 def test_worker_counts_one_call_of_each_case(monkeypatch):

@@ -88,17 +88,12 @@ class FakeGpu:
     """What `Call` asks Triton and PyTorch for on a GPU, written down."""
 
     def __init__(self, monkeypatch):
-        self.stream, self.current, self.started, self.compiled = 1, DEVICE.index, [], []
+        self.stream, self.started, self.compiled = 1, [], []
         monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
         monkeypatch.setattr(call, "compile_kernel", self.compile)
         monkeypatch.setattr(call, "starter", self.starter)
-        monkeypatch.setattr(torch.cuda, "device", self.device)
-        answers = {
-            "_cuda_getDevice": lambda: self.current,
-            "_cuda_getCurrentRawStream": lambda index: (index, self.stream),
-        }
-        for name, answer in answers.items():
-            monkeypatch.setattr(torch._C, name, answer, raising=False)
+        stream = lambda index: (index, self.stream)  # noqa: E731
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
 
     def compile(self, kernel, *arguments, **options):
         self.compiled.append((kernel, arguments, options))
@@ -107,21 +102,9 @@ class FakeGpu:
     def starter(self, compiled, grid, arguments, places):
         def start(stream, addresses):
             given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
-            self.started.append((self.current, stream, list(given.values())))
+            self.started.append((stream, list(given.values())))
 
         return start
-
-    def device(self, index):
-        outer, fake = self.current, self
-
-        class Guard:
-            def __enter__(self):
-                fake.current = index
-
-            def __exit__(self, *error):
-                fake.current = outer
-
-        return Guard()
 
 
 @pytest.fixture
@@ -138,7 +121,7 @@ def test_call_compiles_once_and_passes_addresses(fake_gpu):
     assert options == {"FACTOR": 2, "BLOCK": 8, "num_warps": 1}
     run(y, x)
     run(other, y)
-    assert [arguments for *_, arguments in fake_gpu.started] == [
+    assert [arguments for _, arguments in fake_gpu.started] == [
         [y.data_ptr(), x.data_ptr(), 5, 2, 8],
         [other.data_ptr(), y.data_ptr(), 5, 2, 8],
     ]
@@ -151,16 +134,7 @@ def test_call_asks_for_the_stream_each_time(fake_gpu):
     for fake_gpu.stream in (7, 8):
         run(x, x)
     index = x.device.index
-    assert [stream for _, stream, _ in fake_gpu.started] == [(index, 7), (index, 8)]
-
-
-def test_call_starts_on_the_device_of_its_tensors(fake_gpu):
-    x = matrix(6, 5).view(2, 3, 5)
-    run = scale(x, x)
-    fake_gpu.current = 3  # another one than that of x
-    run(x, x)
-    assert [current for current, *_ in fake_gpu.started] == [x.device.index]
-    assert fake_gpu.current == 3
+    assert [stream for stream, _ in fake_gpu.started] == [(index, 7), (index, 8)]
 
 
 def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
@@ -169,7 +143,7 @@ def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
     [(_, _, options)] = fake_gpu.compiled
     assert options == {"BLOCK": 8, "num_warps": 1}
     run(y)
-    [(_, _, (first, slots, n_slots, block))] = fake_gpu.started
+    [(_, (first, slots, n_slots, block))] = fake_gpu.started
     assert (first, n_slots, block) == (y.data_ptr(), 7, 8)
     assert slots != first
 
@@ -197,7 +171,14 @@ def test_launches_on_the_default_stream_share_no_word(no_supplies):
         taken += range(address, address + 8 * n, 8)
         owners.append(owner)
     assert len(taken) == len(set(taken))
-    assert 1 < len({owner.data_ptr() for owner in owners}) < 10
+    assert 4 < len({owner.data_ptr() for owner in owners}) < 10  # one of 32768 words serves 8
+
+
+def test_words_are_zeroed_for_many_launches_at_once(no_supplies):
+    owners = [zero_words(n, DEVICE, stream=0)[1] for n in (3, 4) * call.LAUNCHES]
+    assert len({owner.data_ptr() for owner in owners}) == 2
+    assert sum(map(len, call._supplies.values())) == 0
+    assert len(owners[0]) == 4 * call.LAUNCHES
 
 
 def test_threads_share_no_word(no_supplies):

@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -1214,13 +1215,58 @@ def check_on_the_gpu(n, name):
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 
+class FarTensor:
+    """A tensor on GPU 1, as far as `forward` looks before that is the current GPU."""
+
+    def get_device(self):
+        return 1
+
+    @property
+    def dtype(self):
+        raise LookupError(f"GPU {op.current_gpu()}")
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("call", [op.forward, lambda x: backward_into(x, x, x)])
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, call, current):
+    used = [current]
+
+    @contextmanager
+    def device(index):
+        used.append(index)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(op, "current_gpu", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with pytest.raises(LookupError, match="GPU 1"):
+        call(FarTensor())
+
+
 @pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("n", [781, 4096, 2**17])
+def test_softmax_on_another_gpu_than_the_current_one(n):
+    for index in (1, 0, 1):
+        x = matrix(9, n, device=f"cuda:{index}").requires_grad_()
+        y = softmax(x)
+        y.backward(dy := torch.randn_like(y))
+        assert (y.device, x.grad.device) == (x.device, x.device)
+        expected = torch.softmax(x.detach().double(), -1).requires_grad_()
+        assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-9)
+        gradient = expected * (dy - (expected * dy).sum(-1, keepdim=True))
+        assert torch.allclose(x.grad.double(), gradient, rtol=1e-4, atol=1e-8)
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("requires_grad", "most"), [(False, 1.5), (True, 2.5)])
 @pytest.mark.parametrize("shape", [(16, 64), (1, 70000)], ids=["rows", "split-rows"])
-def test_softmax_costs_the_host_little(shape):
-    """At most 1.5 times what torch.softmax costs; launches are queued, so only the host counts."""
+def test_softmax_costs_the_host_little(shape, requires_grad, most):
+    """In times of torch.softmax's cost; launches are queued, so only the host counts."""
     import time
 
-    x = torch.randn(shape, device=DEVICE)
+    x = torch.randn(shape, device=DEVICE, requires_grad=requires_grad)
 
     def seconds(fn):
         best = math.inf
@@ -1234,4 +1280,4 @@ def test_softmax_costs_the_host_little(shape):
 
     ours, theirs = seconds(lambda: softmax(x)), seconds(lambda: torch.softmax(x, -1))
     ratio = ours / theirs
-    assert ratio <= 1.5, f"{1e6 * ours:.1f} µs, {ratio:.2f} times {1e6 * theirs:.1f} µs"
+    assert ratio <= most, f"{1e6 * ours:.1f} µs, {ratio:.2f} times {1e6 * theirs:.1f} µs"

@@ -269,6 +269,7 @@ SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS
 SCORED_BACKWARD = dict(
     impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
 )
+SCORED_COUNTERS = dict(impl="memtraffic.softmax", shapes=SCORED_AT, dtypes=["float32", "bfloat16"])
 SCORED_HOST = dict(
     impls=[*CALLERS, *(f"{name}, gradient" for name in CALLERS)],
     shapes=[[4096, 2**k] for k in range(6, 12)],
@@ -436,7 +437,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ),
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
-    ("scoreboard_counters", marked_counters.count_shapes, SHAPES_COUNTERS, SCORED_COUNTERS),
+    ("scoreboard_counters", marked_counters.count_calls, SHAPES_COUNTERS, SCORED_COUNTERS),
     ("scoreboard_host", measurements.caller_times, CALLER, SCORED_HOST),
     ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
     ("your_kernel_rms_counters", _counters, COUNTERS, dict(impl="RMS norm, both", **RMS_NORM)),

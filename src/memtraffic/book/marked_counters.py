@@ -52,7 +52,7 @@ def add_up(part: pd.DataFrame) -> dict[str, int]:
     return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
 
 
-def count_shapes(
+def count_calls(
     impl: str,
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[str],
@@ -74,7 +74,7 @@ def count_shapes(
     report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
     parts = split(hardware.parse(report))
     if len(parts) != len(cases):
-        raise hardware.CountersError(f"count_shapes: {len(cases)} calls, ncu saw {len(parts)}")
+        raise hardware.CountersError(f"count_calls: {len(cases)} calls, ncu saw {len(parts)}")
     return pd.DataFrame(
         [
             {"m": m, "n": n, "dtype": dtype} | add_up(part)

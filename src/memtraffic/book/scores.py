@@ -226,7 +226,7 @@ SECTOR_BYTES = 32
 def over_least(counted: pd.DataFrame) -> pd.DataFrame:
     """What a call moved between L2 and L1, over the least: each element once in, and once out.
 
-    counted: a frame as `marked_counters.count_shapes` gives it. Columns: `n`, `dtype`, and the
+    counted: a frame as `marked_counters.count_calls` gives it. Columns: `n`, `dtype`, and the
     ratios `read` and `written`.
     """
     itemsize = counted["dtype"].map({"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8})

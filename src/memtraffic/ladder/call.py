@@ -1,6 +1,5 @@
 """Launches that are planned once, and then cost the host as little as a launch can."""
 
-import threading
 from typing import Any
 
 import torch
@@ -11,33 +10,40 @@ from memtraffic.gpus import Gpu
 from memtraffic.triton_internals import compile_kernel, starter
 
 WORD_BYTES, SECTOR_BYTES = 8, 32
-SUPPLY = 2**18  # words of 0, 2 MiB, which last for many launches
+SUPPLY = 2**18  # words that are zeroed at once, 2 MiB
+LAUNCHES = 512  # that they are for, at most
 
-# By GPU: words of 0, and the addresses where those that nobody was given begin and end.
-_supplies: dict[int | None, tuple[Tensor, int, int]] = {}
-_taking = threading.Lock()
+# By GPU and number of words, a power of two: those that nobody was given yet, as their
+# address and the tensor that owns them. Several threads may take from a list at once.
+_supplies: dict[tuple[int | None, int], list[tuple[int, Tensor]]] = {}
 
 
 def zero_words(n: int, device: torch.device, stream: int) -> tuple[int, Tensor]:
     """The address of `n` words of 0 for one launch, and the tensor that owns them.
 
     The tensor has to live until the launch. Words for the default stream (0) are zeroed
-    many at a time: a launch on that stream comes after that, and is not captured into a
-    CUDA graph, whose second replay would find them written. On other streams each call
-    zeroes its own.
+    for many launches at once: a launch on that stream comes after that, and is not
+    captured into a CUDA graph, whose second replay would find them written. On other
+    streams each call zeroes its own.
     """
-    size = n * WORD_BYTES
     if stream != 0 or n > SUPPLY // 8:
         owner = torch.zeros(n, dtype=torch.int64, device=device)
         return owner.data_ptr(), owner
-    with _taking:
-        supply = _supplies.get(device.index)
-        if supply is None or supply[1] + size > supply[2]:
-            owner = torch.zeros(SUPPLY, dtype=torch.int64, device=device)
-            supply = owner, owner.data_ptr(), owner.data_ptr() + SUPPLY * WORD_BYTES
-        owner, address, end = supply
-        _supplies[device.index] = owner, address + size + -size % SECTOR_BYTES, end
-    return address, owner
+    kind = device.index, 1 << (n - 1).bit_length()
+    try:
+        return _supplies[kind].pop()
+    except (KeyError, IndexError):
+        _supplies[kind] = supply = _zeroed(kind[1], device)
+        return supply.pop()
+
+
+def _zeroed(n: int, device: torch.device) -> list[tuple[int, Tensor]]:
+    """What `zero_words` gives to many launches; no two have words in one sector."""
+    size = max(n * WORD_BYTES, SECTOR_BYTES)
+    launches = min(LAUNCHES, SUPPLY * WORD_BYTES // size)
+    owner = torch.zeros(launches * size // WORD_BYTES, dtype=torch.int64, device=device)
+    first = owner.data_ptr()
+    return [(first + i * size, owner) for i in range(launches)]
 
 
 def takes_ptx(gpu: Gpu) -> bool:
@@ -50,8 +56,9 @@ class Call:
     """A planned launch of a Triton kernel: only its tensors change from call to call.
 
     A call costs one look-up of the current stream, and the launch. It specialises
-    nothing, so its tensors must be like those of the plan: of the same dtypes, strides
-    and device, and aligned to 16 bytes where those were.
+    nothing, so its tensors must be like those of the plan: of the same dtypes and
+    strides, on the same GPU, and aligned to 16 bytes where those were. That GPU must be
+    the current one.
 
     kernel: its last parameters are the constants. grid: of programs. arguments: for all
     parameters before the constants; its tensors stand for those of the calls.
@@ -90,16 +97,11 @@ class Call:
             self._start = starter(compiled, grid, every, self._places)
 
     def __call__(self, *tensors: Tensor) -> None:
-        """Launches the kernel on the current stream of the tensors' GPU."""
+        """Launches the kernel on the current stream of the current GPU."""
         if self._start is None:
             self._run(*tensors)
             return
-        index = self._device.index
-        if torch._C._cuda_getDevice() != index:
-            with torch.cuda.device(index):
-                self(*tensors)
-            return
-        stream = torch._C._cuda_getCurrentRawStream(index)
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         addresses = [tensor.data_ptr() for tensor in tensors]
         if self._slots:
             address, _owner = zero_words(self._slots, self._device, stream)

@@ -335,5 +335,6 @@ def softmax(
         call = split_call(
             split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
         )
-        call(y, x)
+        with runtime.device_guard(x):
+            call(y, x)
     return y

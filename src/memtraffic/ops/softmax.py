@@ -23,12 +23,16 @@ STRIDED = torch.strided
 is_autocast = torch._C._is_any_autocast_enabled  # for any device
 is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
+is_compiling = torch.compiler.is_dynamo_compiling
+current_gpu = torch._C._cuda_getDevice if runtime.HAS_GPU else None
+# How the code that torch.compile generates allocates: it costs less than torch.empty_like.
+empty_on_current_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_PLANS = 4096
 
-Allocate = Callable[[Tensor], Tensor]
+Allocate = Callable[[], Tensor]
 
-# What writes the result, and what allocates it: torch.empty_like without options is the cheapest.
+# What writes the result, and what allocates one.
 _plans: dict[tuple[object, ...], tuple[Run, Allocate]] = {}
 
 
@@ -66,7 +70,7 @@ def softmax(
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise NotImplementedError("softmax: no derivative in forward mode: use torch.softmax")
-    if torch.compiler.is_compiling() or not _is_plain(x):
+    if is_compiling() or not _is_plain(x):
         if out is not None:
             _check_kind_of_out(x, dtype, out)
         y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
@@ -138,28 +142,24 @@ def forward(
     x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: Tensor | None = None
 ) -> Tensor:
     """`softmax` without autograd and without PyTorch's dispatcher."""
+    index = x.get_device()
+    if current_gpu and index not in (-1, current_gpu()):
+        with torch.cuda.device(index):
+            return forward(x, dim, dtype, out)
     key: tuple[object, ...] = (
-        x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15, dim, dtype, capture(),
+        x.dtype, x.shape, x.stride(), index, x.data_ptr() & 15, dim, dtype, capture(),
     )  # fmt: skip
     if out is not None:
         key = (*key, out.stride(), out.data_ptr() & 15)
     planned = _plans.get(key)
     if planned is None:
         _check(x, dim, dtype)
-        same = x.is_contiguous() and dtype in (None, x.dtype)
-        allocate: Allocate = (
-            torch.empty_like
-            if same
-            else functools.partial(
-                torch.empty_like, dtype=dtype, memory_format=torch.contiguous_format
-            )
-        )
-        y = allocate(x) if out is None else out
+        y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device) if out is None else out
         run = plan(forward_into, (y, x), dim, backward=False) if x.numel() else _nothing
-        _remember(key, (run, allocate))
+        _remember(key, run, y)
     else:
         run, allocate = planned
-        y = allocate(x) if out is None else out
+        y = allocate() if out is None else out
     run(y, x)
     return y
 
@@ -183,21 +183,32 @@ def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 def backward_into(dx: Tensor, y: Tensor, dy: Tensor, dim: int = -1) -> None:
     """Writes `y * (dy - sum(y * dy))`, with the sum along `dim`, into `dx`."""
+    index = y.get_device()
+    if current_gpu and index not in (-1, current_gpu()):
+        with torch.cuda.device(index):
+            return backward_into(dx, y, dy, dim)
     key = (
-        dx.dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), dx.stride(), y.get_device(),
+        dx.dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), dx.stride(), index,
         (y.data_ptr() | dy.data_ptr() | dx.data_ptr()) & 15, dim, capture(),
     )  # fmt: skip
     planned = _plans.get(key)
     if planned is None:
-        planned = plan(backward_into, (dx, y, dy), dim, backward=True), torch.empty_like
-        _remember(key, planned)
-    planned[0](dx, y, dy)
+        run = plan(backward_into, (dx, y, dy), dim, backward=True)
+        _remember(key, run, dx)
+    else:
+        run = planned[0]
+    run(dx, y, dy)
 
 
-def _remember(key: tuple[object, ...], planned: tuple[Run, Allocate]) -> None:
+def _remember(key: tuple[object, ...], run: Run, result: Tensor) -> None:
+    """Keeps what writes `result`, and what allocates a tensor like it on the current GPU."""
+    like, dtype, device = (tuple(result.shape), result.stride()), result.dtype, result.device
+    allocate: Allocate = functools.partial(torch.empty_strided, *like, dtype=dtype, device=device)
+    if empty_on_current_gpu and runtime.runs_on_gpu() and device.type == "cuda":
+        allocate = functools.partial(empty_on_current_gpu, *like, dtype)
     if len(_plans) >= MAX_PLANS:
         _plans.pop(next(iter(_plans)), None)  # the oldest
-    _plans[key] = planned
+    _plans[key] = run, allocate
 
 
 # ---- autograd, torch.library
