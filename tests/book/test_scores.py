@@ -263,9 +263,11 @@ def test_over_least_is_of_the_bytes_of_the_matrix():
             "dtype": ["float32", "bfloat16"],
             "l1_l2_read_bytes": [1024, 768],
             "l2_write_sectors": [48, 16],
+            "dram_read_bytes": [2048, 512],
         }
     )
     found = scores.over_least(counted)
     assert list(found["read"]) == [1.0, 1.5]
     assert list(found["written"]) == [1.5, 1.0]
-    assert list(found.columns) == ["n", "dtype", "read", "written"]
+    assert list(found["from_memory"]) == [2.0, 1.0]
+    assert list(found.columns) == ["n", "dtype", "read", "written", "from_memory"]

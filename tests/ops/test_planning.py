@@ -392,6 +392,22 @@ def test_backward_compiles_without_spills_to_wide_loads(n, name):
     assert_wide_without_spills(backward_on("sm_90", y))
 
 
+@pytest.mark.parametrize("n", [3584, 7168])
+def test_softmax_compiles_without_the_spill_of_14_chunks(n):
+    assert_wide_without_spills(on("sm_90", torch.empty(4, n, device=DEVICE)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_no_number_of_whole_chunks_spills(name):
+    dtype, gpu = getattr(torch, name), find_gpu("H200")
+    tiles = [(n, row_tile(n, dtype.itemsize, 1, gpu)) for n in range(128, 32769, 128)]
+    widths = {tile: n for n, tile in tiles if tile and tile.block * tile.chunks == n}
+    assert len(widths) > 30
+    kernels = {n: on("sm_90", torch.empty(4, n, dtype=dtype)) for n in widths.values()}
+    assert {n: it.spill_bytes for n, it in kernels.items() if it.spill_bytes} == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "name"), [(781, "float32"), *FORWARD])
 def test_softmax_of_odd_rows_compiles_without_spills(n, name):

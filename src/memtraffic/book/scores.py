@@ -224,16 +224,18 @@ SECTOR_BYTES = 32
 
 
 def over_least(counted: pd.DataFrame) -> pd.DataFrame:
-    """What a call moved between L2 and L1, over the least: each element once in, and once out.
+    """What a call moved, over the least: each element once in, and once out.
 
     counted: a frame as `marked_counters.count_calls` gives it. Columns: `n`, `dtype`, and the
-    ratios `read` and `written`.
+    ratios `read` and `written`, between L2 and L1, and `from_memory`, of what L2 read itself.
     """
     itemsize = counted["dtype"].map({"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8})
     least = counted["m"] * counted["n"] * itemsize
     written = counted["l2_write_sectors"] * SECTOR_BYTES
     return counted[["n", "dtype"]].assign(
-        read=counted["l1_l2_read_bytes"] / least, written=written / least
+        read=counted["l1_l2_read_bytes"] / least,
+        written=written / least,
+        from_memory=counted["dram_read_bytes"] / least,
     )
 
 

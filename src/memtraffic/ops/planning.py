@@ -38,6 +38,10 @@ WARPS = {
 ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (2, 256, 1024), (4, 2): (1, 256, 896)}
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
+# ptxas spills a register of a forward with so many whole chunks, by the bytes of an element. It
+# does not if it is told how many registers there are, and then chooses another number elsewhere.
+SPILLING = {4: 14}
+MAX_REGISTERS = 255  # of a lane, on NVIDIA's GPUs
 
 
 @dataclass(frozen=True)
@@ -184,12 +188,14 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
             "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
             "PTX": takes_ptx(gpu),
         }  # fmt: skip
+        spilling = not backward and SPILLING.get(itemsize) == constants["WHOLE"] == tile.chunks
         return Call(
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
             (*arguments, n_rows, n_cols),
             constants,
             num_warps=tile.num_warps,
+            maxnreg=MAX_REGISTERS if spilling and takes_ptx(gpu) else None,
         )
     arguments = [it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])]
     if packed and stored.dtype in SPLIT_DTYPES:
