@@ -8,6 +8,7 @@ from memtraffic.benchmark import timing
 from memtraffic.benchmark.timing import summary, time_interleaved
 
 SLEEP, FLUSH, START, END, SYNC = "sleep", "flush", "start", "end", "synchronize"
+IDLE = [SLEEP, FLUSH, START, END]  # makes the number of flushes in a round odd
 
 
 class FakeGpu:
@@ -73,7 +74,8 @@ def test_time_interleaved_order_of_calls(fake, cold):
         [fake.function("a", 2.0), fake.function("b", 3.0)], cold=cold, budget=0
     )
     a, b = one_call("a", cold), one_call("b", cold)
-    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, SYNC, *20 * (a + b), SYNC]
+    one_round = [*a, *b, *(IDLE if cold else [])]
+    assert fake.log == [*3 * a, *3 * b, SYNC, *one_round, SYNC, *20 * one_round, SYNC]
     assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
 
 
@@ -82,8 +84,27 @@ def test_time_interleaved_in_reverse(fake):
     fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
     samples = time_interleaved(fns, budget=0, reverse=True)
     a, b = one_call("a"), one_call("b")
-    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, SYNC, *10 * (a + b + b + a), SYNC]
+    rounds = [*a, *b, *IDLE, *IDLE, *b, *a]
+    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, *IDLE, SYNC, *10 * rounds, SYNC]
     assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 12, 13])
+def test_time_interleaved_meets_each_of_four_states_equally_often(fake, count, reverse):
+    """Were the number of flushes in a round even, a function would always meet the same ones."""
+    met = [[0] * 4 for _ in range(count)]
+
+    def function(i):
+        def fn():
+            met[i][fake.log.count(FLUSH) % 4] += 1
+            fake.log.append("call")
+
+        return fn
+
+    time_interleaved([function(i) for i in range(count)], budget=0, reverse=reverse)
+    for states in met:  # 20 rounds, one more that looks how long they take, and 3 calls before
+        assert max(states) - min(states) <= 4
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ NEED_A_GPU = {
     "bench_cases": lambda: measurements.bench_cases(["copy"], [CASE]),
     "bench_rounds": lambda: measurements.bench_rounds(["copy"], 8, [1], [0]),
     "bench_repeats": lambda: measurements.bench_repeats(["copy"], [[8, 8]], 2),
+    "times_by_turn": lambda: measurements.times_by_turn(["naive"], [8, 8], [4]),
     "bench_copies": lambda: measurements.bench_copies([[8, 8]]),
     "compare": lambda: measurements.compare(["copy"], [[8, 8]]),
     "caller_times": lambda: measurements.caller_times(["copy"], [[8, 8]]),
@@ -188,6 +189,21 @@ def test_bench_repeats_everything(timed):
     assert len(timed) == 3 * 2 * 2  # a trial of copies each
 
 
+def test_times_by_turn_are_counted_off(monkeypatch):
+    """Of calls that take 1, 2, 3, 1, 2, 3 seconds, those of a turn take as long as one another."""
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(benchmark, "time_interleaved", lambda fns: [[1, 2, 3] * 20 for _ in fns])
+    frame = measurements.times_by_turn(["copy", "naive"], [4, 8], [2, 3])
+    assert list(frame.columns) == list(EXPERIMENTS["timing_turns"].schema)
+    assert frame[["impl", "cycle", "turn"]].to_numpy().tolist() == [
+        [impl, *turn]
+        for impl in ("copy", "naive")
+        for turn in ((2, 1), (2, 2), (3, 1), (3, 2), (3, 3))
+    ]
+    assert frame["turn_us"].tolist() == [2e6, 2e6, 1e6, 2e6, 3e6] * 2
+    assert set(frame["m"]) == {4} and set(frame["n"]) == {8}
+
+
 def test_bench_copies_times_each_of_them(timed):
     frame = measurements.bench_copies([[4, 8], [2, 16]], "bfloat16")
     names = list(benchmark.copies(matrix(4, 8)))
@@ -313,6 +329,7 @@ SMALL = {
     "tiled_starts": {"programs": [2, 4], "warps": [1, 4]},
     "l2_read": {"mib": [0.5]},
     "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
+    "timing_turns": {"shape": [4, 8]},
     "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},
     "tiled_rule_float32": {"shapes": [[4, 781]]},
     "tiled_rule_bfloat16": {"shapes": [[4, 781]]},
@@ -407,7 +424,10 @@ def test_compare_of_labels(monkeypatch):
     assert recording.from_csv(recording.to_csv(frame))["us"].tolist() == [2, 0]
 
 
-@pytest.mark.parametrize("id", [id for id in EXPERIMENTS if id.startswith("scoreboard_")])
+SCOREBOARD = [id for id in EXPERIMENTS if id.startswith("scoreboard_")]
+
+
+@pytest.mark.parametrize("id", [id for id in SCOREBOARD if "us" in EXPERIMENTS[id].schema])
 def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monkeypatch):
     """Everything but the timer and the compiler runs, at two widths."""
 

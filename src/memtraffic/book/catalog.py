@@ -151,6 +151,15 @@ COMPARED = (
 )
 ROUNDS = (Column("rounds", "rows"), Column("extra", "rows"), *BENCH)
 REPEATS = (Column("repeat"), *BENCH)
+# Which turn is slow depends on what ran before.
+TURNS = (
+    Column("impl"),
+    M,
+    N,
+    Column("cycle", "calls"),
+    Column("turn"),
+    Column("turn_us", "µs", None),
+)
 RESIDENT = (
     Column("impl"),
     Column("warps", "warps"),
@@ -262,6 +271,7 @@ PROGRAMS = dict(
 
 IN_FLIGHT_OF = dict(kib_per_sm=[1, 2, 4, 8, 12, 16, 24, 32, 48, 64], gib=2)
 REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeats=15)
+COUNTED_OFF = dict(impls=["torch.softmax", "tiled"], shape=NARROW_AND_WIDE[0], cycles=[3, 4])
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
@@ -364,6 +374,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("launch_floor", measurements.launch_floor, FLOOR, dict(rows=4096)),
     ("l2_read", measurements.l2_read, L2_READ, dict(mib=READ_MIB)),
     ("timing_repeats", measurements.bench_repeats, REPEATS, REPEATED),
+    ("timing_turns", measurements.times_by_turn, TURNS, COUNTED_OFF),
     ("timing_host", measurements.caller_times, CALLER, CALLED),
     ("naive_elementwise", measurements.elementwise, ELEMENTWISE, dict(shape=WIDE)),
     ("naive_counters", _counters, COUNTERS, dict(impl="naive", shape=WIDE)),

@@ -177,6 +177,27 @@ def bench_repeats(
     return pd.concat(frames, ignore_index=True)
 
 
+def times_by_turn(
+    impls: Sequence[str], shape: Sequence[int], cycles: Sequence[int]
+) -> pd.DataFrame:
+    """The calls of an implementation one after another, counted off: 1, 2, 3, 1, 2, 3 and so on.
+
+    cycles: how far to count. Columns: `impl`, `m`, `n`, `cycle`, `turn`, from 1 to the cycle, and
+    `turn_us`, the median of the calls of that turn in microseconds.
+    """
+    runtime.require_gpu("times_by_turn")
+    rows = []
+    for impl in impls:
+        call = functools.partial(implementation(impl), *SOFTMAX.inputs(tuple(shape)))
+        [samples] = benchmark.time_interleaved([call])
+        for cycle, turn in ((c, t) for c in cycles for t in range(c)):
+            us = statistics.median(samples[turn::cycle]) * 1e6
+            m, n = shape
+            key = {"impl": impl, "m": m, "n": n, "cycle": cycle, "turn": turn + 1}
+            rows.append(key | {"turn_us": us})
+    return pd.DataFrame(rows)
+
+
 def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:
     """Times each of `benchmark.copies`, of which the fastest is the baseline `copy`.
 
