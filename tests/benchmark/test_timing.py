@@ -15,7 +15,7 @@ class FakeGpu:
     """Logs what the timer asks of the GPU, on a clock that only the timed functions advance."""
 
     def __init__(self, l2_bytes=60 * 2**20):
-        self.log, self.now, self.flushed = [], 0.0, None
+        self.log, self.now, self.flushed, self.late = [], 0.0, None, []
         self.gpu = dataclasses.replace(gpus.find_gpu("H200"), l2_bytes=l2_bytes)
 
     def empty(self, size, dtype, device):
@@ -49,6 +49,10 @@ def install(monkeypatch, fake):
             starts = not fake.log or fake.log[-1] in (SLEEP, FLUSH)
             fake.log.append(START if starts else END)
             self.time, self.synchronized = fake.now, fake.log.count(SYNC)
+
+        def query(self):
+            """Whether the GPU came to a call before the host had launched it."""
+            return bool(fake.late) and fake.late.pop(0)
 
         def elapsed_time(self, end):
             assert fake.log.count(SYNC) > end.synchronized, "read before it was waited for"
@@ -121,6 +125,22 @@ def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
     samples = time_interleaved(fns, budget=budget)
     assert [len(it) for it in samples] == [rounds, rounds]
     assert fake.log.count("fast") == fake.log.count("slow") == 3 + 1 + rounds
+
+
+@pytest.mark.parametrize("late", [1, 2, 3, 5])
+def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, late):
+    """Of two late calls of a function neither counts; of three the last one does."""
+    durations = [1.0] * 4 + [50.0] * late + [1.0] * 60
+
+    def fn():
+        fake.log.append("a")
+        fake.now += durations.pop(0)
+
+    fake.late = [False] * 4 + [True] * late
+    [samples] = time_interleaved([fn], budget=0)
+    kept = late // timing.TRIES
+    assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (20 - kept)
+    assert fake.log.count("a") == 3 + 1 + 20 + late - kept
 
 
 def test_time_interleaved_one_function(fake):

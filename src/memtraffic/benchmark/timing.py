@@ -10,6 +10,7 @@ import torch
 from memtraffic import gpus, runtime
 
 WARMUP_CALLS = 3
+TRIES = 3
 MIN_ROUNDS, MAX_ROUNDS = 20, 500
 MIN_FLUSH_BYTES = 256 * 2**20
 SLEEP_CYCLES, SLEEP_SECONDS = 200_000, 1e-4  # the GPU sleeps while the host gets ahead of it
@@ -26,7 +27,8 @@ def time_interleaved(
 
     Each round calls every function once, so that a change of the GPU's clock affects all of them
     alike. A call is timed by GPU events. The GPU is kept busy before each call, so the time that
-    the host takes to launch it is hidden, unless that is longer than about 100 µs.
+    the host takes to launch it is hidden, unless that is longer than about 100 µs. Such a call is
+    made again, twice at most, because the host may have been held up.
 
     fns: functions without arguments. cold: overwrite L2 before each call; otherwise it still holds
     the data of earlier calls. budget: about how many seconds of GPU time to spend on each function.
@@ -45,13 +47,16 @@ def time_interleaved(
     turns = [*fns, _nothing] if cold and len(fns) % 2 == 0 else list(fns)
 
     def call(fn: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        torch.cuda._sleep(SLEEP_CYCLES)
-        if cold:
-            flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        fn()
-        end.record()
+        for _ in range(TRIES):
+            torch.cuda._sleep(SLEEP_CYCLES)
+            if cold:
+                flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            fn()
+            end.record()
+            if not start.query():  # the GPU has not come to the call yet
+                break
         return start, end
 
     def measure(rounds: int) -> list[list[float]]:
