@@ -86,7 +86,7 @@ def test_set_up_holds_the_package_and_the_recordings(folder, name):
     assert {"src/memtraffic/__init__.py", "book/recordings/README.md"} <= set(found)
     left_out = wanted.keys() - found.keys()
     assert found == {name: wanted[name].read_bytes() for name in wanted.keys() - left_out}
-    assert all(it.endswith(".csv") and wanted[it].stat().st_size > 20_000 for it in left_out)
+    assert all(it.endswith(".csv") and wanted[it].stat().st_size > colab.LARGE for it in left_out)
     text = (ROOT / "book" / name).read_text("utf-8")
     assert not [it for it in left_out if Path(it).stem in text]
     printed = "src/memtraffic/book/published_bandwidth.csv"

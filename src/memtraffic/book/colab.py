@@ -113,7 +113,7 @@ ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
 Json = dict[str, Any]
 
 
-LARGE = 20_000  # bytes of a table
+LARGE = 15_000  # bytes of a table
 
 
 def packed_files(root: Path, code: str) -> tuple[Path, ...]:
