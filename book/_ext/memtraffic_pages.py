@@ -159,8 +159,8 @@ def describe_recordings() -> Iterator[str]:
     for folder, machine in recordings().items():
         toolkit = f"CUDA {machine['cuda']}" if "cuda" in machine else f"ROCm {machine['rocm']}"
         yield from (f"**{machine['gpu']}** (`book/recordings/{folder}`)", "")
-        facts = [machine["driver"], toolkit, machine["torch"], machine["triton"]]
-        yield from table(["driver", "toolkit", "PyTorch", "Triton"], [facts])
+        software = f"PyTorch {machine['torch']}, Triton {machine['triton']}"
+        yield from (f"Driver {machine['driver']}, {toolkit}, {software}.", "")
         runs: dict[tuple[str, str], list[str]] = {}
         for name, entry in sorted(machine["experiments"].items()):
             runs.setdefault((entry["date"], entry["commit"]), []).append(name)

@@ -108,7 +108,7 @@ def test_describe_recordings(two_gpus):
     headings = [line for line in lines if line.startswith("**")]
     h200, other = "**H200** (`book/recordings/nvidia-h200`)", "**A** (`book/recordings/a-gpu`)"
     assert headings == [h200, other]
-    assert lines.count("| 1 | CUDA 13.0 | 2 | 3 |") == 2
+    assert lines.count("Driver 1, CUDA 13.0, PyTorch 2, Triton 3.") == 2
     assert lines.count("| 2026-01-02 | `0123456789` | ladder, roof |") == 2
 
 
