@@ -615,6 +615,7 @@ def test_plans_are_made_once_per_kind_of_call(monkeypatch):
         "y-strides": lambda: backward(dy, y.t(), 1, y.dtype),
         "dy-alignment": lambda: backward(memory[1:65].view(8, 8), y, 1, y.dtype),
         "dx-strides": lambda: backward_into(wide.clone()[:, :8], y, dy),
+        "dx-alignment": lambda: backward_into(torch.empty(65, device=DEVICE)[1:].view(8, 8), y, dy),
         "captured": lambda: count(softmax, x) if DEVICE.type == "cuda" else softmax(x[:3]),
     }
     for name, call in calls.items():
@@ -1227,7 +1228,7 @@ class FarTensor:
 
 
 @pytest.mark.parametrize("current", [0, 1])
-@pytest.mark.parametrize("call", [op.forward, lambda x: backward_into(x, x, x)])
+@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
 def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, call, current):
     used = [current]
 

@@ -173,31 +173,38 @@ def forward_into(y: Tensor, x: Tensor) -> None:
     forward(x, -1, None if x.dtype == y.dtype else y.dtype, y)
 
 
-def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """The gradient of a tensor of `dtype`, from its softmax `y` and the gradient `dy` of that."""
-    dx = torch.empty(y.shape, dtype=dtype, device=y.device)
-    if dx.numel():
-        backward_into(dx, y, dy, dim)
-    return dx
+def backward(
+    dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of a tensor of `dtype`, from its softmax `y` and the gradient `dy` of that.
 
-
-def backward_into(dx: Tensor, y: Tensor, dy: Tensor, dim: int = -1) -> None:
-    """Writes `y * (dy - sum(y * dy))`, with the sum along `dim`, into `dx`."""
+    out: what the gradient is written to, of y's shape and of `dtype`.
+    """
     index = y.get_device()
     if current_gpu and index not in (-1, current_gpu()):
         with torch.cuda.device(index):
-            return backward_into(dx, y, dy, dim)
-    key = (
-        dx.dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), dx.stride(), index,
-        (y.data_ptr() | dy.data_ptr() | dx.data_ptr()) & 15, dim, capture(),
+            return backward(dy, y, dim, dtype, out)
+    key: tuple[object, ...] = (
+        dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), index,
+        (y.data_ptr() | dy.data_ptr()) & 15, dim, capture(),
     )  # fmt: skip
+    if out is not None:
+        key = (*key, out.stride(), out.data_ptr() & 15)
     planned = _plans.get(key)
     if planned is None:
-        run = plan(backward_into, (dx, y, dy), dim, backward=True)
+        dx = torch.empty(y.shape, dtype=dtype, device=y.device) if out is None else out
+        run = plan(backward_into, (dx, y, dy), dim, backward=True) if y.numel() else _nothing
         _remember(key, run, dx)
     else:
-        run = planned[0]
+        run, allocate = planned
+        dx = allocate() if out is None else out
     run(dx, y, dy)
+    return dx
+
+
+def backward_into(dx: Tensor, y: Tensor, dy: Tensor) -> None:
+    """Writes `y * (dy - sum(y * dy))`, with the sum along the last dimension, into `dx`."""
+    backward(dy, y, -1, dx.dtype, dx)
 
 
 def _remember(key: tuple[object, ...], run: Run, result: Tensor) -> None:
