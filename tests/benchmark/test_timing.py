@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,6 +142,59 @@ def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, 
     kept = late // timing.TRIES
     assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (20 - kept)
     assert fake.log.count("a") == 3 + 1 + 20 + late - kept
+
+
+def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
+    """With a GPU that works through what the host queues, on a clock of its own."""
+    host, gpu, calls = [0.0], [0.0], [0]
+    slow = {6, 9, 10, 11}  # calls that the host launches in 5, longer than the sleep
+
+    def queue(takes):
+        gpu[0] = max(gpu[0], host[0]) + takes
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.time = None
+
+        def record(self):
+            gpu[0] = max(gpu[0], host[0])
+            self.time = gpu[0]
+
+        def query(self):
+            return self.time <= host[0]
+
+        def elapsed_time(self, end):
+            return end.time - self.time
+
+    def fn():
+        calls[0] += 1
+        if calls[0] in slow:
+            host[0] += 5.0
+        queue(10.0)
+
+    def sleep(cycles):
+        host[0] = max(host[0], gpu[0])
+        queue(1.0)
+
+    flush = SimpleNamespace(zero_=lambda: queue(0.5))
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    [samples] = time_interleaved([fn], budget=0)
+    assert calls[0] == 3 + 1 + 20 + 1 + 2  # one repeated once, one twice
+    in_time = [round(1e3 * it, 1) for it in samples].count(10.0)
+    assert in_time == 19  # of three late ones the last counts
+
+
+def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
+    fake.late = [False] * 4 + [True]
+    time_interleaved([fake.function("a", 1.0)], budget=0)
+    a = one_call("a")
+    assert fake.log == [*3 * a, SYNC, *a, SYNC, *21 * a, SYNC]
+    assert timing.TRIES == 3
 
 
 def test_time_interleaved_one_function(fake):

@@ -42,6 +42,21 @@ def test_count_calls_refuses_a_report_with_other_calls(monkeypatch):
         marked_counters.count_calls(*CASES)
 
 
+def test_count_calls_tells_the_worker_its_job(monkeypatch):
+    told = []
+
+    def profile(worker, job):
+        told.append(json.loads(json.dumps(job)))
+        exec(worker, {})
+        return report(MARK, "a")
+
+    monkeypatch.setattr(marked_counters, "_worker", lambda: told.append("ran"))
+    monkeypatch.setattr(counters, "profile", profile)
+    marked_counters.count_calls("copy", [[4, 8]], ["float32"], op="softmax_backward")
+    job = {"impl": "copy", "op": "softmax_backward", "cases": [["float32", [4, 8]]]}
+    assert told == [job, "ran"]
+
+
 def test_count_calls_refuses_an_unknown_label():
     with pytest.raises(LookupError):
         marked_counters.count_calls("nobody", [[4, 8]], ["float32"])

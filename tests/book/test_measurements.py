@@ -204,6 +204,19 @@ def test_times_by_turn_are_counted_off(monkeypatch):
     assert set(frame["m"]) == {4} and set(frame["n"]) == {8}
 
 
+def test_times_by_turn_times_each_implementation(monkeypatch):
+    called = []
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(
+        measurements, "implementation", lambda label: lambda x: called.append((label, x.shape))
+    )
+    monkeypatch.setattr(
+        benchmark, "time_interleaved", lambda fns, **options: [fn() or [1.0] * 8 for fn in fns]
+    )
+    measurements.times_by_turn(["copy", "naive"], [4, 8], [2])
+    assert called == [("copy", (4, 8)), ("naive", (4, 8))]
+
+
 def test_bench_copies_times_each_of_them(timed):
     frame = measurements.bench_copies([[4, 8], [2, 16]], "bfloat16")
     names = list(benchmark.copies(matrix(4, 8)))

@@ -271,3 +271,12 @@ def test_over_least_is_of_the_bytes_of_the_matrix():
     assert list(found["written"]) == [1.5, 1.0]
     assert list(found["from_memory"]) == [2.0, 1.0]
     assert list(found.columns) == ["n", "dtype", "read", "written", "from_memory"]
+
+
+def test_over_least_of_each_dtype():
+    sizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+    moved = [64 * it for it in sizes.values()]
+    counted = {"m": 4, "n": 16, "dtype": list(sizes), "l1_l2_read_bytes": moved}
+    counted |= {"l2_write_sectors": [it / 32 for it in moved], "dram_read_bytes": moved}
+    found = scores.over_least(pd.DataFrame(counted))
+    assert (found[["read", "written", "from_memory"]] == 1).all(axis=None)

@@ -1,3 +1,4 @@
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -200,6 +201,70 @@ def test_other_launches_zero_their_own_words(n, stream, no_supplies):
         assert not owner.any()
         owner.fill_(-1)
     assert call._supplies == {}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
+def test_launches_share_no_sector(n, no_supplies):
+    taken = [zero_words(n, DEVICE, stream=0)[0] for _ in range(call.LAUNCHES)]
+    sectors = [{(at + 8 * i) // call.SECTOR_BYTES for i in range(n)} for at in taken]
+    assert len(set().union(*sectors)) == sum(map(len, sectors))
+
+
+def test_one_list_serves_the_sizes_up_to_a_power_of_two(no_supplies):
+    for n in (5, 6, 7, 8):
+        zero_words(n, DEVICE, stream=0)
+    assert list(call._supplies) == [(DEVICE.index, 8)]
+
+
+def test_words_are_on_the_gpu_that_asks(no_supplies, monkeypatch):
+    asked, zeros = [], torch.zeros
+
+    def on_the_cpu(*size, dtype, device=None):
+        asked.append(device)
+        return zeros(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "zeros", on_the_cpu)
+    for index in (0, 1, 1, 0):
+        zero_words(3, torch.device("cuda", index), stream=0)
+    assert asked == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_a_supply_that_another_thread_has_emptied(no_supplies):
+    class Emptied(list):
+        """It had words when somebody looked."""
+
+        def __bool__(self):
+            return True
+
+        def __len__(self):
+            return 1
+
+    call._supplies[DEVICE.index, 4] = Emptied()
+    assert not zero_words(3, DEVICE, stream=0)[1].any()
+
+
+@pytest.mark.parametrize("stream", [0, 7])
+def test_call_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream):
+    alive, asked, started = [], [], []
+
+    class Owner:
+        pass
+
+    def words(n, device, on):
+        asked.append((n, on))
+        owner = Owner()
+        alive.append(weakref.ref(owner))
+        return 4096, owner
+
+    def start(on, addresses):
+        started.append((on, addresses[1:], alive[-1]() is not None))
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: stream, raising=False)
+    monkeypatch.setattr(call, "zero_words", words)
+    monkeypatch.setattr(call, "starter", lambda *arguments: start)
+    run, y = arrivals(5, 7)
+    run(y)
+    assert asked == [(7, stream)] and started == [(stream, [4096], True)]
 
 
 # ---- takes_ptx

@@ -1,6 +1,7 @@
 import math
 import random
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -610,3 +611,21 @@ def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dty
 def test_softmax_of_more_columns_than_fit_the_gpu():
     with pytest.raises(ValueError, match="fit the GPU at once"):
         split.softmax(matrix(1, 2**24), block=1024, chunks=1)
+
+
+def test_softmax_launches_while_the_gpu_of_x_is_the_current_one(monkeypatch):
+    inside, seen = [], []
+
+    @contextmanager
+    def guard(x):
+        inside.append(x)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(runtime, "device_guard", guard)
+    monkeypatch.setattr(
+        split, "split_call", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
+    )
+    x = matrix(2, 64)
+    split.softmax(x)
+    assert len(seen) == 1 and seen[0][0] is x

@@ -392,6 +392,19 @@ def test_backward_compiles_without_spills_to_wide_loads(n, name):
     assert_wide_without_spills(backward_on("sm_90", y))
 
 
+@pytest.mark.parametrize("n", [781, 1792, 3328, 3584, 3600, 7168, 14336, 28672])
+@pytest.mark.parametrize("gpu", ["H200", "MI300X"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_registers_are_limited_where_a_forward_would_spill(n, gpu, backward, name):
+    x = torch.empty(4, n, dtype=getattr(torch, name), device=DEVICE)
+    tensors = [torch.empty_like(x) for _ in range(2 + backward)]
+    with runtime.capturing_launches(find_gpu(gpu)):
+        run = planning.plan(lambda *tensors: None, tensors, -1, backward)
+    limited = (n in (3584, 7168), gpu, backward, name) == (True, "H200", False, "float32")
+    assert (run._options.get("maxnreg") == 255) == limited
+
+
 @pytest.mark.parametrize("n", [3584, 7168])
 def test_softmax_compiles_without_the_spill_of_14_chunks(n):
     assert_wide_without_spills(on("sm_90", torch.empty(4, n, device=DEVICE)))

@@ -2,9 +2,10 @@ import math
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -1216,11 +1217,37 @@ def check_on_the_gpu(n, name):
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 
+def test_a_second_result_is_like_the_first_and_apart_from_it():
+    for x in (matrix(6, 8), matrix(8, 6).t(), matrix(6, 16)[:, ::2]):
+        for dtype in (None, torch.float16, torch.float64):
+            first, second = (op.forward(x, -1, dtype) for _ in range(2))
+            assert first.dtype == second.dtype == (dtype or x.dtype)
+            assert first.stride() == second.stride() == (8, 1)
+            assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_result_is_allocated_on_the_current_gpu_where_kernels_run(monkeypatch):
+    given, shape = [], torch.Size([2, 3])
+    monkeypatch.setattr(op, "empty_on_current_gpu", lambda *like: given.append(like) or "new")
+    result = SimpleNamespace(shape=shape, stride=lambda: (3, 1), dtype=torch.float16)
+    result.device = torch.device("cuda", 0)
+    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
+    op._remember("gpu", None, result)
+    op._remember("cpu", None, torch.empty(2, 3))
+    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: False)
+    op._remember("captured", None, result)
+    assert op._plans["gpu"][1]() == "new" and given == [((2, 3), (3, 1), torch.float16)]
+    assert {op._plans[key][1].func for key in ("cpu", "captured")} == {torch.empty_strided}
+
+
 class FarTensor:
-    """A tensor on GPU 1, as far as `forward` looks before that is the current GPU."""
+    """A tensor on a GPU, as far as `forward` looks before that is the current one."""
+
+    def __init__(self, index=1):
+        self.index = index
 
     def get_device(self):
-        return 1
+        return self.index
 
     @property
     def dtype(self):
@@ -1242,6 +1269,25 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, call, current):
     monkeypatch.setattr(torch.cuda, "device", device)
     with pytest.raises(LookupError, match="GPU 1"):
         call(FarTensor())
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_every_argument_reaches_the_other_gpu(monkeypatch, name):
+    call, given, x = getattr(op, name), [], FarTensor()
+    arguments = {"forward": (x, 0, torch.half, "out"), "backward": (x, x, 0, torch.half, "out")}
+    monkeypatch.setattr(op, "current_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(op, name, lambda *arguments: given.append(arguments))
+    call(*arguments[name])
+    assert given == [arguments[name]]
+
+
+@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
+def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch, call):
+    monkeypatch.setattr(op, "current_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
+    with pytest.raises(LookupError):
+        call(FarTensor(-1))
 
 
 @pytest.mark.gpu

@@ -38,9 +38,9 @@ WARPS = {
 ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (2, 256, 1024), (4, 2): (1, 256, 896)}
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
-# ptxas spills a register of a forward with so many whole chunks, by the bytes of an element. It
-# does not if it is told how many registers there are, and then chooses another number elsewhere.
-SPILLING = {4: 14}
+# Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
+# not if it is told how many registers there are, and then chooses another number elsewhere.
+SPILLING = {(4, 14, 2), (4, 14, 4)}
 MAX_REGISTERS = 255  # of a lane, on NVIDIA's GPUs
 
 
@@ -188,7 +188,8 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
             "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
             "PTX": takes_ptx(gpu),
         }  # fmt: skip
-        spilling = not backward and SPILLING.get(itemsize) == constants["WHOLE"] == tile.chunks
+        whole = constants["WHOLE"] == tile.chunks
+        spilling = not backward and whole and (itemsize, tile.chunks, tile.num_warps) in SPILLING
         return Call(
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
