@@ -17,6 +17,7 @@ from memtraffic.book import recording
 from memtraffic.book.catalog import find_experiments
 from memtraffic.ladder import RUNGS
 from memtraffic.names import PEERS
+from memtraffic.tensors import SECTOR_BYTES
 
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel
@@ -218,9 +219,6 @@ def ladder(frame: pd.DataFrame, widths: Iterable[int]) -> list[Rung]:
             row = geometric_mean(ratios), float(reached.min()), float(reached.max())
             found.append(Rung(name, len(reached), *row))
     return found
-
-
-SECTOR_BYTES = 32
 
 
 def over_least(counted: pd.DataFrame) -> pd.DataFrame:

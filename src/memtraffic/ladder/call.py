@@ -7,9 +7,10 @@ from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.gpus import Gpu
+from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.triton_internals import compile_kernel, starter
 
-WORD_BYTES, SECTOR_BYTES = 8, 32
+WORD_BYTES = 8
 SUPPLY = 2**18  # words that are zeroed at once, 2 MiB
 LAUNCHES = 512  # that they are for, at most
 
