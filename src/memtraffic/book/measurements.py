@@ -186,15 +186,13 @@ def times_by_turn(
     `turn_us`, the median of the calls of that turn in microseconds.
     """
     runtime.require_gpu("times_by_turn")
-    rows = []
+    (m, n), rows = shape, []
     for impl in impls:
         call = functools.partial(implementation(impl), *SOFTMAX.inputs(tuple(shape)))
         [samples] = benchmark.time_interleaved([call])
         for cycle, turn in ((c, t) for c in cycles for t in range(c)):
-            us = statistics.median(samples[turn::cycle]) * 1e6
-            m, n = shape
             key = {"impl": impl, "m": m, "n": n, "cycle": cycle, "turn": turn + 1}
-            rows.append(key | {"turn_us": us})
+            rows.append(key | {"turn_us": statistics.median(samples[turn::cycle]) * 1e6})
     return pd.DataFrame(rows)
 
 
