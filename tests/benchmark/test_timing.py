@@ -9,7 +9,7 @@ from memtraffic.benchmark import timing
 from memtraffic.benchmark.timing import summary, time_interleaved
 
 SLEEP, FLUSH, START, END, SYNC = "sleep", "flush", "start", "end", "synchronize"
-IDLE = [SLEEP, FLUSH, START, END]  # makes the number of flushes in a round odd
+ROUNDS = timing.MIN_ROUNDS
 
 
 class FakeGpu:
@@ -79,9 +79,10 @@ def test_time_interleaved_order_of_calls(fake, cold):
         [fake.function("a", 2.0), fake.function("b", 3.0)], cold=cold, budget=0
     )
     a, b = one_call("a", cold), one_call("b", cold)
-    one_round = [*a, *b, *(IDLE if cold else [])]
-    assert fake.log == [*3 * a, *3 * b, SYNC, *one_round, SYNC, *20 * one_round, SYNC]
-    assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
+    before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
+    four_rounds = [*4 * [*a, *b], SLEEP]  # and one more launch
+    assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
+    assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
 
 
 def test_time_interleaved_in_reverse(fake):
@@ -89,36 +90,51 @@ def test_time_interleaved_in_reverse(fake):
     fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
     samples = time_interleaved(fns, budget=0, reverse=True)
     a, b = one_call("a"), one_call("b")
-    rounds = [*a, *b, *IDLE, *IDLE, *b, *a]
-    assert fake.log == [*3 * a, *3 * b, SYNC, *a, *b, *IDLE, SYNC, *10 * rounds, SYNC]
-    assert samples == [[pytest.approx(2e-3)] * 20, [pytest.approx(3e-3)] * 20]
+    before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
+    four_rounds = [*2 * [*a, *b, *b, *a], SLEEP]
+    assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
+    assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 12, 13])
-def test_time_interleaved_meets_each_of_four_states_equally_often(fake, count, reverse):
-    """Were the number of flushes in a round even, a function would always meet the same ones."""
-    met = [[0] * 4 for _ in range(count)]
+@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["in-order", "reverse"])
+@pytest.mark.parametrize("kernels", [(1,), (2,), (1, 1), (1, 5), (3, 1, 1), (2,) * 4, (1,) * 13])
+def test_time_interleaved_at_each_place_of_four_launches(monkeypatch, kernels, reverse, cold):
+    """Whether all rounds are asked or every second one, and whatever else a round launches."""
+    launched, places = [0], [[] for _ in kernels]
 
-    def function(i):
+    class Fake(FakeGpu):
+        def zero_(self):
+            launched[0] += 1
+
+    install(monkeypatch, Fake())
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: launched.__setitem__(0, launched[0] + 1)
+    )
+
+    def function(i, count):
         def fn():
-            met[i][fake.log.count(FLUSH) % 4] += 1
-            fake.log.append("call")
+            places[i].append(launched[0] % 4)
+            launched[0] += count
 
         return fn
 
-    time_interleaved([function(i) for i in range(count)], budget=0, reverse=reverse)
-    for states in met:  # 20 rounds, one more that looks how long they take, and 3 calls before
-        assert max(states) - min(states) <= 4
+    fns = [function(i, count) for i, count in enumerate(kernels)]
+    time_interleaved(fns, budget=0, reverse=reverse, cold=cold)
+    for met in places:
+        timed = met[-ROUNDS:]
+        for some in (timed, timed[::2], timed[1::2]):
+            assert [some.count(place) for place in range(4)] == [len(some) // 4] * 4
 
 
 @pytest.mark.parametrize(
     ("slowest_ms", "budget", "rounds"),
     [
-        pytest.param(1.0, 0.0, 20, id="20-at-least"),
+        pytest.param(1.0, 0.0, 32, id="32-at-least"),
         pytest.param(1.0, 0.3, 272, id="as-the-budget-allows"),  # 1 ms and 0.1 ms of sleep
-        pytest.param(0.001, 0.3, 500, id="500-at-most"),
-        pytest.param(100.0, 0.3, 20, id="slow"),
+        pytest.param(1.0, 0.31, 272, id="a-multiple-of-16"),
+        pytest.param(0.001, 0.3, 512, id="512-at-most"),
+        pytest.param(100.0, 0.3, 32, id="slow"),
     ],
 )
 def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
@@ -140,8 +156,8 @@ def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, 
     fake.late = [False] * 4 + [True] * late
     [samples] = time_interleaved([fn], budget=0)
     kept = late // timing.TRIES
-    assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (20 - kept)
-    assert fake.log.count("a") == 3 + 1 + 20 + late - kept
+    assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (ROUNDS - kept)
+    assert fake.log.count("a") == 3 + 1 + ROUNDS + late - kept
 
 
 def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
@@ -184,22 +200,23 @@ def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     [samples] = time_interleaved([fn], budget=0)
-    assert calls[0] == 3 + 1 + 20 + 1 + 2  # one repeated once, one twice
+    assert calls[0] == 3 + 1 + ROUNDS + 1 + 2  # one repeated once, one twice
     in_time = [round(1e3 * it, 1) for it in samples].count(10.0)
-    assert in_time == 19  # of three late ones the last counts
+    assert in_time == ROUNDS - 1  # of three late ones the last counts
 
 
 def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
     fake.late = [False] * 4 + [True]
     time_interleaved([fake.function("a", 1.0)], budget=0)
     a = one_call("a")
-    assert fake.log == [*3 * a, SYNC, *a, SYNC, *21 * a, SYNC]
+    before, late = [*3 * a, SYNC, *a, SYNC], a
+    assert fake.log == [*before, *late, *ROUNDS // 4 * [*4 * a, SLEEP], SYNC]
     assert timing.TRIES == 3
 
 
 def test_time_interleaved_one_function(fake):
     [samples] = time_interleaved([fake.function("a", 1.0)], budget=0)
-    assert len(samples) == 20
+    assert len(samples) == ROUNDS
 
 
 @pytest.mark.parametrize(("l2_mib", "flushed_mib"), [(0, 256), (60, 256), (64, 256), (128, 512)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps
+from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps, timing
 from memtraffic.book import build, catalog, measurements, recording
 from memtraffic.book.catalog import EXPERIMENTS
 from memtraffic.book.measurements import (
@@ -55,7 +55,7 @@ NEED_A_GPU = {
     "bench_cases": lambda: measurements.bench_cases(["copy"], [CASE]),
     "bench_rounds": lambda: measurements.bench_rounds(["copy"], 8, [1], [0]),
     "bench_repeats": lambda: measurements.bench_repeats(["copy"], [[8, 8]], 2),
-    "times_by_turn": lambda: measurements.times_by_turn(["naive"], [8, 8], [4]),
+    "times_by_turn": lambda: measurements.times_by_turn(["naive"], [[8, 8]], [3], 1),
     "bench_copies": lambda: measurements.bench_copies([[8, 8]]),
     "compare": lambda: measurements.compare(["copy"], [[8, 8]]),
     "caller_times": lambda: measurements.caller_times(["copy"], [[8, 8]]),
@@ -189,32 +189,55 @@ def test_bench_repeats_everything(timed):
     assert len(timed) == 3 * 2 * 2  # a trial of copies each
 
 
+class Queue:
+    """A GPU that starts each fourth kernel later: what it is asked for, and how long calls take."""
+
+    def __init__(self, monkeypatch):
+        self.launched, self.called = 0, []
+        monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch())
+        monkeypatch.setattr(timing, "flush_buffer", lambda: "flush")
+        monkeypatch.setattr(timing, "queue_call", self.call)
+        monkeypatch.setattr(timing, "elapsed", list)
+        monkeypatch.setattr(
+            measurements,
+            "implementation",
+            lambda label: lambda x: self.called.append((label, x.shape)),
+        )
+
+    def launch(self):
+        self.launched += 1
+
+    def call(self, fn, flush):
+        assert flush == "flush"
+        fn()
+        self.launched += 3
+        return 1.0 + self.launched % 4
+
+
 def test_times_by_turn_are_counted_off(monkeypatch):
-    """Of calls that take 1, 2, 3, 1, 2, 3 seconds, those of a turn take as long as one another."""
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(benchmark, "time_interleaved", lambda fns: [[1, 2, 3] * 20 for _ in fns])
-    frame = measurements.times_by_turn(["copy", "naive"], [4, 8], [2, 3])
+    queue = Queue(monkeypatch)
+    frame = measurements.times_by_turn(["copy", "naive"], [[4, 8], [2, 16]], [3, 4, 6], 5)
     assert list(frame.columns) == list(EXPERIMENTS["timing_turns"].schema)
-    assert frame[["impl", "cycle", "turn"]].to_numpy().tolist() == [
-        [impl, *turn]
+    assert frame[["impl", "m", "n", "launches", "turn"]].to_numpy().tolist() == [
+        [impl, m, n, launches, turn]
         for impl in ("copy", "naive")
-        for turn in ((2, 1), (2, 2), (3, 1), (3, 2), (3, 3))
+        for m, n in ((4, 8), (2, 16))
+        for launches in (3, 4, 6)
+        for turn in (1, 2, 3, 4)
     ]
-    assert frame["turn_us"].tolist() == [2e6, 2e6, 1e6, 2e6, 3e6] * 2
-    assert set(frame["m"]) == {4} and set(frame["n"]) == {8}
+    kinds = frame.groupby(["impl", "m", "launches"])["turn_us"].nunique()
+    assert kinds.tolist() == [4, 1, 2] * 4
+    counts = [(it, queue.called.count(it)) for it in dict.fromkeys(queue.called)]
+    both = [(label, shape) for label in ("copy", "naive") for shape in ((4, 8), (2, 16))]
+    assert counts == [(it, 3 * (1 + 4 * 5)) for it in both]
 
 
-def test_times_by_turn_times_each_implementation(monkeypatch):
-    called = []
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(
-        measurements, "implementation", lambda label: lambda x: called.append((label, x.shape))
-    )
-    monkeypatch.setattr(
-        benchmark, "time_interleaved", lambda fns, **options: [fn() or [1.0] * 8 for fn in fns]
-    )
-    measurements.times_by_turn(["copy", "naive"], [4, 8], [2])
-    assert called == [("copy", (4, 8)), ("naive", (4, 8))]
+def test_times_by_turn_takes_the_median_in_microseconds(monkeypatch):
+    Queue(monkeypatch)
+    monkeypatch.setattr(timing, "elapsed", lambda calls: [1e-6, 2e-6, 3e-6, 4e-6] * 2 + [9e-6] * 4)
+    frame = measurements.times_by_turn(["copy"], [[4, 8]], [3], 3)
+    assert frame["turn_us"].tolist() == pytest.approx([1, 2, 3, 4])
 
 
 def test_bench_copies_times_each_of_them(timed):
@@ -342,7 +365,6 @@ SMALL = {
     "tiled_starts": {"programs": [2, 4], "warps": [1, 4]},
     "l2_read": {"mib": [0.5]},
     "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
-    "timing_turns": {"shape": [4, 8]},
     "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},
     "tiled_rule_float32": {"shapes": [[4, 781]]},
     "tiled_rule_bfloat16": {"shapes": [[4, 781]]},
@@ -749,7 +771,7 @@ def test_grid_sizes_fill_all_processors(compiled, monkeypatch):
 @pytest.mark.gpu
 def test_measurements_on_a_gpu():
     assert len(measurements.pointer_latency(64, 520)) == 1
-    assert len(measurements.bench_copies([[4096, 781]])) == 6
+    assert len(measurements.bench_copies([[4096, 781]])) == 8
     rates = measurements.arithmetic(16)
     assert rates["per_clock"].between(1, 256).all() and rates["clock_ghz"].between(0.3, 4).all()
     flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
-from memtraffic.compile import resources
+from memtraffic.compile import assembly, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.ladder.call import Call
 from memtraffic.ops import planning
@@ -405,6 +405,45 @@ def test_registers_are_limited_where_a_forward_would_spill(n, gpu, backward, nam
     assert (run._options.get("maxnreg") == 255) == limited
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("n", [256, 4096, 131072])
+def test_inputs_of_calls_are_evicted_last_where_they_are_far_larger_than_l2(n, backward):
+    """The result is an argument, too, but no input."""
+    tensors = [torch.empty(4, n, device=DEVICE) for _ in range(2 + backward)]
+    n_bytes = 16 * n * (1 + backward) / (1.5 - 0.5 * backward)
+    for l2_bytes, expected in ((n_bytes, ""), (n_bytes - 1, "evict_last")):
+        with runtime.capturing_launches(replace(H200, l2_bytes=l2_bytes)):
+            run = planning.plan(lambda *tensors: None, tensors, -1, backward)
+        assert run._constants["EVICTION"] == expected
+
+
+SMALL_L2 = replace(H200, l2_bytes=1)
+
+
+def wide_loads(fn, *tensors):
+    """How many loads of 16 bytes evict last, and how many do not."""
+    [loads] = assembly(fn, SMALL_L2, *tensors, keep="LDG.*128")
+    last = [".EL." in line for line in loads.splitlines()]
+    return last.count(True), last.count(False)
+
+
+@pytest.mark.parametrize(("n", "number"), [(1000, 4), (3584, 14), (4096, 16), (131072, 16)])
+def test_softmax_compiles_to_loads_that_are_evicted_last(n, number):
+    """But not where a program does the work of one that is late."""
+    x = torch.empty(4, n, device=DEVICE)
+    last, others = wide_loads(lambda x: forward(x, -1, None), x)
+    assert last == number and (others > 0) == (n == 131072)
+    assert on(SMALL_L2, x).spill_bytes == 0
+
+
+@pytest.mark.parametrize(("n", "number"), [(4096, 8), (131072, 16)])
+def test_backward_compiles_to_loads_that_are_evicted_last(n, number):
+    y = torch.empty(4, n, dtype=torch.bfloat16, device=DEVICE)
+    last, others = wide_loads(lambda y, dy: backward(dy, y, 1, y.dtype), y, y.clone())
+    assert last == number and (others > 0) == (n == 131072)
+    assert backward_on(SMALL_L2, y).spill_bytes == 0
+
+
 @pytest.mark.parametrize("n", [3584, 7168])
 def test_softmax_compiles_without_the_spill_of_14_chunks(n):
     assert_wide_without_spills(on("sm_90", torch.empty(4, n, device=DEVICE)))
@@ -417,7 +456,11 @@ def test_no_number_of_whole_chunks_spills(name):
     tiles = [(n, row_tile(n, dtype.itemsize, 1, gpu)) for n in range(128, 32769, 128)]
     widths = {tile: n for n, tile in tiles if tile and tile.block * tile.chunks == n}
     assert len(widths) > 30
-    kernels = {n: on("sm_90", torch.empty(4, n, dtype=dtype)) for n in widths.values()}
+    targets = gpu, SMALL_L2
+    kernels = {
+        (n, target): on(target, torch.empty(4, n, dtype=dtype))
+        for n, target in product(widths.values(), targets)
+    }
     assert {n: it.spill_bytes for n, it in kernels.items() if it.spill_bytes} == {}
 
 

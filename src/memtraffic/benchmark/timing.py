@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from memtraffic import gpus, runtime
 
 WARMUP_CALLS = 3
 TRIES = 3
-MIN_ROUNDS, MAX_ROUNDS = 20, 500
+LAUNCH_CYCLE = 4  # an H200 starts kernels faster and slower in a cycle of so many launches
+BALANCED = LAUNCH_CYCLE**2  # rounds in which each function is launched at each place of that cycle
+MIN_ROUNDS, MAX_ROUNDS = 2 * BALANCED, 32 * BALANCED
 MIN_FLUSH_BYTES = 256 * 2**20
 SLEEP_CYCLES, SLEEP_SECONDS = 200_000, 1e-4  # the GPU sleeps while the host gets ahead of it
+
+
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def time_interleaved(
@@ -32,54 +39,67 @@ def time_interleaved(
 
     fns: functions without arguments. cold: overwrite L2 before each call; otherwise it still holds
     the data of earlier calls. budget: about how many seconds of GPU time to spend on each function.
-    There are 20 rounds at least and 500 at most. reverse: call them in reverse order in every
+    There are 32 rounds at least and 512 at most. reverse: call them in reverse order in every
     second round; if the times of these rounds differ from those of the others, a function suffers
     from what runs before it.
 
-    On an H200 the time of a small kernel repeats with every fourth flush before it. So a round has
-    an odd number of flushes, with one for no function if need be: each function meets each state.
+    On an H200 a kernel takes up to 1 µs more or less in a cycle of four launches, whichever kernels
+    they are. So one more kernel is launched after every fourth round: in 16 rounds, each function
+    comes to each place of the cycle equally often, however many kernels a round launches.
 
     Raises RuntimeError without a GPU.
     """
     runtime.require_gpu("time_interleaved")
-    flush_bytes = max(MIN_FLUSH_BYTES, 4 * gpus.this_gpu().l2_bytes)
-    flush = torch.empty(flush_bytes, dtype=torch.int8, device=runtime.device())
-    turns = [*fns, _nothing] if cold and len(fns) % 2 == 0 else list(fns)
-
-    def call(fn: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        for _ in range(TRIES):
-            torch.cuda._sleep(SLEEP_CYCLES)
-            if cold:
-                flush.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            fn()
-            end.record()
-            if not start.query():  # the GPU has not come to the call yet
-                break
-        return start, end
+    call = functools.partial(queue_call, flush=flush_buffer() if cold else None)
 
     def measure(rounds: int) -> list[list[float]]:
         events = []
         for i in range(rounds):
             back = reverse and i % 2 == 1
-            made = [call(fn) for fn in (turns[::-1] if back else turns)]
+            made = [call(fn) for fn in (fns[::-1] if back else fns)]
             events.append(made[::-1] if back else made)
-        torch.cuda.synchronize()
-        seconds = [[start.elapsed_time(end) * 1e-3 for start, end in calls] for calls in events]
-        return [list(samples) for samples in zip(*seconds, strict=True)]
+            if i % LAUNCH_CYCLE == LAUNCH_CYCLE - 1:
+                torch.cuda._sleep(1)
+        return [elapsed(calls) for calls in zip(*events, strict=True)]
 
     for fn in fns:
         for _ in range(WARMUP_CALLS):
             call(fn)
     torch.cuda.synchronize()
     slowest = max(samples[0] for samples in measure(1)) + SLEEP_SECONDS
-    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget / slowest)))
-    return measure(rounds)[: len(fns)]
+    rounds = int(budget / slowest) // BALANCED * BALANCED
+    return measure(max(MIN_ROUNDS, min(MAX_ROUNDS, rounds)))
 
 
-def _nothing() -> None:
-    """Takes a turn, and is not timed for anybody."""
+def flush_buffer() -> Tensor:
+    """Memory on the GPU that is larger than its L2."""
+    n_bytes = max(MIN_FLUSH_BYTES, 4 * gpus.this_gpu().l2_bytes)
+    return torch.empty(n_bytes, dtype=torch.int8, device=runtime.device())
+
+
+def queue_call(fn: Callable[[], object], flush: Tensor | None) -> Events:
+    """Queues a call for the GPU, and events before and after it; again if the host was late.
+
+    flush: what is overwritten with zeros before the call, if anything. The GPU launches two kernels
+    before those of `fn`, or one without `flush`.
+    """
+    for _ in range(TRIES):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        if flush is not None:
+            flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        fn()
+        end.record()
+        if not start.query():  # the GPU has not come to the call yet
+            break
+    return start, end
+
+
+def elapsed(calls: Iterable[Events]) -> list[float]:
+    """The seconds between the events of each queued call; waits until the GPU is through."""
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e-3 for start, end in calls]
 
 
 def summary(samples: Sequence[float], n_bytes: int) -> dict[str, float]:

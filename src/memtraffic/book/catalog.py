@@ -156,7 +156,7 @@ TURNS = (
     Column("impl"),
     M,
     N,
-    Column("cycle", "calls"),
+    Column("launches", "launches"),
     Column("turn"),
     Column("turn_us", "µs", None),
 )
@@ -271,13 +271,15 @@ PROGRAMS = dict(
 
 IN_FLIGHT_OF = dict(kib_per_sm=[1, 2, 4, 8, 12, 16, 24, 32, 48, 64], gib=2)
 REPEATED = dict(impls=["copy", "naive", "tiled"], shapes=NARROW_AND_WIDE, repeats=15)
-COUNTED_OFF = dict(impls=["torch.softmax", "tiled"], shape=NARROW_AND_WIDE[0], cycles=[3, 4])
+COUNTED_OFF = dict(
+    impls=["tiled"], shapes=[[4096, 512], [4096, 8192]], launches=[3, 4, 5, 6], cycles=100
+)
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
-SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.008)
+SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.012)
 SCORED_BACKWARD = dict(
-    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
+    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.012
 )
 SCORED_COUNTERS = dict(impl="memtraffic.softmax", shapes=SCORED_AT, dtypes=["float32", "bfloat16"])
 SCORED_HOST = dict(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
+from memtraffic.benchmark import timing
 from memtraffic.benchmark.comparing import TIMES
 from memtraffic.benchmark.sweeps import describe_shape
 from memtraffic.names import import_function
@@ -178,21 +179,29 @@ def bench_repeats(
 
 
 def times_by_turn(
-    impls: Sequence[str], shape: Sequence[int], cycles: Sequence[int]
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], launches: Sequence[int], cycles: int
 ) -> pd.DataFrame:
-    """The calls of an implementation one after another, counted off: 1, 2, 3, 1, 2, 3 and so on.
+    """The calls of an implementation one after another, counted off: 1, 2, 3, 4, 1, 2 and so on.
 
-    cycles: how far to count. Columns: `impl`, `m`, `n`, `cycle`, `turn`, from 1 to the cycle, and
-    `turn_us`, the median of the calls of that turn in microseconds.
+    launches: how many kernels the GPU launches for a turn, with the call's own, which is the last.
+    cycles: how often to count to 4. Columns: `impl`, `m`, `n`, `launches`, `turn`, and `turn_us`,
+    the median of the calls of that turn in microseconds.
     """
     runtime.require_gpu("times_by_turn")
-    (m, n), rows = shape, []
-    for impl in impls:
-        call = functools.partial(implementation(impl), *SOFTMAX.inputs(tuple(shape)))
-        [samples] = benchmark.time_interleaved([call])
-        for cycle, turn in ((c, t) for c in cycles for t in range(c)):
-            key = {"impl": impl, "m": m, "n": n, "cycle": cycle, "turn": turn + 1}
-            rows.append(key | {"turn_us": statistics.median(samples[turn::cycle]) * 1e6})
+    flush, rows = timing.flush_buffer(), []
+    for impl, (m, n), count in itertools.product(impls, shapes, launches):
+        call = functools.partial(implementation(impl), *SOFTMAX.inputs((m, n)))
+        call()
+        calls = []
+        for _ in range(timing.LAUNCH_CYCLE * cycles):
+            for _ in range(count - 3):  # a sleep, the zeros and the call are three
+                torch.cuda._sleep(1)
+            calls.append(timing.queue_call(call, flush))
+        samples = timing.elapsed(calls)
+        for turn in range(timing.LAUNCH_CYCLE):
+            key = {"impl": impl, "m": m, "n": n, "launches": count, "turn": turn + 1}
+            median = statistics.median(samples[turn :: timing.LAUNCH_CYCLE])
+            rows.append(key | {"turn_us": median * 1e6})
     return pd.DataFrame(rows)
 
 

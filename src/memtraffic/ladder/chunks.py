@@ -17,15 +17,16 @@ def load_chunks(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
+    EVICTION: tl.constexpr = "",
 ):  # fmt: skip
     # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
         if i < WHOLE:
-            chunk = tl.load(ptr + i * BLOCK * col_stride)
+            chunk = tl.load(ptr + i * BLOCK * col_stride, eviction_policy=EVICTION)
         else:
-            mask = live & (cols < n_cols - i * BLOCK)
-            chunk = tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
+            at, mask = ptr + i * BLOCK * col_stride, live & (cols < n_cols - i * BLOCK)
+            chunk = tl.load(at, mask=mask, other=other, eviction_policy=EVICTION)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 

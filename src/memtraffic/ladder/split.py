@@ -15,7 +15,7 @@ from torch import Tensor
 from memtraffic import residency, runtime
 from memtraffic.compile import loaded_resources
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder.call import Call, takes_ptx
+from memtraffic.ladder.call import Call, eviction_of_loads, takes_ptx
 from memtraffic.ladder.chunks import (
     exponential,
     load_chunks,
@@ -156,6 +156,7 @@ def split_kernel(
     CHUNKS: tl.constexpr,
     ALIGN: tl.constexpr,
     LOOKS: tl.constexpr,
+    EVICTION: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -175,7 +176,16 @@ def split_kernel(
     left = n_cols - first
     live = left > 0
     chunks = load_chunks(
-        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, 0
+        part_ptr,
+        x_col_stride,
+        live,
+        cols,
+        left,
+        -float("inf"),
+        BLOCK,
+        CHUNKS,
+        0,
+        EVICTION,
     )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
@@ -270,17 +280,18 @@ def split_call(
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
-    BLOCK, CHUNKS, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
-    ValueError where the programs of a row do not fit the GPU at once.
+    BLOCK, CHUNKS, ALIGN, LOOKS, EVICTION and PTX. looks: at words that are missing.
+    Raises ValueError where the programs of a row do not fit the GPU at once.
     """
-    [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
-    gpu = planning_gpu(x)
-    slots = torch.empty(2, dtype=torch.int64, device=x.device)
+    y, *inputs = (it for it in arguments if isinstance(it, Tensor))
+    gpu = planning_gpu(y)
+    slots = torch.empty(2, dtype=torch.int64, device=y.device)
     # So many lanes look at the slots that no two warps read the same ones.
     lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
     constants = {
         "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks, "ALIGN": align,
-        "LOOKS": looks, "PTX": takes_ptx(gpu),
+        "LOOKS": looks, "EVICTION": eviction_of_loads(inputs, gpu),
+        "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     options = {"num_warps": split.num_warps}

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder.call import Call, takes_ptx
+from memtraffic.ladder.call import Call, eviction_of_loads, takes_ptx
 from memtraffic.ladder.online import online_kernel, online_tile
 from memtraffic.ladder.split import best_split, split_call, split_kernel
 from memtraffic.ladder.tiling import VECTOR_BYTES
@@ -186,7 +186,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         constants = {
             "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
             "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
-            "PTX": takes_ptx(gpu),
+            "EVICTION": eviction_of_loads(tensors[1:], gpu), "PTX": takes_ptx(gpu),
         }  # fmt: skip
         whole = constants["WHOLE"] == tile.chunks
         spilling = not backward and whole and (itemsize, tile.chunks, tile.num_warps) in SPILLING
