@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+L2_DECIDES = tl.constexpr("")  # Triton 3.6 takes no bare string as a default
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def load_chunks(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    EVICTION: tl.constexpr = "",
+    EVICTION: tl.constexpr = L2_DECIDES,
 ):  # fmt: skip
     # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
