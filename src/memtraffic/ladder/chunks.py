@@ -26,8 +26,13 @@ def load_chunks(
         if i < WHOLE:
             chunk = tl.load(ptr + i * BLOCK * col_stride, eviction_policy=EVICTION)
         else:
-            at, mask = ptr + i * BLOCK * col_stride, live & (cols < n_cols - i * BLOCK)
-            chunk = tl.load(at, mask=mask, other=other, eviction_policy=EVICTION)
+            mask = live & (cols < n_cols - i * BLOCK)
+            chunk = tl.load(
+                ptr + i * BLOCK * col_stride,
+                mask=mask,
+                other=other,
+                eviction_policy=EVICTION,
+            )
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 

@@ -38,6 +38,9 @@ LOOKS = 4096  # at a word that is not there yet
 # Of programs that share a row, five fit an SM of an H200 if each has 128 lanes, and a
 # lane 96 registers. It holds 256 bytes of the inputs.
 PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
+# The longest rows do better with fewer programs: by the bytes of an element and the
+# inputs, from how many columns on, with how many bytes and registers of a lane.
+LONGEST = {(2, 1): (2**18, 512, 168), (4, 2): (2**20, 384, 128)}
 
 
 # ---- how programs tell each other two numbers
@@ -154,6 +157,7 @@ def split_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     LOOKS: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -176,17 +180,9 @@ def split_kernel(
     left = n_cols - first
     live = left > 0
     chunks = load_chunks(
-        part_ptr,
-        x_col_stride,
-        live,
-        cols,
-        left,
-        -float("inf"),
-        BLOCK,
-        CHUNKS,
-        0,
-        EVICTION,
-    )
+        part_ptr, x_col_stride, live, cols, left, -float("inf"),
+        BLOCK, CHUNKS, WHOLE, EVICTION,
+    )  # fmt: skip
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
     total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
@@ -200,7 +196,9 @@ def split_kernel(
         scale = scale_of_part(words, used, part_max)
         for i in tl.static_range(CHUNKS):
             y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
-            store_chunk(y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, 0)
+            store_chunk(
+                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, WHOLE
+            )
     else:
         while late < SLOTS:
             end = tl.minimum(n_cols - late * WIDTH, WIDTH)
@@ -259,12 +257,15 @@ def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) ->
     >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
     Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
     """
-    vector = VECTOR_BYTES // itemsize
-    chunks, registers = LANE_BYTES // VECTOR_BYTES // inputs, LANE_REGISTERS
+    vector, n_bytes, registers = VECTOR_BYTES // itemsize, LANE_BYTES, LANE_REGISTERS
+    longest, *wanted = LONGEST.get((itemsize, inputs), (n_cols + 1, 0, 0))
     if align < vector:  # an address for each element needs registers, too
-        chunks, registers = chunks // 2, None
+        n_bytes, registers = n_bytes // 2, 0
+    elif n_cols >= longest:
+        n_bytes, registers = wanted
+    chunks = n_bytes // VECTOR_BYTES // inputs
     warps = PART_LANES // gpu.warp_size
-    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
+    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers or None)
 
 
 def split_call(
@@ -280,16 +281,18 @@ def split_call(
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
-    BLOCK, CHUNKS, ALIGN, LOOKS, EVICTION and PTX. looks: at words that are missing.
-    Raises ValueError where the programs of a row do not fit the GPU at once.
+    BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS, EVICTION and PTX. looks: at words that are
+    missing. Raises ValueError where the programs of a row do not fit the GPU at once.
     """
     y, *inputs = (it for it in arguments if isinstance(it, Tensor))
     gpu = planning_gpu(y)
     slots = torch.empty(2, dtype=torch.int64, device=y.device)
     # So many lanes look at the slots that no two warps read the same ones.
     lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
+    alike = n_cols == split.parts * split.chunks * split.block  # no part needs a mask
     constants = {
-        "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks, "ALIGN": align,
+        "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
+        "WHOLE": split.chunks if alike else 0, "ALIGN": align,
         "LOOKS": looks, "EVICTION": eviction_of_loads(inputs, gpu),
         "PTX": takes_ptx(gpu),
     }  # fmt: skip

@@ -24,6 +24,7 @@ def split_backward_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     LOOKS: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -49,8 +50,10 @@ def split_backward_kernel(
     part_y_ptr, part_dy_ptr = y_ptr + first * y_col_stride, dy_ptr + first * dy_col_stride
     left = n_cols - first
     live = left > 0
-    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, 0, EVICTION)
-    dys = load_chunks(part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, 0, EVICTION)
+    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE, EVICTION)
+    dys = load_chunks(
+        part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE, EVICTION
+    )
     slots_ptr += row * n_parts
     dot = tl.sum(dot_of_chunks(ys, dys, CHUNKS, STORED, tl.float32), axis=0)
     publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0
@@ -64,7 +67,7 @@ def split_backward_kernel(
             y = widen(forget(ys[i], CHUNKS, PTX), STORED, tl.float32)
             dy = widen(forget(dys[i], CHUNKS, PTX), STORED, tl.float32)
             dx = to_gradient(y * (dy - dot), STORED, DTYPE)
-            store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, 0)
+            store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, WHOLE)
     else:
         while late < SLOTS:
             end = tl.minimum(n_cols - late * WIDTH, WIDTH)

@@ -30,14 +30,15 @@ WARPS = {
     (4, 1): {2: 4096, 4: 8192, 8: 14336, 16: 32768},
     (2, 1): {2: 6144, 4: 16384, 8: 32768},
     (8, 1): {2: 2048, 4: 4096, 8: 8192, 16: 16384},
-    (4, 2): {2: 2048, 4: 3072, 8: 8192, 16: 16384, 32: 24576},
-    (2, 2): {2: 3072, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
+    (4, 2): {4: 3072, 8: 8192, 16: 16384, 32: 24576},
+    (2, 2): {2: 1536, 4: 3072, 8: 9216, 16: 16384, 32: 32768},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
-ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (2, 256, 1024), (4, 2): (1, 256, 896)}
+ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (4, 256, 512), (4, 2): (1, 256, 512)}
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
-WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
+# From the narrowest to the widest of these rows, a lane takes two vectors of a chunk.
+TWO_VECTORS = {(4, 1): (8193, 14336), (2, 1): (16385, 32768), (2, 2): (6145, 8192)}
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
 SPILLING = {(4, 14, 2), (4, 14, 4)}
@@ -80,9 +81,10 @@ def row_tile(
     lanes = max(num_warps * 32, gpu.warp_size)  # on a GPU of wider warps as many, in fewer of them
     if not num_warps or lanes > gpu.max_threads_per_program:
         return None
+    narrowest, widest = TWO_VECTORS.get(kind, (1, 0))
     # In bfloat16, two vectors were slower where rows are shifted.
-    takes_two = kind == (4, 1) or (kind == (2, 1) and not shifted)
-    vectors = 2 if takes_two and num_warps == WIDE else 1
+    takes_two = narrowest <= n_cols <= widest and not (shifted and itemsize == 2)
+    vectors = 2 if takes_two else 1
     block = vectors * VECTOR_BYTES // itemsize * lanes // rows
     return Tile(rows, block, triton.cdiv(n_cols, block), lanes // gpu.warp_size)
 
