@@ -1,6 +1,5 @@
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import kernels
@@ -12,7 +11,7 @@ import triton.language as tl
 from memtraffic import runtime
 from memtraffic.gpus import find_gpu
 from memtraffic.ladder import call
-from memtraffic.ladder.call import Call, eviction_of_loads, takes_ptx, zero_words
+from memtraffic.ladder.call import Call, takes_ptx, zero_words
 from memtraffic.tensors import matrix
 from memtraffic.traffic.count import count
 
@@ -277,35 +276,6 @@ def test_takes_ptx_where_kernels_are_compiled(name, expected):
     with runtime.capturing_launches(gpu):
         assert takes_ptx(gpu) is expected
     assert takes_ptx(gpu) is (expected and runtime.runs_on_gpu())
-
-
-# ---- eviction_of_loads
-
-
-@pytest.mark.parametrize(
-    ("elements", "count", "gpu", "l2_bytes", "expected"),
-    [
-        pytest.param(1500, 1, "H200", 4000, "", id="as-large-as-one-and-a-half-l2"),
-        pytest.param(1501, 1, "H200", 4000, "evict_last", id="larger"),
-        pytest.param(500, 2, "H200", 4000, "", id="two-as-large-as-l2"),
-        pytest.param(501, 2, "H200", 4000, "evict_last", id="two-that-are-larger"),
-        pytest.param(10**6, 1, "H200", 0, "", id="unknown-l2"),
-        pytest.param(10**6, 1, "MI300X", 4000, "", id="amd"),
-    ],
-)
-def test_inputs_larger_than_l2_are_evicted_last(elements, count, gpu, l2_bytes, expected):
-    gpu = replace(find_gpu(gpu), l2_bytes=l2_bytes)
-    inputs = [torch.empty(elements, device=DEVICE) for _ in range(count)]
-    with runtime.capturing_launches(gpu):
-        assert eviction_of_loads(inputs, gpu) == expected
-        halves = [it.to(torch.bfloat16) for it in inputs]
-        assert eviction_of_loads(halves, gpu) == (expected if elements == 10**6 else "")
-
-
-def test_no_eviction_is_asked_for_where_interpreted():
-    if not runtime.runs_on_gpu():
-        gpu = replace(find_gpu("H200"), l2_bytes=1)
-        assert eviction_of_loads([torch.empty(1000)], gpu) == ""
 
 
 # ---- on a GPU

@@ -33,7 +33,7 @@ from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax, assert_touches_once
 from memtraffic.traffic.count import count
 
-DEVICE = runtime.device()
+DEVICE, H200 = runtime.device(), find_gpu("H200")
 INF, NAN = float("inf"), float("nan")
 in_parts = partial(split.softmax, block=8, chunks=2)  # parts of 16 columns
 INTERPRETED_ONLY = pytest.mark.skipif(
@@ -111,7 +111,7 @@ def test_split_row_covers_the_row(n, block, chunks):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
     gpu, lanes = find_gpu(gpu), 128
-    for n in (32769, 50257, 2**20):
+    for n in (32769, 50257, 2**18 - 8):
         found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, gpu)
         assert found.num_warps * gpu.warp_size == lanes
         assert found.block * itemsize == 16 * lanes  # a vector of each lane
@@ -127,8 +127,32 @@ def test_the_best_split_spills_nothing(n, dtype):
     x = torch.empty(2, n, dtype=dtype)
     [forward] = resources(split.softmax, "sm_90", x)
     assert forward.spill_bytes == 0
-    assert forward.registers <= split.LANE_REGISTERS or n % 2
+    assert forward.registers <= best_split(n, x.element_size(), 1, 8, H200).registers or n % 2
     assert set(forward.load_bits) >= ({128} if n % 2 == 0 else set())
+
+
+@pytest.mark.parametrize(
+    ("n", "itemsize", "inputs", "aligned", "expected"),
+    [
+        pytest.param(2**19 - 8, 2, 1, True, Split(32, 16, 1024, 4, 96), id="16-bits"),
+        pytest.param(2**19, 2, 1, True, Split(16, 32, 1024, 4, 168), id="longest-of-16-bits"),
+        pytest.param(2**19, 2, 1, False, Split(64, 8, 1024, 4), id="longest-but-not-aligned"),
+        pytest.param(2**20, 4, 1, True, Split(128, 16, 512, 4, 96), id="32-bits"),
+        pytest.param(2**20, 2, 2, True, Split(128, 8, 1024, 4, 96), id="backward-of-16-bits"),
+        pytest.param(2**20 - 4, 4, 2, True, Split(256, 8, 512, 4, 96), id="backward"),
+        pytest.param(2**20, 4, 2, True, Split(171, 12, 512, 4, 128), id="longest-backward"),
+    ],
+)
+def test_the_longest_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected):
+    found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, H200)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("n", "whole"), [(65536, 16), (65532, 0), (73728, 16), (50257, 0)])
+def test_parts_need_no_mask_where_all_of_them_are_full(n, whole):
+    [launch] = capture_launches(split.softmax, torch.empty(2, n), gpu=H200)
+    assert launch.constants["WHOLE"] == whole
+    assert whole in (0, launch.constants["CHUNKS"])
 
 
 def test_softmax_splits_as_it_is_asked():

@@ -17,9 +17,7 @@ from memtraffic.benchmark.timing import time_interleaved
 from memtraffic.tensors import span
 
 Copy = Callable[[], Tensor]
-LAST = "evict_last"
-# Elements of a program, warps, and what L2 does with what is read.
-FLAT = ((1024, 4, ""), (1024, 8, ""), (4096, 8, ""), (1024, 4, LAST), (1024, 8, LAST))
+FLAT = ((1024, 4), (1024, 8), (4096, 8))  # elements per program, warps
 
 
 def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
@@ -27,14 +25,13 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
 
     >>> found = copies(torch.ones(2, 16, device=runtime.device()))
     >>> list(found)
-    ['clone', 'copy_', '1024, 4 warps', '1024, 8 warps', '4096, 8 warps', ..., 'tiles']
+    ['clone', 'copy_', '1024, 4 warps', '1024, 8 warps', '4096, 8 warps', 'tiles']
     >>> found["tiles"]().sum().item()
     32.0
 
     `clone` writes to new memory, the others overwrite a result that they keep. A name with numbers
-    is a Triton kernel: the elements that a program copies, and its warps; `evict last` says that L2
-    shall evict the inputs later than anything else. It copies memory as it lies, so there is none
-    for an `x` with gaps. `tiles` has the grid, the tiles and the warps of
+    is a Triton kernel: the elements that a program copies, and its warps. It copies memory as it
+    lies, so there is none for an `x` with gaps. `tiles` has the grid, the tiles and the warps of
     the rung `tiled`, and no arithmetic. Without Triton there are only PyTorch's own.
     """
     out = torch.empty_like(x)  # of x's strides, where x has no gaps
@@ -50,10 +47,9 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
 
     inputs = (x,) if other is None else (x, other)
     if all(it.stride() == out.stride() and span(it) == it.numel() for it in inputs):
-        for block, num_warps, eviction in FLAT:
-            call = functools.partial(kernels.copy_flat, out, x, other, block, num_warps, eviction)
-            last = ", evict last" if eviction else ""
-            found[f"{block}, {num_warps} warps{last}"] = call
+        for block, num_warps in FLAT:
+            call = functools.partial(kernels.copy_flat, out, x, other, block, num_warps)
+            found[f"{block}, {num_warps} warps"] = call
     if other is None and x.dim() == 2 and kernels.fits_tiles(x):
         packed = torch.empty_like(x, memory_format=torch.contiguous_format)
         found["tiles"] = functools.partial(kernels.copy_tiles, packed, x)

@@ -10,37 +10,22 @@ from memtraffic.runtime import device_guard
 
 
 @triton.jit
-def _copy_flat_kernel(
-    y_ptr, x_ptr, other_ptr,
-    n,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EVICTION: tl.constexpr,
-):  # fmt: skip
+def _copy_flat_kernel(y_ptr, x_ptr, other_ptr, n, ADD: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
     mask = at < n
-    y = tl.load(x_ptr + at, mask=mask, eviction_policy=EVICTION)
+    y = tl.load(x_ptr + at, mask=mask)
     if ADD:
-        y += tl.load(other_ptr + at, mask=mask, eviction_policy=EVICTION)
+        y += tl.load(other_ptr + at, mask=mask)
     tl.store(y_ptr + at, y, mask=mask)
 
 
-def copy_flat(
-    out: Tensor, x: Tensor, other: Tensor | None, block: int, num_warps: int, eviction: str
-) -> Tensor:
-    """Copy the memory of `x` into `out`, or add that of `other`; `block` elements per program.
-
-    eviction: the `eviction_policy` of the loads.
-    """
+def copy_flat(out: Tensor, x: Tensor, other: Tensor | None, block: int, num_warps: int) -> Tensor:
+    """Copy the memory of `x` into `out`, or add that of `other`; `block` elements per program."""
     n, add = x.numel(), other is not None
     if n:
         with device_guard(x):
             _copy_flat_kernel[(triton.cdiv(n, block),)](
-                *(out, x, other if add else x, n),
-                ADD=add,
-                BLOCK=block,
-                EVICTION=eviction,
-                num_warps=num_warps,
+                out, x, other if add else x, n, ADD=add, BLOCK=block, num_warps=num_warps
             )
     return out
 

@@ -277,9 +277,9 @@ COUNTED_OFF = dict(
 CALLED = dict(impls=["torch.softmax", "tiled", "persistent"], shapes=NARROW_AND_WIDE)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 SUSPECTED = dict(impls=["copy", *SUSPECTS], shapes=FILLED)
-SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.012)
+SCORED = dict(impls=[*RIVALS, *LADDER[1:]], shapes=SCORED_AT, compiled=COMPILERS, budget=0.008)
 SCORED_BACKWARD = dict(
-    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.012
+    impls=["add", *BACKWARDS], shapes=SCORED_AT, op="softmax_backward", budget=0.008
 )
 SCORED_COUNTERS = dict(impl="memtraffic.softmax", shapes=SCORED_AT, dtypes=["float32", "bfloat16"])
 SCORED_HOST = dict(

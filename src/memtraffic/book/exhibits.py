@@ -14,7 +14,7 @@ from memtraffic import runtime
 from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.ladder import masked, persistent, split, tiled
-from memtraffic.ladder.call import Call, eviction_of_loads
+from memtraffic.ladder.call import Call
 from memtraffic.ladder.chunks import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.ladder.launch import (
     Plan,
@@ -441,15 +441,13 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     ValueError for another matrix.
     """
     (n_rows, n_cols), y, vector = x.shape, torch.empty_like(x), 16 // x.element_size()
-    gpu = planning_gpu(x)
-    tile = row_tile(n_cols, x.element_size(), 1, gpu)
+    tile = row_tile(n_cols, x.element_size(), 1, planning_gpu(x))
     if not x.is_contiguous() or n_cols % vector or tile is None or tile.rows > 1:
         raise ValueError(f"softmax_converting_once: {n_cols} columns, strides {x.stride()}")
     with device_guard(x):
         softmax_kernel[(n_rows, 1)](
             *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
-            *(1, tile.block, tile.chunks, n_cols // tile.block, vector, 1),
-            *(eviction_of_loads([x], gpu), False),
+            *(1, tile.block, tile.chunks, n_cols // tile.block, vector, 1, False),
             num_warps=tile.num_warps,
         )
     return y

@@ -1,6 +1,5 @@
 """Launches that are planned once, and then cost the host as little as a launch can."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,26 +51,6 @@ def takes_ptx(gpu: Gpu) -> bool:
     """Whether kernels may hold instructions of NVIDIA's; not where interpreted."""
     compiled = runtime.runs_on_gpu() or runtime.captured_gpu() is not None
     return compiled and gpu.vendor == "nvidia"
-
-
-# By the number of inputs: how often they fill L2 where it starts to be faster to evict
-# them last. From a sweep of widths on an H200.
-KEPT_FROM = {1: 1.5, 2: 1.0}
-
-
-def eviction_of_loads(inputs: Sequence[Tensor], gpu: Gpu) -> str:
-    """The `eviction_policy` of the loads of inputs that are read once, "" for L2's own.
-
-    inputs: one, or two of one shape. Where they are larger than L2, results are then
-    evicted before them, so they are written to memory sooner.
-
-    >>> from memtraffic.gpus import find_gpu
-    >>> eviction_of_loads([torch.ones(8, 8)], find_gpu("H200"))
-    ''
-    """
-    n_bytes = sum(it.numel() * it.element_size() for it in inputs)
-    far_larger = 0 < KEPT_FROM[len(inputs)] * gpu.l2_bytes < n_bytes  # 0 if unknown
-    return "evict_last" if far_larger and takes_ptx(gpu) else ""
 
 
 class Call:

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-L2_DECIDES = tl.constexpr("")  # Triton 3.6 takes no bare string as a default
 
 
 @triton.jit
@@ -18,21 +17,15 @@ def load_chunks(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    EVICTION: tl.constexpr = L2_DECIDES,
 ):  # fmt: skip
     # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
         if i < WHOLE:
-            chunk = tl.load(ptr + i * BLOCK * col_stride, eviction_policy=EVICTION)
+            chunk = tl.load(ptr + i * BLOCK * col_stride)
         else:
             mask = live & (cols < n_cols - i * BLOCK)
-            chunk = tl.load(
-                ptr + i * BLOCK * col_stride,
-                mask=mask,
-                other=other,
-                eviction_policy=EVICTION,
-            )
+            chunk = tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from memtraffic import residency, runtime
 from memtraffic.compile import loaded_resources
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder.call import Call, eviction_of_loads, takes_ptx
+from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.ladder.chunks import (
     exponential,
     load_chunks,
@@ -40,7 +40,7 @@ LOOKS = 4096  # at a word that is not there yet
 PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
 # The longest rows do better with fewer programs: by the bytes of an element and the
 # inputs, from how many columns on, with how many bytes and registers of a lane.
-LONGEST = {(2, 1): (2**18, 512, 168), (4, 2): (2**20, 384, 128)}
+LONGEST = {(2, 1): (2**19, 512, 168), (4, 2): (2**20, 384, 128)}
 
 
 # ---- how programs tell each other two numbers
@@ -160,7 +160,6 @@ def split_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     LOOKS: tl.constexpr,
-    EVICTION: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -180,9 +179,8 @@ def split_kernel(
     left = n_cols - first
     live = left > 0
     chunks = load_chunks(
-        part_ptr, x_col_stride, live, cols, left, -float("inf"),
-        BLOCK, CHUNKS, WHOLE, EVICTION,
-    )  # fmt: skip
+        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, WHOLE
+    )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
     total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
@@ -281,20 +279,19 @@ def split_call(
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
-    BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS, EVICTION and PTX. looks: at words that are
-    missing. Raises ValueError where the programs of a row do not fit the GPU at once.
+    BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
+    ValueError where the programs of a row do not fit the GPU at once.
     """
-    y, *inputs = (it for it in arguments if isinstance(it, Tensor))
-    gpu = planning_gpu(y)
-    slots = torch.empty(2, dtype=torch.int64, device=y.device)
+    [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
+    gpu = planning_gpu(x)
+    slots = torch.empty(2, dtype=torch.int64, device=x.device)
     # So many lanes look at the slots that no two warps read the same ones.
     lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
     alike = n_cols == split.parts * split.chunks * split.block  # no part needs a mask
     constants = {
         "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
         "WHOLE": split.chunks if alike else 0, "ALIGN": align,
-        "LOOKS": looks, "EVICTION": eviction_of_loads(inputs, gpu),
-        "PTX": takes_ptx(gpu),
+        "LOOKS": looks, "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     options = {"num_warps": split.num_warps}

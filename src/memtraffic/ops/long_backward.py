@@ -27,7 +27,6 @@ def split_backward_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     LOOKS: tl.constexpr,
-    EVICTION: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -50,10 +49,8 @@ def split_backward_kernel(
     part_y_ptr, part_dy_ptr = y_ptr + first * y_col_stride, dy_ptr + first * dy_col_stride
     left = n_cols - first
     live = left > 0
-    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE, EVICTION)
-    dys = load_chunks(
-        part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE, EVICTION
-    )
+    ys = load_chunks(part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(part_dy_ptr, dy_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE)
     slots_ptr += row * n_parts
     dot = tl.sum(dot_of_chunks(ys, dys, CHUNKS, STORED, tl.float32), axis=0)
     publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.ladder.call import Call, eviction_of_loads, takes_ptx
+from memtraffic.ladder.call import Call, takes_ptx
 from memtraffic.ladder.online import online_kernel, online_tile
 from memtraffic.ladder.split import best_split, split_call, split_kernel
 from memtraffic.ladder.tiling import VECTOR_BYTES
@@ -31,14 +31,13 @@ WARPS = {
     (2, 1): {2: 6144, 4: 16384, 8: 32768},
     (8, 1): {2: 2048, 4: 4096, 8: 8192, 16: 16384},
     (4, 2): {4: 3072, 8: 8192, 16: 16384, 32: 24576},
-    (2, 2): {2: 1536, 4: 3072, 8: 9216, 16: 16384, 32: 32768},
+    (2, 2): {2: 1536, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
 ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (4, 256, 512), (4, 2): (1, 256, 512)}
 MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
-# From the narrowest to the widest of these rows, a lane takes two vectors of a chunk.
-TWO_VECTORS = {(4, 1): (8193, 14336), (2, 1): (16385, 32768), (2, 2): (6145, 8192)}
+WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
 SPILLING = {(4, 14, 2), (4, 14, 4)}
@@ -71,7 +70,7 @@ def row_tile(
     rows, narrowest, widest = ONE_WARP.get(kind, (1, 1, 0))
     if narrowest <= n_cols <= widest:
         rows = num_warps = 1 if shifted else rows  # a row alone in its program can be shifted
-    elif block * itemsize <= MIN_TILE_BYTES:
+    elif block * itemsize <= MIN_TILE_BYTES and (n_cols < narrowest or kind not in ONE_WARP):
         rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
         return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
     else:
@@ -81,10 +80,9 @@ def row_tile(
     lanes = max(num_warps * 32, gpu.warp_size)  # on a GPU of wider warps as many, in fewer of them
     if not num_warps or lanes > gpu.max_threads_per_program:
         return None
-    narrowest, widest = TWO_VECTORS.get(kind, (1, 0))
     # In bfloat16, two vectors were slower where rows are shifted.
-    takes_two = narrowest <= n_cols <= widest and not (shifted and itemsize == 2)
-    vectors = 2 if takes_two else 1
+    takes_two = kind == (4, 1) or (kind == (2, 1) and not shifted)
+    vectors = 2 if takes_two and num_warps == WIDE else 1
     block = vectors * VECTOR_BYTES // itemsize * lanes // rows
     return Tile(rows, block, triton.cdiv(n_cols, block), lanes // gpu.warp_size)
 
@@ -188,7 +186,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         constants = {
             "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
             "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
-            "EVICTION": eviction_of_loads(tensors[1:], gpu), "PTX": takes_ptx(gpu),
+            "PTX": takes_ptx(gpu),
         }  # fmt: skip
         whole = constants["WHOLE"] == tile.chunks
         spilling = not backward and whole and (itemsize, tile.chunks, tile.num_warps) in SPILLING

@@ -39,7 +39,6 @@ def softmax_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
-    EVICTION: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -68,7 +67,7 @@ def softmax_kernel(
         y_row = round_up(y_start, VECTOR)
     x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
     chunks = load_chunks(
-        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE, EVICTION
+        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
     largest = max_of_chunks(chunks, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
     row_max = tl.max(largest, axis=1, keep_dims=True)  # (ROWS, 1)
@@ -124,7 +123,6 @@ def softmax_backward_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
-    EVICTION: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
@@ -161,8 +159,8 @@ def softmax_backward_kernel(
         dy_row = round_up(dy_start, VECTOR)
     y_ptrs = y_ptr + y_row + cols * y_col_stride  # (ROWS, BLOCK)
     dy_ptrs = dy_ptr + dy_row + cols * dy_col_stride
-    ys = load_chunks(y_ptrs, y_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE, EVICTION)
-    dys = load_chunks(dy_ptrs, dy_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE, EVICTION)
+    ys = load_chunks(y_ptrs, y_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(dy_ptrs, dy_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
     products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
     dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
     if VECTOR > 1:
