@@ -19,7 +19,6 @@ MIN_ROUNDS, MAX_ROUNDS = 2 * BALANCED, 32 * BALANCED
 MIN_FLUSH_BYTES = 256 * 2**20
 SLEEP_CYCLES, SLEEP_SECONDS = 200_000, 1e-4  # the GPU sleeps while the host gets ahead of it
 
-
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 

@@ -255,15 +255,16 @@ def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) ->
     >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
     Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
     """
-    vector, n_bytes, registers = VECTOR_BYTES // itemsize, LANE_BYTES, LANE_REGISTERS
-    longest, *wanted = LONGEST.get((itemsize, inputs), (n_cols + 1, 0, 0))
+    vector, n_bytes = VECTOR_BYTES // itemsize, LANE_BYTES
+    registers: int | None = LANE_REGISTERS
+    shortest, *wanted = LONGEST.get((itemsize, inputs), (n_cols + 1, 0, 0))
     if align < vector:  # an address for each element needs registers, too
-        n_bytes, registers = n_bytes // 2, 0
-    elif n_cols >= longest:
+        n_bytes, registers = n_bytes // 2, None
+    elif n_cols >= shortest:
         n_bytes, registers = wanted
     chunks = n_bytes // VECTOR_BYTES // inputs
     warps = PART_LANES // gpu.warp_size
-    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers or None)
+    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
 
 
 def split_call(

@@ -67,10 +67,10 @@ def row_tile(
     Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
-    rows, narrowest, widest = ONE_WARP.get(kind, (1, 1, 0))
+    rows, narrowest, widest = ONE_WARP.get(kind, (1, n_cols + 1, 0))
     if narrowest <= n_cols <= widest:
         rows = num_warps = 1 if shifted else rows  # a row alone in its program can be shifted
-    elif block * itemsize <= MIN_TILE_BYTES and (n_cols < narrowest or kind not in ONE_WARP):
+    elif block * itemsize <= MIN_TILE_BYTES and n_cols < narrowest:
         rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
         return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
     else:
