@@ -38,9 +38,12 @@ LOOKS = 4096  # at a word that is not there yet
 # Of programs that share a row, five fit an SM of an H200 if each has 128 lanes, and a
 # lane 96 registers. It holds 256 bytes of the inputs.
 PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
-# The longest rows do better with fewer programs: by the bytes of an element and the
-# inputs, from how many columns on, with how many bytes and registers of a lane.
-LONGEST = {(2, 1): (2**19, 512, 168), (4, 2): (2**20, 384, 128)}
+# Longer rows do better with fewer programs, which hold more: by the bytes of an element
+# and the inputs, from how many columns on. One kind does so only where all parts are
+# full, and need no masks.
+MORE_BYTES, MORE_REGISTERS = 512, 168
+LONGER = {(4, 1): 2**17, (2, 1): 2**18, (4, 2): 3 * 2**15}
+LONGER_IF_FULL = (4, 1)
 
 
 # ---- how programs tell each other two numbers
@@ -253,15 +256,16 @@ def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) ->
 
     >>> from memtraffic.gpus import find_gpu
     >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
-    Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
+    Split(parts=64, chunks=32, block=512, num_warps=4, registers=168)
     """
-    vector, n_bytes = VECTOR_BYTES // itemsize, LANE_BYTES
+    vector, kind = VECTOR_BYTES // itemsize, (itemsize, inputs)
+    full = n_cols % (PART_LANES * MORE_BYTES // itemsize // inputs) == 0
+    n_bytes = LANE_BYTES
     registers: int | None = LANE_REGISTERS
-    shortest, *wanted = LONGEST.get((itemsize, inputs), (n_cols + 1, 0, 0))
     if align < vector:  # an address for each element needs registers, too
         n_bytes, registers = n_bytes // 2, None
-    elif n_cols >= shortest:
-        n_bytes, registers = wanted
+    elif n_cols >= LONGER.get(kind, n_cols + 1) and (full or kind != LONGER_IF_FULL):
+        n_bytes, registers = MORE_BYTES, MORE_REGISTERS
     chunks = n_bytes // VECTOR_BYTES // inputs
     warps = PART_LANES // gpu.warp_size
     return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
