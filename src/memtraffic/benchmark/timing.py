@@ -42,7 +42,7 @@ def time_interleaved(
     second round; if the times of these rounds differ from those of the others, a function suffers
     from what runs before it.
 
-    On an H200 a kernel takes up to 1 µs more or less in a cycle of four launches, whichever kernels
+    On an H200 a kernel takes about 1 µs more or less in a cycle of four launches, whichever kernels
     they are. So one more kernel is launched after every fourth round: in 16 rounds, each function
     comes to each place of the cycle equally often, however many kernels a round launches.
 
