@@ -74,7 +74,8 @@ def read_drift(gpu: str = recording.PUBLISHED) -> pd.DataFrame:
                 again = f"`python -m memtraffic.book drift {id}` on a GPU compares it again"
                 raise RecordingError(f"{path}: {id} was recorded anew since; {again}")
     name = recording.load_machine(folder)["gpu"]
-    for origin in frame[ORIGIN].drop_duplicates().to_dict("records"):
+    shown = [column for column in ORIGIN if column != "commit"]
+    for origin in frame[shown].drop_duplicates().to_dict("records"):
         versions = (
             f"driver {origin['driver']}, PyTorch {origin['torch']}, Triton {origin['triton']}"
         )
