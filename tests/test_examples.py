@@ -15,6 +15,7 @@ EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml")
 
 def run(folder, *options):
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [
             sys.executable,
@@ -28,7 +29,7 @@ def run(folder, *options):
             *options,
         ],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )

@@ -3,6 +3,7 @@ import functools
 import pytest
 import torch
 
+from memtraffic import runtime
 from memtraffic.functions import as_function, function_name
 
 
@@ -68,7 +69,7 @@ def test_as_function_returns_a_function_as_it_is(fn):
 
 
 def test_as_function_of_a_module():
-    x, layer = torch.ones(3, 8), Layer()
+    x, layer = torch.ones(3, 8, device=runtime.device()), Layer()
     assert as_function(layer) is layer
     assert torch.equal(as_function(Layer)(x), x)
 

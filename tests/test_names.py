@@ -2,7 +2,9 @@ import sys
 
 import kernels
 import pytest
+import torch
 
+from memtraffic import runtime
 from memtraffic.ladder import RUNGS
 from memtraffic.names import RENAMED, import_attribute, import_function, import_path
 
@@ -26,6 +28,14 @@ def test_import_function_of_a_rung(name):
 def test_import_function_of_a_module():
     assert import_function("kernels:mixed") is kernels.mixed
     assert import_path(kernels.mixed) == "kernels:mixed"
+
+
+def test_import_function_moves_an_nn_module(folder, monkeypatch):
+    (folder / "mine.py").write_text("import torch\nlayer = torch.nn.Linear(3, 2)\n", "utf-8")
+    monkeypatch.setattr(runtime, "device", lambda: torch.device("meta"))
+    layer = import_function("mine:layer")
+    assert layer is sys.modules["mine"].layer
+    assert [x.device.type for x in layer.parameters()] == ["meta", "meta"]
 
 
 def test_import_function_in_the_current_folder(folder):

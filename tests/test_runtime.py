@@ -117,6 +117,14 @@ def test_runs_on_gpu_inside_meters(monkeypatch):
     assert runtime.runs_on_gpu()
 
 
+def test_capturing_launches_keeps_backward_passes_in_its_thread():
+    """Of the threads that PyTorch has for GPUs, none would find its launches captured."""
+    assert torch._C._is_multithreading_enabled()
+    with runtime.capturing_launches():
+        assert not torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled()
+
+
 def test_capturing_launches_in_two_threads(monkeypatch):
     """One thread captures for one GPU, another for a second GPU, and this thread for none."""
     monkeypatch.setattr(runtime, "INTERPRETED", False)

@@ -8,10 +8,11 @@ from memtraffic.testing import assert_resources, assert_traffic
 from rms_norm import rms_norm
 
 INPUTS = "M,N N eps=1e-6"  # x, its weight, and a keyword
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_result():
-    x, weight = torch.randn(3, 781), torch.randn(781)
+    x, weight = torch.randn(3, 781, device=DEVICE), torch.randn(781, device=DEVICE)
     torch.testing.assert_close(rms_norm(x, weight), torch.rms_norm(x, [781], weight, 1e-6))
 
 

@@ -39,7 +39,7 @@ def import_function(name: str) -> Callable[..., Any]:
     3.0
 
     name: a rung of the ladder, or `module:function`, whose module is also looked for in the current
-    folder.
+    folder. An `nn.Module` is moved to where the tensors of the book live.
 
     Raises LookupError if there is no such rung, module or function.
     """
@@ -49,6 +49,11 @@ def import_function(name: str) -> Callable[..., Any]:
         raise LookupError(f"{name!r} is a Triton kernel: name the function that launches it")
     if not callable(function):
         raise LookupError(f"{name!r} is not a function but of type {type(function).__name__}")
+    torch: Any = sys.modules.get("torch")  # without it, there is no module of it
+    if torch and isinstance(function, torch.nn.Module):
+        from memtraffic import runtime
+
+        return function.to(runtime.device())
     return function
 
 

@@ -61,7 +61,8 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
     """Context manager: a meter sees each kernel launch in place of the GPU.
 
     Launchers use no compiled kernel meanwhile. gpu: the GPU that they plan for; `captured_gpu`
-    returns it. The state is that of the current thread: others may launch at the same time.
+    returns it. The state is that of the current thread: others may launch at the same time. So a
+    backward pass runs in this thread, too; where there is a GPU, PyTorch has another one for it.
 
     >>> from memtraffic.gpus import find_gpu
     >>> with capturing_launches(find_gpu("gfx942")):
@@ -70,7 +71,8 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
     """
     token = _captures.set((gpu,))
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
         _captures.reset(token)
 

@@ -191,6 +191,7 @@ def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
 
 
 def test_absent_says_why(package, monkeypatch):
+    monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
     assert peers.absent("Liger") == "liger-kernel is not installed"
     assert peers.version("Liger") == ""
 

@@ -160,10 +160,25 @@ def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, 
     assert fake.log.count("a") == 3 + 1 + ROUNDS + late - kept
 
 
-def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
-    """With a GPU that works through what the host queues, on a clock of its own."""
-    host, gpu, calls = [0.0], [0.0], [0]
-    slow = {6, 9, 10, 11}  # calls that the host launches in 5, longer than the sleep
+@pytest.mark.parametrize(
+    ("slow", "repeats", "in_time"),
+    [
+        pytest.param({6: 5.0}, 1, ROUNDS, id="held-up-once"),
+        pytest.param({6: 5.0, 7: 5.0}, 2, ROUNDS, id="held-up-twice"),
+        pytest.param({6: 20.0, 7: 20.0, 8: 20.0}, 2, ROUNDS - 1, id="longer-than-any-sleep"),
+        pytest.param(dict.fromkeys(range(999), 3.0), 4 + ROUNDS, ROUNDS, id="slow-each-time"),
+        pytest.param(
+            dict.fromkeys(range(999), 9.0), 2 * (4 + ROUNDS), ROUNDS, id="slower-each-time"
+        ),
+        pytest.param(dict.fromkeys(range(999), 20.0), 2 * (4 + ROUNDS), 0, id="too-slow-each-time"),
+    ],
+)
+def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch, slow, repeats, in_time):
+    """With a GPU that works through what the host queues, on a clock of its own.
+
+    slow: calls that the host takes so long to launch; a sleep is 1, and then 4 and 16.
+    """
+    host, gpu, made = [0.0], [0.0], [0]
 
     def queue(takes):
         gpu[0] = max(gpu[0], host[0]) + takes
@@ -183,14 +198,13 @@ def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
             return end.time - self.time
 
     def fn():
-        calls[0] += 1
-        if calls[0] in slow:
-            host[0] += 5.0
+        made[0] += 1
+        host[0] += slow.get(made[0], 0.0)
         queue(10.0)
 
     def sleep(cycles):
         host[0] = max(host[0], gpu[0])
-        queue(1.0)
+        queue(cycles / timing.SLEEP_CYCLES)
 
     flush = SimpleNamespace(zero_=lambda: queue(0.5))
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
@@ -200,9 +214,8 @@ def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     [samples] = time_interleaved([fn], budget=0)
-    assert calls[0] == 3 + 1 + ROUNDS + 1 + 2  # one repeated once, one twice
-    in_time = [round(1e3 * it, 1) for it in samples].count(10.0)
-    assert in_time == ROUNDS - 1  # of three late ones the last counts
+    assert [round(1e3 * it, 1) for it in samples].count(10.0) == in_time
+    assert made[0] == 3 + 1 + ROUNDS + repeats
 
 
 def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):

@@ -1,3 +1,8 @@
+import gc
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -109,6 +114,23 @@ def test_captured_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="captured needs a GPU"):
         captured(lambda: torch.zeros(()))
+
+
+def test_captured_keeps_the_memory_that_a_replay_uses(monkeypatch):
+    nothing = SimpleNamespace(wait_stream=lambda stream: None, replay=lambda: None)
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    for name in ("Stream", "current_stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda: nothing)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda what: nullcontext())
+    x = torch.ones(3)
+    alive, replay = weakref.ref(x), captured(lambda x=x: x.sum())
+    del x
+    gc.collect()
+    assert alive() is not None and replay() == 3
+    del replay
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.gpu

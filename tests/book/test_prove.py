@@ -194,7 +194,8 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
         "prove.exam(variant(twice=True))\n",
         encoding="utf-8",
     )
-    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT / "src")}
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "✓ Counted at 17 shapes: softmax reads MN elements and writes MN.",

@@ -162,6 +162,18 @@ def test_experiments_print_each_origin_once(recorded, capsys):
     assert capsys.readouterr().out == LABEL
 
 
+def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(recorded, in_mode):
+    """The second measurement, which is three times as slow, is kept for drift."""
+    was = recording.experiment("speed")["us"].tolist()
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, 3 * scale))
+    for mode, factor in (("replay", 1), ("verify", 1), ("live", 3)):
+        in_mode(mode)
+        [found] = recording.experiments_for_verdicts("speed")
+        assert found["us"].tolist() == pytest.approx([factor * us for us in was], rel=1e-5)
+    assert recording.kept_path("speed").is_file()
+
+
 def test_experiments_without_counters_and_with(recorded, in_mode, capsys):
     counted = dataclasses.replace(catalog.EXPERIMENTS["speed"], id="counted", measure=no_counters)
     recorded.record(dataclasses.replace(counted, measure=catalog.EXPERIMENTS["speed"].measure))

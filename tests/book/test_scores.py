@@ -3,7 +3,7 @@ import math
 import pandas as pd
 import pytest
 
-from memtraffic.book import catalog, recording, scores
+from memtraffic.book import recording, scores
 from memtraffic.book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
 
 NAN = float("nan")
@@ -33,18 +33,6 @@ BOOK = frame(
     },
     versions={"Liger": "0.8.5"},
 )
-
-
-def test_results_are_those_recorded_while_a_page_is_verified(recorded, in_mode):
-    """The second measurement, which is three times as slow, is kept for drift."""
-    was = recording.experiment("speed")["us"].tolist()
-    measure = catalog.EXPERIMENTS["speed"].measure
-    recorded.changes(measure=lambda shapes, scale: measure(shapes, 3 * scale))
-    for mode, factor in (("replay", 1), ("verify", 1), ("live", 3)):
-        in_mode(mode)
-        [found] = scores.results("speed")
-        assert found["us"].tolist() == pytest.approx([factor * us for us in was], rel=1e-5)
-    assert recording.kept_path("speed").is_file()
 
 
 def test_published_measures_nothing_in_any_mode(recorded, in_mode, capsys):

@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from memtraffic import count, formula, gpus, resources, runtime
 from memtraffic.book import yours
 from memtraffic.compile import capture_launches
+from memtraffic.ops.op import row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
@@ -92,7 +93,10 @@ def test_cross_entropy_is_right(n, dtype):
     expected = F.cross_entropy(exact, target, reduction="none")
     expected.sum().backward()
     assert_close(loss, expected.detach(), torch.float32, roundings=8)
-    assert_close(dx, exact.grad, x.dtype)
+    rounding = torch.finfo(torch.float32).eps  # of a probability, before 1 is taken from it
+    assert dx.dtype == x.dtype
+    error = (dx.double() - exact.grad).abs()
+    assert (error <= row_tolerance(exact.grad, x.dtype) + rounding).all()
     if n > 1:
         assert_row_sums(
             dx[:1] + F.one_hot(target[:1], n), exact.grad[:1] + F.one_hot(target[:1], n)

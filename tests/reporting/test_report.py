@@ -21,6 +21,7 @@ from memtraffic.traffic import counters as hardware
 pytest.importorskip("triton", reason="Triton is not installed")
 
 TARGETS = ["sm_90", "gfx942"]
+LINEAR = torch.nn.Linear(3, 2, device=runtime.device())
 
 
 def softmax_into(y, x):
@@ -129,7 +130,7 @@ def test_report_backward():
         pytest.param(lambda x, w: (x * w, x.sum(1)), "M,N N", ["MN + N", "MN + M"], id="two"),
         pytest.param(lambda x: x.T, "M,N", ["MN", "0"], id="view"),
         pytest.param(torch.matmul, "M,K K,N", ["MK + KN", "MN"], id="product"),
-        pytest.param(torch.nn.Linear(3, 2), "M,3", ["3M + 8", "2M"], id="module"),
+        pytest.param(LINEAR, "M,3", ["3M + 8", "2M"], id="module"),
         pytest.param(torch.exp, "3,5", ["15", "15"], id="numbers"),
     ],
 )
@@ -196,6 +197,11 @@ def test_report_of_a_kernel_that_no_gpu_launches(monkeypatch):
 def test_report_of_what_cannot_be_metered(fn, error, message):
     with pytest.raises(error, match=message):
         report(fn)
+
+
+def test_find_roles_of_what_is_not_done():
+    with pytest.raises(TypeError, match="of type generator, before it did its work"):
+        find_roles(lambda x: (y for y in x), Arguments((torch.ones(3),)))
 
 
 def test_report_of_an_unknown_target():

@@ -674,6 +674,15 @@ def test_count_of_an_autograd_function(function):
     assert [(op.name, op.read_elements) for op in backward.ops] == [("_twice_kernel", 48)]
 
 
+def test_count_of_a_function_that_runs_its_own_backward_pass():
+    def step(x):
+        y = Copy.apply(x.requires_grad_())
+        torch.autograd.grad(y, x, torch.ones_like(y))
+
+    traffic = count(step, ones(3, 8))
+    assert [op.name for op in traffic.ops] == ["_masked_kernel", "ones_like", "_twice_kernel"]
+
+
 def test_count_of_nothing_returned():
     assert totals(count(lambda x: None, ones(3, 8))) == (0, 0)
 

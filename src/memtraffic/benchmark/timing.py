@@ -12,7 +12,7 @@ from torch import Tensor
 from memtraffic import gpus, runtime
 
 WARMUP_CALLS = 3
-TRIES = 3
+TRIES, LONGER = 3, 4  # after a call that the host was late to launch, so many times the sleep
 LAUNCH_CYCLE = 4  # an H200 starts kernels faster and slower in a cycle of so many launches
 BALANCED = LAUNCH_CYCLE**2  # rounds in which each function is launched at each place of that cycle
 MIN_ROUNDS, MAX_ROUNDS = 2 * BALANCED, 32 * BALANCED
@@ -32,9 +32,9 @@ def time_interleaved(
     """The durations of several functions in seconds, one list for each function.
 
     Each round calls every function once, so that a change of the GPU's clock affects all of them
-    alike. A call is timed by GPU events. The GPU is kept busy before each call, so the time that
-    the host takes to launch it is hidden, unless that is longer than about 100 µs. Such a call is
-    made again, twice at most, because the host may have been held up.
+    alike. A call is timed by GPU events. The GPU sleeps for 100 µs before each call, so the time
+    that the host takes to launch it is hidden. If the host took longer, the call is made again,
+    after a sleep of 400 µs and then of 1.6 ms.
 
     fns: functions without arguments. cold: overwrite L2 before each call; otherwise it still holds
     the data of earlier calls. budget: about how many seconds of GPU time to spend on each function.
@@ -79,11 +79,13 @@ def flush_buffer() -> Tensor:
 def queue_call(fn: Callable[[], object], flush: Tensor | None) -> Events:
     """Queues a call for the GPU, and events before and after it; again if the host was late.
 
+    Each time, the GPU sleeps longer than before: the host may be slow, or have been held up.
+
     flush: what is overwritten with zeros before the call, if anything. The GPU launches two kernels
     before those of `fn`, or one without `flush`.
     """
-    for _ in range(TRIES):
-        torch.cuda._sleep(SLEEP_CYCLES)
+    for i in range(TRIES):
+        torch.cuda._sleep(SLEEP_CYCLES * LONGER**i)
         if flush is not None:
             flush.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -82,6 +82,19 @@ def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
     return [frame for frame, _ in results]
 
 
+def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
+    """The results of experiments, as `experiments` gives and announces them.
+
+    A verdict, such as which of two kernels is faster, may change with a percent of a time. So where
+    a page is compared with its stored outputs on a GPU, in mode `verify`, the experiments run for
+    `drift`, which compares their numbers, and the verdicts are those of the recordings.
+    """
+    frames = experiments(*ids)
+    if mode() != "verify":
+        return frames
+    return [read(root() / PUBLISHED, subject) for subject in find_experiments(ids)]
+
+
 def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
     """The result of an experiment, and the line that says where it comes from."""
     [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)

@@ -27,20 +27,6 @@ PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documen
 LONG = [2**k for k in (15, 16, 17, 18, 20)]  # of rows for which there are targets
 
 
-def results(*ids: str) -> list[pd.DataFrame]:
-    """The results of experiments, as `recording.experiments` gives and announces them.
-
-    A verdict, such as who wins at how many widths, may change with a percent of a time. So where a
-    page is compared with its stored outputs on a GPU, in mode `verify`, the experiments run for
-    `drift`, which compares their numbers, and the verdicts are those of the recordings.
-    """
-    frames = recording.experiments(*ids)
-    if recording.mode() != "verify":
-        return frames
-    folder = recording.root() / recording.PUBLISHED
-    return [recording.read(folder, subject) for subject in find_experiments(ids)]
-
-
 def published(*ids: str) -> list[pd.DataFrame]:
     """The recordings of experiments, for a page that measures nothing; prints where they are from.
 

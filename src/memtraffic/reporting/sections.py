@@ -236,7 +236,7 @@ def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
         leaves = Arguments(args, options).map(
             lambda x: x.detach().requires_grad_() if x.is_floating_point() else x
         )
-        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+        with torch.enable_grad():
             results = [x for x in all_tensors([leaves.call(fn)]) if x.requires_grad]
             wanted = [x for x in leaves.tensors if x.requires_grad]
             if isinstance(fn, torch.nn.Module):

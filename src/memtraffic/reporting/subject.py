@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from memtraffic.functions import function_name
+from memtraffic.functions import function_name, unfinished
 from memtraffic.inputs import Arguments, Inputs
 from memtraffic.traffic.count import Traffic, count
 from memtraffic.traffic.formula import Formula, plan, polynomial, solve
@@ -144,11 +144,15 @@ def find_roles(fn: Callable[..., Any], arguments: Arguments) -> list[tuple[bool,
     [(False, True), (True, False)]
 
     It is run twice. What it changes, it writes. What it changes to the same from other numbers, it
-    does not read.
+    does not read. Raises TypeError for a result whose work is still to be done, such as a
+    generator.
     """
     with torch.no_grad():
         first, second = (arguments.map(Tensor.clone) for _ in range(2))
-        first.call(fn)
+        if kind := unfinished(first.call(fn)):
+            raise TypeError(
+                f"the function returned a result of type {kind}, before it did its work"
+            )
         pairs = zip(arguments.tensors, first.tensors, strict=True)
         written = [not torch.equal(before, after) for before, after in pairs]
         if not any(written):

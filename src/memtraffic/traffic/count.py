@@ -247,12 +247,9 @@ def count_passes(
     if not outputs:
         raise CountError("no result has a gradient, so there is no backward pass to count")
     wanted, gradients = leaves_of(outputs), gradients_of(outputs)
-    # Without further threads: a launch asks in which context of this thread it is made.
-    with torch.autograd.set_multithreading_enabled(False):
-        second = count(
-            lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True),
-            trace=trace,
-        )
+    second = count(
+        lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True), trace=trace
+    )
     return first, second
 
 
@@ -358,11 +355,14 @@ def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
     """
 
     def tolist(tensor: Tensor) -> Any:
-        if meter.kernel is None:
-            op = OpTraffic("tolist")
-            op.add("read", _elements(tensor), tensor.element_size())
-            meter.traffic.ops.append(op)
-        return original(tensor)
+        if meter.kernel is not None:
+            return original(tensor)
+        ops, op = meter.traffic.ops, OpTraffic("tolist")
+        op.add("read", _elements(tensor), tensor.element_size())
+        before = len(ops)
+        result = original(tensor)
+        ops[before:] = [op]  # in place of the copy that PyTorch makes of what is on a GPU
+        return result
 
     def refuse(tensor: Tensor, *args: Any, **options: Any) -> Any:
         if meter.kernel is not None:  # the interpreter's own

@@ -2,7 +2,7 @@ import pytest
 import torch
 from drawings import boxes, texts, title
 
-from memtraffic import resources
+from memtraffic import resources, runtime
 from memtraffic.book import figures
 from memtraffic.compile import BlockedLayout, assembly
 from memtraffic.gpus import find_gpu
@@ -88,7 +88,7 @@ def test_reduction_of_another_program():
 def test_reduction_is_what_triton_compiles():
     """A softmax has two reductions, a maximum and a sum, and shuffles and barriers for each."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    x = torch.empty(8, 16384)
+    x = torch.empty(8, 16384, device=runtime.device())
     [kernel] = resources(lambda x: tiled.softmax(x, rows=1, num_warps=16), "sm_90", x)
     steps = figures.reduction_steps(512, 16384 // 512)
     found = {name.split(".")[0]: count for name, count in kernel.instructions.items()}
@@ -186,9 +186,8 @@ def test_wave_reduction_is_what_triton_compiles():
     """The maximum and the sum of a softmax take these steps, and no lane but 63 is read."""
     pytest.importorskip("triton", reason="Triton is not installed")
     steps = [text for text in texts(figures.wave_reduction()) if text.startswith("row_")]
-    [code] = assembly(
-        lambda x: tiled.softmax(x, rows=1, num_warps=1), "gfx942", torch.empty(8, 256)
-    )
+    x = torch.empty(8, 256, device=runtime.device())
+    [code] = assembly(lambda x: tiled.softmax(x, rows=1, num_warps=1), "gfx942", x)
     found = [word for word in code.split() if word.startswith(("row_shr", "row_bcast"))]
     assert found == 2 * steps
     assert {line.split()[-1] for line in code.splitlines() if "v_readlane" in line} == {"63"}
