@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -229,8 +228,6 @@ class _Softmax(torch.autograd.Function):
         y = forward(x, dim, dtype)
         ctx.save_for_backward(y)
         ctx.dim, ctx.dtype = dim, x.dtype
-        # Autograd calls `backward` in a thread of its own, which has not this thread's context.
-        ctx.context = copy_context() if runtime.is_capturing() else None
         return y
 
     @staticmethod
@@ -239,8 +236,6 @@ class _Softmax(torch.autograd.Function):
         # A gradient of the gradient is asked for, or gradients by the batch, which have no storage.
         if torch.is_grad_enabled() or not _is_plain(dy) or not torch._C._has_storage(dy):
             dx = torch.ops.memtraffic.softmax_backward(dy, y, ctx.dim, ctx.dtype)
-        elif ctx.context is not None:
-            dx = ctx.context.run(backward, dy, y, ctx.dim, ctx.dtype)
         else:
             dx = backward(dy, y, ctx.dim, ctx.dtype)
         return dx, None, None
