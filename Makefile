@@ -18,6 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE # without bytecode, each process would compile 
 PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
+COLAB := tests/book/test_colab.py::test_notebook_runs_as_on_colab
 
 .PHONY: help book serve notebook colab check test environments lint quick unit notebooks site mutants \
   record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift gpu clean
@@ -83,7 +84,8 @@ verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks, compare
 	$(PY) -m pytest --nbval
 
 verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those that need no GPU to be sure
-	$(PY) -m pytest $(PARALLEL) -m "not oracle and not browser"
+	$(PY) -m pytest $(PARALLEL) -m "not oracle and not browser" --deselect $(COLAB)
+	$(PY) -m pytest $(COLAB) # which measure, so nothing else may run
 
 verify-drift: $(TEST_ENV) gpu ## on a GPU: compare each number with its recording, measured again where it was not
 	$(PY) -m memtraffic.book drift
