@@ -725,6 +725,82 @@ def test_coroutine_that_is_returned(name, command, module):
     assert "of type coroutine, before it did its work" in err
 
 
+INSISTS = """\
+import torch, triton
+import triton.language as tl
+
+{at_import}
+
+@triton.jit
+def k(y, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+def fn(x):
+    {check}
+    y = torch.empty_like(x)
+    k[(triton.cdiv(x.numel(), 128),)](y, x, x.numel(), BLOCK=128)
+    return y
+"""
+WITHOUT_GPU = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("formula mine:fn", "reads MN, writes MN"),
+        ("count mine:fn 3 5 --json", '"read_elements": 15'),
+        ("resources mine:fn --target sm_80 --n 1024", "k for sm_80, 4 warps"),
+        ("resources mine:fn --target gfx942 --n 1024", "k for gfx942, 4 warps"),
+        ("occupancy mine:fn --target sm_90 --n 1024", "k for sm_90 (H200), 4 warps"),
+        ("report mine:fn --target sm_80", "# Memory traffic of mine:fn"),
+    ],
+)
+def test_stand_in_for_a_gpu(text, expected, command, module):
+    """Also while the module is imported; a target of NVIDIA's is the GPU that answers."""
+    sms = 108 if "sm_80" in text else 132
+    module(
+        INSISTS.format(
+            at_import=f"assert torch.cuda.get_device_properties(0).multi_processor_count == {sms}"
+            if "report" not in text
+            else "",
+            check="assert x.is_cuda",
+        )
+    )
+    status, out, err = command(f"{text} --stand-in")
+    assert (status, err) == (0, "") and expected in out
+
+
+@pytest.mark.parametrize(
+    ("check", "hinted"),
+    [
+        ("assert x.is_cuda", True),
+        ("torch.cuda.current_device()", True),
+        ("raise ValueError('give a tensor on a GPU: cuda')", True),
+        ("assert x.shape[0] > 9", False),
+    ],
+)
+def test_hint_at_stand_in(check, hinted, command, module, monkeypatch):
+    module(INSISTS.format(at_import="", check=check))
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    status, _, err = command("count mine:fn 3 5")
+    if status:  # or there is a GPU, after all
+        assert err.count("\n") == 1
+        assert ("then give --stand-in" in err) == hinted
+    assert status == 2 or hinted
+
+
+@WITHOUT_GPU
+def test_no_hint_where_it_does_not_help(command, module, monkeypatch):
+    module(INSISTS.format(at_import="", check="assert not x.is_cuda"))
+    assert "--stand-in" not in command("count mine:fn 3 5 --stand-in")[2]
+    module(INSISTS.format(at_import="", check="assert x.is_cuda"))
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    assert "AssertionError" in (said := command("count mine:fn 3 5")[2])
+    assert "--stand-in" not in said
+
+
 def test_kernel_of_three_warps(command, module):
     module(
         "import triton, triton.language as tl\n@triton.jit\ndef k(x): tl.store(x, 1.0)\n"

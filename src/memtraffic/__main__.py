@@ -16,14 +16,20 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import memtraffic
 from memtraffic import names, progress
-from memtraffic.gpus import AmdGpu, find_gpu
+from memtraffic.gpus import AmdGpu, NvidiaGpu, find_gpu
 from memtraffic.inputs import (
     DEFAULT,
     GRAMMAR,
@@ -119,6 +125,9 @@ def parser() -> argparse.ArgumentParser:
     for name in ("formula", "count", "report"):
         text = "the traffic of the forward pass and that of the backward pass"
         added[name].add_argument("--backward", action="store_true", help=text)
+    for name in ("formula", "count", "resources", "occupancy", "report"):
+        text = "where there is no GPU, answer as one does, for a function that insists on it"
+        added[name].add_argument("--stand-in", action="store_true", help=text)
     for name in ("resources", "occupancy"):
         sub = added[name]
         sub.add_argument("--target", help="such as sm_90 or gfx942; may be absent (required)")
@@ -531,6 +540,32 @@ def no_silent_end(name: str) -> Iterator[None]:
         os._exit = end
 
 
+def standing_in(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """Context manager: with --stand-in, PyTorch and Triton answer as if there were a GPU.
+
+    It is the target if NVIDIA makes that, or the GPU of the book. Raises RuntimeError where there
+    is one.
+    """
+    if not getattr(args, "stand_in", False):
+        return nullcontext()
+    from memtraffic.stand_in import stand_in
+
+    return stand_in(args.gpu) if isinstance(args.gpu, NvidiaGpu) else stand_in()
+
+
+def insists_on_gpu(error: BaseException, args: argparse.Namespace) -> bool:
+    """Whether a function may have raised `error` because there is no GPU, and --stand-in may help.
+
+    It says so itself, or the line does that raised it.
+    """
+    from memtraffic import runtime
+
+    if runtime.HAS_GPU or getattr(args, "stand_in", True):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return "cuda" in f"{error} {frames[-1].line if frames else ''}".lower()
+
+
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Context manager: what is written to stdout goes to stderr; stdout has the result alone.
@@ -617,12 +652,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_runtime()
         if signal.getsignal(signal.SIGINT) is memtraffic._end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        with stdout_to_stderr(), no_silent_end(getattr(args, "name", "")):
+        with stdout_to_stderr(), no_silent_end(getattr(args, "name", "")), standing_in(args):
             text = args.run(args)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:  # a function may raise what it likes
-        return complain(f"memtraffic: {one_line(error, getattr(args, 'name', ''))}")
+        name = getattr(args, "name", "")
+        line = one_line(error, name)
+        if line.startswith(f"{name}: ") and insists_on_gpu(error, args):
+            line += " (does it insist on a GPU? then give --stand-in)"
+        return complain(f"memtraffic: {line}")
     return write(text)
 
 

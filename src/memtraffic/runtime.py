@@ -39,6 +39,9 @@ INTERPRETED: bool = _asked in {"1", "true", "on", "yes", "y"}
 _captures: ContextVar[tuple[Gpu | None] | None] = ContextVar("captures", default=None)
 capture = _captures.get  # part of the key of a plan: what it was made for
 
+# The GPU that `stand_in` answers for, if it does.
+standing_in: ContextVar[Gpu | None] = ContextVar("standing_in", default=None)
+
 
 def device() -> torch.device:
     """Where the book's tensors live: the current GPU, or the CPU on a machine without one."""

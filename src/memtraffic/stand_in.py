@@ -39,7 +39,8 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
     Tensors stay in the memory of the CPU, and say that they are on the GPU; what is made on the
     GPU, or moved there, is made on the CPU. Kernels run only while they are counted. Code that
     looks for Triton's own classes of kernels, or compiles one before it launches it, needs the
-    setting TRITON_INTERPRET=0. gpu: one of NVIDIA's.
+    setting TRITON_INTERPRET=0. Kernels are compiled in a process that answers like this one.
+    gpu: one of NVIDIA's.
 
     Raises RuntimeError where there is a GPU, which can answer itself; ValueError for a GPU that is
     not NVIDIA's.
@@ -67,6 +68,7 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
         # A mode does not see what its handler does, and the whole backward pass would be that.
         stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))
         stack.enter_context(_OnGpu())
+        stack.callback(runtime.standing_in.reset, runtime.standing_in.set(gpu))
         yield
 
 
