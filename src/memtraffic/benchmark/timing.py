@@ -13,7 +13,7 @@ from memtraffic import gpus, runtime
 
 WARMUP_CALLS = 3
 TRIES, LONGER = 3, 4  # after a call that the host was late to launch, so many times the sleep
-LAUNCH_CYCLE = 4  # an H200 starts kernels faster and slower in a cycle of so many launches
+LAUNCH_CYCLE = 4  # most H200s start kernels faster and slower in a cycle of so many launches
 BALANCED = LAUNCH_CYCLE**2  # rounds in which each function is launched at each place of that cycle
 MIN_ROUNDS, MAX_ROUNDS = 2 * BALANCED, 32 * BALANCED
 MIN_FLUSH_BYTES = 256 * 2**20
@@ -42,9 +42,9 @@ def time_interleaved(
     second round; if the times of these rounds differ from those of the others, a function suffers
     from what runs before it.
 
-    On an H200 a kernel takes about 1 µs more or less in a cycle of four launches, whichever kernels
-    they are. So one more kernel is launched after every fourth round: in 16 rounds, each function
-    comes to each place of the cycle equally often, however many kernels a round launches.
+    On most H200s a kernel takes about 1 µs more or less in a cycle of four launches, whichever
+    kernels they are. So one more kernel is launched after every fourth round: in 16 rounds, each
+    function comes to each place of the cycle equally often, however many kernels a round launches.
 
     Raises RuntimeError without a GPU.
     """
