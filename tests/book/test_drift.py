@@ -3,8 +3,8 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from memtraffic import runtime
-from memtraffic.book import catalog, drift
+from memtraffic import gpus, runtime
+from memtraffic.book import catalog, drift, recording
 from memtraffic.book.catalog import BENCH, COMPARED, COUNTERS, OVERHEAD, TUNING, Experiment
 from memtraffic.book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
 from memtraffic.book.recording import DRIFT, RecordingError, experiment
@@ -284,3 +284,15 @@ def test_measure_again_without_anything_to_compare(recorded):
     recorded.record(only)
     assert measure_again() == []
     assert drift.read_drift().empty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["long_plans", "persistent_suspects_plans"])
+def test_recorded_plans_are_those_of_todays_kernels(id, monkeypatch):
+    """They are compiled, which needs no GPU: with another Triton, within drift's tolerance."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+    subject = catalog.EXPERIMENTS[id]
+    recorded = recording.read(recording.root() / recording.PUBLISHED, subject)
+    assert drift.compare(subject, recorded, subject.run()) == []
