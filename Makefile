@@ -35,7 +35,7 @@ serve: book ## build the book and serve it at http://localhost:8000
 	$(BOOK_PY) -m http.server --bind localhost --directory $(HTML) 8000
 
 notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
-	$(PY) -m jupyterlab book
+	$(PY) -m jupyterlab book $(if $(filter 0,$(shell id -u)),--allow-root)
 
 colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _build/colab
 	$(BOOK_PY) src/memtraffic/book/colab.py _build/colab

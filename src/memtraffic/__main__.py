@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         added[name].add_argument("--stand-in", action="store_true", help=text)
     for name in ("resources", "occupancy"):
         sub = added[name]
-        sub.add_argument("--target", help="such as sm_90 or gfx942; may be absent (required)")
+        sub.add_argument("--target", help="a GPU, here or not, such as sm_90 or gfx942 (required)")
         sub.add_argument("--n", type=size, help=f"N; where no SIZE says more, M is {COMPILED_ROWS}")
         sub.add_argument("--warps", type=size, help="warps per program, not the function's choice")
         sub.add_argument("--stages", type=size, help="stages of a loop, not the function's choice")

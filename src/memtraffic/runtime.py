@@ -10,8 +10,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -39,8 +39,10 @@ INTERPRETED: bool = _asked in {"1", "true", "on", "yes", "y"}
 _captures: ContextVar[tuple[Gpu | None] | None] = ContextVar("captures", default=None)
 capture = _captures.get  # part of the key of a plan: what it was made for
 
-# The GPU that `stand_in` answers for, if it does.
-standing_in: ContextVar[Gpu | None] = ContextVar("standing_in", default=None)
+# The context manager, if we are in one, in which PyTorch answers for a GPU that is not here.
+standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "standing_in", default=nullcontext
+)
 
 
 def device() -> torch.device:

@@ -6,6 +6,7 @@ for their grid, make tensors on it, and refuse tensors that are elsewhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -68,7 +69,8 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
         # A mode does not see what its handler does, and the whole backward pass would be that.
         stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))
         stack.enter_context(_OnGpu())
-        stack.callback(runtime.standing_in.reset, runtime.standing_in.set(gpu))
+        again = functools.partial(stand_in, gpu)
+        stack.callback(runtime.standing_in.reset, runtime.standing_in.set(again))
         yield
 
 

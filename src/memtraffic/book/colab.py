@@ -114,6 +114,7 @@ Json = dict[str, Any]
 
 
 LARGE = 15_000  # bytes of a table
+LINE = 1000  # characters of the archive; a notebook adds ten to each line
 
 
 def packed_files(root: Path, code: str) -> tuple[Path, ...]:
@@ -335,10 +336,9 @@ def set_up_of(chapter: Path, root: Path) -> str:
     cells = json.loads(chapter.read_text("utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     archive = pack(root, packed_files(root, code))
-    return SET_UP.format(
-        digest=hashlib.sha256(archive).hexdigest()[:8],
-        archive=base64.encodebytes(archive).decode().strip(),
-    )
+    text = base64.b64encode(archive).decode()
+    lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
+    return SET_UP.format(digest=hashlib.sha256(archive).hexdigest()[:8], archive="\n".join(lines))
 
 
 def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:

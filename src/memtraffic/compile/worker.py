@@ -18,12 +18,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, TypeVar
 
 from memtraffic import runtime, triton_internals
 from memtraffic.compile.launches import CompileError
-from memtraffic.gpus import Gpu
 
 T = TypeVar("T")
 
@@ -44,11 +42,10 @@ class Worker:
         that a ValueError is passed on.
         """
         try:
-            call = pickle.dumps((function, args))
+            call = pickle.dumps((runtime.standing_in.get(), function, args))
         except Exception as error:  # pickle raises errors of many kinds
             raise CompileError(f"another process cannot be given the arguments: {error}") from error
-        gpu = runtime.standing_in.get()
-        request = (dict(os.environ), [*folders, *sys.path], os.getcwd(), gpu, call)
+        request = (dict(os.environ), [*folders, *sys.path], os.getcwd(), call)
         with self._lock:
             answer = self._exchange(pickle.dumps(request))
             if not answer:
@@ -184,13 +181,8 @@ def _in_child(answers: IO[bytes], *request: Any) -> bytes:
     return answer
 
 
-def _answer(
-    environment: dict[str, str], paths: list[str], folder: str, gpu: Gpu | None, call: bytes
-) -> bytes:
-    """The pickled result and error of one request; one of the two is None.
-
-    gpu: what stands in for a GPU, if anything: a module may ask for one while it is imported.
-    """
+def _answer(environment: dict[str, str], paths: list[str], folder: str, call: bytes) -> bytes:
+    """The pickled result and error of one request; one of the two is None."""
     os.environ.clear()
     os.environ.update(environment, TRITON_INTERPRET="0")
     os.chdir(folder)
@@ -198,18 +190,10 @@ def _answer(
     importlib.invalidate_caches()
     result, error = None, None
     try:
-        with _standing_in(gpu):
-            function, args = pickle.loads(call)
+        standing_in, function, args = pickle.loads(call)
+        with standing_in():  # a module may ask for a GPU while it is imported
             result = function(*args)
     except BaseException as found:  # SystemExit, too: a module may exit while it is imported
         passed_on = type(found) in (CompileError, ValueError)
         error = found if passed_on else CompileError(f"{type(found).__name__}: {found}")
     return pickle.dumps((result, error))
-
-
-def _standing_in(gpu: Gpu | None) -> AbstractContextManager[None]:
-    if gpu is None:
-        return nullcontext()
-    from memtraffic.stand_in import stand_in  # which imports this package
-
-    return stand_in(gpu)
