@@ -154,6 +154,42 @@ def test_interpreting_a_loop_with_a_bound_known_at_run_time():
     assert [kind for kind, _ in log.elements("x_ptr")] == ["read"] * 12
 
 
+@triton.jit
+def _live_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = (n > 0) & (cols < n)  # of a scalar and a vector
+    tl.atomic_add(y_ptr + cols, tl.load(x_ptr + cols, mask=mask, other=0.0), mask=mask)
+    tl.store(y_ptr + cols, tl.load(y_ptr + cols, mask=mask), mask=mask)
+
+
+def test_interpreting_masks_are_boolean(monkeypatch):
+    """Triton 3.9 refuses others."""
+    from triton.runtime import interpreter
+
+    class Strict:
+        """Takes the mask of each access, which all of them pass by its place."""
+
+        def __init__(self, real):
+            self.real, self.seen = real, []
+
+        def __getattr__(self, name):
+            def access(*args):
+                self.seen.append((name, args[{"load": 1, "store": 2, "atomic_rmw": 3}[name]].dtype))
+                return getattr(self.real, name)(*args)
+
+            return access
+
+    strict = Strict(interpreter._interpreter)
+    monkeypatch.setattr(interpreter, "_interpreter", strict)
+    x = zeros(1, 8)[0] + 2
+    y = torch.zeros_like(x)
+    traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8))
+    assert (traffic.read_elements, traffic.written_elements) == (15, 10)
+    assert y.tolist() == [*x[:5].tolist(), 0, 0, 0]
+    assert [name for name, _ in strict.seen] == ["load", "atomic_rmw", "load", "store"]
+    assert {dtype for _, dtype in strict.seen} == {np.dtype(bool)}
+
+
 def test_interpreting_binds_what_tuples_and_descriptors_hold():
     from triton.tools.tensor_descriptor import TensorDescriptor
 

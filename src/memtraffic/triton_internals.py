@@ -646,7 +646,8 @@ def _mend_interpreter() -> None:
     """Lets the interpreter run what compiled kernels may do.
 
     Programs of a cooperative launch, which may wait for one another, take turns (`_Turns`). In
-    Triton 3.6, a scalar may be the bound of a loop.
+    Triton 3.6, a scalar may be the bound of a loop. In Triton 3.9, a mask may be made of a scalar
+    and a vector.
     """
     from triton.runtime import interpreter
 
@@ -794,16 +795,26 @@ def _cooperative_executor(executor: Any) -> type:
     return CooperativeExecutor
 
 
-_ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
+# Of each access of the interpreter, which argument is the mask; 0 for none.
+_ACCESSES = {
+    "create_masked_load": 1,
+    "create_masked_store": 2,
+    "create_atomic_rmw": 3,
+    "create_atomic_cas": 0,
+}
 
 
 def _taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable[..., Any]:
     """An access of the interpreter, where the programs of a cooperative launch take turns.
 
+    `&` of a scalar and a vector makes a mask of integers, which Triton 3.9 refuses: they become
+    boolean.
+
     An atomic operation has written if it left something else than it found: programs may wait with
     atomic operations, too.
     """
     is_load, is_atomic = name == "create_masked_load", name.startswith("create_atomic")
+    mask_at = _ACCESSES[name]
 
     def leaves_as_found(found: Any, *args: Any) -> bool:
         is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
@@ -813,6 +824,9 @@ def _taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callabl
 
     @functools.wraps(method)
     def access(builder: Any, *args: Any, **options: Any) -> Any:
+        mask = args[mask_at]  # that of a descriptor is the boolean array itself
+        if mask_at and isinstance(mask.data, np.ndarray) and mask.data.dtype != bool:
+            mask.data = mask.data.astype(bool)
         turns = _Turns.current
         if turns is None:
             return method(builder, *args, **options)
