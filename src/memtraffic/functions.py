@@ -76,6 +76,12 @@ def unfinished(result: object) -> str:
     return type(result).__name__ if later else ""
 
 
+def check_finished(result: object, error: type[Exception] = TypeError) -> None:
+    """Raises `error` if the work of a result is still to be done, as `unfinished` finds."""
+    if kind := unfinished(result):
+        raise error(f"the function returned a result of type {kind}, before it did its work")
+
+
 def function_name(fn: Any) -> str:
     """What a message calls a function: its module and its name, or its class.
 

@@ -819,7 +819,7 @@ def _taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callabl
     def leaves_as_found(found: Any, *args: Any) -> bool:
         is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
         pointers = args[is_rmw].data
-        mask = args[3].data if is_rmw else np.ones(pointers.shape, dtype=bool)
+        mask = args[mask_at].data if mask_at else np.ones(pointers.shape, dtype=bool)
         return bool(memory.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes())
 
     @functools.wraps(method)

@@ -771,7 +771,7 @@ def test_grid_sizes_fill_all_processors(compiled, monkeypatch):
 @pytest.mark.gpu
 def test_measurements_on_a_gpu():
     assert len(measurements.pointer_latency(64, 520)) == 1
-    assert len(measurements.bench_copies([[4096, 781]])) == len(benchmark.copies(matrix(4096, 781)))
+    assert len(measurements.bench_copies([[4096, 781]])) == 6
     rates = measurements.arithmetic(16)
     assert rates["per_clock"].between(1, 256).all() and rates["clock_ghz"].between(0.3, 4).all()
     flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])

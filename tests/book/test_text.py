@@ -13,6 +13,23 @@ def shown(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("found", ["3.6.0", "3.7.1", "3.9.0", "3.70.0"])
+def test_claim_of_what_the_compiler_makes(found, monkeypatch, capsys):
+    """Demanded of the code that the book speaks of; of another compiler's, it is told."""
+    monkeypatch.setattr(text, "version", lambda name: found)
+    claim("it has 5 barriers", True, of_compiler=True)
+    assert capsys.readouterr().out == "✓ it has 5 barriers\n"
+    with pytest.raises(AssertionError, match="5 barriers"):
+        claim("it has 5 barriers", False)
+    if found in ("3.6.0", "3.7.1"):
+        with pytest.raises(AssertionError, match="5 barriers"):
+            claim("it has 5 barriers", False, of_compiler=True)
+    else:
+        claim("it has 5 barriers", False, of_compiler=True)
+        said = f"– With Triton {found} this does not hold: it has 5 barriers\n"
+        assert capsys.readouterr().out == said
+
+
 def test_claim_that_holds(capsys):
     claim("naive reads 5MN + 2M", True)
     assert capsys.readouterr().out == "✓ naive reads 5MN + 2M\n"

@@ -93,10 +93,14 @@ def test_cross_entropy_is_right(n, dtype):
     expected = F.cross_entropy(exact, target, reduction="none")
     expected.sum().backward()
     assert_close(loss, expected.detach(), torch.float32, roundings=8)
-    rounding = torch.finfo(torch.float32).eps  # of a probability, before 1 is taken from it
-    assert dx.dtype == x.dtype
-    error = (dx.double() - exact.grad).abs()
-    assert (error <= row_tolerance(exact.grad, x.dtype) + rounding).all()
+    if runtime.runs_on_gpu():
+        # At the target, 1 is taken from a probability, which another exponential rounded.
+        room = F.one_hot(target, n) * torch.finfo(torch.float32).eps
+        error = (dx.double() - exact.grad).abs()
+        assert dx.dtype == x.dtype
+        assert (error <= row_tolerance(exact.grad, x.dtype) + room).all()
+    else:
+        assert_close(dx, exact.grad, x.dtype)
     if n > 1:
         assert_row_sums(
             dx[:1] + F.one_hot(target[:1], n), exact.grad[:1] + F.one_hot(target[:1], n)

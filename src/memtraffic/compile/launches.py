@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memtraffic import runtime, triton_internals
-from memtraffic.functions import unfinished
+from memtraffic.functions import check_finished
 from memtraffic.gpus import Gpu
 
 
@@ -69,6 +69,5 @@ def capture_launches(
 
     with runtime.capturing_launches(gpu), triton_internals.capturing(record):
         result = fn(*tensors)
-    if kind := unfinished(result):
-        raise TypeError(f"the function returned a result of type {kind}, before it did its work")
+    check_finished(result)
     return found

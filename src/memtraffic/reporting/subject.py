@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from memtraffic.functions import function_name, unfinished
+from memtraffic.functions import check_finished, function_name
 from memtraffic.inputs import Arguments, Inputs
 from memtraffic.traffic.count import Traffic, count
 from memtraffic.traffic.formula import Formula, plan, polynomial, solve
@@ -149,10 +149,7 @@ def find_roles(fn: Callable[..., Any], arguments: Arguments) -> list[tuple[bool,
     """
     with torch.no_grad():
         first, second = (arguments.map(Tensor.clone) for _ in range(2))
-        if kind := unfinished(first.call(fn)):
-            raise TypeError(
-                f"the function returned a result of type {kind}, before it did its work"
-            )
+        check_finished(first.call(fn))
         pairs = zip(arguments.tensors, first.tensors, strict=True)
         written = [not torch.equal(before, after) for before, after in pairs]
         if not any(written):

@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import runtime
-from memtraffic.functions import as_function, function_name, unfinished
+from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
@@ -225,8 +225,7 @@ def count(
             raise _cause(error) from None
         finally:
             _counting.reset(token)
-    if kind := unfinished(result):
-        raise CountError(f"the function returned a result of type {kind}, before it did its work")
+    check_finished(result, CountError)
     return meter.traffic
 
 
