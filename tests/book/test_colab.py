@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -321,22 +320,17 @@ def test_catch_refuses_what_indenting_would_change():
 
 
 @pytest.fixture(scope="module")
-def executed(folder, tmp_path_factory):
-    """For each chapter a function that waits for its executed notebook."""
-    python = run_colab.make_environment(tmp_path_factory.mktemp("python"))
-    with ThreadPoolExecutor(run_colab.default_jobs()) as pool:
-        yield {
-            name: pool.submit(run_colab.execute, folder / name, python).result for name in CHAPTERS
-        }
-        pool.shutdown(cancel_futures=True)
+def python(tmp_path_factory):
+    """A Python with what Colab preinstalls."""
+    return run_colab.make_environment(tmp_path_factory.mktemp("python"))
 
 
 @per_chapter
 @pytest.mark.slow
-def test_notebook_runs_as_on_colab(executed, name):
+def test_notebook_runs_as_on_colab(folder, python, name):
     """From an empty folder, without this repository: `run_colab.execute` asserts that."""
     from memtraffic import runtime
 
-    notebook = executed[name]()
+    notebook = run_colab.execute(folder / name, python)
     said = "".join(output.text for output in cells(notebook, "code")[0].outputs)
     assert ("Runtime > Change runtime type > T4 GPU" in said) != runtime.HAS_GPU

@@ -158,8 +158,15 @@ def test_experiments_print_each_origin_once(recorded, capsys):
     frames = experiments("speed", "again", "old", "speed")
     assert [len(frame) for frame in frames] == [2] * 4
     assert capsys.readouterr().out == LABEL + LABEL.replace(recorded.date, "2025-01-31")
-    experiments("speed", "again", gpu=recorded.h200.name)
-    assert capsys.readouterr().out == LABEL
+
+
+def test_experiments_of_a_named_gpu_are_not_measured(recorded, in_mode, capsys):
+    recorded.changes(measure=never)
+    for mode in recording.MODES:
+        in_mode(mode)
+        capsys.readouterr()
+        [found, _] = experiments("speed", "speed", gpu=recorded.h200.name)
+        assert len(found) == 2 and capsys.readouterr().out == LABEL
 
 
 def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(recorded, in_mode):

@@ -3,7 +3,7 @@ import math
 import pandas as pd
 import pytest
 
-from memtraffic.book import recording, scores
+from memtraffic.book import scores
 from memtraffic.book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
 
 NAN = float("nan")
@@ -33,21 +33,6 @@ BOOK = frame(
     },
     versions={"Liger": "0.8.5"},
 )
-
-
-def test_published_measures_nothing_in_any_mode(recorded, in_mode, capsys):
-    was = recording.experiment("speed")["us"].tolist()
-
-    def measured(shapes, scale):
-        raise AssertionError("it was measured")
-
-    recorded.changes(measure=measured)
-    for mode in ("replay", "verify", "live"):
-        in_mode(mode)
-        capsys.readouterr()
-        [found] = scores.published("speed")
-        assert found["us"].tolist() == pytest.approx(was, rel=1e-5)
-        assert capsys.readouterr().out.startswith("Recorded on ")
 
 
 def test_timed_has_no_times_where_none_was_taken():

@@ -40,6 +40,10 @@ def cells(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def pictures(made):
+    return [block for block in made.blocks if isinstance(block, page.Picture)]
+
+
 @pytest.fixture(scope="module")
 def text():
     return report(fused.softmax, sizes=(16, 4096), targets=TARGETS)
@@ -300,19 +304,17 @@ def test_to_html_and_to_markdown_take_signs_as_they_are():
     assert "<h1>a&lt;b|*</h1>" in to_html(made)
 
 
-def test_pictures_are_the_same_each_time():
-    first, second = (to_html(make_page(naive.softmax)) for _ in range(2))
+@pytest.mark.parametrize(("fn", "name"), [(naive.softmax, "traffic"), (fused.softmax, "occupancy")])
+def test_pictures_are_the_same_each_time(fn, name):
+    first, second = (pictures(make_page(fn, targets=TARGETS)) for _ in range(2))
+    assert [it.name for it in first] == [name]
     assert first == second
 
 
 def test_a_picture_of_occupancy_is_drawn_for_several_targets():
-    pictures = [
-        block
-        for targets in (["sm_90"], TARGETS)
-        for block in make_page(fused.softmax, "M,N", (16, 64), targets=targets).blocks
-        if isinstance(block, page.Picture)
-    ]
-    [one] = pictures
+    made = [make_page(fused.softmax, "M,N", (16, 64), targets=to) for to in (["sm_90"], TARGETS)]
+    assert pictures(made[0]) == []
+    [one] = pictures(made[1])
     assert one.name == "occupancy"
     [report_] = memtraffic.occupancy(fused.softmax, "gfx942", inputs="16,64")
     share = report_["resident"] * report_["num_warps"] / 32

@@ -13,8 +13,6 @@ import pandas as pd
 
 from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.benchmark.peers import BACKWARD
-from memtraffic.book import recording
-from memtraffic.book.catalog import find_experiments
 from memtraffic.ladder import RUNGS
 from memtraffic.names import PEERS
 from memtraffic.tensors import SECTOR_BYTES
@@ -25,18 +23,6 @@ CALLER_MOST = 1.1  # of a caller's time with torch.softmax
 WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
 PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
 LONG = [2**k for k in (15, 16, 17, 18, 20)]  # of rows for which there are targets
-
-
-def published(*ids: str) -> list[pd.DataFrame]:
-    """The recordings of experiments, for a page that measures nothing; prints where they are from.
-
-    They are those of the published GPU, on any machine and in each mode.
-    """
-    folder = recording.root() / recording.PUBLISHED
-    subjects = find_experiments(ids)
-    for line in dict.fromkeys(recording.label(folder, subject.id) for subject in subjects):
-        print(line)
-    return [recording.read(folder, subject) for subject in subjects]
 
 
 def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
