@@ -371,6 +371,11 @@ def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
         elif WAIT == "atomic_add":
             while found == 0:
                 found = tl.atomic_add(words_ptr + i + 1, 0)
+        elif WAIT == "masked atomic_add":
+            lanes = tl.arange(0, 4)
+            while found == 0:
+                words = tl.atomic_add(words_ptr + i + 1 + lanes, lanes, mask=lanes < 1)
+                found = tl.sum(tl.where(lanes < 1, words, 0), axis=0)
         elif WAIT == "atomic_cas":
             while found == 0:
                 found = tl.atomic_cas(words_ptr + i + 1, -1, -1)
@@ -380,17 +385,21 @@ def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
 
 @triton.jit
 def _silent_kernel(words_ptr, WAIT: tl.constexpr):
-    """All programs wait for what no program writes."""
+    """All programs wait for the first word, which no program writes."""
     found = tl.zeros((), tl.int32)
     while found == 0:
         if WAIT == "load":
             found = tl.load(words_ptr, volatile=True)
         elif WAIT == "masked load":
             lanes = tl.arange(0, 4)
-            words = tl.load(words_ptr + lanes, mask=lanes < 2, other=0, volatile=True)
+            words = tl.load(words_ptr + lanes, mask=lanes < 1, other=0, volatile=True)
             found = tl.sum(words, axis=0)
         elif WAIT == "atomic_add":
             found = tl.atomic_add(words_ptr, 0)
+        elif WAIT == "masked atomic_add":
+            lanes = tl.arange(0, 4)
+            words = tl.atomic_add(words_ptr + lanes, lanes, mask=lanes < 1)
+            found = tl.sum(tl.where(lanes < 1, words, 0), axis=0)
         elif WAIT == "atomic_cas":
             found = tl.atomic_cas(words_ptr, 1, 2)
 
@@ -407,7 +416,9 @@ def _failing_kernel(words_ptr, FAILS: tl.constexpr):
         pass
 
 
-WAITS = pytest.mark.parametrize("wait", ["load", "masked load", "atomic_add", "atomic_cas"])
+WAITS = pytest.mark.parametrize(
+    "wait", ["load", "masked load", "atomic_add", "masked atomic_add", "atomic_cas"]
+)
 
 
 def launch_by_turns(kernel, *args, programs=4, **constants):
@@ -459,7 +470,8 @@ def test_turns_are_in_the_same_order_each_time(wait):
 @pytest.mark.parametrize("programs", [1, 3])
 def test_turns_where_all_wait_for_what_none_writes(wait, programs):
     def launch():
-        launch_by_turns(_silent_kernel, words(4), programs=programs, WAIT=wait)
+        found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=runtime.device())
+        launch_by_turns(_silent_kernel, found, programs=programs, WAIT=wait)
 
     with no_thread_is_left():
         error = triton_internals.interpreter_cause(kernels.ended(launch))
