@@ -334,3 +334,11 @@ def test_notebook_runs_as_on_colab(folder, python, name):
     notebook = run_colab.execute(folder / name, python)
     said = "".join(output.text for output in cells(notebook, "code")[0].outputs)
     assert ("Runtime > Change runtime type > T4 GPU" in said) != runtime.HAS_GPU
+
+
+def test_execute_refuses_a_python_that_has_the_package(folder, tmp_path):
+    python = run_colab.make_environment(tmp_path / "python")
+    [site] = (tmp_path / "python").glob("lib/python*/site-packages")
+    (site / "memtraffic").symlink_to(ROOT / "src" / "memtraffic")
+    with pytest.raises(AssertionError, match="already installed"):
+        run_colab.execute(folder / "naive.ipynb", python)
