@@ -351,6 +351,71 @@ def test_interpreter_is_mended_once_on_3_6(monkeypatch, found, mended):
         assert changed["__index__"](scalar) == 7
 
 
+# ---- bfloat16, of which the interpreter has the bits
+
+
+@triton.jit
+def _bfloat16_kernel(y_ptr, x_ptr, OF: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x = tl.load(x_ptr + at)
+    if OF == "twice":
+        x = 2 * x
+    elif OF == "sum":
+        x = x + tl.trans(x)
+    elif OF == "negative":
+        x = -x
+    elif OF == "quotient":
+        x = x / (x * x + 1)
+    elif OF == "where":
+        x = tl.where(x > tl.trans(x), x, 0.3)
+    elif OF == "of bool":
+        x = (x > 0.5).to(tl.bfloat16)
+    elif OF == "of int":
+        x = (x * 100).to(tl.int32).to(tl.bfloat16)
+    elif OF == "of float32":
+        x = tl.exp(x.to(tl.float32)).to(tl.bfloat16)
+    elif OF == "fma":
+        x = tl.fma(x, x, x)
+    elif OF == "floor":
+        x = tl.floor(x.to(tl.float32)).to(tl.bfloat16)
+    elif OF == "row sums":
+        x = x * 0 + tl.sum(x, axis=1, keep_dims=True)
+    elif OF == "total":
+        x = x * 0 + tl.sum(x)
+    elif OF == "dot":
+        x = tl.dot(x, x).to(tl.bfloat16)
+    tl.store(y_ptr + at, x)
+
+
+BFLOAT16 = {
+    "twice": lambda x: 2 * x,
+    "sum": lambda x: x + x.T,
+    "negative": lambda x: -x,
+    "quotient": lambda x: x.float() / (x * x + 1).float(),
+    "where": lambda x: torch.where(x > x.T, x, 0.3),
+    "of bool": lambda x: x > 0.5,
+    "of int": lambda x: (x * 100).int(),
+    "of float32": lambda x: x.float().exp(),
+    "fma": lambda x: x.double() * x.double() + x.double(),
+    "floor": torch.floor,
+    "row sums": lambda x: x.float().sum(1, keepdim=True).expand(16, 16),
+    "total": lambda x: x.float().sum().expand(16, 16),
+    "dot": lambda x: x.float() @ x.float(),
+}
+
+
+@pytest.mark.parametrize("of", BFLOAT16)
+def test_interpreting_bfloat16_computes_and_rounds_as_a_gpu(of):
+    generator = torch.Generator().manual_seed(0)
+    # A few bits each, so that sums and products of them are exact before they are rounded.
+    x = (torch.randint(-40, 40, (16, 16), generator=generator) / 16).bfloat16()
+    here = x.to(runtime.device())
+    y = torch.empty_like(here)
+    with interpreting(Log()):
+        _bfloat16_kernel[(1,)](y, here, of)
+    assert torch.equal(y.cpu(), BFLOAT16[of](x).bfloat16())
+
+
 # ---- programs that wait for one another
 
 
