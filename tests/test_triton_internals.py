@@ -376,14 +376,14 @@ def _bfloat16_kernel(y_ptr, x_ptr, OF: tl.constexpr):
         x = tl.exp(x.to(tl.float32)).to(tl.bfloat16)
     elif OF == "fma":
         x = tl.fma(x, x, x)
-    elif OF == "floor":
-        x = tl.floor(x.to(tl.float32)).to(tl.bfloat16)
+    elif OF == "number above":
+        x = x * 0 + tl.sum((x > 0.5).to(tl.int32))
     elif OF == "row sums":
         x = x * 0 + tl.sum(x, axis=1, keep_dims=True)
     elif OF == "total":
         x = x * 0 + tl.sum(x)
     elif OF == "dot":
-        x = tl.dot(x, x).to(tl.bfloat16)
+        x = (tl.dot(x, x) + 1000).to(tl.bfloat16)
     tl.store(y_ptr + at, x)
 
 
@@ -397,10 +397,10 @@ BFLOAT16 = {
     "of int": lambda x: (x * 100).int(),
     "of float32": lambda x: x.float().exp(),
     "fma": lambda x: x.double() * x.double() + x.double(),
-    "floor": torch.floor,
+    "number above": lambda x: (x > 0.5).sum().expand(16, 16),
     "row sums": lambda x: x.float().sum(1, keepdim=True).expand(16, 16),
     "total": lambda x: x.float().sum().expand(16, 16),
-    "dot": lambda x: x.float() @ x.float(),
+    "dot": lambda x: x.float() @ x.float() + 1000,
 }
 
 

@@ -689,8 +689,7 @@ def _take_bfloat16(interpreter: Any) -> None:
         @functools.wraps(method)
         def compute(self: Any, *args: Any) -> Any:
             operands = [arg for arg in args if isinstance(arg, handle)]
-            selects = any(arg is np.where for arg in args)  # which needs the bits alone
-            if selects or not any(map(is_bfloat16, operands)):
+            if not any(map(is_bfloat16, operands)):
                 return method(self, *args)
             result = method(self, *map(widened, args))
             # Its type is that of the last operand, but for comparisons.
@@ -719,7 +718,7 @@ def _take_bfloat16(interpreter: Any) -> None:
 
         return total
 
-    for name in ("unary_op", "binary_op", "ternary_op", "create_fma", "create_dot"):
+    for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
         setattr(builder, name, widening(getattr(builder, name)))
     builder.cast_impl = casting(builder.cast_impl)
     interpreter.ReduceOps.sum = summing(interpreter.ReduceOps.sum)
