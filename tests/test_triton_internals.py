@@ -377,13 +377,13 @@ def _bfloat16_kernel(y_ptr, x_ptr, OF: tl.constexpr):
     elif OF == "fma":
         x = tl.fma(x, x, x)
     elif OF == "number above":
-        x = x * 0 + tl.sum((x > 0.5).to(tl.int32))
+        x = x * 0 + tl.sum((x > tl.trans(x)).to(tl.int32))
     elif OF == "row sums":
         x = x * 0 + tl.sum(x, axis=1, keep_dims=True)
     elif OF == "total":
         x = x * 0 + tl.sum(x)
     elif OF == "dot":
-        x = (tl.dot(x, x) + 1000).to(tl.bfloat16)
+        x = (3 * tl.dot(x, x)).to(tl.bfloat16)
     tl.store(y_ptr + at, x)
 
 
@@ -397,10 +397,10 @@ BFLOAT16 = {
     "of int": lambda x: (x * 100).int(),
     "of float32": lambda x: x.float().exp(),
     "fma": lambda x: x.double() * x.double() + x.double(),
-    "number above": lambda x: (x > 0.5).sum().expand(16, 16),
+    "number above": lambda x: (x > x.T).sum().expand(16, 16),
     "row sums": lambda x: x.float().sum(1, keepdim=True).expand(16, 16),
     "total": lambda x: x.float().sum().expand(16, 16),
-    "dot": lambda x: x.float() @ x.float() + 1000,
+    "dot": lambda x: 3 * (x.float() @ x.float()),
 }
 
 
