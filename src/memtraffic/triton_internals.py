@@ -682,7 +682,7 @@ def _take_bfloat16(interpreter: Any) -> None:
         return handle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     def rounded(data: np.ndarray[Any, Any]) -> Any:
-        numbers = torch.from_numpy(np.asarray(data, np.float32)).bfloat16()
+        numbers = torch.from_numpy(np.array(data, np.float32, order="C")).bfloat16()
         return handle(numbers.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
 
     def widening(method: Callable[..., Any]) -> Callable[..., Any]:
