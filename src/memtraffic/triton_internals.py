@@ -688,9 +688,9 @@ def _take_bfloat16(interpreter: Any) -> None:
     def widening(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def compute(self: Any, *args: Any) -> Any:
-            operands = [arg for arg in args if isinstance(arg, handle)]
-            if not any(map(is_bfloat16, operands)):
+            if not is_bfloat16(args[0]):  # then no other is
                 return method(self, *args)
+            operands = [arg for arg in args if isinstance(arg, handle)]
             result = method(self, *map(widened, args))
             # Its type is that of the last operand, but for comparisons.
             kept = result.data.dtype == bool or not is_bfloat16(operands[-1])
