@@ -645,9 +645,9 @@ def _restored(*owners: Any) -> Iterator[None]:
 def _mend_interpreter() -> None:
     """Lets the interpreter run what compiled kernels may do.
 
-    Programs of a cooperative launch, which may wait for one another, take turns (`_Turns`). They
-    may compute in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton 3.9, a
-    mask may be made of a scalar and a vector.
+    Programs of a cooperative launch, which may wait for one another, take turns (`_Turns`).
+    Arithmetic may be in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton
+    3.9, a mask may be made of a scalar and a vector.
     """
     from triton.runtime import interpreter
 
