@@ -28,7 +28,7 @@ help: ## list the commands
 
 book: $(BOOK_ENV) ## build the book and print the page to open
 	$(BOOK_PY) $(JUPYTER_BOOK) build . --warningiserror --nitpick --keep-going --quiet
-	$(BOOK_PY) src/memtraffic/book/colab.py $(HTML)/_sources/book
+	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 
 serve: book ## build the book and serve it at http://localhost:8000
@@ -38,7 +38,7 @@ notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
 	$(PY) -m jupyterlab book $(if $(filter 0,$(shell id -u)),--allow-root)
 
 colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _build/colab
-	$(BOOK_PY) src/memtraffic/book/colab.py _build/colab
+	$(BOOK_PY) src/memtraffic_book/colab.py _build/colab
 
 check: lint quick ## lint, types and the quick tests
 
@@ -72,10 +72,10 @@ mutants: $(MUTANTS_ENV) ## plant one-line faults in the package and list those t
 record: record-experiments record-notebooks ## on a GPU: measure everything anew, in two steps
 
 record-experiments: $(TEST_ENV) gpu ## on a GPU: run every experiment, write book/recordings/
-	$(PY) -m memtraffic.book record
+	$(PY) -m memtraffic_book record
 
 record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the recordings
-	$(PY) -m memtraffic.book notebooks
+	$(PY) -m memtraffic_book notebooks
 
 verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
 
@@ -88,7 +88,7 @@ verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those tha
 	$(PY) -m pytest $(COLAB) # which measure, so nothing else may run
 
 verify-drift: $(TEST_ENV) gpu ## on a GPU: compare each number with its recording, measured again where it was not
-	$(PY) -m memtraffic.book drift
+	$(PY) -m memtraffic_book drift
 
 gpu: $(TEST_ENV)
 	@$(PY) -c "import torch; torch.cuda.is_available() or exit('there is no GPU here')"

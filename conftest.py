@@ -45,7 +45,7 @@ def pytest_configure(config):
     if HAS_GPU:  # run the experiments, and compare measured numbers by their unit alone
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
         if not config.option.nbval_sanitize_with:
-            from memtraffic.book import units
+            from memtraffic_book import units
 
             rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
             rule.write(units.sanitize_rule())

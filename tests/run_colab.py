@@ -1,6 +1,6 @@
 """Executes notebooks as on Colab: in an empty folder, with what Colab preinstalls and no more.
 
-    python src/memtraffic/book/colab.py FOLDER
+    python src/memtraffic_book/colab.py FOLDER
     python tests/run_colab.py FOLDER [CHAPTER ...]
 
 Their environment holds links to packages of the Python that runs this. `--python` takes another

@@ -42,7 +42,7 @@ from memtraffic import formula
 print(formula.__module__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["", "memtraffic.traffic.formula"], done.stderr
+    assert done.stdout.splitlines() == ["", "memtraffic.meters.formula"], done.stderr
 
 
 # ---- the order of imports
@@ -51,17 +51,15 @@ print(formula.__module__)
 ORDER = [
     {"runtime"},
     {"gpus"},
-    {"triton_internals", "tensors", "progress", "functions"},
-    {"inputs"},
+    {"triton_internals", "tensors", "progress", "functions", "names"},
+    {"inputs", "op"},
     {"compile"},
     {"residency"},
-    {"ladder"},
-    {"names"},
-    {"ops"},
-    {"stand_in", "traffic", "testing"},
+    {"kernels"},
+    {"stand_in", "meters", "testing"},
     {"benchmark"},
     {"reporting"},
-    {"book", "__main__"},
+    {"__main__"},
 ]
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
@@ -117,8 +115,8 @@ def test_imports_run_one_way():
 
 def test_imports_of_the_book_are_those_of_the_book():
     """Nothing that a reader installs to meter a kernel needs what only the pages use."""
-    wrong = {room_of(path) for path, tree in modules() if "book" in rooms_imported(tree)}
-    assert wrong <= {"book"}
+    wrong = [path for path, tree in modules() for name in imported(tree) if "_book" in name]
+    assert not wrong
 
 
 # ---- private names of Triton

@@ -13,10 +13,10 @@ from memtraffic.__main__ import main
 LINES = [
     ["formula", "naive"],
     ["formula", "naive", "--inputs", "M,N", "--json"],
-    ["formula", "memtraffic.book.yours:rms_norm", "--inputs", "M,N N eps=1e-6"],
+    ["formula", "memtraffic_book.yours:rms_norm", "--inputs", "M,N N eps=1e-6"],
     ["count", "naive", "2", "3"],
     ["count", "naive", "M=2", "N=3", "--dtype", "bf16"],
-    ["count", "memtraffic.book.yours:cross_entropy", "2", "3", "--inputs", "M,N M:int64<N"],
+    ["count", "memtraffic_book.yours:cross_entropy", "2", "3", "--inputs", "M,N M:int64<N"],
     ["resources", "fused", "--target", "sm_90", "--n", "64"],
     ["occupancy", "fused", "--target", "gfx942", "--n", "64"],
     ["report", "naive", "2", "3"],
@@ -30,7 +30,7 @@ JUNK = [
     "M,N:", "M,N:int3", "M:int64<", "M<N", "m,n", "Ω,N", "=", "x=", "=3", "a=b=c", "x:y:z", ":",
     "a:", ":b", "..", ".a:b", "os:system", "torch:", "torch:Tensor", "sm_", "99", "naive:naive",
     "--json=3", "--n=", "--inputs", "--inputs=", "--target", "--dtype", "é", "日本", "9" * 40,
-    "M,N " * 40, "A,B,C,D,E,F", "__import__:os", "memtraffic.book:nothing", "\x00", "\x7f",
+    "M,N " * 40, "A,B,C,D,E,F", "__import__:os", "memtraffic_book:nothing", "\x00", "\x7f",
     "a\nb:c",
 ]  # fmt: skip
 

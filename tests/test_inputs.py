@@ -15,7 +15,7 @@ from memtraffic.inputs import (
     given,
     read_sizes,
 )
-from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
 

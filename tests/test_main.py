@@ -22,9 +22,8 @@ from memtraffic.benchmark.baselines import BACKWARD_BASELINES, BASELINES
 from memtraffic.benchmark.peers import IMPLEMENTATIONS, PEERS
 from memtraffic.compile import Resources
 from memtraffic.gpus import find_gpu
-from memtraffic.ladder import RUNGS
-from memtraffic.names import import_function
-from memtraffic.traffic import counters as hardware
+from memtraffic.meters import counters as hardware
+from memtraffic.names import RUNGS, import_function
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -577,8 +576,8 @@ def test_help_names_each_rung(command):
         pytest.param(
             "occupancy fused --target sm_90 --n 64 --waves-per-eu 1", "waves_per_eu", id="amd-alone"
         ),
-        pytest.param("record book", "python -m memtraffic.book record", id="record-has-moved"),
-        pytest.param("drift book", "python -m memtraffic.book drift", id="drift-has-moved"),
+        pytest.param("record book", "python -m memtraffic_book record", id="record-has-moved"),
+        pytest.param("drift book", "python -m memtraffic_book drift", id="drift-has-moved"),
         pytest.param("frobnicate", "frobnicate", id="unknown-command"),
         pytest.param("formul naive", "did you mean formula?", id="misspelt-command"),
         pytest.param("formula fusd", "did you mean 'fused'?", id="misspelt-rung"),
@@ -1015,7 +1014,7 @@ def test_process_answers_at_once(text):
 @pytest.mark.slow
 def test_process_of_formula_takes_hardly_longer_than_to_import_torch():
     """On a quiet machine without a GPU, less than 3 s."""
-    took = cpu_seconds("-m", "memtraffic", "formula", "memtraffic.ladder.fused:softmax")
+    took = cpu_seconds("-m", "memtraffic", "formula", "memtraffic.kernels.softmax.fused:softmax")
     tensor = f"import torch; torch.ones(1, device={runtime.device().type!r})"  # starts a GPU
     assert took < 1.5 * cpu_seconds("-c", tensor)
     assert took < 3 or runtime.HAS_GPU

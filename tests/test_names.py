@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.ladder import RUNGS
-from memtraffic.names import RENAMED, import_attribute, import_function, import_path
+from memtraffic.names import RENAMED, RUNGS, import_attribute, import_function, import_path
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", RUNGS)
 def test_import_function_of_a_rung(name):
     fn = import_function(name)
-    assert (fn.__module__, fn.__name__) == (f"memtraffic.ladder.{name}", "softmax")
+    assert (fn.__module__, fn.__name__) == (f"memtraffic.kernels.softmax.{name}", "softmax")
     assert import_path(fn) == name
 
 

@@ -110,7 +110,7 @@ def test_stand_in_refuses_where_there_is_a_gpu(monkeypatch):
 COMPILING = """
 import torch
 from memtraffic.stand_in import stand_in
-from memtraffic.traffic.count import count
+from memtraffic.meters.count import count
 import kernels
 
 x, results = torch.randn(3, 12), []

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from memtraffic import runtime, testing
-from memtraffic.ops.op import row_tolerance
+from memtraffic.meters.count import Access, Traffic
+from memtraffic.op import row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
@@ -20,7 +21,6 @@ from memtraffic.testing import (
     is_softmax,
     poisoned_memory,
 )
-from memtraffic.traffic.count import Access, Traffic
 
 DEVICE = runtime.device()
 
@@ -385,7 +385,7 @@ def test_assert_traffic_of_a_function_that_refuses_every_shape():
 
 @pytest.mark.slow
 def test_assert_resources():
-    from memtraffic.ladder import fused
+    from memtraffic.kernels.softmax import fused
 
     x = torch.empty(16, 4096, device=runtime.device())
     testing.assert_resources(fused.softmax, "sm_90", x, load_bits=128, store_bits=128)

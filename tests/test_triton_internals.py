@@ -21,8 +21,8 @@ import kernels
 import triton
 import triton.language as tl
 
-from memtraffic.ladder import masked, persistent, tiled
-from memtraffic.traffic.count import count
+from memtraffic.kernels.softmax import masked, persistent, tiled
+from memtraffic.meters.count import count
 
 
 class Log:

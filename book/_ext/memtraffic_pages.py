@@ -146,7 +146,7 @@ def table(heads: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 def recordings() -> dict[str, dict[str, Any]]:
     """What each recording's `machine.json` holds, by folder; the published folder comes first."""
-    source = (SRC / "memtraffic" / "book" / "recording.py").read_text("utf-8")
+    source = (SRC / "memtraffic_book" / "recording.py").read_text("utf-8")
     [published] = re.findall(r'^PUBLISHED = "(.*?)"', source, re.M)
     files = sorted(
         RECORDINGS.glob("*/machine.json"), key=lambda it: (it.parent.name != published, it)

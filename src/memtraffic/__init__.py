@@ -1,7 +1,7 @@
 """Meters for the memory traffic of GPU kernels, and the softmax kernels that the book explains.
 
     import memtraffic
-    from memtraffic.ladder import fused
+    from memtraffic.kernels.softmax import fused
 
     memtraffic.formula(fused.softmax)                     # reads MN, writes MN
     memtraffic.resources(fused.softmax, "sm_90", x)       # registers, shared memory, spills
@@ -33,25 +33,25 @@ else:
 if TYPE_CHECKING:
     from memtraffic.benchmark import bench
     from memtraffic.compile import resources
-    from memtraffic.ops.softmax import softmax
+    from memtraffic.kernels.softmax.op import softmax
+    from memtraffic.meters.count import count
+    from memtraffic.meters.counters import counters
+    from memtraffic.meters.formula import formula
     from memtraffic.reporting import report
     from memtraffic.residency import occupancy
-    from memtraffic.traffic.count import count
-    from memtraffic.traffic.counters import counters
-    from memtraffic.traffic.formula import formula
 
 __version__ = "0.1.0"
 __all__ = ["bench", "count", "counters", "formula", "occupancy", "report", "resources", "softmax"]
 
 _MODULES = {
     "bench": "memtraffic.benchmark",
-    "count": "memtraffic.traffic.count",
-    "counters": "memtraffic.traffic.counters",
-    "formula": "memtraffic.traffic.formula",
+    "count": "memtraffic.meters.count",
+    "counters": "memtraffic.meters.counters",
+    "formula": "memtraffic.meters.formula",
     "occupancy": "memtraffic.residency",
     "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
-    "softmax": "memtraffic.ops.softmax",
+    "softmax": "memtraffic.kernels.softmax.op",
 }
 
 

@@ -39,17 +39,17 @@ from memtraffic.inputs import (
     read_size,
     read_sizes,
 )
-from memtraffic.ladder import RUNGS
+from memtraffic.names import RUNGS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from memtraffic.compile import Resources
     from memtraffic.gpus import Gpu
-    from memtraffic.traffic.count import Traffic
-    from memtraffic.traffic.formula import Formula
+    from memtraffic.meters.count import Traffic
+    from memtraffic.meters.formula import Formula
 
-MOVED = {"record": "memtraffic.book record", "drift": "memtraffic.book drift"}
+MOVED = {"record": "memtraffic_book record", "drift": "memtraffic_book drift"}
 TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
@@ -299,7 +299,7 @@ def _shape(args: argparse.Namespace) -> tuple[int, ...]:
 
 def run_formula(args: argparse.Namespace) -> str:
     """The formula of a function's traffic."""
-    from memtraffic.traffic.formula import formula
+    from memtraffic.meters.formula import formula
 
     fn = names.import_function(args.name)
     options: dict[str, Any] = {"backward": args.backward, "dtype": args.dtype}
@@ -326,7 +326,7 @@ def run_formula(args: argparse.Namespace) -> str:
 def run_count(args: argparse.Namespace) -> str:
     """The traffic of a function, operation by operation."""
     from memtraffic.functions import as_function
-    from memtraffic.traffic.count import count, count_shapes
+    from memtraffic.meters.count import count, count_shapes
 
     fn = as_function(names.import_function(args.name))
     if args.backward:
@@ -357,7 +357,7 @@ def _count_table(traffic: Traffic, as_json: bool) -> str:
 
 def run_counters(args: argparse.Namespace) -> str:
     """What the hardware counts, kernel by kernel."""
-    from memtraffic.traffic.counters import counters
+    from memtraffic.meters.counters import counters
 
     made = made_by(args)
     given = {"op": args.op} if args.op else {"inputs": made.name}
@@ -425,7 +425,7 @@ def _bench_table(frame: pd.DataFrame) -> str:
 
 def run_report(args: argparse.Namespace) -> str:
     """A page about a function, or the files that it was written to."""
-    from memtraffic.ops import find_op
+    from memtraffic.op import find_op
     from memtraffic.reporting import make_page, to_markdown, write_page
 
     fn, made = names.import_function(args.name), made_by(args)
@@ -460,7 +460,7 @@ WORDS = [*COMMANDS, *FLOATS, "--help", "--version"]
 def made_by(args: argparse.Namespace) -> Inputs:
     """What makes the function's inputs; where it is an operation, the sizes are read only now."""
     if args.op is not None:
-        from memtraffic.ops import find_op
+        from memtraffic.op import find_op
 
         args.made_by = find_inputs(find_op(args.op))
         args.shape = _shape(args)

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from memtraffic.ladder import RUNGS
+# The rungs of the ladder, in the order of the book. Each offers `softmax(x)`, the softmax of each
+# row of a 2-D tensor. They are not imported here: the first also works without Triton.
+RUNGS = {
+    name: f"memtraffic.kernels.softmax.{name}:softmax"
+    for name in ("naive", "fused", "masked", "tiled", "persistent")
+}
 
 RENAMED = {"warps": "tiled"}
 OPS = {
-    "softmax": "memtraffic.ops.definitions:SOFTMAX",
-    "softmax_backward": "memtraffic.ops.definitions:SOFTMAX_BACKWARD",
+    "softmax": "memtraffic.kernels.softmax.definitions:SOFTMAX",
+    "softmax_backward": "memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD",
 }
 
 # What `bench` compares by default, by operation; and the packages that it knows, by their names.
@@ -34,7 +39,7 @@ def import_function(name: str) -> Callable[..., Any]:
     """Imports the function called `name`.
 
     >>> import_function("naive").__module__
-    'memtraffic.ladder.naive'
+    'memtraffic.kernels.softmax.naive'
     >>> import_function("math:sqrt")(9)
     3.0
 

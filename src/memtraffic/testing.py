@@ -19,14 +19,14 @@ from memtraffic import runtime
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import AnyInputs
-from memtraffic.ops import SOFTMAX, Op, find_op
-from memtraffic.ops.op import row_tolerance
+from memtraffic.kernels.softmax.definitions import SOFTMAX
+from memtraffic.op import Op, find_op, row_tolerance
 from memtraffic.tensors import span
 from memtraffic.triton_internals import interpreting
 
 if TYPE_CHECKING:
-    from memtraffic.traffic.count import Traffic
-    from memtraffic.traffic.formula import Counts, Formula
+    from memtraffic.meters.count import Traffic
+    from memtraffic.meters.formula import Counts, Formula
 
 
 def _require(condition: bool, message: str) -> None:
@@ -256,7 +256,7 @@ def assert_traffic(
     Raises AssertionError with the coefficients that differ and the operations and arguments of
     kernels that have them, ValueError for text that is no formula, and what `count` raises.
     """
-    from memtraffic.traffic.formula import Counts, parse_formula, plan
+    from memtraffic.meters.formula import Counts, parse_formula, plan
 
     counts = Counts(fn, inputs, backward=backward is not None, dtype=dtype)
     passes = [(reads, writes), *([backward] if backward else [])]
@@ -276,7 +276,7 @@ def assert_traffic(
 
 def _traffic_difference(counts: "Counts", which: int, verb: str, formula: "Formula") -> str:
     """How the traffic of one pass differs from a formula; "" where it does not."""
-    from memtraffic.traffic.formula import polynomial, solve
+    from memtraffic.meters.formula import polynomial, solve
 
     side = ("reads", "writes").index(verb)
     elements, expected = counts.elements(which, verb), (formula.reads, formula.writes)[side]
@@ -311,7 +311,7 @@ def _parts(
     counts: "Counts", which: int, verb: str
 ) -> dict[str, dict[tuple[str, int], Counter[tuple[int, ...]]]]:
     """What a pass moves at each shape to solve at: by operation, and by argument of kernels."""
-    from memtraffic.traffic.count import count
+    from memtraffic.meters.count import count
 
     kind = "read" if verb == "reads" else "written"
     by_operation: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
@@ -351,7 +351,7 @@ def assert_resources(
 ) -> None:
     """Assert what every kernel that `fn(*tensors)` launches uses, compiled for `target`.
 
-    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.kernels.softmax import fused
     >>> assert_resources(fused.softmax, ["sm_90", "gfx942"], inputs="16,4096", load_bits=128)
 
     target: a GPU or several, or their names; none of them need be here. inputs: in place of

@@ -5,7 +5,7 @@ import torch
 
 from memtraffic.benchmark import baselines
 from memtraffic.benchmark.baselines import BASELINES, copy, find_implementation
-from memtraffic.ladder import naive
+from memtraffic.kernels.softmax import naive
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
 
@@ -60,7 +60,7 @@ def test_copy_of_two_inputs_reads_both():
 def test_find_implementation():
     assert find_implementation("copy") is copy
     assert find_implementation("naive") is naive.softmax
-    assert find_implementation("memtraffic.ladder.naive:softmax") is naive.softmax
+    assert find_implementation("memtraffic.kernels.softmax.naive:softmax") is naive.softmax
     assert find_implementation(naive.softmax) is naive.softmax
     with pytest.raises(LookupError, match=r"torch\.softmux"):
         find_implementation("torch.softmux")

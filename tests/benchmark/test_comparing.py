@@ -6,7 +6,7 @@ import torch
 from memtraffic import runtime
 from memtraffic.benchmark import comparing, peers
 from memtraffic.benchmark.comparing import compare, judge
-from memtraffic.ops import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 
 COLUMNS = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s version note".split()

@@ -71,7 +71,7 @@ def test_copies_without_triton(monkeypatch):
 @pytest.mark.parametrize("n", [64, 781, 4096, 16384])
 def test_copies_have_the_launch_of_tiled(n):
     from memtraffic.compile import capture_launches
-    from memtraffic.ladder import tiled
+    from memtraffic.kernels.softmax import tiled
 
     x = matrix(2, n)
     h200 = gpus.find_gpu("H200")

@@ -8,7 +8,7 @@ import torch
 
 from memtraffic import names, runtime
 from memtraffic.benchmark import peers
-from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 
 
@@ -268,7 +268,7 @@ def test_compiling_ahead_without_quack(started, monkeypatch):
 @pytest.mark.parametrize("name", peers.IMPLEMENTATIONS)
 def test_peers_that_are_here_compute_a_softmax(name, dtype):
     from memtraffic.benchmark.comparing import judge
-    from memtraffic.ops import SOFTMAX
+    from memtraffic.kernels.softmax.definitions import SOFTMAX
 
     if reason := peers.absent(peers.find_peer(name)):
         pytest.skip(reason)

@@ -5,8 +5,8 @@ from memtraffic import runtime
 from memtraffic.benchmark import sweeps
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.sweeps import bench, bench_layouts, bench_option
-from memtraffic.ladder import naive
-from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import MEMORY_LAYOUTS
 
 TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]

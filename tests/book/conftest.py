@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from memtraffic import runtime
-from memtraffic.book import catalog, recording
-from memtraffic.book.catalog import Column, Experiment
+from memtraffic_book import catalog, recording
+from memtraffic_book.catalog import Column, Experiment
 
 MACHINE = {
     "gpu": "NVIDIA H200",

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from memtraffic import runtime
-from memtraffic.book import attention
-from memtraffic.book.attention import Attention, captured, look_up, softmax_of, training
-from memtraffic.ops.softmax import softmax
+from memtraffic.kernels.softmax.op import softmax
+from memtraffic_book import attention
+from memtraffic_book.attention import Attention, captured, look_up, softmax_of, training
 
 SHAPE = (2, 16, 32)
 

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 from memtraffic import gpus, runtime
-from memtraffic.book import __main__ as commands
-from memtraffic.book import build, catalog, recording
-from memtraffic.book.build import execute_notebooks, normalize_outputs, record_experiments
-from memtraffic.book.recording import PUBLISHED, RecordingError
-from memtraffic.traffic.counters import CountersUnavailable
+from memtraffic.meters.counters import CountersUnavailable
+from memtraffic_book import __main__ as commands
+from memtraffic_book import build, catalog, recording
+from memtraffic_book.build import execute_notebooks, normalize_outputs, record_experiments
+from memtraffic_book.recording import PUBLISHED, RecordingError
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_record_experiments_skips_nothing_in_silence(book, drawn_map, capsys):
     last = other(book, "last")
     with pytest.raises(RecordingError) as error:
         record_experiments()
-    assert "`python -m memtraffic.book record counted torn`" in str(error.value)
+    assert "`python -m memtraffic_book record counted torn`" in str(error.value)
     assert "counted: no ncu" in str(error.value) and "torn: measured columns" in str(error.value)
     assert len(recording.read(book.h200, last)) == 2
     printed = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines()]

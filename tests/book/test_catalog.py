@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from memtraffic.book import catalog, published, recording
-from memtraffic.book.catalog import EXPERIMENTS, Column, find_experiments
-from memtraffic.book.measurements import implementation
+from memtraffic_book import catalog, published, recording
+from memtraffic_book.catalog import EXPERIMENTS, Column, find_experiments
+from memtraffic_book.measurements import implementation
 
 
 def test_experiments_are_what_is_published():

@@ -20,11 +20,11 @@ browser = pytest.mark.browser
 
 
 def test_chart_data_is_that_of_the_table():
-    from memtraffic.book.build import chart_data
+    from memtraffic_book.build import chart_data
 
     assert SCRIPTS[0].read_text("utf-8") == chart_data(), (
         "book/_static/occupancy-data.js is not what memtraffic.gpus holds; make it again with "
-        "python -m memtraffic.book chart-data"
+        "python -m memtraffic_book chart-data"
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 import run_colab  # tests/run_colab.py
 from markdown_it import MarkdownIt
 
-from memtraffic.book import colab
+from memtraffic_book import colab
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
@@ -79,7 +79,8 @@ def test_set_up_holds_the_package_and_the_recordings(folder, name):
     archive = ast.parse(set_up.source).body[-1].value.args[0].value
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as files:
         found = {file.name: files.extractfile(file).read() for file in files.getmembers()}
-    kept = [*(ROOT / "src/memtraffic").rglob("*"), *(ROOT / "book/recordings").rglob("*")]
+    folders = "src/memtraffic", "src/memtraffic_book", "book/recordings"
+    kept = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     wanted = {path.relative_to(ROOT).as_posix(): path for path in kept if path.is_file()}
     wanted = {name: path for name, path in wanted.items() if "__pycache__" not in name}
     assert {"src/memtraffic/__init__.py", "book/recordings/README.md"} <= set(found)
@@ -88,7 +89,7 @@ def test_set_up_holds_the_package_and_the_recordings(folder, name):
     assert all(it.endswith(".csv") and wanted[it].stat().st_size > colab.LARGE for it in left_out)
     text = (ROOT / "book" / name).read_text("utf-8")
     assert not [it for it in left_out if Path(it).stem in text]
-    printed = "src/memtraffic/book/published_bandwidth.csv"
+    printed = "src/memtraffic_book/published_bandwidth.csv"
     assert printed in found or "published." not in text
     recordings = left_out - {printed}
     assert all(it.startswith("book/recordings/") for it in recordings)
@@ -141,7 +142,7 @@ def test_code_is_that_of_the_chapter(folder, name):
 def convert(tmp_path):
     """Converts a chapter `page` of these cells; returns the cells after its set-up."""
     book = tmp_path / "book"
-    for part in ("book/_static", "book/recordings", "src/memtraffic"):
+    for part in ("book/_static", "book/recordings", "src/memtraffic", "src/memtraffic_book"):
         (tmp_path / part).mkdir(parents=True)
     (book / "_static" / "a.png").write_bytes(b"a picture")
 
@@ -162,7 +163,7 @@ def code(source, *tags, **metadata):
 
 
 def glued(name, value):
-    """A cell that kept a value for the text, as `memtraffic.book.glue` does."""
+    """A cell that kept a value for the text, as `memtraffic_book.glue` does."""
     mime = "application/papermill.record/"
     scrapbook = {"name": name, "mime_prefix": mime}
     kept = nbformat.v4.new_output(
@@ -339,6 +340,7 @@ def test_notebook_runs_as_on_colab(folder, python, name):
 def test_execute_refuses_a_python_that_has_the_package(folder, tmp_path):
     python = run_colab.make_environment(tmp_path / "python")
     [site] = (tmp_path / "python").glob("lib/python*/site-packages")
-    (site / "memtraffic").symlink_to(ROOT / "src" / "memtraffic")
+    for package in ("memtraffic", "memtraffic_book"):
+        (site / package).symlink_to(ROOT / "src" / package)
     with pytest.raises(AssertionError, match="already installed"):
         run_colab.execute(folder / "naive.ipynb", python)

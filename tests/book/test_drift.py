@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from memtraffic import gpus, runtime
-from memtraffic.book import catalog, drift, recording
-from memtraffic.book.catalog import BENCH, COMPARED, COUNTERS, OVERHEAD, TUNING, Experiment
-from memtraffic.book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
-from memtraffic.book.recording import DRIFT, RecordingError, experiment
+from memtraffic_book import catalog, drift, recording
+from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, OVERHEAD, TUNING, Experiment
+from memtraffic_book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
+from memtraffic_book.recording import DRIFT, RecordingError, experiment
 
 COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING)}
 SHORT, LONG = 19.9, 20.0  # µs
@@ -258,7 +258,7 @@ def test_measure_again_keeps_what_it_did_not_measure(recorded):
 
 
 def test_read_drift_of_nothing_or_of_older_recordings(recorded):
-    with pytest.raises(RecordingError, match=r"drift\.csv: missing.*memtraffic.book drift"):
+    with pytest.raises(RecordingError, match=r"drift\.csv: missing.*memtraffic_book drift"):
         drift.read_drift()
     measure_again()
     measure = catalog.EXPERIMENTS["speed"].measure

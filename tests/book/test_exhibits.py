@@ -7,15 +7,15 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import gpus, residency, resources, runtime, softmax
-from memtraffic.book import exhibits
-from memtraffic.ladder import masked, persistent, tiled
-from memtraffic.ladder.launch import Plan
-from memtraffic.ladder.tiling import Tiling
-from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.kernels.launch import Plan
+from memtraffic.kernels.softmax import masked, persistent, tiled
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
+from memtraffic.kernels.tiling import Tiling
+from memtraffic.meters.count import count
+from memtraffic.meters.formula import formula
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close, assert_correct, assert_softmax, is_softmax
-from memtraffic.traffic.count import count
-from memtraffic.traffic.formula import formula
+from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
 

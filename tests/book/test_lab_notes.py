@@ -2,9 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from memtraffic.book import lab_notes
 from memtraffic.gpus import DEFAULT_GPU
-from memtraffic.ops.planning import row_tile
+from memtraffic.kernels.softmax.planning import row_tile
+from memtraffic_book import lab_notes
 
 NOTES = lab_notes.load()
 

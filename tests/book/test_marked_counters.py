@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from memtraffic.book import marked_counters
-from memtraffic.book.catalog import EXPERIMENTS
-from memtraffic.traffic import counters
-from memtraffic.traffic.counters import CountersError
+from memtraffic.meters import counters
+from memtraffic.meters.counters import CountersError
+from memtraffic_book import marked_counters
+from memtraffic_book.catalog import EXPERIMENTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -73,7 +73,7 @@ def test_worker_counts_one_call_of_each_case(monkeypatch):
         counted.append(calls[before:])
 
     monkeypatch.setattr(
-        "memtraffic.book.measurements.implementation",
+        "memtraffic_book.measurements.implementation",
         lambda label: lambda x: calls.append((tuple(x.shape), str(x.dtype))),
     )
     monkeypatch.setattr(marked_counters, "counted", double)

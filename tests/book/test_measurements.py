@@ -8,9 +8,14 @@ import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
 from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps, timing
-from memtraffic.book import build, catalog, measurements, recording
-from memtraffic.book.catalog import EXPERIMENTS
-from memtraffic.book.measurements import (
+from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
+from memtraffic.names import RUNGS
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_close
+from memtraffic_book import build, catalog, measurements, recording
+from memtraffic_book.catalog import EXPERIMENTS
+from memtraffic_book.measurements import (
     EXHIBITS,
     compare_with_driver,
     compile_for_targets,
@@ -18,10 +23,6 @@ from memtraffic.book.measurements import (
     implementation,
     launch_plans,
 )
-from memtraffic.ladder import RUNGS, naive
-from memtraffic.ops import SOFTMAX_BACKWARD
-from memtraffic.tensors import matrix
-from memtraffic.testing import assert_close
 
 NAN = float("nan")
 
@@ -33,7 +34,7 @@ def test_implementation_of_labels():
     with pytest.raises(LookupError, match="few wraps"):
         implementation("few wraps")
     pytest.importorskip("triton", reason="Triton is not installed")
-    assert all(implementation(label).__module__.startswith("memtraffic.") for label in EXHIBITS)
+    assert all(implementation(label).__module__.startswith("memtraffic") for label in EXHIBITS)
 
 
 NEED_A_GPU = {
@@ -332,7 +333,7 @@ def test_l2_read_is_cold_and_then_warm(timed):
 
 def test_launch_floor_launches_what_it_says(timed, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.book import exhibits
+    from memtraffic_book import exhibits
 
     launched = []
 
@@ -552,7 +553,7 @@ def test_counters_of_a_backward_have_its_inputs(id, monkeypatch):
 def trains(monkeypatch):
     """Trainings whose i-th step has the loss 1 / i; and the steps of each, as they were taken."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.book import attention
+    from memtraffic_book import attention
 
     made = []
 
@@ -633,9 +634,9 @@ def test_step_counters_adds_up_the_kernels(monkeypatch):
 def test_steps_can_be_made_in_another_process():
     """Their names lead back to them, and their inputs can be read."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.book.attention import STEPS
     from memtraffic.inputs import find_inputs
     from memtraffic.names import import_function, import_path
+    from memtraffic_book.attention import STEPS
 
     assert list(STEPS) == BOTH
     for step in STEPS.values():
@@ -657,7 +658,7 @@ def fake_plan(x, y, *, num_warps=None, num_stages=None):
 def planned(monkeypatch):
     """A launcher of `persistent` that plans without compiling, for an H200."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.ladder import persistent
+    from memtraffic.kernels.softmax import persistent
 
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
@@ -710,7 +711,7 @@ def compiled():
 
 
 def tile(target, n):
-    from memtraffic.ladder.tiling import tile_shape
+    from memtraffic.kernels.tiling import tile_shape
 
     return tile_shape(n, 4, gpus.find_gpu(target))
 

@@ -26,8 +26,8 @@ from notebooks import (
 )
 from PIL import Image
 
-from memtraffic.book import recording, units
-from memtraffic.book.catalog import EXPERIMENTS
+from memtraffic_book import recording, units
+from memtraffic_book.catalog import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -147,7 +147,7 @@ def test_cells_were_run_once_from_top_to_bottom(path):
 
 @per(CHAPTERS)
 def test_first_code_cell_is_the_same_set_up_everywhere(path):
-    """One line, which works from a checkout; `memtraffic.book.colab` writes another for Colab."""
+    """One line, which works from a checkout; `memtraffic_book.colab` writes another for Colab."""
     where, first = cells(path)[0]
     assert first.source == cells(CHAPTERS[0])[0][1].source, where
     assert first.source.split("  #")[0] == "import memtraffic"

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from memtraffic import benchmark, runtime
-from memtraffic.book import prove
-from memtraffic.ladder import naive
-from memtraffic.ops import SOFTMAX_BACKWARD
-from memtraffic.ops.definitions import backward_reference
-from memtraffic.traffic.formula import formula
+from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD, backward_reference
+from memtraffic.meters.formula import formula
+from memtraffic_book import prove
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -189,7 +188,7 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import memtraffic\nimport torch\nimport triton\nimport triton.language as tl\n"
-        f"from memtraffic.book import prove\n\n\n{kernel}\n\n"
+        f"from memtraffic_book import prove\n\n\n{kernel}\n\n"
         "prove.traffic(softmax)\nprove.traffic(variant(twice=True), '2MN')\n"
         "prove.exam(variant(twice=True))\n",
         encoding="utf-8",
@@ -306,7 +305,7 @@ def test_correct_refuses(fn, where, capsys):
 
 
 def test_resources_says_what_was_compiled(capsys):
-    from memtraffic.ladder import fused
+    from memtraffic.kernels.softmax import fused
 
     x = torch.empty(1, 4096, device=DEVICE)
     options = {"max_registers": 64, "load_bits": 128, "store_bits": 128}

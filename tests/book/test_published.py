@@ -1,11 +1,11 @@
 import pandas as pd
 
-from memtraffic.book import published
-from memtraffic.ladder import naive
+from memtraffic.kernels.softmax import naive
+from memtraffic.meters.count import count
+from memtraffic.meters.formula import formula
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
-from memtraffic.traffic.count import count
-from memtraffic.traffic.formula import formula
+from memtraffic_book import published
 
 
 def test_softmax_argmax_is_right():

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from memtraffic import gpus, runtime
-from memtraffic.book import catalog, measurements, recording
-from memtraffic.book.catalog import EXPERIMENTS, Column
-from memtraffic.book.recording import (
+from memtraffic.meters.counters import CountersUnavailable
+from memtraffic.names import RUNGS
+from memtraffic_book import catalog, measurements, recording
+from memtraffic_book.catalog import EXPERIMENTS, Column
+from memtraffic_book.recording import (
     MODES,
     PUBLISHED,
     RecordingError,
@@ -23,8 +25,6 @@ from memtraffic.book.recording import (
     read,
     root,
 )
-from memtraffic.ladder import RUNGS
-from memtraffic.traffic.counters import CountersUnavailable
 
 LABEL = "Recorded on NVIDIA H200, 2026-01-31 (PyTorch 2.11.0, Triton 3.6.0).\n"
 BOOK = Path(__file__).resolve().parents[2] / "book"
@@ -277,10 +277,10 @@ def test_read_names_the_file_and_what_mends_it(recorded, spoil, what, mode, in_m
         experiment("speed")
     message = str(error.value)
     assert str(recorded.h200) in message and "\n" not in message
-    assert "`python -m memtraffic.book record" in message
+    assert "`python -m memtraffic_book record" in message
     if what != "machine.json":
         assert f"{recorded.h200 / 'speed.csv'}: " in message
-        assert "`python -m memtraffic.book record speed`" in message
+        assert "`python -m memtraffic_book record speed`" in message
 
 
 def test_read_a_folder_that_is_not_there(book):
@@ -344,7 +344,7 @@ def test_write_refuses_to_mix_versions(recorded, fact):
     """Otherwise `machine.json` would name versions that the older recordings do not come from."""
     before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
     recorded.machine[fact] = "99"
-    with pytest.raises(RecordingError, match=r"99.*`python -m memtraffic.book record`"):
+    with pytest.raises(RecordingError, match=r"99.*`python -m memtraffic_book record`"):
         recorded.record()
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
 
@@ -500,7 +500,7 @@ def test_replay_with_a_renamed_function(replay, monkeypatch):
 
 def test_replay_with_another_rung(replay, monkeypatch):
     before = replay()
-    monkeypatch.setitem(RUNGS, "split", "memtraffic.ladder.naive:softmax")
+    monkeypatch.setitem(RUNGS, "split", "memtraffic.kernels.softmax.naive:softmax")
     imported_anew = runpy.run_path(catalog.__file__)["EXPERIMENTS"]
     monkeypatch.setattr(catalog, "EXPERIMENTS", imported_anew)
     assert replay() == before

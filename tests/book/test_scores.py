@@ -3,8 +3,8 @@ import math
 import pandas as pd
 import pytest
 
-from memtraffic.book import scores
-from memtraffic.book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
+from memtraffic_book import scores
+from memtraffic_book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
 
 NAN = float("nan")
 

@@ -189,7 +189,7 @@ def test_tables_of_outputs_have_the_style_of_the_book(page, name):
 
 @per_chapter
 def test_downloaded_notebook_needs_nothing_else(page, site, name):
-    """Its link gives the notebook that memtraffic.book.colab writes, with the package inside."""
+    """Its link gives the notebook that memtraffic_book.colab writes, with the package inside."""
     assert [link for link in page.links if link.endswith(f"_sources/{name}.ipynb")]
     path = site / "_sources" / f"{name}.ipynb"
     notebook = json.loads(path.read_text("utf-8"))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.book import survey
-from memtraffic.book.recording import RecordingError, to_csv
 from memtraffic.inputs import find_inputs
+from memtraffic_book import survey
+from memtraffic_book.recording import RecordingError, to_csv
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
@@ -156,7 +156,7 @@ def test_count_all_leaves_out_absent_packages(monkeypatch, tmp_path):
 
 def test_load_reads_what_was_written(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(tmp_path))
-    with pytest.raises(RecordingError, match=r"missing; .*memtraffic\.book survey"):
+    with pytest.raises(RecordingError, match=r"missing; .*memtraffic_book survey"):
         survey.load()
     rows = rows_of(("Squares", "M,N N,"))
     frame = survey.pd.DataFrame(map(vars, rows))

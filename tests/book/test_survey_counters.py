@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.book import marked_counters, survey, survey_counters
-from memtraffic.book.catalog import EXPERIMENTS
-from memtraffic.traffic import counters
-from memtraffic.traffic.counters import CountersError
+from memtraffic.meters import counters
+from memtraffic.meters.counters import CountersError
+from memtraffic_book import marked_counters, survey, survey_counters
+from memtraffic_book.catalog import EXPERIMENTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -117,7 +117,7 @@ def test_split_leaves_out_what_is_before_the_first_marker():
 
 
 def test_marker_is_a_kernel():
-    from memtraffic.book import exhibits
+    from memtraffic_book import exhibits
 
     assert marked_counters.MARKER in vars(exhibits)
 
@@ -169,7 +169,7 @@ def test_worker_runs_each_pass(direction, monkeypatch, tmp_path):
 @pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU counts itself")
 def test_counted_marks_where_a_kernel_begins(monkeypatch):
     """The order of things: the profiler starts, the marker, the kernel, and the profiler stops."""
-    from memtraffic.book import exhibits
+    from memtraffic_book import exhibits
 
     done = []
     launch = {(1,): lambda x, READ: done.append("mark")}

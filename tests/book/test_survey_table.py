@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from memtraffic.book import survey, survey_table
-from memtraffic.book.catalog import EXPERIMENTS
+from memtraffic_book import survey, survey_table
+from memtraffic_book.catalog import EXPERIMENTS
 
 FIELDS = [field.name for field in survey.fields(survey.Row)]
 

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from memtraffic.book import tables, units
+from memtraffic_book import tables, units
 
 
 @pytest.fixture

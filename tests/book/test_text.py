@@ -1,8 +1,8 @@
 import pytest
 
-from memtraffic.book import published, text
-from memtraffic.book.text import check_exercise, claim, glue, show_diff, show_source
-from memtraffic.ladder import naive
+from memtraffic.kernels.softmax import naive
+from memtraffic_book import published, text
+from memtraffic_book.text import check_exercise, claim, glue, show_diff, show_source
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_show_diff_of_equals_has_no_change(shown):
 
 def test_source_of_a_kernel_is_that_of_its_function():
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.book import exhibits
+    from memtraffic_book import exhibits
 
     for kernel in (exhibits._no_other_kernel, exhibits._pointer_chase_kernel):
         assert text.source(kernel).startswith("@triton.jit\ndef _")

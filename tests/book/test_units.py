@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memtraffic.book import units
-from memtraffic.book.catalog import EXPERIMENTS
+from memtraffic_book import units
+from memtraffic_book.catalog import EXPERIMENTS
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import count, formula, gpus, resources, runtime
-from memtraffic.book import yours
 from memtraffic.compile import capture_launches
-from memtraffic.ops.op import row_tolerance
+from memtraffic.op import row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
@@ -20,6 +19,7 @@ from memtraffic.testing import (
     bounds_checked,
     poisoned_memory,
 )
+from memtraffic_book import yours
 
 pytestmark = pytest.mark.slow  # together they take several seconds
 

@@ -29,7 +29,7 @@ from memtraffic.compile import (
 )
 from memtraffic.compile.compiler import _jobs, _unlaunchable
 from memtraffic.inputs import Arguments
-from memtraffic.ladder import fused, masked, naive, persistent, tiled
+from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 
 NVIDIA = [target for target, gpu in TARGETS.items() if gpu.vendor == "nvidia"]
 AMD = [target for target, gpu in TARGETS.items() if gpu.vendor == "amd"]

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import kernels
 
 from memtraffic.compile import capture_launches
-from memtraffic.ladder import fused, naive, persistent
+from memtraffic.kernels.softmax import fused, naive, persistent
 
 
 def empty(m, n, dtype=torch.float32):
@@ -18,7 +18,10 @@ def empty(m, n, dtype=torch.float32):
 
 def test_capture_launches_is_what_triton_specialises():
     [launch] = capture_launches(fused.softmax, empty(3, 4096, torch.bfloat16))
-    assert (launch.module, launch.qualname) == ("memtraffic.ladder.fused", "_softmax_fused_kernel")
+    assert (launch.module, launch.qualname) == (
+        "memtraffic.kernels.softmax.fused",
+        "_softmax_fused_kernel",
+    )
     assert launch.signature == {
         "y_ptr": "*bf16",
         "y_row_stride": "i32",

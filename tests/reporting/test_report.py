@@ -12,11 +12,11 @@ import memtraffic
 from memtraffic import benchmark, runtime
 from memtraffic.gpus import TARGETS as TARGETS_OF_THE_TABLE
 from memtraffic.inputs import Arguments
-from memtraffic.ladder import fused, naive
-from memtraffic.ops import SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax import fused, naive
+from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
+from memtraffic.meters import counters as hardware
 from memtraffic.reporting import make_page, page, report, sections, to_html, to_markdown
 from memtraffic.reporting.subject import find_roles
-from memtraffic.traffic import counters as hardware
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

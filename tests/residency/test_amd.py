@@ -18,7 +18,7 @@ from residency import oracles
 from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches, resources
 from memtraffic.gpus import GPUS, TARGETS, AmdGpu, find_gpu
-from memtraffic.ladder import fused, persistent, tiled
+from memtraffic.kernels.softmax import fused, persistent, tiled
 from memtraffic.residency import amd
 
 AMD_GPUS = [gpu for gpu in TARGETS.values() if isinstance(gpu, AmdGpu)]

@@ -254,7 +254,7 @@ def test_driver_resident_programs_refused(driver, errors, number, calls):
 @pytest.mark.oracle
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a GPU made by NVIDIA")
 def test_resident_programs_as_the_driver_says(capsys):
-    from memtraffic.ladder import persistent
+    from memtraffic.kernels.softmax import persistent
 
     gpu, draw, asked, wrong = this_gpu(), random.Random(0), 0, []
     for n in (8, 64, 781, 2048, 8192):

@@ -107,7 +107,7 @@ def test_report(one, binding, resident, processors, gpu):
 )
 def test_occupancy_compiles_for_a_gpu(target, product):
     pytest.importorskip("triton")
-    from memtraffic.ladder import masked
+    from memtraffic.kernels.softmax import masked
 
     x = torch.empty(8, 1000, device=runtime.device())
     [report] = residency.occupancy(masked.softmax, target, x, num_warps=16)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memtraffic.benchmark import peers
-from memtraffic.ladder import naive
+from memtraffic.kernels.softmax import naive
 from memtraffic.names import import_function
 
 
@@ -48,7 +48,7 @@ def own_softmax(x: Tensor) -> Tensor:
 
 def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """The backward of `memtraffic.softmax`, as its autograd function calls it."""
-    from memtraffic.ops.softmax import backward
+    from memtraffic.kernels.softmax.op import backward
 
     return backward(dy, y, 1, y.dtype)
 

@@ -18,7 +18,7 @@ from memtraffic.benchmark import peers
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.sweeps import Implementation, bind, describe_shape, find_implementations
 from memtraffic.benchmark.timing import summary, time_interleaved
-from memtraffic.ops import Op, find_op
+from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.testing import assert_correct
 
@@ -148,7 +148,7 @@ def _settled(name: str, fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
 def judge(op: Op, fn: Callable[..., Tensor], *inputs: Tensor) -> str:
     """What `assert_correct` has against a result that is only imprecise; "" if nothing.
 
-    >>> from memtraffic.ops import SOFTMAX
+    >>> from memtraffic.kernels.softmax.definitions import SOFTMAX
     >>> judge(SOFTMAX, lambda x: torch.softmax(x, dim=1), torch.zeros(3, 5))
     ''
 

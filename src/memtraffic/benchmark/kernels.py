@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
-from memtraffic.ladder.tiling import MAX_COLS, common_divisor, tile_shape
+from memtraffic.kernels.tiling import MAX_COLS, common_divisor, tile_shape
 from memtraffic.runtime import device_guard
 
 

@@ -20,7 +20,7 @@ from memtraffic.benchmark.sweeps import (
     find_implementations,
 )
 from memtraffic.benchmark.timing import time_interleaved
-from memtraffic.ops import Op, find_op
+from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 
 ROUNDS = 20

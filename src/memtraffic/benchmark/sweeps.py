@@ -15,7 +15,7 @@ from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
 from memtraffic.functions import as_function
 from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
-from memtraffic.ops import Op, find_op
+from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS
 

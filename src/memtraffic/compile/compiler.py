@@ -98,7 +98,7 @@ def resources(
 
     No kernel runs, and the GPU need not be here.
 
-    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.kernels.softmax import fused
     >>> [kernel] = resources(fused.softmax, "sm_90", torch.empty(1, 4096, device=runtime.device()))
     >>> kernel.load_bits, kernel.spill_bytes
     ({128: 4}, 0)
@@ -131,7 +131,7 @@ def assembly(
 
     One instruction a line, without comments and addresses.
 
-    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.kernels.softmax import fused
     >>> x = torch.empty(1, 4096, device=runtime.device())
     >>> [text] = assembly(fused.softmax, "gfx942", x, keep="load_dwordx4")
     >>> print(text)

@@ -45,7 +45,7 @@ def capture_launches(
 
     An autotuned kernel is launched once in each of its configurations.
 
-    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.kernels.softmax import fused
     >>> from memtraffic.gpus import find_gpu
     >>> x = torch.empty(3, 4096, device=runtime.device())
     >>> [launch] = capture_launches(fused.softmax, x, gpu=find_gpu("MI300X"))

@@ -40,9 +40,9 @@ def report(
 ) -> str:
     """One page of Markdown about `fn`: what it moves, and what its kernels use on each target.
 
-    >>> from memtraffic.ladder import naive
+    >>> from memtraffic.kernels.softmax import naive
     >>> print(report(naive.softmax).splitlines()[0])
-    # Memory traffic of memtraffic.ladder.naive.softmax
+    # Memory traffic of memtraffic.kernels.softmax.naive.softmax
 
     The page has the formula of the traffic beside the least, which reads each argument once and
     writes each result once; the loads and stores of a small case; registers, spills, shared memory

@@ -15,20 +15,20 @@ from memtraffic import runtime
 from memtraffic.compile import CompileError, Resources, resources
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu
 from memtraffic.inputs import AnyInputs, Arguments, Inputs
-from memtraffic.ops import Op
-from memtraffic.progress import progress
-from memtraffic.reporting.page import Block, Heading, Picture, Row, Table, Text
-from memtraffic.reporting.pictures import draw_occupancy, draw_traffic
-from memtraffic.reporting.subject import Subject, Watched, all_tensors, find_roles, once
-from memtraffic.residency import report as residency_report
-from memtraffic.traffic.count import CountError, Traffic
-from memtraffic.traffic.formula import (
+from memtraffic.meters.count import CountError, Traffic
+from memtraffic.meters.formula import (
     Formula,
     FormulaError,
     formula,
     parse_formula,
     polynomial,
 )
+from memtraffic.op import Op
+from memtraffic.progress import progress
+from memtraffic.reporting.page import Block, Heading, Picture, Row, Table, Text
+from memtraffic.reporting.pictures import draw_occupancy, draw_traffic
+from memtraffic.reporting.subject import Subject, Watched, all_tensors, find_roles, once
+from memtraffic.residency import report as residency_report
 
 PASSES = ("forward", "backward")
 MOST_ACCESSES = 24  # of a trace, that a page shows
@@ -335,7 +335,7 @@ def measured_section(subject: Subject, fn: Any, inputs: AnyInputs) -> list[Block
 
 
 def _counters(subject: Subject, fn: Any, inputs: AnyInputs) -> list[Block]:
-    from memtraffic.traffic.counters import CountersError, counters
+    from memtraffic.meters.counters import CountersError, counters
 
     given: dict[str, Any] = {"inputs": subject.made.name}
     if isinstance(inputs, Op):

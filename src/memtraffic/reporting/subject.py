@@ -12,8 +12,8 @@ from torch import Tensor
 
 from memtraffic.functions import check_finished, function_name
 from memtraffic.inputs import Arguments, Inputs
-from memtraffic.traffic.count import Traffic, count
-from memtraffic.traffic.formula import Formula, plan, polynomial, solve
+from memtraffic.meters.count import Traffic, count
+from memtraffic.meters.formula import Formula, plan, polynomial, solve
 
 Shape: TypeAlias = tuple[int, ...]
 

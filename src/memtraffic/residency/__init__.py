@@ -45,7 +45,7 @@ def occupancy(
     """The `report` of each kernel that `fn(*tensors)` launches, compiled for `target`.
 
     >>> from memtraffic import runtime
-    >>> from memtraffic.ladder import fused
+    >>> from memtraffic.kernels.softmax import fused
     >>> x = torch.empty(8, 1024, device=runtime.device())
     >>> [kernel] = occupancy(fused.softmax, "h200", x, num_warps=32)
     >>> kernel["resident"], kernel["binding"], kernel["programs"]

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from drawings import boxes, texts, ticks, title, written
 
-from memtraffic.book import figures
+from memtraffic_book import figures
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 

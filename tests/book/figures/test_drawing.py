@@ -5,8 +5,8 @@ import matplotlib.pyplot as plt
 import pytest
 from drawings import assert_legible, texts, title
 
-from memtraffic.book import figures
-from memtraffic.book.figures import drawing
+from memtraffic_book import figures
+from memtraffic_book.figures import drawing
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # together they take half as long as all quick te
 def test_import_leaves_the_settings_as_they_are():
     program = (
         "import matplotlib.pyplot as plt; before = dict(plt.rcParams);"
-        "from memtraffic.book import figures; assert dict(plt.rcParams) == before"
+        "from memtraffic_book import figures; assert dict(plt.rcParams) == before"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 

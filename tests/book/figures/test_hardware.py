@@ -1,10 +1,10 @@
 import pytest
 from drawings import boxes, texts, title
 
-from memtraffic.book import figures
-from memtraffic.book.figures.hardware import SEGMENTS
 from memtraffic.gpus import find_gpu
-from memtraffic.traffic.count import OpTraffic
+from memtraffic.meters.count import OpTraffic
+from memtraffic_book import figures
+from memtraffic_book.figures.hardware import SEGMENTS
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from drawings import boxes, texts, title
 
-from memtraffic.book import figures
-from memtraffic.book.figures.maps import shade
+from memtraffic_book import figures
+from memtraffic_book.figures.maps import shade
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 

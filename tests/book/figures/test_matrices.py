@@ -2,9 +2,9 @@ import matplotlib
 import pytest
 from drawings import boxes, texts, title
 
-from memtraffic.book import figures
+from memtraffic.meters.count import Access, count
 from memtraffic.tensors import matrix
-from memtraffic.traffic.count import Access, count
+from memtraffic_book import figures
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -28,7 +28,7 @@ def test_plot_access_map_shows_who_touched_what():
 @pytest.mark.parametrize("argument", ["x_ptr", "y_ptr"])
 def test_plot_access_map_of_a_kernel(argument):
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.ladder import fused
+    from memtraffic.kernels.softmax import fused
 
     accesses = count(fused.softmax, matrix(3, 4), trace=True).accesses
     ax = figures.plot_access_map(accesses, (3, 4), argument)

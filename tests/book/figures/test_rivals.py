@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from drawings import ticks, title
 
-from memtraffic.book import figures
+from memtraffic_book import figures
 
 NAN = float("nan")
 WIDTHS = [256, 384, 1024, 4096, 65536, 1048576]

@@ -1,7 +1,7 @@
 import pytest
 from drawings import boxes, texts, title
 
-from memtraffic.book import figures
+from memtraffic_book import figures
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 

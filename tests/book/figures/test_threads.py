@@ -3,11 +3,11 @@ import torch
 from drawings import boxes, texts, title
 
 from memtraffic import resources, runtime
-from memtraffic.book import figures
 from memtraffic.compile import BlockedLayout, assembly
 from memtraffic.gpus import find_gpu
-from memtraffic.ladder import tiled
+from memtraffic.kernels.softmax import tiled
 from memtraffic.residency import nvidia
+from memtraffic_book import figures
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 

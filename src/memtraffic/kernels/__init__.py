@@ -1,0 +1,1 @@
+"""Kernels by operation, and what they share: checks of operands, tilings, launches."""

@@ -1,0 +1,1 @@
+"""Row softmax: the rungs of the ladder, one module each, and `memtraffic.softmax`, the op."""

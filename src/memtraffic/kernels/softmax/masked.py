@@ -1,0 +1,103 @@
+"""Row softmax of any width: a block of the next power of two, masked past the row.
+
+Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memtraffic.gpus import planning_gpu
+from memtraffic.kernels.launch import check_operands
+from memtraffic.kernels.softmax.naive import reference
+from memtraffic.kernels.tiling import MAX_COLS, num_warps_of_row
+from memtraffic.runtime import device_guard
+
+__all__ = ["reference", "softmax", "softmax_two_blocks"]
+
+
+@triton.jit
+def _softmax_masked_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_cols,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # row * x_row_stride may exceed 2**31
+    cols = tl.arange(0, BLOCK)  # (BLOCK,)
+    mask = cols < n_cols
+    cols = cols.to(tl.int64)  # if x is transposed, cols * x_col_stride may exceed 2**31
+    x_row = x_ptr + row * x_row_stride
+    x = tl.load(x_row + cols * x_col_stride, mask=mask, other=-float("inf"))
+    x = x.to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=0))  # of a dead element: exp(-inf) = 0
+    y = numerator / tl.sum(numerator, axis=0)
+    y_row = y_ptr + row * y_row_stride
+    tl.store(y_row + cols * y_col_stride, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _softmax_two_block_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_cols,
+    HEAD: tl.constexpr,
+    TAIL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_ptr + row * x_row_stride
+    y_row = y_ptr + row * y_row_stride
+    head = tl.arange(0, HEAD)  # (HEAD,), all of them in the row: no mask
+    tail = HEAD + tl.arange(0, TAIL)  # (TAIL,)
+    mask = tail < n_cols
+    head, tail = head.to(tl.int64), tail.to(tl.int64)
+    x_head = tl.load(x_row + head * x_col_stride).to(tl.float32)
+    x_tail = tl.load(x_row + tail * x_col_stride, mask=mask, other=-float("inf"))
+    x_tail = x_tail.to(tl.float32)
+    row_max = tl.maximum(tl.max(x_head, axis=0), tl.max(x_tail, axis=0))
+    head_numerator = tl.exp(x_head - row_max)
+    tail_numerator = tl.exp(x_tail - row_max)
+    denominator = tl.sum(head_numerator, axis=0) + tl.sum(tail_numerator, axis=0)
+    y_head = (head_numerator / denominator).to(y_ptr.dtype.element_ty)
+    y_tail = (tail_numerator / denominator).to(y_ptr.dtype.element_ty)
+    tl.store(y_row + head * y_col_stride, y_head)
+    tl.store(y_row + tail * y_col_stride, y_tail, mask=mask)
+
+
+def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Softmax of each row of `x`, of any width to MAX_COLS. See book/masked.ipynb.
+
+    x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
+    or, interpreted, on the CPU. Returns `out`, or a new tensor of x's shape and dtype.
+    Raises TypeError for another dtype or device, ValueError for another shape,
+    RuntimeError for a tensor that requires a gradient.
+    """
+    y = check_operands("masked", x, out, MAX_COLS)
+    if x.numel():
+        block = triton.next_power_of_2(x.shape[1])
+        with device_guard(x):
+            _softmax_masked_kernel[(x.shape[0],)](
+                y, *y.stride(), x, *x.stride(), x.shape[1],
+                BLOCK=block, num_warps=num_warps_of_row(block, planning_gpu(x)),
+            )  # fmt: skip
+    return y
+
+
+def softmax_two_blocks(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """The same, with the row in two blocks: the widest that it fills, and the rest.
+
+    Takes and raises what `softmax` does.
+    """
+    y = check_operands("masked", x, out, MAX_COLS)
+    n_cols = x.shape[1]
+    head = triton.next_power_of_2(n_cols + 1) // 2
+    if n_cols == head:
+        return softmax(x, y)
+    if x.numel():
+        with device_guard(x):
+            _softmax_two_block_kernel[(x.shape[0],)](
+                y, *y.stride(), x, *x.stride(), n_cols,
+                HEAD=head, TAIL=triton.next_power_of_2(n_cols - head),
+                num_warps=num_warps_of_row(head, planning_gpu(x)),
+            )  # fmt: skip
+    return y

@@ -1,0 +1,130 @@
+"""Row softmax of rows of any width, tile by tile: a running maximum, a running sum.
+
+Traffic: `softmax` reads 2MN, `softmax_three_passes` 3MN; both write MN.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.kernels.launch import check_operands
+from memtraffic.kernels.softmax.naive import reference
+from memtraffic.kernels.tiling import MAX_ROW, Tiling, common_divisor
+from memtraffic.runtime import device_guard
+
+__all__ = ["online_kernel", "reference", "softmax", "softmax_three_passes"]
+
+TILE_BYTES_PER_LANE = 64
+
+
+@triton.jit
+def _load(
+    x_ptr, x_col_stride, live, cols, n_cols, STORED: tl.constexpr, ACC: tl.constexpr
+):
+    at = x_ptr + cols.to(tl.int64) * x_col_stride
+    x = tl.load(at, mask=live & (cols < n_cols), other=-float("inf"))
+    return x.to(ACC).to(STORED).to(ACC)  # as PyTorch converts a matrix first
+
+
+@triton.jit
+def online_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ONLINE: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    live = rows < n_rows
+    x_ptr += rows.to(tl.int64) * x_row_stride  # (ROWS, 1)
+    y_ptr += rows.to(tl.int64) * y_row_stride
+    block = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    row_max = tl.full((ROWS, 1), -float("inf"), ACC)
+    # A sum for each column of the block: one for all of a long row would lose digits.
+    sums = tl.zeros((ROWS, BLOCK), ACC)
+    if ONLINE:
+        for start in tl.range(0, n_cols, BLOCK):
+            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
+            new_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
+            # Or -inf - -inf where all is -inf so far.
+            base = tl.where(new_max == -float("inf"), 0, new_max)
+            # As if the old ones had been summed from the new maximum.
+            sums = sums * tl.exp(row_max - base) + tl.exp(x - base)
+            row_max = new_max
+    else:
+        for start in tl.range(0, n_cols, BLOCK):
+            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
+            row_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
+        for start in tl.range(0, n_cols, BLOCK):
+            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
+            sums += tl.exp(x - row_max)
+    scale = 1 / tl.sum(sums, axis=1, keep_dims=True)
+    for start in tl.range(0, n_cols, BLOCK):
+        cols = start + block
+        x = _load(x_ptr, x_col_stride, live, cols, n_cols, STORED, ACC)
+        y = (tl.exp(x - row_max) * scale).to(STORED)
+        at = y_ptr + cols.to(tl.int64) * y_col_stride
+        tl.store(at, y, mask=live & (cols < n_cols))
+
+
+def _launch(
+    x: Tensor,
+    out: Tensor | None,
+    online: bool,
+    block: int | None,
+    num_warps: int | None,
+) -> Tensor:
+    y = check_operands("online" if online else "three passes", x, out, MAX_ROW)
+    if x.numel():
+        tile = online_tile(x.shape[1], x.element_size(), planning_gpu(x))
+        with device_guard(x):
+            online_kernel[(triton.cdiv(x.shape[0], tile.rows),)](
+                y, *y.stride(), x, *x.stride(), *x.shape,
+                ROWS=tile.rows, BLOCK=block or tile.block, ALIGN=common_divisor(x, y),
+                ONLINE=online, num_warps=num_warps or tile.num_warps,
+            )  # fmt: skip
+    return y
+
+
+def online_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tiling:
+    """The tile that a program takes of its row at a time: 64 bytes per lane."""
+    num_warps = 8
+    widest = num_warps * gpu.warp_size * TILE_BYTES_PER_LANE // itemsize
+    return Tiling(1, min(triton.next_power_of_2(n_cols), widest), num_warps)
+
+
+def softmax(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    block: int | None = None,
+    num_warps: int | None = None,
+) -> Tensor:
+    """Softmax of each row of `x`, in two passes over it. See book/long-rows.ipynb.
+
+    x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
+    strides, on a GPU or, interpreted, on the CPU. block: columns that a program reads
+    at a time, a power of two. Returns `out`, or a new tensor of x's shape and dtype.
+    Raises TypeError for another dtype or device, ValueError for another shape,
+    RuntimeError for a tensor that requires a gradient.
+    """
+    return _launch(x, out, True, block, num_warps)
+
+
+def softmax_three_passes(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    block: int | None = None,
+    num_warps: int | None = None,
+) -> Tensor:
+    """The same in three passes: the maximum, the sum, the result."""
+    return _launch(x, out, False, block, num_warps)

@@ -1,0 +1,274 @@
+"""Which kernel a softmax or its backward takes, and with what tiles: the rule, and its plans."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import triton
+from torch import Tensor
+
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.kernels.call import Call, takes_ptx
+from memtraffic.kernels.softmax.long_backward import (
+    passes_backward_kernel,
+    split_backward_kernel,
+)
+from memtraffic.kernels.softmax.online import online_kernel, online_tile
+from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
+from memtraffic.kernels.softmax.split import best_split, split_call, split_kernel
+from memtraffic.kernels.tiling import VECTOR_BYTES
+
+MAX_BATCHES = 65535  # of a grid's second dimension
+COLUMN_TILE = 8192  # elements of a tile whose rows are adjacent in memory, at most
+SPLIT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # a sum fits half a word
+
+Run = Callable[..., None]
+
+
+# The widest row, in columns, for each number of warps, by the bytes of an element and the tensors
+# that a program holds: 1 in the forward, 2 in the backward. From a sweep of widths on an H200.
+WARPS = {
+    (4, 1): {2: 4096, 4: 8192, 8: 14336, 16: 32768},
+    (2, 1): {2: 6144, 4: 16384, 8: 32768},
+    (8, 1): {2: 2048, 4: 4096, 8: 8192, 16: 16384},
+    (4, 2): {4: 3072, 8: 8192, 16: 16384, 32: 24576},
+    (2, 2): {2: 1536, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
+    (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
+}
+# Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
+ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (4, 256, 512), (4, 2): (1, 256, 512)}
+MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
+WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
+# Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
+# not if it is told how many registers there are, and then chooses another number elsewhere.
+SPILLING = {(4, 14, 2), (4, 14, 4)}
+MAX_REGISTERS = 255  # of a lane, on NVIDIA's GPUs
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a program, the columns of a row in chunks of `block`, and warps."""
+
+    rows: int
+    block: int
+    chunks: int
+    num_warps: int
+
+
+def row_tile(
+    n_cols: int, itemsize: int, inputs: int, gpu: Gpu, shifted: bool = False
+) -> Tile | None:
+    """The rule: the tile of a program for rows of `n_cols` columns; None if they do not fit one.
+
+    itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
+    shifted: rows start between multiples of 16 bytes, see `shifted_vector`.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> row_tile(12672, 4, 1, find_gpu("H200"))
+    Tile(rows=1, block=2048, chunks=7, num_warps=8)
+    """
+    block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
+    rows, narrowest, widest = ONE_WARP.get(kind, (1, n_cols + 1, 0))
+    if narrowest <= n_cols <= widest:
+        rows = num_warps = 1 if shifted else rows  # a row of its own can be shifted
+    elif block * itemsize <= MIN_TILE_BYTES and n_cols < narrowest:
+        rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
+        return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
+    else:
+        rows = 1
+        fitting = (warps for warps, widest in WARPS[kind].items() if n_cols <= widest)
+        num_warps = next(fitting, 0)
+    # On a GPU of wider warps as many lanes, in fewer warps.
+    lanes = max(num_warps * 32, gpu.warp_size)
+    if not num_warps or lanes > gpu.max_threads_per_program:
+        return None
+    # In bfloat16, two vectors were slower where rows are shifted.
+    takes_two = kind == (4, 1) or (kind == (2, 1) and not shifted)
+    vectors = 2 if takes_two and num_warps == WIDE else 1
+    block = vectors * VECTOR_BYTES // itemsize * lanes // rows
+    return Tile(rows, block, triton.cdiv(n_cols, block), lanes // gpu.warp_size)
+
+
+def column_tile(n_cols: int, n_rows: int) -> Tile | None:
+    """The tile where the rows are adjacent in memory, not the columns; None if none fits."""
+    block = triton.next_power_of_2(n_cols)
+    rows = min(triton.next_power_of_2(n_rows), max(8, COLUMN_TILE // block // 2), 64)
+    if rows * block > 4 * COLUMN_TILE:
+        return None
+    return Tile(rows, block, 1, max(1, min(16, rows * block // 1024)))
+
+
+# ---- views
+
+
+def as_rows(tensors: Sequence[Tensor], dim: int) -> tuple[list[int], list[list[int]]]:
+    """Tensors of one shape as batches of matrices whose rows lie along `dim`.
+
+    Returns the sizes, (..., batch, M, N), and each tensor's strides. Dimensions that follow one
+    another in all of the tensors are joined, so there are few. The order of rows is that of the
+    last tensor's memory.
+    """
+    shape = tensors[-1].shape
+    others = [i for i in range(len(shape)) if i != dim and shape[i] != 1]
+    others.sort(key=tensors[-1].stride, reverse=True)
+    sizes: list[int] = []
+    strides: list[list[int]] = [[] for _ in tensors]
+    for i in others:
+        here = [tensor.stride(i) for tensor in tensors]
+        if sizes and all(
+            s[-1] == shape[i] * h for s, h in zip(strides, here, strict=True)
+        ):
+            sizes[-1] *= shape[i]
+            for s, h in zip(strides, here, strict=True):
+                s[-1] = h
+        else:
+            sizes.append(shape[i])
+            for s, h in zip(strides, here, strict=True):
+                s.append(h)
+    while len(sizes) < 2:
+        sizes.insert(0, 1)
+        for s in strides:
+            s.insert(0, 0)
+    for s, tensor in zip(strides, tensors, strict=True):
+        s.append(tensor.stride(dim))
+    return [*sizes, shape[dim]], strides
+
+
+class Slices:
+    """Runs a function on each matrix, or batch of matrices, of tensors with many dimensions."""
+
+    def __init__(
+        self, run: Run, sizes: list[int], strides: list[list[int]], outer: int
+    ) -> None:
+        self._run, self._sizes, self._strides = (
+            run,
+            sizes[outer:],
+            [s[outer:] for s in strides],
+        )
+        self._offsets = [
+            [sum(i * step for i, step in zip(index, s, strict=False)) for s in strides]
+            for index in product(*map(range, sizes[:outer]))
+        ]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Calls the function with the slices of each tensor, one after the other."""
+        for offsets in self._offsets:
+            self._run(
+                *(
+                    tensor.as_strided(self._sizes, s, tensor.storage_offset() + offset)
+                    for tensor, s, offset in zip(
+                        tensors, self._strides, offsets, strict=True
+                    )
+                )
+            )
+
+
+# ---- plans
+
+
+def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
+    """What computes a softmax, or its backward, into the first of `tensors` from the others.
+
+    tensors: of one shape; no dimension is 0. run: what does the same for a part of the tensors
+    along their last dimension; it is called where one launch cannot reach all rows.
+    """
+    if not tensors[0].dim():
+        return lambda *tensors: run(*(tensor.view(1) for tensor in tensors))
+    sizes, strides = as_rows(tensors, dim % tensors[0].dim())
+    if len(sizes) > 3:
+        return Slices(run, sizes, strides, len(sizes) - 3)
+    batches, n_rows, n_cols = sizes
+    stored, gpu, inputs = (
+        tensors[1 if backward else 0],
+        planning_gpu(tensors[0]),
+        len(tensors) - 1,
+    )
+    itemsize = max(tensor.element_size() for tensor in tensors)
+    packed = all(s[-1] == 1 for s in strides) or n_cols == 1
+    vector = shifted_vector(tensors, strides) if packed else 1
+    if packed:
+        tile = row_tile(n_cols, itemsize, inputs, gpu, shifted=vector > 1)
+    else:
+        tile = column_tile(n_cols, n_rows)
+    if batches > (MAX_BATCHES if tile else 1):
+        return Slices(run, sizes, strides, 1)
+    align = common_divisor(tensors, sizes, strides)
+    if tile is not None:
+        arguments = [
+            it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)
+        ]
+        alone = tile.rows == 1  # so its row exists
+        vector = vector if alone else 1
+        widest = n_cols // vector * vector
+        narrowest = (n_cols - vector + 1) // vector * vector
+        constants = {
+            "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
+            "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
+            "PTX": takes_ptx(gpu),
+        }  # fmt: skip
+        whole = constants["WHOLE"] == tile.chunks
+        spilling = (
+            not backward
+            and whole
+            and (itemsize, tile.chunks, tile.num_warps) in SPILLING
+        )
+        return Call(
+            softmax_backward_kernel if backward else softmax_kernel,
+            (triton.cdiv(n_rows, tile.rows), batches),
+            (*arguments, n_rows, n_cols),
+            constants,
+            num_warps=tile.num_warps,
+            maxnreg=MAX_REGISTERS if spilling and takes_ptx(gpu) else None,
+        )
+    arguments = [
+        it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])
+    ]
+    if packed and stored.dtype in SPLIT_DTYPES:
+        kernel = split_backward_kernel if backward else split_kernel
+        split = best_split(n_cols, itemsize, inputs, align, gpu)
+        try:
+            return split_call(
+                kernel, tuple(arguments), n_rows, n_cols, split, align=align
+            )
+        except ValueError:  # more programs than fit this GPU at once
+            pass
+    loop = online_tile(n_cols, itemsize * inputs, gpu)
+    rows = loop.rows if packed else 32
+    block = loop.block if packed else min(loop.block, 128)
+    constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
+    return Call(
+        passes_backward_kernel if backward else online_kernel,
+        (triton.cdiv(n_rows, rows), 1),
+        (*arguments, n_rows, n_cols),
+        constants if backward else constants | {"ONLINE": True},
+        num_warps=loop.num_warps,
+    )
+
+
+def shifted_vector(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> int:
+    """Elements of a 16-byte access to rows of which some start between two such addresses.
+
+    It is 1 where all rows start at multiples of 16 bytes, or where a row of one tensor starts
+    elsewhere between such addresses than the same row of another.
+    """
+    itemsizes = {tensor.element_size() for tensor in tensors}
+    vector = VECTOR_BYTES // max(itemsizes)
+    starts = [[step % vector for step in s[:-1]] for s in strides]
+    alike = len(itemsizes) == 1 and all(it == starts[0] for it in starts)
+    aligned = all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
+    return vector if alike and aligned and any(starts[0]) else 1
+
+
+def common_divisor(
+    tensors: Sequence[Tensor], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> int:
+    """The largest power of two that divides width and strides, at most 16 bytes of each tensor.
+
+    It is 1 where the columns of a row are not adjacent in memory.
+    """
+    if any(s[-1] != 1 for s in strides):
+        return 1
+    widest = max(VECTOR_BYTES // tensor.element_size() for tensor in tensors)
+    return math.gcd(widest, sizes[-1], *(step for s in strides for step in s[:-1]))

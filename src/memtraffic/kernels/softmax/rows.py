@@ -1,0 +1,196 @@
+"""Softmax and its backward for rows that fit one program: one row in chunks, or several rows.
+
+Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
+"""
+
+import triton
+import triton.language as tl
+
+from memtraffic.kernels.softmax.chunks import (
+    exponential,
+    forget,
+    load_chunks,
+    max_of_chunks,
+    numerators,
+    softmax_of_chunk,
+    store_chunk,
+    widen,
+)
+
+__all__ = ["softmax_backward_kernel", "softmax_kernel", "to_gradient"]
+
+
+@triton.jit
+def to_gradient(dx, STORED: tl.constexpr, DTYPE: tl.constexpr):
+    dx = dx.to(STORED)
+    if DTYPE != tl.float64:  # as PyTorch converts, by way of float32
+        dx = dx.to(tl.float32)
+    return dx.to(DTYPE)
+
+
+@triton.jit
+def softmax_kernel(
+    y_ptr, y_batch_stride, y_row_stride, y_col_stride,
+    x_ptr, x_batch_stride, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
+    # No value changes, but the compiler can now prove that ALIGN divides each of them.
+    n_cols = n_cols // ALIGN * ALIGN
+    x_batch_stride = x_batch_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_batch_stride = y_batch_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    batch = tl.program_id(1).to(tl.int64)
+    # (ROWS, 1)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    live = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    x_row = batch * x_batch_stride + rows * x_row_stride  # (ROWS, 1)
+    y_row = batch * y_batch_stride + rows * y_row_stride
+    inner = n_cols
+    if VECTOR > 1:
+        x_start = batch * x_batch_stride + tl.program_id(0).to(tl.int64) * x_row_stride
+        y_start = batch * y_batch_stride + tl.program_id(0).to(tl.int64) * y_row_stride
+        inner, edge_col, on_edge = whole_vectors(x_start, n_cols, VECTOR)
+        edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
+        x_row = round_up(x_start, VECTOR)
+        y_row = round_up(y_start, VECTOR)
+    x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
+    chunks = load_chunks(
+        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
+    )
+    largest = max_of_chunks(chunks, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
+    row_max = tl.max(largest, axis=1, keep_dims=True)  # (ROWS, 1)
+    if VECTOR > 1:
+        edges = widen(edges, STORED, ACC)
+        row_max = tl.maximum(row_max, tl.max(edges, axis=0))
+    total, kept = numerators(chunks, row_max, CHUNKS, STORED, ACC, PTX)
+    row_sum = tl.sum(total, axis=1, keep_dims=True)
+    if VECTOR > 1:
+        edges = exponential(edges, scalar(row_max), STORED)
+        row_sum += tl.sum(edges, axis=0)
+    scale = 1 / row_sum
+    if VECTOR > 1:
+        edges = (edges * scalar(scale)).to(STORED)
+        tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
+    y_ptrs = y_ptr + y_row + cols * y_col_stride
+    for i in tl.static_range(CHUNKS):
+        y = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, STORED, ACC, PTX)
+        store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
+
+
+@triton.jit
+def scalar(x):
+    return tl.sum(x)  # of one element
+
+
+@triton.jit
+def round_up(x, FACTOR: tl.constexpr):
+    return (x + FACTOR - 1) // FACTOR * FACTOR
+
+
+@triton.jit
+def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
+    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
+    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
+    head = (round_up(start, VECTOR) - start).to(tl.int32)
+    inner = (n_cols - head) // VECTOR * VECTOR
+    lane = tl.arange(0, 2 * VECTOR)
+    before = lane % 2 == 0
+    edge_col = lane // 2 + tl.where(before, 0, head + inner)
+    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
+
+
+@triton.jit
+def softmax_backward_kernel(
+    dx_ptr, dx_batch_stride, dx_row_stride, dx_col_stride,
+    y_ptr, y_batch_stride, y_row_stride, y_col_stride,
+    dy_ptr, dy_batch_stride, dy_row_stride, dy_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
+    DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_batch_stride = dx_batch_stride // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    y_batch_stride = y_batch_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    dy_batch_stride = dy_batch_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    batch = tl.program_id(1).to(tl.int64)
+    # (ROWS, 1)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    live = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    dx_col_stride = tl.cast(dx_col_stride, tl.int64)
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    dy_col_stride = tl.cast(dy_col_stride, tl.int64)
+    dx_row = batch * dx_batch_stride + rows * dx_row_stride  # (ROWS, 1)
+    y_row = batch * y_batch_stride + rows * y_row_stride
+    dy_row = batch * dy_batch_stride + rows * dy_row_stride
+    inner = n_cols
+    if VECTOR > 1:
+        row = tl.program_id(0).to(tl.int64)
+        dx_start = batch * dx_batch_stride + row * dx_row_stride
+        y_start = batch * y_batch_stride + row * y_row_stride
+        dy_start = batch * dy_batch_stride + row * dy_row_stride
+        inner, edge_col, on_edge = whole_vectors(y_start, n_cols, VECTOR)
+        edge_y = tl.load(y_ptr + y_start + edge_col, mask=on_edge, other=0)
+        edge_dy = tl.load(dy_ptr + dy_start + edge_col, mask=on_edge, other=0)
+        dx_row = round_up(dx_start, VECTOR)
+        y_row = round_up(y_start, VECTOR)
+        dy_row = round_up(dy_start, VECTOR)
+    y_ptrs = y_ptr + y_row + cols * y_col_stride  # (ROWS, BLOCK)
+    dy_ptrs = dy_ptr + dy_row + cols * dy_col_stride
+    ys = load_chunks(y_ptrs, y_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(
+        dy_ptrs, dy_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE
+    )
+    products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
+    dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
+    if VECTOR > 1:
+        edge_y, edge_dy = widen(edge_y, STORED, ACC), widen(edge_dy, STORED, ACC)
+        dot += tl.sum(edge_y * edge_dy, axis=0)
+        edge_dx = to_gradient(edge_y * (edge_dy - scalar(dot)), STORED, DTYPE)
+        tl.store(dx_ptr + dx_start + edge_col, edge_dx, mask=on_edge)
+    dx_ptrs = dx_ptr + dx_row + cols * dx_col_stride
+    for i in tl.static_range(CHUNKS):
+        y = widen(forget(ys[i], CHUNKS, PTX), STORED, ACC)
+        dy = widen(forget(dys[i], CHUNKS, PTX), STORED, ACC)
+        dx = to_gradient(y * (dy - dot), STORED, DTYPE)
+        store_chunk(
+            dx_ptrs, dx_col_stride, dx, i, live, cols, inner, BLOCK, CHUNKS, WHOLE
+        )
+
+
+@triton.jit
+def dot_of_chunks(
+    ys, dys, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    # Each product is added without being rounded. A compiler that may choose would choose anew
+    # wherever the sum is computed, and its bits would differ.
+    products = tl.zeros(ys[0].shape, ACC)
+    for i in tl.static_range(CHUNKS):
+        products = tl.fma(
+            widen(ys[i], STORED, ACC), widen(dys[i], STORED, ACC), products
+        )
+    return products

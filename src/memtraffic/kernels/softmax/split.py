@@ -1,0 +1,356 @@
+"""Row softmax of long rows: several programs share a row and tell each other its sum.
+
+Traffic: reads MN, writes MN, and for each program one word; each program reads the
+words of its row.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memtraffic import residency, runtime
+from memtraffic.compile import loaded_resources
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.kernels.call import Call, takes_ptx
+from memtraffic.kernels.launch import check_operands
+from memtraffic.kernels.softmax.chunks import (
+    exponential,
+    load_chunks,
+    max_of_chunks,
+    numerators,
+    softmax_of_chunk,
+    store_chunk,
+    widen,
+)
+from memtraffic.kernels.softmax.naive import reference
+from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
+from memtraffic.triton_internals import compile_kernel
+
+__all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
+
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+LOOKS = 4096  # at a word that is not there yet
+
+# Of programs that share a row, five fit an SM of an H200 if each has 128 lanes, and a
+# lane 96 registers. It holds 256 bytes of the inputs.
+PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
+# Longer rows do better with fewer programs, which hold more: by the bytes of an element
+# and the inputs, from how many columns on. One kind does so only where all parts are
+# full, and need no masks.
+MORE_BYTES, MORE_REGISTERS = 512, 168
+LONGER = {(4, 1): 2**17, (2, 1): 2**18, (4, 2): 3 * 2**15}
+LONGER_IF_FULL = (4, 1)
+
+
+# ---- how programs tell each other two numbers
+#
+# The maximum and the sum of a part share a word of 64 bits, which is written and read
+# whole: who finds it has both, without a fence. It is 0 before the launch, and never
+# afterwards: the sum is at least 1 where the maximum is a finite number.
+#
+# A program that waits needs the others of its row to run. GPUs start the programs of a
+# launch in their order, so the first row that is not finished has all of its programs
+# running, or next in line. But nothing promises this order, and programs of another
+# launch may take their places. So nobody waits for ever: a program that has looked
+# LOOKS times reads what is missing itself, and publishes it. It adds in the order in
+# which the missing program would, so its word has the same bits.
+#
+# The result may take the place of the matrix. A program writes it after it has
+# published, and only the first word of a part stays: so no word comes from a part that
+# somebody has overwritten.
+
+
+@triton.jit
+def publish(slot_ptr, high, low):
+    high = high.to(tl.int32, bitcast=True).to(tl.int64)
+    low = low.to(tl.int32, bitcast=True).to(tl.int64)
+    word = (high << 32) | (low & 0xFFFFFFFF)
+    tl.atomic_cas(slot_ptr, tl.zeros_like(word), word, sem="relaxed")
+
+
+@triton.jit
+def high_of(words):
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def low_of(words):
+    return words.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def look(slots_ptr, used, LOOKS: tl.constexpr, PTX: tl.constexpr):
+    # The words of a row; 0 where not used, or where none came in time.
+    if PTX:
+        # Each lane looks on its own. A loop in Triton would need a barrier per turn.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred again;
+            .reg .s32 looks;
+            mov.s32 looks, $2;
+            mov.u64 $0, 0;
+            setp.gt.s32 again, looks, 0;
+            LOOK:
+            @again ld.relaxed.gpu.global.u64 $0, [$1];
+            sub.s32 looks, looks, 1;
+            setp.eq.and.u64 again, $0, 0, again;
+            setp.gt.and.s32 again, looks, 0, again;
+            @again bra LOOK;
+            }""",
+            "=&l,l,r",
+            [slots_ptr, tl.where(used, LOOKS, 0)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    words = tl.load(slots_ptr, mask=used & (LOOKS > 0), other=0, volatile=True)
+    looks = 1
+    while (looks < LOOKS) & (tl.max((used & (words == 0)).to(tl.int32), axis=0) > 0):
+        words = tl.load(slots_ptr, mask=used, other=0, volatile=True)
+        looks += 1
+    return words
+
+
+@triton.jit
+def first_missing(words, used, SLOTS: tl.constexpr):
+    # The first slot without a word, SLOTS if there is none.
+    slots = tl.arange(0, SLOTS)
+    return tl.min(tl.where(used & (words == 0), slots, SLOTS), axis=0)
+
+
+@triton.jit
+def sums_of_part(x_ptr, x_col_stride, end, BLOCK: tl.constexpr, STORED: tl.constexpr):
+    # The maximum and the sum of a part, read twice to need few registers.
+    cols = tl.arange(0, BLOCK)
+    largest = tl.full((BLOCK,), -float("inf"), tl.float32)
+    for start in range(0, end, BLOCK):
+        at, mask = x_ptr + start * x_col_stride, cols < end - start
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        largest = tl.maximum(largest, x)
+    part_max = tl.max(largest, axis=0)
+    base = tl.maximum(part_max, LOWEST)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, end, BLOCK):
+        at, mask = x_ptr + start * x_col_stride, cols < end - start
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        total += exponential(x, base, STORED)
+    return part_max, tl.sum(total, axis=0)
+
+
+@triton.jit
+def scale_of_part(words, used, part_max):
+    # What makes the numerators of a part the softmax of its row.
+    maxima = tl.where(used, high_of(words), -float("inf"))
+    row_max = tl.max(maxima, axis=0)
+    row_sum = tl.sum(low_of(words) * tl.exp(maxima - row_max), axis=0)
+    return tl.exp(part_max - row_max) / row_sum
+
+
+@triton.jit
+def split_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    slots_ptr,
+    n_rows, n_cols,
+    n_parts,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    LOOKS: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = BLOCK * CHUNKS
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    row = (tl.program_id(0) // n_parts).to(tl.int64)
+    part = tl.program_id(0) % n_parts
+    cols = tl.arange(0, BLOCK)  # (BLOCK,)
+    first = part * WIDTH  # the part's first column
+    x_ptr += row * x_row_stride + cols * x_col_stride
+    y_ptr += row * y_row_stride + (first + cols) * y_col_stride
+    part_ptr = x_ptr + first * x_col_stride
+    left = n_cols - first
+    live = left > 0
+    chunks = load_chunks(
+        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, WHOLE
+    )
+    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
+    base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
+    total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
+    slots_ptr += row * n_parts
+    publish(slots_ptr + part, part_max, tl.sum(total, axis=0))
+    slots = tl.arange(0, SLOTS)
+    used = slots < n_parts
+    words = look(slots_ptr + slots, used, LOOKS, PTX)
+    late = first_missing(words, used, SLOTS)
+    if late == SLOTS:
+        scale = scale_of_part(words, used, part_max)
+        for i in tl.static_range(CHUNKS):
+            y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
+            store_chunk(
+                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, WHOLE
+            )
+    else:
+        while late < SLOTS:
+            end = tl.minimum(n_cols - late * WIDTH, WIDTH)
+            at = x_ptr + late * WIDTH * x_col_stride
+            late_max, late_sum = sums_of_part(at, x_col_stride, end, BLOCK, STORED)
+            publish(slots_ptr + late, late_max, late_sum)
+            words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
+            late = first_missing(words, used, SLOTS)
+        # Each lane has the words here that it has above, and so adds in the same order.
+        words = look(slots_ptr + slots, used, 1, PTX)
+        scale = scale_of_part(words, used, part_max)
+        for start in range(0, tl.minimum(left, WIDTH), BLOCK):
+            mask = cols < left - start
+            at = part_ptr + start * x_col_stride
+            x = widen(tl.load(at, mask=mask, other=0), STORED, tl.float32)
+            y = (exponential(x, base, STORED) * scale).to(STORED)
+            tl.store(y_ptr + start * y_col_stride, y, mask=mask)
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a row is split: into `parts` programs of `chunks` times `block` columns.
+
+    The lanes of a program load a block at once. The last program may have less to do.
+    registers: of a lane, at most; an option of NVIDIA's GPUs.
+    """
+
+    parts: int
+    chunks: int
+    block: int
+    num_warps: int
+    registers: int | None = None
+
+
+def split_row(
+    n_cols: int, block: int, chunks: int, num_warps: int, registers: int | None = None
+) -> Split:
+    """The `Split` of a row into the fewest parts of at most `chunks` blocks each.
+
+    >>> split_row(100_000, 1024, 8, num_warps=4)
+    Split(parts=13, chunks=8, block=1024, num_warps=4, registers=None)
+    """
+    fewest = triton.cdiv(n_cols, block * chunks)
+    chunks = triton.cdiv(n_cols, fewest * block)
+    parts = triton.cdiv(n_cols, chunks * block)
+    return Split(parts, chunks, block, num_warps, registers)
+
+
+def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) -> Split:
+    """The `Split` that the op takes, from a sweep on an H200.
+
+    itemsize: bytes of an element. inputs: tensors of which a program holds a part, 1 in
+    the forward, 2 in the backward. align: elements that a lane can load at once.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
+    Split(parts=64, chunks=32, block=512, num_warps=4, registers=168)
+    """
+    vector, kind = VECTOR_BYTES // itemsize, (itemsize, inputs)
+    full = n_cols % (PART_LANES * MORE_BYTES // itemsize // inputs) == 0
+    n_bytes = LANE_BYTES
+    registers: int | None = LANE_REGISTERS
+    if align < vector:  # an address for each element needs registers, too
+        n_bytes, registers = n_bytes // 2, None
+    elif n_cols >= LONGER.get(kind, n_cols + 1) and (full or kind != LONGER_IF_FULL):
+        n_bytes, registers = MORE_BYTES, MORE_REGISTERS
+    chunks = n_bytes // VECTOR_BYTES // inputs
+    warps = PART_LANES // gpu.warp_size
+    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
+
+
+def split_call(
+    kernel: Any,
+    arguments: tuple[Any, ...],
+    n_rows: int,
+    n_cols: int,
+    split: Split,
+    *,
+    align: int,
+    looks: int = LOOKS,
+) -> Call:
+    """The launch of `kernel` that splits rows of `n_cols` columns over programs.
+
+    kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
+    BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
+    ValueError where the programs of a row do not fit the GPU at once.
+    """
+    [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
+    gpu = planning_gpu(x)
+    slots = torch.empty(2, dtype=torch.int64, device=x.device)
+    # So many lanes look at the slots that no two warps read the same ones.
+    lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
+    alike = n_cols == split.parts * split.chunks * split.block  # no part needs a mask
+    constants = {
+        "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
+        "WHOLE": split.chunks if alike else 0, "ALIGN": align,
+        "LOOKS": looks, "PTX": takes_ptx(gpu),
+    }  # fmt: skip
+    arguments = (*arguments, slots, n_rows, n_cols, split.parts)
+    options = {"num_warps": split.num_warps}
+    if split.registers and takes_ptx(gpu):
+        options["maxnreg"] = split.registers
+    resident = gpu.num_sms
+    if runtime.runs_on_gpu():
+        compiled = compile_kernel(kernel, *arguments, **constants, **options)
+        per_sm = residency.resident_programs(loaded_resources(compiled, gpu), gpu)
+        resident = per_sm * gpu.num_sms
+    if split.parts > resident:
+        raise ValueError(
+            f"a row of {n_cols} columns needs {split.parts} programs of "
+            f"{split.chunks * split.block}, and {resident} fit the GPU at once"
+        )
+    programs = n_rows * split.parts
+    return Call(kernel, (programs, 1), arguments, constants, slots=programs, **options)
+
+
+def softmax(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    block: int | None = None,
+    chunks: int | None = None,
+    num_warps: int | None = None,
+    looks: int = LOOKS,
+) -> Tensor:
+    """Softmax of each row of `x`, a row by several programs. See book/long-rows.ipynb.
+
+    x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
+    strides, on a GPU or, interpreted, on the CPU. block: columns that the lanes of a
+    program load at once, a power of two. chunks: blocks per program, at most.
+    num_warps: by default so many that a lane loads 16 bytes. Without any of the three,
+    the row is split as by `best_split`. looks: how often a program looks for the words
+    of others before it computes them itself. Returns `out`, or a new tensor of x's
+    shape and dtype. Raises TypeError for another dtype or device, ValueError for
+    another shape and for rows that need more programs than fit the GPU,
+    RuntimeError for a tensor that requires a gradient.
+    """
+    y = check_operands("split", x, out, MAX_ROW)
+    if x.numel():
+        (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
+        if block is None and chunks is None and num_warps is None:
+            split = best_split(n_cols, x.element_size(), 1, align, gpu)
+        else:
+            vector = VECTOR_BYTES // x.element_size()
+            block = block or PART_LANES * vector
+            warps = max(1, min(max_warps(gpu), block // vector // gpu.warp_size))
+            split = split_row(n_cols, block, chunks or 8, num_warps or warps)
+        arguments = y, *y.stride(), x, *x.stride()
+        call = split_call(
+            split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
+        )
+        with runtime.device_guard(x):
+            call(y, x)
+    return y

@@ -1,0 +1,201 @@
+"""Reads hardware counters: what a GPU's caches and memory moved while a function ran.
+
+A second process runs the function under Nsight Compute (`ncu`), which flushes the caches before
+each kernel. So each kernel is counted alone, starting cold.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+import torch
+
+from memtraffic import names, runtime
+from memtraffic.functions import as_function
+from memtraffic.inputs import find_inputs
+from memtraffic.names import import_function, import_path
+from memtraffic.op import Op, find_op
+from memtraffic.tensors import MEMORY_LAYOUTS
+
+# L2 may have two halves: `lts__t_sectors_op_write` would also count the sectors that they exchange.
+METRICS = {
+    "load_instructions": "smsp__sass_inst_executed_op_global_ld.sum",
+    "instruction_read_bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
+    "l1_l2_read_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_write_sectors": "lts__t_sectors_srcunit_tex_op_write.sum",
+    "ns": "gpu__time_duration.sum",
+}
+COLUMNS = ("kernel", *METRICS)
+# Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
+NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
+
+
+class CountersError(RuntimeError):
+    """The counters of a function could not be read; the message says why."""
+
+
+class CountersUnavailable(CountersError):
+    """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
+
+
+def counters(
+    fn: Callable[..., object] | str,
+    shape: tuple[int, ...],
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
+    op: str | Op = "softmax",
+    inputs: str | None = None,
+    warmup: int = 3,
+) -> pd.DataFrame:
+    """What the hardware moved in one call of `fn`: a DataFrame with a row for each kernel that ran.
+
+    Each column is a sum over the whole GPU:
+
+    - `kernel`: the kernel's name
+    - `load_instructions`: loads from global memory, one for each warp that executed it
+    - `instruction_read_bytes`: bytes that these loads requested; a word that several lanes of a
+      warp share counts once
+    - `l1_l2_read_bytes`: bytes that L2 sent to L1
+    - `dram_read_bytes`, `dram_write_bytes`: bytes between L2 and DRAM
+    - `l2_write_sectors`: sectors of 32 bytes that L1 wrote to L2
+    - `ns`: the duration, in nanoseconds
+
+    fn: a rung's name, `module:function`, or a function that another process can import. op: the
+    operation that makes its inputs, by its name or `module:attribute`. inputs: in its place a
+    specification, see `inputs.find_inputs`, as text. shape: such as (M, N), a number for each size.
+    dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called before the call that
+    counts.
+
+    Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
+    CountersError if `fn` fails; LookupError for a function or an operation that another process
+    cannot import; ValueError for a specification or a shape that cannot be read.
+    """
+    function = import_path(fn)
+    as_function(import_function(function))
+    if inputs is not None and not isinstance(inputs, str):
+        raise TypeError(f"counters: another process makes the inputs, so give text, not {inputs!r}")
+    subject = {"op": _op_path(op)} if inputs is None else {"inputs": inputs}
+    find_inputs(find_op(op) if inputs is None else inputs).check(shape)
+    job = {"fn": function, **subject, "shape": shape, "dtype": dtype, "layout": layout}
+    worker = "from memtraffic.meters.counters import _worker; _worker()"
+    return parse(profile(worker, job | {"warmup": warmup}))
+
+
+def profile(worker: str, job: object, settings: Mapping[str, str] | None = None) -> str:
+    """What `ncu` reports of a second process, for `parse`.
+
+    worker: the code that it runs, between whose `cudaProfilerStart` and `cudaProfilerStop` kernels
+    are counted. job: what it finds, as JSON, in `sys.argv[1]`. settings: environment variables.
+
+    Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
+    CountersError if the process fails.
+    """
+    if not runtime.HAS_GPU:
+        raise CountersUnavailable("counters: there is no GPU on this machine")
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise CountersUnavailable("counters: Nsight Compute's command `ncu` is not on the PATH")
+    paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+    with tempfile.NamedTemporaryFile(suffix=".csv") as log:
+        done = subprocess.run(
+            [
+                *(ncu, *shlex.split(NCU_OPTIONS)),
+                *("--metrics", ",".join(METRICS.values())),
+                *("--log-file", log.name),
+                *(sys.executable, "-c", worker, json.dumps(job)),
+            ],
+            env={**os.environ, **(settings or {}), "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+        report = log.read().decode()
+    if "ERR_NVGPUCTRPERM" in report + done.stdout:
+        raise CountersUnavailable(
+            "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
+        )
+    if done.returncode:
+        lines = (done.stderr or report).strip().splitlines() or [f"ncu exited {done.returncode}"]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        raise CountersError(f"counters: {(errors or lines)[-1]}")
+    return report
+
+
+def count_layouts(
+    fn: Callable[..., object] | str, shape: tuple[int, ...], *, dtype: str = "float32"
+) -> pd.DataFrame:
+    """`counters` of one function for each memory layout of its input, with a first column `layout`.
+
+    The layouts are the keys of `tensors.MEMORY_LAYOUTS`. Raises what `counters` raises.
+    """
+    frames = {name: counters(fn, shape, dtype=dtype, layout=name) for name in MEMORY_LAYOUTS}
+    return pd.concat(frames, names=["layout"]).reset_index("layout").reset_index(drop=True)
+
+
+def parse(report: str) -> pd.DataFrame:
+    """The DataFrame of `counters` from what `ncu --csv --page raw` printed.
+
+    Raises CountersError if there is no kernel or a counter is missing.
+    """
+    table = "\n".join(line for line in report.splitlines() if line.startswith('"'))
+    rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
+    if not rows:
+        raise CountersError("counters: ncu saw no kernel")
+    if missing := [metric for metric in METRICS.values() if metric not in rows[0]]:
+        raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
+    kernels = [
+        {"kernel": short_name(row["Kernel Name"])}
+        | {name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()}
+        for row in rows
+    ]
+    return pd.DataFrame(kernels, columns=list(COLUMNS))
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its namespaces, template arguments and parameters.
+
+    >>> short_name("void at::native::(anonymous namespace)::softmax_kernel<float>(float *, int)")
+    'softmax_kernel'
+    """
+    name = re.sub(r"\(anonymous namespace\)|<unnamed>", "_", kernel.removeprefix("void "))
+    return re.split(r"[<(]", name)[0].split("::")[-1]
+
+
+def _op_path(op: str | Op) -> str:
+    """The name by which another process finds an operation. Raises LookupError if there is none."""
+    if isinstance(op, str):
+        find_op(op)
+        return op
+    if op.name not in names.OPS or find_op(op.name) is not op:
+        raise LookupError(
+            f"{op.name!r} is an operation of your own: name it, as 'module:attribute'"
+        )
+    return op.name
+
+
+def _worker() -> None:
+    """What runs under ncu: calls to warm up, then one call between start and stop."""
+    job = json.loads(sys.argv[1])
+    fn = as_function(import_function(job["fn"]))
+    inputs = find_inputs(job["inputs"] if "inputs" in job else find_op(job["op"]))
+    arguments = inputs.arguments(job["shape"], job["dtype"], job["layout"])
+    for _ in range(job["warmup"]):
+        arguments.call(fn)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    arguments.call(fn)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()

@@ -1,0 +1,76 @@
+"""The commands of the book: `python -m memtraffic_book COMMAND`, in the root of the repository."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from memtraffic import progress
+from memtraffic_book import build, colab, drift, survey
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    top = argparse.ArgumentParser(prog="python -m memtraffic_book", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    record = commands.add_parser("record", help="on a GPU: run experiments and write recordings")
+    record.add_argument("ids", nargs="*", metavar="ID", help="an experiment; all by default")
+
+    drifts = commands.add_parser("drift", help="on a GPU: run experiments, compare with recordings")
+    drifts.add_argument("ids", nargs="*", metavar="ID", help="an experiment; all by default")
+
+    notebooks = commands.add_parser(
+        "notebooks", help="on the published GPU: execute notebooks in place, from its recordings"
+    )
+    notebooks.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="all by default")
+
+    colabs = commands.add_parser("colab", help="write self-contained notebooks for Google Colab")
+    colabs.add_argument("out", metavar="OUT", type=Path, help="the folder to write them into")
+
+    surveys = commands.add_parser("survey", help="count kernels that others published, on a CPU")
+    surveys.add_argument(
+        "tutorials",
+        nargs="?",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("tutorials"),
+        help="python/tutorials of Triton's repository",
+    )
+
+    commands.add_parser("map", help="draw who is fastest where, from the published recording")
+    commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status, 1 where something drifted or failed."""
+    args = parser().parse_args(argv)
+    progress.enable()
+    try:
+        if args.command == "record":
+            print(f"recorded in {build.record_experiments(args.ids)}")
+        elif args.command == "drift":
+            if sentences := drift.measure_again(args.ids):
+                raise RuntimeError("measured again, these drifted:\n" + "\n".join(sentences))
+        elif args.command == "notebooks":
+            build.execute_notebooks(args.paths)
+        elif args.command == "colab":
+            colab.main([str(args.out)])
+        elif args.command == "survey":
+            path, absent = survey.write(args.tutorials)
+            print(f"counted in {path}" + (f", without {', '.join(absent)}" if absent else ""))
+        elif args.command == "map":
+            print(build.draw_map())
+        else:
+            print(build.chart_data(), end="")
+    except (RuntimeError, LookupError, OSError) as error:
+        print(f"memtraffic_book: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A small attention layer that learns to look things up: the chapter `backward` trains it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from memtraffic import runtime
+
+Softmax = Callable[..., Tensor]
+Step = Callable[[], Tensor]
+
+WARMUP_STEPS = 3  # of training, before one is captured
+
+
+def softmax_of(name: str) -> Softmax:
+    """The softmax with this name: "torch.softmax" or "memtraffic.softmax".
+
+    >>> softmax_of("torch.softmax") is torch.softmax
+    True
+
+    Raises LookupError for another name.
+    """
+    if name == "torch.softmax":
+        return torch.softmax
+    if name == "memtraffic.softmax":
+        from memtraffic.kernels.softmax.op import softmax
+
+        return softmax
+    raise LookupError(f"no softmax is named {name!r}: torch.softmax or memtraffic.softmax")
+
+
+class Attention(nn.Module):
+    """Attention with a given softmax: from (B, S, width) to (B, S, width / 2)."""
+
+    def __init__(self, softmax: Softmax, width: int, heads: int) -> None:
+        super().__init__()
+        self.softmax, self.heads = softmax, heads
+        self.queries, self.keys, self.values = (nn.Linear(width, width) for _ in range(3))
+        self.mix = nn.Linear(width, width // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (B, heads, S, width / heads)
+        q, k, v = (self.split(layer(x)) for layer in (self.queries, self.keys, self.values))
+        scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, heads, S, S)
+        weights = self.softmax(scores, -1)
+        return self.mix((weights @ v).transpose(1, 2).flatten(2))
+
+    def split(self, x: Tensor) -> Tensor:
+        """The heads of `x`: from (B, S, width) to (B, heads, S, width / heads)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def look_up(batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
+    """Sequences to look things up in, and what is to be found: the same ones each time.
+
+    >>> x, target = look_up(2, 16, 32)
+    >>> x.shape, target.shape
+    (torch.Size([2, 16, 32]), torch.Size([2, 16, 16]))
+
+    Each position holds a name, a value, and the name of another position, whose value is its
+    target. width: of a position, a multiple of 4: a quarter for each name, a half for the value.
+    """
+    generator = torch.Generator().manual_seed(0)
+    names = torch.randn(batch, length, width // 4, generator=generator)
+    values = torch.randn(batch, length, width // 2, generator=generator)
+    others = torch.stack([torch.randperm(length, generator=generator) for _ in range(batch)])
+    asked, found = (
+        it.gather(1, others[..., None].expand(-1, -1, it.shape[-1])) for it in (names, values)
+    )
+    device = runtime.device()
+    return torch.cat([asked, names, values], dim=-1).to(device), found.to(device)
+
+
+def training(
+    softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float, capturable: bool = False
+) -> Step:
+    """A function that trains an `Attention` by one step and returns the loss before that step.
+
+    >>> step = training(torch.softmax, (2, 16, 32), heads=2, lr=0.01)
+    >>> first, second = step(), step()
+    >>> bool(second < first)
+    True
+
+    shape: batch, length and width of `look_up`. heads: of the attention; they share the width. lr:
+    the learning rate of Adam. capturable: whether Adam keeps its own step count on the GPU, as a
+    CUDA graph needs it. Two trainings start with the same weights.
+    """
+    batch, length, width = shape
+    x, target = look_up(batch, length, width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Attention(softmax, width, heads).to(x.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, capturable=capturable)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def captured(step: Step) -> Step:
+    """A function that replays `step` as a CUDA graph. It first takes WARMUP_STEPS steps.
+
+    The next replay overwrites its result. Raises RuntimeError without a GPU, and for a step that
+    waits for the GPU.
+    """
+    runtime.require_gpu("captured")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_STEPS):  # compiles, and makes plans
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # records the kernels, and runs none
+        loss = step()
+
+    def replay(_alive: Step = step) -> Tensor:  # the graph uses the memory of its tensors
+        graph.replay()
+        return loss
+
+    return replay
+
+
+# ---- one step, for another process that counts what it moves
+
+
+@functools.cache
+def _training(name: str, shape: tuple[int, ...]) -> Step:
+    return training(softmax_of(name), shape, heads=8, lr=0.003)
+
+
+def step_with_torch(x: Tensor) -> Tensor:
+    """A step of training with `torch.softmax`, at the batch, length and width of `x`."""
+    return _training("torch.softmax", tuple(x.shape))()
+
+
+def step_with_ours(x: Tensor) -> Tensor:
+    """A step of training with `memtraffic.softmax`, at the batch, length and width of `x`."""
+    return _training("memtraffic.softmax", tuple(x.shape))()
+
+
+STEPS = {"torch.softmax": step_with_torch, "memtraffic.softmax": step_with_ours}

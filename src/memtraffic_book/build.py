@@ -1,0 +1,159 @@
+"""Makes what is stored in the book: recordings, outputs of the notebooks, the map of winners.
+
+Every path is found from the folder of recordings, `recording.root()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memtraffic import gpus, runtime
+from memtraffic_book import recording
+from memtraffic_book.catalog import EXPERIMENTS, find_experiments
+from memtraffic_book.recording import PUBLISHED, RecordingError
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+PICTURE = Path("_static/winners.png")
+LETTERS = {  # of the map, the same whoever wins
+    "tiled": "T",
+    "persistent": "P",
+    "compile(persistent reduction)": "C",
+    "torch.softmax": "S",
+}
+
+
+def book_folder() -> Path:
+    """The folder of the notebooks, beside the recordings."""
+    return recording.root().parent
+
+
+def record_experiments(ids: Sequence[str] = ()) -> Path:
+    """Measures experiments on this GPU, and writes each recording as soon as it is measured.
+
+    ids: which experiments; all of them by default, and then what the folder held before is removed.
+    An experiment that fails does not stop the others. On the published GPU, the map of winners is
+    drawn anew with its recording. Returns the folder.
+
+    Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
+    experiments that failed and why.
+    """
+    runtime.require_gpu("record")
+    subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
+    if not ids:
+        for path in [*folder.glob("*.csv"), folder / "machine.json"]:
+            path.unlink(missing_ok=True)
+    failed: dict[str, Exception] = {}
+    for subject in subjects:
+        start = time.monotonic()
+        try:
+            recording.write(folder, subject, subject.run())
+        except Exception as error:
+            failed[subject.id] = error
+        outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
+        print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
+        if subject.id == "winners" and folder.name == PUBLISHED and subject.id not in failed:
+            draw_map()
+    if failed:
+        reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
+        again = f"`python -m memtraffic_book record {' '.join(failed)}`"
+        raise RecordingError(f"not recorded (try again with {again}):\n{reasons}")
+    return folder
+
+
+def draw_map() -> Path:
+    """Draws who is fastest where, from the published recording. Returns the picture's path.
+
+    The picture carries the recording's checksum, so that a stale one can be recognised.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+
+    from memtraffic_book import figures
+
+    folder = recording.root() / PUBLISHED
+    cases = figures.fastest(recording.read(folder, EXPERIMENTS["winners"]))
+    title = "Which softmax is fastest depends on width, type and layout."
+    figure = figures.winners(cases, level=2, letters=LETTERS, title=title).figure
+    assert isinstance(figure, Figure)
+    checksum = recording.load_machine(folder)["experiments"]["winners"]["sha256"]
+    path = book_folder() / PICTURE
+    figure.savefig(path, dpi=160, metadata={"Source": checksum, "Software": None})
+    plt.close(figure)
+    return path
+
+
+def execute_notebooks(paths: Sequence[Path] = ()) -> None:
+    """Executes notebooks in place on the published GPU, with experiments from its recordings.
+
+    paths: which notebooks; all of the book's by default. Nothing is written unless every one of
+    them runs to its end. Raises RuntimeError on any other machine, and nbclient's errors.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+
+    runtime.require_gpu("notebooks")
+    if (folder := recording.folder_of_this_gpu()).name != PUBLISHED:
+        raise RuntimeError(f"the pages show {PUBLISHED}, and this GPU is {folder.name}")
+    environment = {
+        **os.environ,
+        "MEMTRAFFIC_MODE": "replay",
+        "MEMTRAFFIC_RECORDINGS": str(recording.root().resolve()),
+    }
+    done: dict[Path, NotebookNode] = {}
+    for path in paths or sorted(book_folder().glob("*.ipynb")):
+        print(f"executing {path}", flush=True)
+        notebook = nbformat.read(path, as_version=4)
+        resources = {"metadata": {"path": str(path.parent)}}
+        client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+        client.execute(env=environment)
+        done[path] = fold_inputs(normalize_outputs(notebook))
+    for path, notebook in done.items():
+        nbformat.write(notebook, path)
+
+
+def normalize_outputs(notebook: NotebookNode) -> NotebookNode:
+    """Removes from an executed notebook what differs from run to run or names paths of the machine.
+
+    These are timestamps, versions and tracebacks. What a cell prints is joined into one output,
+    however many pieces it arrived in. Changes and returns the notebook.
+    """
+    notebook.metadata.pop("language_info", None)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        outputs: list[NotebookNode] = []
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
+            last = outputs[-1] if outputs else {}
+            if output.output_type == "stream" and last.get("name") == output["name"]:
+                last["text"] += output["text"]
+            else:
+                outputs.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = outputs
+    return notebook
+
+
+def fold_inputs(notebook: NotebookNode) -> NotebookNode:
+    """Folds the code of cells tagged `hide-input` in JupyterLab and in Colab as on the page.
+
+    Changes and returns the notebook.
+    """
+    for cell in notebook.cells:
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
+    return notebook
+
+
+def chart_data() -> str:
+    """The GPUs of the table as JavaScript: what `book/_static/occupancy-data.js` holds."""
+    tables = {target: dataclasses.asdict(gpu) for target, gpu in gpus.TARGETS.items()}
+    return f"window.occupancyData = {json.dumps(tables, indent=1)};\n"

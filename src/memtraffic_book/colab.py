@@ -1,0 +1,374 @@
+"""The chapters as self-contained notebooks for Google Colab: each has the package inside.
+
+Every `book/<name>.ipynb` becomes `FOLDER/<name>.ipynb`. Its set-up cell unpacks the package and
+installs nothing. A notebook outside the book's site has no MyST, so what only MyST understands is
+resolved here: quoted values, relative links, folded cells. A cell that raises on purpose prints its
+error instead, so that "Run all" reaches the end.
+
+The script needs a checkout and the standard library, but neither the package nor PyTorch:
+
+    python src/memtraffic_book/colab.py FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import base64
+import functools
+import hashlib
+import io
+import json
+import lzma
+import mimetypes
+import posixpath
+import re
+import tarfile
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = "application/papermill.record/text/plain"
+FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags
+METADATA = {
+    "accelerator": "GPU",
+    "colab": {"gpuType": "T4", "provenance": []},
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+SET_UP = '''\
+# @title Set-up: unpack the book's package, look for a GPU
+def set_up(archive):
+    import base64
+    import importlib.util
+    import io
+    import os
+    import sys
+    import tarfile
+    from pathlib import Path
+
+    folder = Path("memtraffic-{digest}").resolve()  # nothing is installed
+    if not folder.is_dir():
+        part = folder.with_name(folder.name + ".part")
+        data = io.BytesIO(base64.b64decode(archive))
+        with tarfile.open(fileobj=data, mode="r:xz") as files:
+            files.extractall(part, filter="data")
+        part.rename(folder)
+    os.environ["MEMTRAFFIC_RECORDINGS"] = str(folder / "book" / "recordings")
+    source = str(folder / "src")
+    if source not in sys.path:
+        sys.path.insert(0, source)
+        # for processes that a cell starts
+        others = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([source, *([others] if others else [])])
+
+    import torch
+
+    import memtraffic  # before Triton: it decides what runs the kernels
+
+    switch = "Runtime > Change runtime type > T4 GPU > Save, then Runtime > Run all"
+    if torch.cuda.is_available():
+        print(f"GPU: {{torch.cuda.get_device_name()}}. Cells that measure say its name, or")
+        print("that they replay. The numbers in the text come from the book's recordings.")
+    else:
+        print("There is no GPU here: Triton's interpreter runs the kernels, and measured")
+        print("results are replayed. Each says on which GPU it was recorded.")
+        print(f"To measure a GPU yourself: {{switch}}.")
+    if importlib.util.find_spec("triton") is None:
+        print("Triton is not installed here, and the chapter's kernels need it.")
+        print(f"A runtime with a GPU has it: {{switch}}.")
+
+
+set_up("""
+{archive}
+""")
+'''
+
+CHART = """\
+The book's site has a chart with sliders here. In a notebook, ask the function behind it: how many
+programs of a kernel fit on one SM, by each limit? Change a number and run it in a new cell:
+
+```python
+from memtraffic import residency
+from memtraffic.gpus import find_gpu
+
+residency.nvidia.programs_by_limit({registers}, {shared}, {warps}, find_gpu("{target}"))
+```"""
+
+# A block between fences, a role, a code span, or a link or an image.
+MYST = re.compile(
+    r"""
+    ^(?P<fence>`{3,}|~{3,}|:{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=fence)[ \t]*$
+    | \{(?P<role>[\w:-]+)\}`(?P<text>[^`]+)`
+    | (?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)
+    | (?P<image>!?)\[(?P<label>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^\s()]+)\)
+    """,
+    re.M | re.S | re.X,
+)
+ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
+
+Json = dict[str, Any]
+
+
+LARGE = 15_000  # bytes of a table
+LINE = 1000  # characters of the archive; a notebook adds ten to each line
+
+
+def packed_files(root: Path, code: str) -> tuple[Path, ...]:
+    """The files of the checkout `root` that a page with this code needs: package and recordings.
+
+    A large table is left out, unless the code has the first word of its name, or, if it is a
+    recording, reads all.
+    """
+
+    def is_needed(path: Path) -> bool:
+        if path.suffix != ".csv" or path.stat().st_size <= LARGE:
+            return True
+        word = path.stem.split("_")[0]
+        if "recordings" not in path.parts:
+            return word in code
+        return word + "_" in code or '["experiments"]' in code
+
+    return tuple(
+        path
+        for folder in ("book/recordings", "src/memtraffic", "src/memtraffic_book")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and is_needed(path)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def pack(root: Path, files: tuple[Path, ...]) -> bytes:
+    """Files of the checkout `root` as a tar.xz archive.
+
+    The same files give the same bytes: times, owners and modes are left out.
+    """
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in files:
+            member = tarfile.TarInfo(path.relative_to(root).as_posix())
+            member.size = path.stat().st_size
+            archive.addfile(member, io.BytesIO(path.read_bytes()))
+    return lzma.compress(data.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+
+
+def setting(config: str, section: str, key: str) -> str:
+    """The text of `section: key:` in the YAML text `config`, or "" if it is not set.
+
+    >>> config = "html:\\n  baseurl:\\nrepository:\\n  url: https://x.org/y  # ours\\n"
+    >>> setting(config, "repository", "url"), setting(config, "html", "baseurl")
+    ('https://x.org/y', '')
+    """
+    body = re.search(rf"^{section}:.*\n((?:[ \t]+.*\n|[ \t]*#.*\n|\n)*)", config + "\n", re.M)
+    found = body and re.search(rf"^[ \t]+{key}:[ \t]*[\"']?([^\s\"'#]+)", body[1], re.M)
+    return found[1] if found else ""
+
+
+def linker(root: Path) -> Callable[[str, str], str]:
+    """A function of a page's name and a relative link on it: its absolute address, or "".
+
+    A page of the book leads to `html.baseurl`, any other file of the checkout `root` to
+    `repository.url`; a page too, if only the repository has an address. Both stand in _config.yml.
+    """
+    config = (root / "_config.yml").read_text("utf-8")
+    base = setting(config, "html", "baseurl").rstrip("/")
+    repository = setting(config, "repository", "url").rstrip("/")
+    branch = setting(config, "repository", "branch") or "main"
+
+    def absolute(page: str, target: str) -> str:
+        name, mark, fragment = target.partition("#")
+        path = posixpath.normpath(posixpath.join("book", name or f"{page}.ipynb"))
+        stem, suffix = posixpath.splitext(path)
+        if base and path.startswith("book/") and suffix in (".ipynb", ".md"):
+            return f"{base}/{stem}.html{mark}{fragment}"
+        if repository and (root / path).exists():  # some pages are made with the site
+            return f"{repository}/blob/{branch}/{path}{mark}{fragment}"
+        return ""
+
+    return absolute
+
+
+def glued(notebook: Json) -> dict[str, Any]:
+    """What the cells of a notebook kept for the text, by name, read from its stored outputs."""
+    outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", ()))
+    return {
+        output["metadata"]["scrapbook"]["name"]: ast.literal_eval("".join(output["data"][RECORD]))
+        for output in outputs
+        if RECORD in output.get("data", {})
+    }
+
+
+class Chapter:
+    """One notebook of the book, converted by `notebook`.
+
+    values: for the name of each notebook, what it kept for the text. link: see `linker`.
+    Raises ValueError, which names chapter and cell, for MyST that has no rule here.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, Mapping[str, Any]],
+        link: Callable[[str, str], str],
+    ) -> None:
+        self.path, self.values, self.link = path, values, link
+
+    def notebook(self, set_up: str) -> Json:
+        """The notebook for Colab. set_up: the source of its first code cell."""
+        notebook: Json = json.loads(self.path.read_text("utf-8"))
+        first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+        for number, cell in enumerate(notebook["cells"]):
+            source = "".join(cell["source"])
+            try:
+                if cell is first:
+                    cell |= {"source": set_up, "outputs": [], "execution_count": None}
+                    cell["metadata"] = {"cellView": "form"}
+                elif cell["cell_type"] == "code":
+                    self._code(cell, source)
+                else:
+                    cell |= {"source": self.text(source), "metadata": {}}
+            except ValueError as error:
+                raise ValueError(f"{self.path.name} cell {number}: {error}") from error
+            cell["source"] = cell["source"].splitlines(keepends=True)
+        return notebook | {"metadata": METADATA}
+
+    def text(self, markdown: str) -> str:
+        """MyST Markdown as Markdown that any notebook shows."""
+        for quoted in re.findall(r"<[a-z][^>]*\s(?:href|src)=[\"']?([^\"'\s>]+)", markdown):
+            if not ABSOLUTE.match(quoted):
+                raise ValueError(f"a relative link in HTML: {quoted}")
+        return MYST.sub(self._myst, markdown)
+
+    def _myst(self, match: re.Match[str]) -> str:
+        if match["fence"]:
+            return self._block(match)
+        if match["role"]:
+            return self._role(match["role"], match["text"])
+        if match["ticks"] or ABSOLUTE.match(match["target"]):
+            return match[0]
+        if match["image"]:
+            picture = self.path.parent / match["target"]
+            mime, data = mimetypes.guess_type(picture)[0], base64.b64encode(picture.read_bytes())
+            return f"![{match['label']}](data:{mime};base64,{data.decode()})"
+        label = MYST.sub(self._myst, match["label"])
+        address = self.link(self.path.stem, match["target"])
+        return f"[{label}]({address})" if address else label
+
+    def _block(self, match: re.Match[str]) -> str:
+        if "{" not in match["info"] and match["fence"][0] != ":":
+            return match[0]
+        chart = dict(re.findall(r'data-(\w+)="(\w+)"', match["body"]))
+        if match["info"].split() == ["{raw}", "html"] and "occupancy-chart" in match["body"]:
+            return CHART.format(**chart)
+        raise ValueError(f"no rule for the directive {match['info'].strip()}")
+
+    def _role(self, role: str, text: str) -> str:
+        if role == "glue:text":
+            page, _, name = text.rpartition("::")
+            name, _, form = name.partition(":")
+            try:
+                return format(self.values[page or self.path.name][name], form)
+            except KeyError:
+                raise ValueError(f"no stored output keeps {text!r}") from None
+        raise ValueError(f"no rule for the role {role}")
+
+    def _code(self, cell: Json, source: str) -> None:
+        """Converts a code cell, in place."""
+        tags = cell["metadata"].get("tags", [])
+        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt")
+        cell["metadata"] = {}
+        cell["outputs"] = [out for out in cell["outputs"] if RECORD not in out.get("data", {})]
+        for output in cell["outputs"]:
+            for mime in output.get("data", {}):
+                if alt and mime.startswith("image/"):
+                    output["metadata"][mime] = {"alt": alt}
+        if "raises-exception" in tags:
+            source = catch(source)
+            cell["outputs"] = [_printed(output) for output in cell["outputs"]]
+        if FOLDED & set(tags):
+            cell["metadata"] = {"cellView": "form"}  # shows the title in place of the code
+            if not source.startswith("# @title "):
+                raise ValueError("a folded cell does not start with a line `# @title ...`")
+        cell["source"] = source
+
+
+def _printed(output: Json) -> Json:
+    """An output of a cell after `catch`: an error has become a line of text."""
+    if output["output_type"] != "error":
+        return output
+    text = f"{output['ename']}: {output['evalue']}\n"
+    return {"output_type": "stream", "name": "stdout", "text": text.splitlines(keepends=True)}
+
+
+def catch(source: str) -> str:
+    """The code of a cell that raises on purpose, changed so that it prints the error and ends.
+
+    Definitions at its head stay outside the `try`.
+
+    >>> print(catch("import math\\nmath.sqrt(-1)"), end="")
+    import math
+    try:
+        math.sqrt(-1)
+    except Exception as error:  # meant: this is where it breaks
+        print(f"{type(error).__name__}: {error}")
+    """
+    heads = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    rest = [node for node in ast.parse(source).body if not isinstance(node, heads)]
+    lines = source.rstrip().splitlines(keepends=True)
+    head, body = "".join(lines[: rest[0].lineno - 1]), "".join(lines[rest[0].lineno - 1 :])
+    caught = (
+        f"{head}try:\n{textwrap.indent(body, '    ')}\n"
+        "except Exception as error:  # meant: this is where it breaks\n"
+        '    print(f"{type(error).__name__}: {error}")\n'
+    )
+    [*outside, attempt] = ast.parse(caught).body
+    inside = attempt.body if isinstance(attempt, ast.Try) else []
+    if ast.dump(ast.Module([*outside, *inside], [])) != ast.dump(ast.parse(source)):
+        raise ValueError("a string of several lines in a cell that raises")
+    return caught
+
+
+def set_up_of(chapter: Path, root: Path) -> str:
+    """The source of a chapter's first cell, with all that the chapter needs of the checkout."""
+    cells = json.loads(chapter.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    archive = pack(root, packed_files(root, code))
+    text = base64.b64encode(archive).decode()
+    lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
+    return SET_UP.format(digest=hashlib.sha256(archive).hexdigest()[:8], archive="\n".join(lines))
+
+
+def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
+    """Writes a notebook for each chapter of the checkout `root` into `folder`; returns the paths.
+
+    Raises ValueError, which names chapter and cell, for MyST that has no rule here.
+    """
+    chapters = sorted((root / "book").glob("*.ipynb"))
+    values = {path.name: glued(json.loads(path.read_text("utf-8"))) for path in chapters}
+    link = linker(root)
+    done = {
+        path.name: Chapter(path, values, link).notebook(set_up_of(path, root)) for path in chapters
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, notebook in done.items():
+        text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in done]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command: writes the notebooks and says where."""
+    parser = argparse.ArgumentParser(description="Write self-contained notebooks for Google Colab.")
+    parser.add_argument("folder", type=Path, help="where the notebooks go")
+    folder = parser.parse_args(arguments).folder
+    try:
+        print(f"{len(write_notebooks(folder))} notebooks for Colab in {folder}")
+    except ValueError as error:
+        parser.exit(1, f"colab: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

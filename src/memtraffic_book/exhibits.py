@@ -1,0 +1,588 @@
+"""Variants of the kernels that exist to be shown or measured in one chapter, some of them wrong."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memtraffic import runtime
+from memtraffic.benchmark.kernels import copy_tile, copy_tiles
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.kernels.call import Call
+from memtraffic.kernels.launch import (
+    Plan,
+    cached_plan,
+    check_operands,
+    launch_plan,
+    plan_resident,
+)
+from memtraffic.kernels.softmax import masked, persistent, split, tiled
+from memtraffic.kernels.softmax.chunks import exponential, load_chunks, max_of_chunks, store_chunk
+from memtraffic.kernels.softmax.op import backward
+from memtraffic.kernels.softmax.planning import row_tile
+from memtraffic.kernels.softmax.rows import softmax_kernel
+from memtraffic.kernels.tiling import (
+    MAX_COLS,
+    MAX_ELEMENTS_PER_LANE,
+    MAX_ROW,
+    common_divisor,
+    max_warps,
+    num_warps_of_row,
+    tile_shape,
+)
+from memtraffic.op import Op
+from memtraffic.runtime import device_guard
+from memtraffic.tensors import matrix
+
+# ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
+
+
+@triton.jit
+def _arithmetic_kernel(
+    y_ptr, n_trips, WHAT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Computes in registers: a chain of `n_trips` times STEPS results for each of BLOCK elements.
+
+    WHAT: "exp2", "exp" or "multiply-add". All three keep an element between 0 and 1.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = at.to(tl.float32) * 1e-9
+    for _ in tl.range(n_trips):
+        for _ in tl.static_range(STEPS):
+            if WHAT == "exp2":
+                x = tl.exp2(-x)
+            elif WHAT == "exp":
+                x = tl.exp(-x)
+            else:
+                x = x * 0.75 + 0.25
+    tl.store(y_ptr + at, x)
+
+
+@triton.jit
+def _stream_kernel(y_ptr, x_ptr, n_tiles, COPY: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program goes through the tiles that lie a grid apart, with one of them in flight.
+
+    It copies them, or adds them up. A sum is only written if it is NaN, which no compiler can rule
+    out: so the loads are made, and nothing is stored.
+    """
+    elements = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=1):
+        at = tile * BLOCK + elements  # 32 bits: for less than 2**31 elements
+        x = tl.load(x_ptr + at)
+        if COPY:
+            tl.store(y_ptr + at, x)
+        else:
+            total += x
+    if not COPY:
+        tl.store(y_ptr + tl.program_id(0) * BLOCK + elements, total, mask=total != total)
+
+
+@triton.jit
+def _idle_kernel(x_ptr, READ: tl.constexpr):
+    """Does nothing, or reads one element."""
+    if READ:
+        x = tl.load(x_ptr)
+        tl.store(x_ptr, x, mask=x != x)  # or the compiler would leave out the load
+
+
+# ---- masked: what padding costs, and what a wrong mask does
+
+
+def softmax_few_warps(x: Tensor) -> Tensor:
+    """`masked.softmax` of a padded row with the warps that a row of 8192 columns has."""
+    y, block = torch.empty_like(x), triton.next_power_of_2(x.shape[1])
+    with device_guard(x):
+        masked._softmax_masked_kernel[(x.shape[0],)](
+            y, *y.stride(), x, *x.stride(), x.shape[1],
+            BLOCK=block, num_warps=num_warps_of_row(8192, planning_gpu(x)),
+        )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _no_other_kernel(y_ptr, x_ptr, row_stride, n_cols, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + tl.program_id(0) * row_stride + cols, mask=mask)  # no other
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    y = numerator / tl.sum(numerator, axis=0)
+    tl.store(y_ptr + tl.program_id(0) * row_stride + cols, y, mask=mask)
+
+
+def softmax_no_other(x: Tensor, block: int | None = None) -> Tensor:
+    """A masked softmax that is wrong: it does not say what a masked element loads.
+
+    x: of packed rows. block: the width of a program's block, by default as wide as the row needs.
+    """
+    y, block = torch.empty_like(x), block or triton.next_power_of_2(x.shape[1])
+    with device_guard(x):
+        _no_other_kernel[(x.shape[0],)](y, x, x.stride(0), x.shape[1], BLOCK=block)
+    return y
+
+
+def softmax_block_of_512(x: Tensor) -> Tensor:
+    """A softmax that is wrong for wide rows: it computes the first 512 columns alone."""
+    return softmax_no_other(x, block=512)
+
+
+@triton.jit
+def _first_of_row_kernel(y_ptr, x_ptr, row, stride, LONG: tl.constexpr):
+    row = row.to(tl.int64) if LONG else row  # an argument has 32 bits
+    tl.store(y_ptr, tl.load(x_ptr + row * stride))
+
+
+# ---- tiled: the same kernel with an autotuner
+
+
+@functools.cache
+def autotuned_kernel():
+    """The tiled kernel, which tries its configurations at each new width and keeps the fastest."""
+    warps = (1, 2, 4, 8, 16, 32)
+    configs = [triton.Config({"ROWS": r}, num_warps=w) for r in (1, 2, 4, 8) for w in warps]
+    tuner = triton.autotune(
+        configs,
+        key=["n_cols", "BLOCK", "ALIGN"],
+        prune_configs_by={"early_config_prune": _prune},
+    )
+    return tuner(tiled._softmax_tiled_kernel)
+
+
+def _prune(configs, arguments, **constants):
+    """The configurations that fit the GPU and leave no lane idle."""
+    gpu = planning_gpu(arguments["x_ptr"])
+
+    def fits(config):
+        elements = config.kwargs["ROWS"] * constants["BLOCK"] / (config.num_warps * gpu.warp_size)
+        return config.num_warps <= max_warps(gpu) and 1 <= elements <= MAX_ELEMENTS_PER_LANE
+
+    return list(filter(fits, configs))
+
+
+def softmax_autotuned(x: Tensor) -> Tensor:
+    """`tiled.softmax` with options chosen by `triton.autotune`: the first call at a width measures.
+
+    x: as for `tiled.softmax`, with at least 32 columns, so that no lane is idle. There is no `out`:
+    a kernel that is tried many times must not overwrite what it reads. Raises as `tiled.softmax`
+    does.
+    """
+    y = check_operands("autotuned", x, None, MAX_COLS)
+    if x.shape[1] < 32:
+        raise ValueError(f"autotuned: {x.shape[1]} columns, too few to tune for")
+    if x.numel():
+        with device_guard(x):
+            autotuned_kernel()[lambda options: (triton.cdiv(x.shape[0], options["ROWS"]),)](
+                y, *y.stride(), x, *x.stride(), *x.shape,
+                BLOCK=triton.next_power_of_2(x.shape[1]), ALIGN=common_divisor(x, y),
+            )  # fmt: skip
+    return y
+
+
+# ---- persistent: the number of stages, and what the cache of plans saves
+
+
+def softmax_1_stage(x: Tensor) -> Tensor:
+    """`persistent.softmax` with one stage: no tile is loaded ahead."""
+    return persistent.softmax(x, num_stages=1)
+
+
+def softmax_2_stages(x: Tensor) -> Tensor:
+    """`persistent.softmax` with two stages."""
+    return persistent.softmax(x, num_stages=2)
+
+
+def softmax_3_stages(x: Tensor) -> Tensor:
+    """`persistent.softmax` with three stages."""
+    return persistent.softmax(x, num_stages=3)
+
+
+def softmax_uncached(x: Tensor) -> Tensor:
+    """`persistent.softmax`, which makes its plan anew at each call."""
+    y = check_operands("uncached", x, None, MAX_COLS)
+    if x.numel():
+        with device_guard(x):
+            persistent.launch(persistent.plan(x, y), y, x)
+    return y
+
+
+# ---- persistent: the suspects for what its loop loses to `tiled`
+
+
+def copy_tiled(x: Tensor) -> Tensor:
+    """A copy of `x` with the grid, the tiles and the warps of `tiled`, and no arithmetic."""
+    return copy_tiles(torch.empty_like(x, memory_format=torch.contiguous_format), x)
+
+
+@triton.jit
+def _copy_persistent_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The loop of `persistent` over copies of tiles."""
+    first, stride = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, tl.cdiv(n_rows, ROWS), stride, num_stages=STAGES):
+        copy_tile(
+            y_ptr, y_row_stride, y_col_stride,
+            x_ptr, x_row_stride, x_col_stride,
+            n_rows, n_cols, tile, ROWS, BLOCK, ALIGN,
+        )  # fmt: skip
+
+
+@triton.jit
+def _softmax_dynamic_kernel(
+    counter_ptr,
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The loop of `persistent` with a counter, from which a program takes its next tile.
+
+    Each program asks once more than it finds a tile. So a launch adds `turns` to the counter, and
+    the next one can start from what it left. STAGES is not used: such a loop has one.
+    """
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    n_tiles = tl.cdiv(n_rows, ROWS)
+    turns = n_tiles + tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
+    while tile < n_tiles:
+        rows = tile * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
+        x_offsets = rows.to(tl.int64) * x_row_stride + cols.to(tl.int64) * x_col_stride
+        y_offsets = rows.to(tl.int64) * y_row_stride + cols.to(tl.int64) * y_col_stride
+        x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(tl.float32)
+        # While the tile is in flight, so that the answer costs no time of its own.
+        tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
+        numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
+        y = numerator * (1 / tl.sum(numerator, axis=1)[:, None])
+        tl.store(y_ptr + y_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _plan_loop(
+    kernel: Callable[..., object],
+    x: Tensor,
+    y: Tensor,
+    *before: Tensor,
+    num_stages: int,
+    num_warps: int | None = None,
+    gpu: Gpu | None = None,
+) -> Plan:
+    """A plan like that of `persistent` for a kernel that takes `before` and then the same."""
+    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), gpu or planning_gpu(x)
+    tile = tile_shape(n_cols, itemsize, gpu, num_warps=num_warps)
+    tile = replace(tile, align=common_divisor(x, y), stages=num_stages)
+    arguments = (*before, y, *y.stride(), x, *x.stride(), *x.shape)
+    n_tiles = triton.cdiv(n_rows, tile.rows)
+    return plan_resident(kernel, arguments, tile, n_tiles, gpu, min_stages=num_stages)
+
+
+def _plan_copy(x, y, *, num_stages):
+    return _plan_loop(_copy_persistent_kernel, x, y, num_stages=num_stages)
+
+
+def _copy_persistent(x: Tensor, num_stages: int) -> Tensor:
+    y = check_operands("copy", x, None, MAX_COLS)
+    if x.numel():
+        with device_guard(x):
+            plan = cached_plan(_plan_copy, x, y, num_stages=num_stages)
+            arguments = (y, *y.stride(), x, *x.stride(), *x.shape)
+            launch_plan(plan, _copy_persistent_kernel, *arguments)
+    return y
+
+
+def copy_1_stage(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with one stage: tiles go through registers."""
+    return _copy_persistent(x, 1)
+
+
+def copy_2_stages(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with two stages: tiles go through shared memory."""
+    return _copy_persistent(x, 2)
+
+
+def copy_3_stages(x: Tensor) -> Tensor:
+    """A copy by the loop of `persistent` with three stages."""
+    return _copy_persistent(x, 3)
+
+
+def softmax_tiled_8_warps(x: Tensor) -> Tensor:
+    """`tiled.softmax` with 8 warps."""
+    return tiled.softmax(x, num_warps=8)
+
+
+def softmax_1_stage_8_warps(x: Tensor) -> Tensor:
+    """`persistent.softmax` with one stage and 8 warps: two programs of 16384 columns fit an SM."""
+    return persistent.softmax(x, num_warps=8, num_stages=1)
+
+
+def softmax_1_stage_once(x: Tensor) -> Tensor:
+    """The same with a program for each tile, so that each loop makes one trip."""
+    return persistent.softmax(x, num_warps=8, num_stages=1, programs=max(1, x.shape[0]))
+
+
+def softmax_2_stages_twice(x: Tensor) -> Tensor:
+    """`persistent.softmax` with two stages, and twice as many programs as fit at once."""
+    y = check_operands("twice", x, None, MAX_COLS)
+    if x.numel():
+        options = {"rows": None, "num_warps": None, "num_stages": 2, "programs": None}
+        with device_guard(x):
+            fitting = cached_plan(persistent.plan, x, y, **options).programs
+        persistent.softmax(x, y, num_stages=2, programs=2 * fitting)
+    return y
+
+
+def softmax_2_stages_once(x: Tensor) -> Tensor:
+    """`persistent.softmax` with two stages and a program for each tile.
+
+    A tile goes through shared memory as in the loop, but each loop makes one trip.
+    """
+    return persistent.softmax(x, num_stages=2, programs=max(1, x.shape[0]))
+
+
+def softmax_dynamic(x: Tensor) -> Tensor:
+    """The loop with one stage and 8 warps; a free program takes the next tile from a counter."""
+    y = check_operands("dynamic", x, None, MAX_COLS)
+    if x.numel():
+        with device_guard(x):
+            plan = cached_plan(_plan_dynamic, x, y)
+            counter = _counter(x.device, triton.cdiv(x.shape[0], plan.tiling.rows), plan.programs)
+            arguments = (counter, y, *y.stride(), x, *x.stride(), *x.shape)
+            launch_plan(plan, _softmax_dynamic_kernel, *arguments)
+    return y
+
+
+def _plan_dynamic(x, y):
+    counter = _counter(x.device, 0, 0)
+    return _plan_loop(_softmax_dynamic_kernel, x, y, counter, num_stages=1, num_warps=8)
+
+
+@functools.cache
+def _counter(device: torch.device, n_tiles: int, programs: int) -> Tensor:
+    """The counter of all launches with so many tiles and programs: they add up to whole rounds."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+# ---- occupancy: loads that wait for one another
+
+
+@triton.jit
+def _pointer_chase_kernel(y_ptr, x_ptr, hops):
+    """Follows a chain: each number that it loads is the offset of its next load."""
+    at = tl.load(x_ptr)
+    for _ in range(hops):
+        at = tl.load(x_ptr + at)
+    tl.store(y_ptr, at)
+
+
+# ---- long-rows: a row split over programs, planned once
+
+
+def softmax_split(x: Tensor, *, columns: int | None = None) -> Tensor:
+    """`split.softmax` whose plan is cached, so that a call costs the host little.
+
+    x: a packed matrix of shape (M, N) that starts at a multiple of 16 bytes. columns: per program,
+    by default at most as many as `memtraffic.softmax` takes. Raises as `split.softmax` does, and
+    ValueError for another layout.
+    """
+    y = check_operands("split", x, None, MAX_ROW)
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        raise ValueError(f"split: a plan for packed rows, and x has strides {x.stride()}")
+    if x.numel():
+        where = runtime.runs_on_gpu() or runtime.captured_gpu()
+        _split_call(where, x.device, x.dtype, x.shape, columns)(y, x)
+    return y
+
+
+def softmax_split_1024(x: Tensor) -> Tensor:
+    """The same with 1024 columns per program, so that few rows make many programs."""
+    return softmax_split(x, columns=1024)
+
+
+@functools.lru_cache(maxsize=64)
+def _split_call(
+    where: object, device: torch.device, dtype: torch.dtype, shape: torch.Size, columns: int | None
+) -> Call:
+    """The planned launch for packed matrices of a shape. where: what runs or captures it."""
+    x = torch.empty(shape, dtype=dtype, device=device)
+    n_rows, n_cols = shape
+    align = common_divisor(x, x)
+    parts = split.best_split(n_cols, x.element_size(), 1, align, planning_gpu(x))
+    if columns is not None:
+        block, chunks = min(parts.block, columns), max(1, columns // parts.block)
+        num_warps = max(1, parts.num_warps * block // parts.block)
+        parts = split.split_row(n_cols, block, chunks, num_warps)
+    arguments = x, *x.stride(), x, *x.stride()
+    return split.split_call(split.split_kernel, arguments, n_rows, n_cols, parts, align=align)
+
+
+# ---- chunks
+
+
+def softmax_converting_once(x: Tensor) -> Tensor:
+    """`memtraffic.softmax` of wide packed rows, where the compiler may keep numbers as float32.
+
+    x: of shape (M, N), N to 32768, more than a warp holds and a multiple of 16 bytes. Raises
+    ValueError for another matrix.
+    """
+    (n_rows, n_cols), y, vector = x.shape, torch.empty_like(x), 16 // x.element_size()
+    tile = row_tile(n_cols, x.element_size(), 1, planning_gpu(x))
+    if not x.is_contiguous() or n_cols % vector or tile is None or tile.rows > 1:
+        raise ValueError(f"softmax_converting_once: {n_cols} columns, strides {x.stride()}")
+    with device_guard(x):
+        softmax_kernel[(n_rows, 1)](
+            *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
+            *(1, tile.block, tile.chunks, n_cols // tile.block, vector, 1, False),
+            num_warps=tile.num_warps,
+        )
+    return y
+
+
+# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
+
+
+def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
+    """What `memtraffic.softmax` computes in the backward pass."""
+    return backward(dy, y, 1, y.dtype)
+
+
+def backward_torch(y: Tensor, dy: Tensor) -> Tensor:
+    """What `torch.softmax` computes in the backward pass."""
+    return torch.ops.aten._softmax_backward_data(dy, y, 1, y.dtype)
+
+
+def backward_lines(y: Tensor, dy: Tensor) -> Tensor:
+    """The formula as a line of PyTorch, which is four operations."""
+    return y * (dy - (y * dy).sum(dim=1, keepdim=True))
+
+
+@triton.jit
+def _backward_from_x_kernel(
+    dx_ptr, dx_row_stride, dx_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    n_cols,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = dx_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)  # (BLOCK,)
+    live = n_cols > 0
+    x_ptr += row * x_row_stride + cols * x_col_stride
+    dy_ptr += row * dy_row_stride + cols * dy_col_stride
+    dx_ptr += row * dx_row_stride + cols * dx_col_stride
+    WHOLE: tl.constexpr = CHUNKS - 1
+    lowest = -float("inf")
+    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, WHOLE)
+    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
+    row_max = tl.max(max_of_chunks(xs, CHUNKS, STORED, tl.float32), axis=0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    products = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        numerator = exponential(xs[i].to(tl.float32), row_max, STORED)
+        total += numerator
+        products += numerator * dys[i].to(tl.float32)
+    scale = 1 / tl.sum(total, axis=0)
+    dot = tl.sum(products, axis=0) * scale
+    for i in tl.static_range(CHUNKS):
+        y = exponential(xs[i].to(tl.float32), row_max, STORED) * scale
+        dx = (y * (dys[i].to(tl.float32) - dot)).to(STORED)
+        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+
+
+def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
+    """The gradient of `x` from that of its softmax, which the kernel computes once more.
+
+    It has the tiles of `backward_ours`, but for a program per row where that takes several. Raises
+    ValueError for rows that do not fit a program.
+    """
+    dx, (n_rows, n_cols) = torch.empty_like(x), x.shape
+    tile = row_tile(n_cols, x.element_size(), 2, planning_gpu(x))
+    if tile is None:
+        raise ValueError(f"backward_from_x: rows of {n_cols} columns do not fit a program")
+    with device_guard(x):
+        _backward_from_x_kernel[(n_rows,)](
+            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_cols,
+            BLOCK=tile.block, CHUNKS=tile.chunks,
+            ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
+        )  # fmt: skip
+    return dx
+
+
+# ---- survey: a layer norm with a pass over the row for each of its three steps
+
+
+@triton.jit
+def _layer_norm_kernel(
+    y_ptr, x_ptr, weight_ptr, bias_ptr, n_cols, eps, BLOCK: tl.constexpr
+):  # fmt: skip
+    x_ptr += tl.program_id(0).to(tl.int64) * n_cols
+    y_ptr += tl.program_id(0).to(tl.int64) * n_cols
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, n_cols, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0)
+    mean = tl.sum(total) / n_cols
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, n_cols, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        away = tl.load(x_ptr + cols, mask=cols < n_cols, other=mean) - mean
+        squares += away * away
+    scale = 1 / tl.sqrt(tl.sum(squares) / n_cols + eps)
+    for first in range(0, n_cols, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        mask = cols < n_cols
+        x = tl.load(x_ptr + cols, mask=mask)
+        weight = tl.load(weight_ptr + cols, mask=mask)
+        y = (x - mean) * scale * weight + tl.load(bias_ptr + cols, mask=mask)
+        tl.store(y_ptr + cols, y, mask=mask)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Layer norm of each row of `x`, in three passes over a block as wide as the row.
+
+    x: (M, N), packed. weight, bias: (N,). All of float32.
+    """
+    y, n_cols = torch.empty_like(x), x.shape[1]
+    with device_guard(x):
+        _layer_norm_kernel[(x.shape[0],)](
+            y, x, weight, bias, n_cols, 1e-5, BLOCK=triton.next_power_of_2(n_cols)
+        )
+    return y
+
+
+def _row_and_weights(m: int, n: int, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias = (matrix(rows, n, seed=rows, **options) for rows in (m, 1, 1))
+    return x, weight[0], bias[0]
+
+
+LAYER_NORM = Op(
+    name="layer_norm",
+    sizes=("M", "N"),
+    make_inputs=_row_and_weights,
+    reference=lambda x, weight, bias: torch.nn.functional.layer_norm(
+        x, (x.shape[1],), weight, bias
+    ),
+    least_bytes=lambda x, weight, bias: 2 * x.nbytes + weight.nbytes + bias.nbytes,
+)

@@ -1,0 +1,441 @@
+"""Charts: lines with their spread, bars, the roofline, bytes in flight, the ladder."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memtraffic_book import units
+from memtraffic_book.figures.drawing import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PROGRAM_COLORS,
+    PURPLE,
+    RED,
+    TEAL,
+    TEXT,
+    WIDTH,
+    entitle,
+    halo,
+    styled,
+    text_width,
+    wrap,
+)
+
+if TYPE_CHECKING:
+    pass
+
+# Colour, marker and dashes of the lines of a chart, in their order.
+LINES: tuple[tuple[str, str, Any], ...] = (
+    (BLUE, "o", "-"),
+    (ORANGE, "s", (0, (5, 1.5))),
+    (GREEN, "^", (0, (4, 1, 1, 1))),
+    (RED, "D", (0, (1.5, 1))),
+    (PURPLE, "v", (0, (7, 1, 1, 1, 1, 1))),
+    (TEAL, "X", (0, (2, 2))),
+)
+END, POSITION = "end of a line", "position"  # the names that are moved apart
+
+
+@styled
+def axes(
+    xlabel: str = "", ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9), title: str = ""
+) -> Axes:
+    """Empty axes in the book's style. size: in inches. The name of the y axis stands above it."""
+    _, [ax] = panels(1, size, title)
+    name_axes(ax, xlabel, ylabel)
+    return ax
+
+
+def name_axes(ax: Axes, xlabel: str, ylabel: str) -> None:
+    """Names the axes: that of x below it, that of y above it, where it can be read upright."""
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel, rotation=0, ha="left", va="bottom")
+    ax.yaxis.set_label_coords(0, 1.02)
+
+
+def panels(count: int, size: tuple[float, float], title: str = "") -> tuple[Figure, list[Axes]]:
+    """A figure of several axes, one below the other."""
+    figure, grid = plt.subplots(count, 1, figsize=size, squeeze=False)
+    # Ticks that are made later, when the figure is drawn, would take Matplotlib's own style.
+    ticks = {"color": INK, "labelcolor": INK, "labelsize": TEXT, "grid_color": GRID}
+    for ax in grid[:, 0]:
+        ax.tick_params(which="both", **ticks)
+    entitle(figure, title)
+    return figure, list(grid[:, 0])
+
+
+def _lay_out(ax: Axes) -> None:
+    """Decides where everything lies, so that what is placed next can see how much room there is."""
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+
+
+def _note(
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
+) -> Any:
+    """Writes text at a point of the data, moved by an offset in points, with a white rim."""
+    note = ax.annotate(text, at, offset, textcoords="offset points", **look)
+    halo(note)
+    return note
+
+
+def _hide_grid(ax: Axes, axis: Literal["x", "y"]) -> None:
+    ax.grid(axis=axis, visible=False)
+    ax.tick_params(axis=axis, length=0)
+
+
+# ---- marks
+
+
+@styled
+def mark_level(ax: Axes, value: float, text: str) -> None:
+    """Marks a value of the y axis with a dashed line and its name, and starts the axis at zero."""
+    ax.axhline(value, color=INK, linestyle=(0, (6, 3)), linewidth=1)
+    _note(ax, text, (0.02, value), (0, 2), xycoords=ax.get_yaxis_transform(), va="bottom")
+    ax.set_ylim(0, max(1.15 * value, ax.get_ylim()[1]))
+    _spread_ends(ax)
+
+
+@styled
+def mark_position(ax: Axes, value: float, text: str) -> None:
+    """Marks a value of the x axis with a dotted line and its name, above those marked before."""
+    ax.axvline(value, color=MUTED, linestyle=":", linewidth=1.2)
+    _lay_out(ax)
+    inch = ax.figure.dpi
+    frame = ax.get_window_extent()
+    at = ax.transData.transform((value, 1))[0]
+    room = (frame.x1 - at) / inch - 0.1
+    if not (right := room > max(0.8, *map(text_width, text.split()))):
+        room = (at - frame.x0) / inch - 0.1
+    marks = [label.get_text() for label in ax.texts if label.get_gid() == POSITION]
+    below = sum(mark.count("\n") + 1 for mark in marks) * 1.2 * TEXT + 6 * len(marks)
+    look = {"ha": "left" if right else "right", "va": "bottom", "gid": POSITION}
+    text = wrap(text, max(room, *map(text_width, text.split())))
+    offset = 5 if right else -5, 4 + below
+    _note(ax, text, (value, 0), offset, xycoords=ax.get_xaxis_transform(), **look)
+
+
+def log2_axis(ax: Axes, values: Iterable[float]) -> None:
+    """Makes the x axis logarithmic, with ticks at `values`, at every second or third if need be.
+
+    The y axis starts at zero.
+    """
+    ax.set_xscale("log", base=2)
+    ax.set_ylim(0, None)
+    ticks = sorted(set(values))
+    ax.set_xticks([ticks[-1]], [f"{ticks[-1]:g}"])
+    ax.set_xticks([], minor=True)
+    _lay_out(ax)
+    places = [ax.transData.transform((tick, 1))[0] / ax.figure.dpi for tick in ticks]
+    halves = [text_width(f"{tick:g}") / 2 for tick in ticks]
+    for step in range(1, len(ticks) + 1):
+        kept = sorted(range(len(ticks) - 1, -1, -step))
+        gaps = [places[j] - halves[j] - places[i] - halves[i] for i, j in pairwise(kept)]
+        if min(gaps, default=1) > 0.06:
+            break
+    ax.set_xticks([ticks[i] for i in kept], [f"{ticks[i]:g}" for i in kept])
+    ax.set_xticks([], minor=True)
+
+
+# ---- lines
+
+
+@styled
+def plot_lines(
+    lines: Mapping[str, pd.Series],
+    xlabel: str,
+    ylabel: str,
+    *,
+    title: str = "",
+    log2: bool = False,
+    low: Mapping[str, pd.Series] | None = None,
+    high: Mapping[str, pd.Series] | None = None,
+    level: str = "",
+    size: tuple[float, float] = (WIDTH, 2.9),
+) -> Axes:
+    """Lines, each with its name at its end, and the spread of what was measured as error bars.
+
+    lines: by name, series whose index is x. log2: a logarithmic x axis, as `log2_axis` makes it.
+    low, high: the ends of the spread, series by the names of lines; a line may have none.
+    level: the name of a line whose spread is a band: what lies in it is level with that line.
+    """
+    ax = axes(xlabel, ylabel, size, title)
+    _draw_lines(ax, lines, log2, low or {}, high or {}, level)
+    return ax
+
+
+def _draw_lines(
+    ax: Axes,
+    lines: Mapping[str, pd.Series],
+    log2: bool,
+    low: Mapping[str, pd.Series],
+    high: Mapping[str, pd.Series],
+    level: str = "",
+) -> None:
+    looks = itertools.cycle(LINES)
+    for name, line in lines.items():
+        color, marker, dashes = (MUTED, "|", "--") if name == "copy" else next(looks)
+        look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": dashes}
+        look["markersize"] = 5
+        if name == level:
+            ax.fill_between(line.index, low[name], high[name], color=GRID, linewidth=0)
+        if name in low and name != level:
+            spread = [line - low[name], high[name] - line]
+            ax.errorbar(line.index, line, spread, capsize=3, elinewidth=1, **look)
+        else:
+            ax.plot(line.index, line, **look)
+        ax.annotate(
+            _in_two(name),
+            (line.index[-1], line.iloc[-1]),
+            (7, 0),
+            textcoords="offset points",
+            color=color,
+            va="center",
+            annotation_clip=False,
+            gid=END,
+        )
+    if level:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n(grey band: level with {level})".strip())
+    if log2:
+        log2_axis(ax, [x for line in lines.values() for x in line.index])
+    _spread_ends(ax)
+
+
+def _spread_ends(ax: Axes) -> None:
+    """Moves the names of lines up and down until none lies on another, and each in the figure."""
+    ends: list[Any] = [text for text in ax.texts if text.get_gid() == END]
+    if not ends:
+        return
+    _lay_out(ax)
+    point = ax.figure.dpi / 72
+    wanted = {end: ax.transData.transform(end.xy)[1] / point for end in ends}
+    tall = {end: 1.2 * TEXT * (end.get_text().count("\n") + 1) + 1 for end in ends}
+    piles: list[list[Any]] = []  # of names that touch, each from its lowest
+
+    def bottom(pile: list[Any]) -> float:
+        """Where a pile starts if its names are as near as can be to their lines."""
+        middles = [sum(tall[it] for it in pile[:i]) + tall[end] / 2 for i, end in enumerate(pile)]
+        return sum(wanted[end] - it for end, it in zip(pile, middles, strict=True)) / len(pile)
+
+    # The ends of lines that meet, within a point, keep the order in which the lines are drawn.
+    for end in sorted(ends, key=lambda it: round(wanted[it])):
+        piles.append([end])
+        while len(piles) > 1:
+            low, high = piles[-2:]
+            if bottom(low) + sum(map(tall.__getitem__, low)) <= bottom(high):
+                break
+            piles[-2:] = [low + high]
+    for pile in piles:
+        place = bottom(pile)
+        for end in pile:
+            end.set_position((7, place + tall[end] / 2 - wanted[end]))
+            place += tall[end]
+
+
+def _in_two(name: str) -> str:
+    """Breaks a long name in two, at a space, after a dot or before a bracket.
+
+    >>> _in_two("copy"), _in_two("compile(naive)"), _in_two("torch.softmax")
+    ('copy', 'compile\\n(naive)', 'torch.\\nsoftmax')
+    """
+    breaks = [it.start() for it in re.finditer(r" |(?<=\.)(?=.)|(?<=.)(?=\()", name)]
+    if text_width(name) < 0.85 or not breaks:
+        return name
+    halves = [(name[:it], name[it:].lstrip()) for it in breaks]
+    return "\n".join(min(halves, key=lambda it: max(map(text_width, it))))
+
+
+@styled
+def flights(
+    curve: pd.DataFrame,
+    roof: float,
+    kernels: Mapping[str, float],
+    *,
+    title: str = "",
+    roof_name: str = "roof",
+) -> Axes:
+    """Bandwidth over the bytes in flight on each SM: what a GPU needs, and what kernels have.
+
+    curve: GB/s, a column for each line, such as `read` and `copy`; its index is kB in flight per
+    SM. roof: GB/s. kernels: kB in flight per SM, by name.
+    """
+    lines = {str(name): curve[name].dropna() for name in curve}
+    if not title:
+        reached = (curve.max(axis=1) >= 0.95 * roof).idxmax()
+        title = f"An SM needs about {reached:.3g} kB in flight before memory is busy all the time."
+    words = "kB in flight per SM, log scale", "bandwidth, GB/s"
+    ax = plot_lines(lines, *words, title=title, log2=True)
+    last = math.floor(math.log2(curve.index.max()))
+    powers = [2.0**i for i in range(last + 1) if 2.0**i >= curve.index.min() / 1.1]
+    log2_axis(ax, powers)
+    mark_level(ax, roof, f"{roof_name}: {units.format_gb_per_s(roof)}")
+    for name, kb in kernels.items():
+        mark_position(ax, kb, f"{name}: {units.format_bytes(1000 * kb)}")
+    return ax
+
+
+@styled
+def roofline(
+    bandwidth: float,
+    roofs: Mapping[str, float],
+    points: Mapping[str, tuple[str, float]],
+    *,
+    title: str = "",
+) -> Axes:
+    """A roofline: a slope, a ceiling per kind of arithmetic, and what operations need of each.
+
+    bandwidth: in bytes/s, the roof. roofs: the ceilings, the most operations/s of each kind, by its
+    name in the plural, such as `exponentials`. points: for the name of an operation, the kind and
+    how many operations of that kind it has for each byte that it moves.
+    """
+    name, (kind, intensity) = min(points.items(), key=lambda it: roofs[it[1][0]] / it[1][1])
+    ridge = roofs[kind] / bandwidth
+    if not title:
+        sets = "memory" if intensity < ridge else "arithmetic"
+        title = (
+            f"{sets.capitalize()} sets the time of {name}: it has {intensity:.3g} {kind} per "
+            f"byte, and the ridge is at {ridge:.2g}."
+        )
+    ax = axes("operations per byte", "operations per second", (WIDTH, 3.5), title)
+    ridges = {it: roof / bandwidth for it, roof in roofs.items()}
+    needs = [value for _, value in points.values()]
+    low, high = min(*needs, *ridges.values()) / 30, max(*needs, *ridges.values()) * 6
+    bottom, top = low * bandwidth, max(roofs.values()) * 5
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    last = max(ridges.values())
+    ax.plot([low, last], [bottom, last * bandwidth], color=INK)
+    middle = low**0.2 * min(ridges.values()) ** 0.8  # above it and to its left is room
+    roof_text = f"{units.format_gb_per_s(bandwidth / 1e9)}, the roof"
+    _note(ax, roof_text, (middle, middle * bandwidth), (-6, 3), ha="right", color=INK)
+    looks = dict(zip(roofs, LINES, strict=False))
+    for it, roof in roofs.items():
+        color, _, dashes = looks[it]
+        ax.plot([ridges[it], high], [roof, roof], color=color, linestyle=dashes)
+        ax.plot([ridges[it]] * 2, [bottom, roof], color=color, linestyle=":", linewidth=1.2)
+        above = roof == max(roofs.values())  # below the others is room, above them the slope
+        look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
+        _note(ax, f"{_si(roof)} {it}/s", (high, roof), (0, 3 if above else -4), **look)
+        offset = 3, 5 + 13 * sum(other < ridges[it] for other in ridges.values())
+        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), offset, color=color)
+    for it, (kind, value) in points.items():
+        color, marker, _ = looks[kind]
+        at = (value, min(roofs[kind], value * bandwidth))
+        ax.plot(*at, marker, color=color, markersize=9, markeredgecolor="white")
+        text = f"{it}: {value:.3g}\n{kind}\nper byte"
+        look = {"color": color, "ha": "left", "va": "top"}
+        _note(ax, text, at, (7, -5), **look)
+    ax.grid(visible=False)
+    _plain_ticks(ax)
+    return ax
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """Writes the ticks of logarithmic axes without powers, whose exponents would be too small."""
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_major_formatter(lambda value, _: _si(value))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(lambda value, _: "")
+
+
+def _si(value: float) -> str:
+    """A rate with a prefix: 27.7e12 is `27.7 T`."""
+    prefixes = (1e12, "T"), (1e9, "G"), (1e6, "M"), (1, "")
+    power, prefix = next(it for it in prefixes if value >= it[0])
+    return f"{value / power:.3g} {prefix}".strip()
+
+
+# ---- bars
+
+
+@styled
+def plot_bars(
+    labels: Sequence[str],
+    values: Sequence[float],
+    texts: Sequence[str],
+    xlabel: str,
+    title: str = "",
+) -> Axes:
+    """Horizontal bars from zero, the first on top, each with its text at its end."""
+    size = (WIDTH, 0.75 + 0.36 * len(labels) + (0.4 if title else 0))
+    ax = axes(xlabel=xlabel, size=size, title=title)
+    _draw_bars(ax, labels, values, texts)
+    return ax
+
+
+def _draw_bars(
+    ax: Axes, labels: Sequence[str], values: Sequence[float], texts: Sequence[str], **look: Any
+) -> None:
+    look = {"color": BLUE, "height": 0.65, **look}
+    drawn = ax.barh(range(len(labels)), list(values), **look)
+    ax.set_yticks(range(len(labels)), list(labels))
+    ax.bar_label(drawn, list(texts), padding=4)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.45 * max(values))
+    ax.locator_params(axis="x", nbins=4)
+    _hide_grid(ax, "y")
+
+
+@styled
+def times(us: Mapping[str, float], *, title: str = "") -> Axes:
+    """How long each part of the work takes if it had the GPU for itself; the longest is dark.
+
+    us: microseconds by name, such as those of the exponentials and of the bytes.
+    """
+    longest, second, *_ = sorted(us, key=lambda name: us[name], reverse=True)
+    ratio = units.format_ratio(us[longest] / us[second])
+    title = title or f"The {longest} take {ratio} as long as the {second}."
+    dark = [BLUE if name == longest else PROGRAM_COLORS[0] for name in us]
+    ax = axes("µs", size=(WIDTH, 1.2 + 0.36 * len(us)), title=title)
+    texts = [units.format_us(value) for value in us.values()]
+    _draw_bars(ax, list(us), list(us.values()), texts, color=dark)
+    ax.set_xlim(0, 1.3 * us[longest])
+    return ax
+
+
+@styled
+def plot_staircase(
+    stairs: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    points: Mapping[str, tuple[float, float]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+) -> Axes:
+    """Steps, and labelled points on or under them.
+
+    stairs: lines by name, each a pair of lists (x, y). points: pairs (x, y) by label.
+    """
+    ax = axes(xlabel, ylabel, (WIDTH, 3.1), title)
+    for (name, (x, y)), color, dashes in zip(
+        stairs.items(), (BLUE, MUTED), ("-", "--"), strict=False
+    ):
+        ax.step(x, y, where="mid", color=color, linewidth=1.5, linestyle=dashes)
+        at = (x[len(x) * 3 // 4], y[len(y) * 3 // 4])
+        look = {"color": color, "ha": "center"}
+        _note(ax, name, at, (0, 14), **look)
+    ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
+    every = [x for line, _ in stairs.values() for x in line]
+    left = min(every) + 0.15 * (max(every) - min(every))  # where there is no room beside a point
+    corners = {corner for line in stairs.values() for corner in zip(*line, strict=True)}
+    for label, point in points.items():
+        gaps = [other[1] - point[1] for other in points.values() if abs(other[0] - point[0]) < 4]
+        near = sum(gap for gap in gaps if abs(gap) < 4)  # of another label, above or below
+        where, side = (-7, -4 - 7 * (near > 0) + 2 * (near < 0)), "right"
+        if point in corners or point[0] < left:
+            where, side = (6, 3), "left"
+        ax.annotate(label, point, where, textcoords="offset points", color=ORANGE, ha=side)
+    ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
+    return ax

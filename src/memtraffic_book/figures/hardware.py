@@ -1,0 +1,278 @@
+"""The machine: memory, caches and processors, and the way of the bytes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from memtraffic.gpus import KIB, AmdGpu, Gpu, NvidiaGpu
+from memtraffic_book import units
+from memtraffic_book.figures.drawing import (
+    BLUE,
+    INK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PROGRAM_COLORS,
+    WIDTH,
+    arrow,
+    board,
+    box,
+    finish,
+    styled,
+    write,
+)
+
+if TYPE_CHECKING:
+    from memtraffic.meters.count import OpTraffic
+
+Segment = Literal[
+    "dram_to_l2", "l2_to_l1", "l1_to_registers", "registers_to_l1", "l1_to_l2", "l2_to_dram",
+    "shared", "shared_to_registers",
+]  # fmt: skip
+
+
+class _Way(NamedTuple):
+    """A segment of the path: between which places, which way, how many inches from the left."""
+
+    upper: str
+    lower: str
+    heads: str
+    x: float
+
+
+UP, DOWN, BOTH = "-|>", "<|-", "<|-|>"  # an arrow is drawn from below
+SEGMENTS: dict[Segment, _Way] = {
+    "dram_to_l2": _Way("l2", "dram", UP, 0.32),
+    "l2_to_l1": _Way("l1", "l2", UP, 0.32),
+    "l1_to_registers": _Way("registers", "l1", UP, 0.32),
+    "registers_to_l1": _Way("registers", "l1", DOWN, 1.3),
+    "l1_to_l2": _Way("l1", "l2", DOWN, 1.3),
+    "l2_to_dram": _Way("l2", "dram", DOWN, 1.3),
+    "shared": _Way("registers", "shared", BOTH, 2.36),
+    "shared_to_registers": _Way("registers", "shared", UP, 2.36),  # in place of `shared`
+}
+FILLS = {"dram": "#dfe4e9", "l2": "#cfe3ff", "l1": "#ffe3cc", "shared": "#ffe3cc"}
+FILLS |= {"registers": "#c9ecd2", "mall": "#cfe3ff"}
+LEFT, RIGHT = 0.04, WIDTH - 0.04
+GAP = 0.46  # inches between two levels, for the arrows
+
+
+class _Words(NamedTuple):
+    """What a vendor calls the parts, and how large those of one processor are."""
+
+    processor: str
+    processors: str
+    part: str  # of a processor: what runs one warp at a time
+    parts: int
+    register_bytes: int  # of one part
+    shared: str
+    up_to: str  # before the size of shared memory, where L1 may take of it
+
+
+def _words(gpu: Gpu) -> _Words:
+    if isinstance(gpu, AmdGpu):
+        register_bytes = (gpu.vgprs + gpu.agprs) * gpu.warp_size * 4
+        one, all_ = ("compute unit", "CUs") if gpu.warp_size == 64 else ("WGP", "WGPs")
+        return _Words(one, all_, "SIMD", gpu.simds, register_bytes, "LDS", "")
+    if isinstance(gpu, NvidiaGpu):
+        parts, register_bytes = gpu.subpartitions, gpu.registers_per_sm * 4
+        words = "SM", "SMs", "scheduler", parts, register_bytes // parts, "shared memory", "up to "
+        return _Words(*words)
+    raise TypeError(f"machine: nothing is known of a processor of {gpu.vendor}")
+
+
+@styled
+def machine(
+    gpu: Gpu,
+    *,
+    speeds: Mapping[str, str] | None = None,
+    lit: Mapping[Segment, str] | None = None,
+    sizes: Mapping[str, str] | None = None,
+    dies: int = 1,
+    title: str = "",
+) -> Axes:
+    """The machine: memory, L2, all SMs, and one SM opened up; the path in use is lit.
+
+    gpu: its vendor's words, and the sizes of what an SM has. speeds: texts such as `4273 GB/s`,
+    for the way between memory and L2 (`dram`), L2 and L1 (`l2`), L1 and the registers (`l1`). lit:
+    the segments of the path that are in use, each with its bytes as a text; the others are faint.
+    sizes: texts for what the table of GPUs does not know: `dram`, `l2`, `l1`, and `mall` for the
+    cache that AMD has on the memory's side; `shared` stands in place of the size. dies: how many
+    L2 caches there are, such as the 8 of an MI300X.
+
+    The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
+    `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory,
+    in whose place `shared_to_registers` is drawn if it is lit.
+    Raises ValueError for any other.
+    """
+    words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
+    if unknown := sorted(set(lit) - set(SEGMENTS)):
+        raise ValueError(f"machine: unknown segments {unknown}; known are {', '.join(SEGMENTS)}")
+    if gpu.l2_bytes:
+        sizes.setdefault("l2", f"{gpu.l2_bytes / KIB**2:g} MiB")
+    title = title or (
+        f"Numbers travel from the memory of the {gpu.product} to the registers of one of its "
+        f"{gpu.num_sms} {words.processors}, and back."
+    )
+    in_use = {place for segment in lit for place in SEGMENTS[segment][:2]}
+
+    def place(name: str, at: tuple[float, float], size: tuple[float, float]) -> None:
+        """Draws a place that holds bytes; those on the path have a strong edge."""
+        edge = {"ec": INK, "lw": 2} if name in in_use else {"ec": MUTED, "lw": 0.8}
+        box(ax, at, size, fc=FILLS[name], gid=name, **edge)
+
+    columns = 66  # of the processors, drawn in rows
+    rows = -(-gpu.num_sms // columns)
+    unit = (RIGHT - LEFT) / min(columns, gpu.num_sms)
+    unit = min(unit, 0.12)
+    parts_top, part_high = 0.31, 1.3
+    rail = parts_top + part_high + 0.06
+    l1 = rail + GAP
+    panel = l1 + 0.5
+    grid = panel + 0.34
+    l2 = grid + rows * unit + GAP
+    mall = l2 + 0.36 + GAP
+    dram = mall + (0.26 if "mall" in sizes else 0)
+    ax = board()
+
+    # All processors, and the first of them opened.
+    corners = [(LEFT, panel), (RIGHT, panel), (LEFT + unit, grid), (LEFT, grid)]
+    ax.add_patch(plt.Polygon(corners, facecolor=PALE, edgecolor="#aab4be", lw=0.8, zorder=0))
+    box(ax, (LEFT, 0.03), (RIGHT - LEFT, panel - 0.03), fc=PALE, ec=MUTED, lw=1.2, gid="opened")
+    name = f"one {words.processor}, opened"
+    beside: Any = write(ax, LEFT + 0.09, 0.17, name, ha="left", weight="bold")
+    total = f"with {words.parts * words.register_bytes / KIB:g} KiB of registers"
+    offset = {"xycoords": beside, "xytext": (4, 0), "textcoords": "offset points"}
+    ax.annotate(total, (1, 0.5), va="center", color=MUTED, **offset)
+    for i in range(gpu.num_sms):
+        at = (LEFT + i % columns * unit, grid + i // columns * unit)
+        look = {"fc": INK, "ec": "white"} if i == 0 else {"fc": "#b6c2cf", "ec": "white"}
+        box(ax, at, (unit, unit), lw=0.6, gid="processor", **look)
+    write(ax, RIGHT, grid - 0.12, f"{gpu.num_sms} {words.processors}", ha="right", weight="bold")
+
+    # The parts of the opened one.
+    wide = (RIGHT - LEFT - 0.16 - 0.06 * (words.parts - 1)) / words.parts
+    for i in range(words.parts):
+        x = LEFT + 0.08 + i * (wide + 0.06)
+        box(ax, (x, parts_top), (wide, part_high), fc="white", ec=MUTED, lw=0.8, gid="part")
+        write(ax, x + wide / 2, parts_top + 0.14, words.part)
+        across = gpu.warp_size // 4
+        cell = min(0.09, (wide - 0.1) / across), 0.09
+        corner = x + (wide - across * cell[0]) / 2
+        for lane in range(gpu.warp_size):
+            at = (corner + lane % across * cell[0], parts_top + 0.27 + lane // across * cell[1])
+            box(ax, at, cell, fc=PROGRAM_COLORS[0], ec="white", lw=0.6, gid="lane")
+        write(ax, x + wide / 2, parts_top + 0.27 + 4 * cell[1] + 0.1, f"{gpu.warp_size} lanes")
+        bottom = parts_top + part_high - 0.04
+        place("registers", (x + 0.04, bottom - 0.4), (wide - 0.08, 0.4))
+        size = f"{words.register_bytes / KIB:g} KiB"
+        write(ax, x + wide / 2, bottom - 0.2, f"registers\n{size}", linespacing=1.1)
+        ax.plot([x + wide / 2] * 2, [bottom + 0.04, rail], color="#aab4be", lw=1.2)
+    ends = [LEFT + 0.08, RIGHT - 0.08]  # one line under all parts: the arrows lead to each of them
+    ax.plot(ends, [rail, rail], color="#aab4be", lw=1.2, gid="rail")
+    apart = 0 if words.up_to else 0.06  # one memory, which both divide, or two
+    half = (RIGHT - LEFT - 0.16 - apart) / 2
+    shared = sizes.get("shared", f"{words.up_to}{gpu.shared_per_sm / KIB:g} KiB")
+    for name, x, text in (
+        ("l1", LEFT + 0.08, _with_size("L1 cache", sizes.get("l1", ""), "\n")),
+        ("shared", LEFT + 0.08 + half + apart, f"{words.shared}\n{shared}"),
+    ):
+        place(name, (x, l1), (half, 0.42))
+        write(ax, x + half / 2, l1 + 0.21, text, linespacing=1.1)
+
+    # What all of them share.
+    place("l2", (LEFT, l2), (RIGHT - LEFT, 0.36))
+    for die in range(1, dies):
+        x = LEFT + die * (RIGHT - LEFT) / dies
+        ax.plot([x, x], [l2, l2 + 0.36], color=MUTED, lw=1.2, gid="die")
+    label = write(ax, WIDTH / 2, l2 + 0.18, _with_size("L2 cache", sizes.get("l2", "")))
+    if dies > 1:
+        label.set_bbox({"facecolor": FILLS["l2"], "edgecolor": "none", "pad": 1.5})
+    if "mall" in sizes:
+        place("mall", (LEFT, mall), (RIGHT - LEFT, 0.26))
+        write(ax, WIDTH / 2, mall + 0.13, _with_size("Infinity Cache", sizes["mall"]))
+    place("dram", (LEFT, dram), (RIGHT - LEFT, 0.4))
+    write(ax, WIDTH / 2, dram + 0.2, _with_size("memory (DRAM)", sizes.get("dram", "")))
+
+    # The path.
+    bottoms = {"registers": rail, "l1": grid + rows * unit, "l2": l2 + 0.36}
+    tops = {"l1": l1, "shared": l1, "l2": l2, "dram": mall}
+    one_way = "shared_to_registers"
+    hidden = "shared" if one_way in lit else one_way
+    for segment, way in SEGMENTS.items():
+        if segment == hidden:
+            continue
+        tail, head = (way.x, tops[way.lower] - 0.03), (way.x, bottoms[way.upper] + 0.03)
+        if segment not in lit:
+            arrow(ax, tail, head, way.heads, color="#aab4be", linewidth=1.2, mutation_scale=8)
+            continue
+        color = {UP: BLUE, DOWN: ORANGE, BOTH: INK}[way.heads]
+        arrow(ax, tail, head, way.heads, color=color, linewidth=3, mutation_scale=15)
+        look = {"ha": "left", "color": color, "weight": "bold"}
+        write(ax, way.x + 0.13, (tail[1] + head[1]) / 2, lit[segment], **look)
+    for name, middle in (
+        ("dram", l2 + 0.36 + GAP / 2),
+        ("l2", l2 - GAP / 2),
+        ("l1", l1 - GAP / 2),
+    ):
+        if name in speeds:
+            write(ax, RIGHT - 0.08, middle, speeds[name], ha="right", color=MUTED)
+    return finish(ax, dram + 0.44, title)
+
+
+def _with_size(name: str, size: str, between: str = ", ") -> str:
+    return f"{name}{between}{size}" if size else name
+
+
+@styled
+def five_trips(ops: Sequence[OpTraffic], fused: OpTraffic, *, title: str = "") -> Axes:
+    """Kernels that each go to memory and back, beside one kernel that goes once.
+
+    ops: what each kernel reads and writes, in their order. fused: what the one kernel does.
+    """
+    moved = [sum(op.read_bytes + op.written_bytes for op in them) for them in (ops, [fused])]
+    title = title or (
+        f"{len(ops)} kernels move {units.format_bytes(moved[0])} to and from memory, and 1 kernel "
+        f"moves {units.format_bytes(moved[1])}."
+    )
+    step, top, bar = 0.62, 0.28, 0.3
+    height = len(ops) * step
+    ax = board()
+    middle, name = WIDTH / 2, 0.62  # the bar of memory, and the width of an operation
+    box(ax, (middle - bar / 2, top), (bar, height), fc=FILLS["dram"], ec=INK, lw=1.2, gid="dram")
+    write(ax, middle, top + height / 2, "memory", rotation=90)
+    write(ax, LEFT, 0.13, f"{len(ops)} kernels", ha="left", weight="bold")
+    write(ax, RIGHT, 0.13, "1 kernel", ha="right", weight="bold")
+    for i, op in enumerate(ops):
+        y = top + i * step + 0.05
+        box(ax, (LEFT, y), (name, step - 0.1), fc=FILLS["registers"], ec=MUTED, lw=1, gid="op")
+        write(ax, LEFT + name / 2, y + step / 2 - 0.05, op.name)
+        _trip(ax, op, (middle - bar / 2, LEFT + name), y + 0.16, y + step - 0.2)
+    box(ax, (RIGHT - name, top + 0.05), (name, height - 0.1), fc=FILLS["registers"], ec=MUTED, lw=1)
+    write(ax, RIGHT - name / 2, top + height / 2, fused.name, rotation=90)
+    y = top + height / 2
+    _trip(ax, fused, (middle + bar / 2, RIGHT - name), y - 0.3, y + 0.3)
+    for x, total in ((LEFT, moved[0]), (RIGHT, moved[1])):
+        side: Any = "left" if x == LEFT else "right"
+        text = f"{units.format_bytes(total)} in all"
+        write(ax, x, top + height + 0.16, text, ha=side, weight="bold")
+    return finish(ax, top + height + 0.3, title)
+
+
+def _trip(
+    ax: Axes, op: OpTraffic, ends: tuple[float, float], read_y: float, write_y: float
+) -> None:
+    """The two arrows of an operation with their bytes. ends: x of memory and of the operation."""
+    memory, place = ends
+    middle = (memory + place) / 2
+    for y, n_bytes, tail, head, color, dashes in (
+        (read_y, op.read_bytes, memory, place, BLUE, "-"),
+        (write_y, op.written_bytes, place, memory, ORANGE, (0, (3, 1))),
+    ):
+        wide = 2.6 if n_bytes >= 1e6 else 1  # what is hardly anything is a thin line
+        arrow(ax, (tail, y), (head, y), color=color, linewidth=wide, linestyle=dashes)
+        write(ax, middle, y - 0.1, units.format_bytes(n_bytes), color=color)

@@ -1,0 +1,232 @@
+"""Maps: a number or a winner for each cell of a grid."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from memtraffic_book.figures.drawing import (
+    HATCHES,
+    INK,
+    LINE,
+    MUTED,
+    ORANGE,
+    PROGRAM_COLORS,
+    WIDTH,
+    Sample,
+    board,
+    box,
+    finish,
+    halo,
+    key,
+    styled,
+    text_width,
+    write,
+)
+
+LEFT, RIGHT = 0.04, WIDTH - 0.04
+
+
+def relative_speed(frame: pd.DataFrame, option: str) -> pd.DataFrame:
+    """The speed over that of a copy, of a result of `bench_option`: values down, widths across.
+
+    >>> frame = pd.DataFrame({"rows": [1, 2], "n": [64, 64], "us": [20.0, 8.0], "copy_us": 10.0})
+    >>> relative_speed(frame, "rows")[64].to_dict()
+    {1: 0.5, 2: 1.25}
+    """
+    speed = frame.assign(speed=frame["copy_us"] / frame["us"])
+    return speed.pivot(index=option, columns="n", values="speed")
+
+
+def shade(value: float, low: float = 0.3, high: float = 1.1) -> tuple[str, str]:
+    """The fill of a cell and the colour of its text: the higher the value, the darker.
+
+    >>> shade(0.3), shade(1.1)[1]
+    (('#f7fbff', '#1f2328'), 'white')
+    """
+    depth = min(1.0, max(0.0, (value - low) / (high - low)))
+    red, green, blue, _ = plt.get_cmap("Blues")(depth, bytes=True)
+    light = (0.3 * red + 0.59 * green + 0.11 * blue) / 255
+    return f"#{red:02x}{green:02x}{blue:02x}", INK if light > 0.55 else "white"
+
+
+class _Grid(NamedTuple):
+    """A board with a grid on it. left, top: its corner. wide, high: of a cell. end: below it."""
+
+    ax: Axes
+    left: float
+    top: float
+    wide: float
+    high: float
+    end: float
+
+    def cell(self, x: int, y: int, **look: Any) -> tuple[float, float]:
+        """Draws a cell by its column and row. Returns its middle."""
+        at = self.left + x * self.wide, self.top + y * self.high
+        box(self.ax, at, (self.wide, self.high), **{"edgecolor": "white", "lw": 1, **look})
+        return at[0] + self.wide / 2, at[1] + self.high / 2
+
+
+def _grid(
+    rows: Sequence[Hashable],
+    columns: Sequence[Hashable],
+    labels: tuple[str, str],
+    high: float,
+) -> _Grid:
+    """A grid with names beside its rows and above its columns.
+
+    labels: what the rows are, and what the columns are. A name of a column that is a pair has its
+    first half written once over its neighbours. high: inches of a row.
+    """
+    down, across = (f"{labels[0]} ↓", f"{labels[1]} →")
+    two = text_width(down) + text_width(across) + 0.2 > RIGHT - LEFT
+    names = [it[-1] if isinstance(it, tuple) else it for it in columns]
+    groups = [it[0] for it in columns if isinstance(it, tuple)]
+    left = LEFT + max(text_width(str(row)) for row in rows) + 0.08
+    wide = (RIGHT - left) / len(columns)
+    widest = max(text_width(str(name)) for name in names)
+    turned = widest > wide - 0.05
+    y = 0.1 + LINE * two
+    top = y + 0.12 + (LINE if groups else 0) + (widest if turned else LINE) + 0.08
+    end = top + len(rows) * high
+    ax = board()
+    write(ax, RIGHT, 0.1, across, ha="right", color=MUTED)
+    write(ax, LEFT, y, down, ha="left", color=MUTED)
+    for i, row in enumerate(rows):
+        write(ax, left - 0.06, top + (i + 0.5) * high, str(row), ha="right")
+    for i, name in enumerate(names):
+        look: dict[str, Any] = {"rotation": 90} if turned else {}
+        write(ax, left + (i + 0.5) * wide, top - 0.05, str(name), va="bottom", **look)
+    x = left
+    for group, them in itertools.groupby(groups):
+        after = x + len(list(them)) * wide
+        write(ax, (x + after) / 2, y + 0.12 + LINE / 2, str(group), weight="bold")
+        ax.plot([x + 0.04, after - 0.04], [y + 0.12 + LINE] * 2, color=MUTED, linewidth=1)
+        x = after
+    return _Grid(ax, left, top, wide, high, end)
+
+
+@styled
+def heatmap(
+    values: pd.DataFrame,
+    framed: Callable[[Any, Any], bool],
+    *,
+    title: str,
+    rows: str,
+    columns: str,
+    frame: str,
+    cell: str = "speed in percent of a copy",
+) -> Axes:
+    """A map of shares in percent, the higher the darker, with a closed frame in chosen cells.
+
+    values: shares, 1.0 for 100 %; the index goes down, the columns across; NaN is an empty cell.
+    framed: whether the cell of a value of the index and one of the columns has a frame. rows,
+    columns: what these are. frame: what a frame means. cell: what a number means.
+    """
+    samples = [Sample(frame, {"fill": False, "edgecolor": ORANGE, "lw": 2})]
+    labels = rows, columns
+    grid = _grid(list(values.index), list(values.columns), labels, 0.32)
+    for (y, row), (x, column) in itertools.product(
+        enumerate(values.index), enumerate(values.columns)
+    ):
+        value = values.loc[row, column]
+        if pd.isna(value):
+            continue
+        fill, ink = shade(value)
+        middle = grid.cell(x, y, facecolor=fill, gid="cell")
+        chosen = bool(framed(row, column))
+        weight = "bold" if chosen else "normal"
+        write(grid.ax, *middle, f"{100 * value:.0f}", color=ink, weight=weight)
+        if chosen:  # inside its cell, so that frames of neighbours stay apart
+            at = middle[0] - grid.wide / 2 + 0.03, middle[1] - grid.high / 2 + 0.03
+            size = grid.wide - 0.06, grid.high - 0.06
+            box(grid.ax, at, size, fill=False, edgecolor="white", lw=4)
+            box(grid.ax, at, size, fill=False, edgecolor=ORANGE, lw=2, gid="frame")
+    write(grid.ax, LEFT, grid.end + 0.15, f"number: {cell}", ha="left")
+    return finish(grid.ax, key(grid.ax, grid.end + 0.39, samples), title)
+
+
+@styled
+def winners(
+    frame: pd.DataFrame,
+    *,
+    level: float = 0.0,
+    letters: Mapping[str, str] | None = None,
+    title: str = "",
+) -> Axes:
+    """Who is fastest at each width, type and layout, and by how much.
+
+    frame: a line for each cell of the map, with columns `n`, `dtype`, `layout`, `winner` and
+    `percent`, by how much it is faster than the second. level: at most so many percent are none,
+    and the cell is level. letters: of the winners, which are in their cells with their hatches; by
+    default the first of each name that no other has.
+    """
+    names = list(frame["winner"].value_counts().index)
+    letters = letters or _letters(names)
+    if not title:
+        won = frame[frame["percent"] > level]["winner"].value_counts()
+        title = f"{won.index[0]} is the fastest in {won.iloc[0]} of {len(frame)} cases."
+    widths = list(dict.fromkeys(frame["n"]))
+    kinds = list(dict.fromkeys(zip(frame["dtype"], frame["layout"], strict=True)))
+    looks = {
+        name: {"facecolor": PROGRAM_COLORS[i % 6], "hatch": HATCHES[i % 6]}
+        for i, name in enumerate(names)
+    }
+    looks = {name: {**look, "edgecolor": "#8c98a4"} for name, look in looks.items()}
+    samples = [Sample(f"{letters[name]}: {name}", looks[name]) for name in names]
+    samples.append(Sample(f"=: level, within {level:g} %", {"fc": "white", "ec": MUTED}))
+    grid = _grid(widths, kinds, ("columns", "type and layout"), 0.42)
+    for line in frame.itertuples():
+        x, y = kinds.index((line.dtype, line.layout)), widths.index(line.n)
+        clear = line.percent > level
+        look = looks[line.winner] if clear else {"facecolor": "white", "edgecolor": "#8c98a4"}
+        at = grid.cell(x, y, gid=line.winner if clear else "level", **look)
+        text = f"{letters[line.winner]}\n+{line.percent:.0f} %" if clear else "="
+        halo(write(grid.ax, *at, text, linespacing=1.05))
+        border = grid.left + x * grid.wide, grid.top + y * grid.high
+        box(grid.ax, border, (grid.wide, grid.high), fill=False, edgecolor="white", lw=2)
+    return finish(grid.ax, key(grid.ax, grid.end + 0.17, samples), title)
+
+
+def fastest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Who is fastest in each case of a result of `bench` with layouts: what `winners` draws.
+
+    >>> case = {"layout": "packed", "n": 256, "dtype": "float32"}
+    >>> rows = [{**case, "impl": "tiled", "us": 10.0}, {**case, "impl": "fused", "us": 12.0}]
+    >>> fastest(pd.DataFrame(rows)).iloc[0][["winner", "second"]].tolist()
+    ['tiled', 'fused']
+
+    Columns: n, dtype, layout, winner, second, and percent, by how much the winner is faster. The
+    copy takes no part.
+    """
+    cases = []
+    columns = ["dtype", "layout", "n"]
+    raced = frame[frame["impl"] != "copy"]
+    for case, rivals in raced.groupby(columns, sort=False):
+        first, second = rivals.nsmallest(2, "us").itertuples()
+        percent = 100 * (second.us / first.us - 1)
+        names = {"winner": first.impl, "second": second.impl, "percent": percent}
+        cases.append(dict(zip(columns, case, strict=True)) | names)
+    return pd.DataFrame(cases)
+
+
+def _letters(names: Sequence[str]) -> dict[str, str]:
+    """One or two letters for each name: its first that none before it has.
+
+    >>> _letters(["torch", "tiled", "compile(naive)", "compile(softmax)"])
+    {'torch': 'T', 'tiled': 'Ti', 'compile(naive)': 'C', 'compile(softmax)': 'CS'}
+    """
+    letters: dict[str, str] = {}
+    for name in names:
+        words = re.findall(r"\w+", name)
+        several = ["".join(word[0] for word in words).upper()] if len(words) > 1 else []
+        some = [name[0].upper(), *several, *(name[0].upper() + it for it in name[1:])]
+        some += map(str, range(len(names)))
+        letters[name] = next(it for it in some if it not in letters.values())
+    return letters

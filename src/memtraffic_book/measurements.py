@@ -1,0 +1,716 @@
+"""The functions that measure the book's experiments; their arguments are numbers and labels.
+
+A label names an implementation: a baseline, a rung, or one of `EXHIBITS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from memtraffic import benchmark, gpus, runtime
+from memtraffic.benchmark import timing
+from memtraffic.benchmark.comparing import TIMES
+from memtraffic.benchmark.sweeps import describe_shape
+from memtraffic.kernels.softmax.definitions import SOFTMAX
+from memtraffic.meters import counters as hardware
+from memtraffic.names import import_function
+from memtraffic.progress import progress
+from memtraffic.tensors import matrix
+
+if TYPE_CHECKING:
+    from memtraffic.compile import Resources
+
+# Named and not imported: the first chapters also work where Triton is not installed.
+EXHIBITS = {
+    "two blocks": "memtraffic.kernels.softmax.masked:softmax_two_blocks",
+    "few warps": "memtraffic_book.exhibits:softmax_few_warps",
+    "block of 512": "memtraffic_book.exhibits:softmax_block_of_512",
+    "autotuned": "memtraffic_book.exhibits:softmax_autotuned",
+    "uncached": "memtraffic_book.exhibits:softmax_uncached",
+    "1 stage": "memtraffic_book.exhibits:softmax_1_stage",
+    "2 stages": "memtraffic_book.exhibits:softmax_2_stages",
+    "3 stages": "memtraffic_book.exhibits:softmax_3_stages",
+    "tiled copy": "memtraffic_book.exhibits:copy_tiled",
+    "copy, 1 stage": "memtraffic_book.exhibits:copy_1_stage",
+    "copy, 2 stages": "memtraffic_book.exhibits:copy_2_stages",
+    "copy, 3 stages": "memtraffic_book.exhibits:copy_3_stages",
+    "tiled, 8 warps": "memtraffic_book.exhibits:softmax_tiled_8_warps",
+    "1 stage, 8 warps": "memtraffic_book.exhibits:softmax_1_stage_8_warps",
+    "1 stage, 8 warps, program per tile": "memtraffic_book.exhibits:softmax_1_stage_once",
+    "1 stage, 8 warps, dynamic order": "memtraffic_book.exhibits:softmax_dynamic",
+    "2 stages, twice the programs": "memtraffic_book.exhibits:softmax_2_stages_twice",
+    "2 stages, program per tile": "memtraffic_book.exhibits:softmax_2_stages_once",
+    "three passes": "memtraffic.kernels.softmax.online:softmax_three_passes",
+    "online": "memtraffic.kernels.softmax.online:softmax",
+    "split": "memtraffic_book.exhibits:softmax_split",
+    "split, 1024 columns": "memtraffic_book.exhibits:softmax_split_1024",
+    "our backward": "memtraffic_book.exhibits:backward_ours",
+    "PyTorch's backward": "memtraffic_book.exhibits:backward_torch",
+    "one line of PyTorch": "memtraffic_book.exhibits:backward_lines",
+    "backward from x": "memtraffic_book.exhibits:backward_from_x",
+    "add": "memtraffic.benchmark.baselines:copy",  # the roof of what reads two matrices
+    "torch.softmax, gradient": "memtraffic_book.measurements:torch_gradient",
+    "memtraffic.softmax, gradient": "memtraffic_book.measurements:own_gradient",
+    "RMS norm, row": "memtraffic_book.yours:rms_norm",
+    "RMS norm, loop": "memtraffic_book.yours:rms_norm_loop",
+    "RMS norm, both": "memtraffic_book.yours:rms_norms",
+    "RMS norm, PyTorch": "memtraffic_book.yours:torch_rms_norm",
+    "cross-entropy": "memtraffic_book.yours:cross_entropy",
+    "cross-entropy, PyTorch": "memtraffic_book.yours:torch_cross_entropy",
+}
+SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
+IN_A_ROW = 50  # steps of training
+FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
+
+
+def implementation(label: str) -> Callable[..., Any]:
+    """The function that a label stands for, such as one in the column `impl` of an experiment.
+
+    >>> implementation("naive").__module__
+    'memtraffic.kernels.softmax.naive'
+
+    Raises LookupError for a label that names nothing.
+    """
+    if label in EXHIBITS:
+        return import_function(EXHIBITS[label])
+    return benchmark.find_implementation(label)
+
+
+def bench(impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any) -> pd.DataFrame:
+    """`benchmark.bench` of labels."""
+    return benchmark.bench({label: implementation(label) for label in impls}, shapes, **options)
+
+
+def bench_dtypes(impls: Sequence[str], dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
+    """`benchmark.bench` of labels in several types, one after the other. Columns: its own."""
+    frames = [bench(impls, dtype=dtype, **options) for dtype in dtypes]
+    return pd.concat(frames, ignore_index=True)
+
+
+def bench_cases(
+    impls: Sequence[str], cases: Sequence[dict[str, Any]], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels in several cases, each of a type, a memory layout and shapes.
+
+    cases: dicts with the keys `dtype`, `layout` and `shapes`. Columns: `layout`, and those of
+    `bench`. What an implementation refuses or cannot compile has no row, and is printed.
+    """
+    runtime.require_gpu("bench_cases")
+    frames = []
+    for case in cases:
+        dtype, layout = case["dtype"], case["layout"]
+        for shape in case["shapes"]:
+            [x] = SOFTMAX.inputs(tuple(shape), dtype, layout)
+            able = [label for label in impls if _takes(label, x)]
+            frame = bench(able, [shape], dtype=dtype, layout=layout, **options)
+            frame.insert(0, "layout", layout)
+            frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _takes(label: str, x: Tensor) -> bool:
+    """Whether an implementation takes `x`; prints why not."""
+    try:
+        implementation(label)(x)
+    except Exception as error:  # a compiler raises what it likes
+        reason = str(error).strip().split("\n")[0]
+        where = f"{tuple(x.shape)} of strides {x.stride()}"
+        print(f"{label} at {where}: {type(error).__name__}: {reason}", file=sys.stderr)
+        return False
+    return True
+
+
+def bench_beside_copy(
+    impls: Sequence[str],
+    inputs: str,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str] = ("float32",),
+) -> pd.DataFrame:
+    """`benchmark.bench_beside_copy` of labels, for each dtype."""
+    fns = {label: implementation(label) for label in impls}
+    frames = [
+        benchmark.bench_beside_copy(fns, shapes, inputs=inputs, dtype=dtype) for dtype in dtypes
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def bench_rounds(
+    impls: Sequence[str], n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels on so many rows per SM of this GPU, and some extra rows.
+
+    rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
+    """
+    runtime.require_gpu("bench_rounds")
+    num_sms, frames = gpus.this_gpu().num_sms, []
+    for per_sm, more in itertools.product(rounds, extra):
+        frame = bench(impls, [[per_sm * num_sms + more, n]], **options)
+        frame.insert(0, "rounds", per_sm)
+        frame.insert(1, "extra", more)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def bench_repeats(
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], repeats: int
+) -> pd.DataFrame:
+    """`benchmark.bench` of labels, all of it several times in a row: the spread within one run.
+
+    Columns: `repeat`, counted from 1, and those of `bench`.
+    """
+    frames = []
+    for repeat in range(1, repeats + 1):
+        frame = bench(impls, shapes)
+        frame.insert(0, "repeat", repeat)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def times_by_turn(
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], launches: Sequence[int], cycles: int
+) -> pd.DataFrame:
+    """The calls of an implementation one after another, counted off: 1, 2, 3, 4, 1, 2 and so on.
+
+    launches: how many kernels the GPU launches for a turn, with the call's own, which is the last.
+    cycles: how often to count to 4. Columns: `impl`, `m`, `n`, `launches`, `turn`, and `turn_us`,
+    the median of the calls of that turn in microseconds.
+    """
+    runtime.require_gpu("times_by_turn")
+    flush, rows = timing.flush_buffer(), []
+    for impl, (m, n), count in itertools.product(impls, shapes, launches):
+        call = functools.partial(implementation(impl), *SOFTMAX.inputs((m, n)))
+        call()
+        calls = []
+        for _ in range(timing.LAUNCH_CYCLE * cycles):
+            for _ in range(count - 3):  # a sleep, the zeros and the call are three
+                torch.cuda._sleep(1)
+            calls.append(timing.queue_call(call, flush))
+        samples = timing.elapsed(calls)
+        for turn in range(timing.LAUNCH_CYCLE):
+            key = {"impl": impl, "m": m, "n": n, "launches": count, "turn": turn + 1}
+            median = statistics.median(samples[turn :: timing.LAUNCH_CYCLE])
+            rows.append(key | {"turn_us": median * 1e6})
+    return pd.DataFrame(rows)
+
+
+def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:
+    """Times each of `benchmark.copies`, of which the fastest is the baseline `copy`.
+
+    Columns: those of `bench`; `impl` is the name of the copy.
+    """
+    runtime.require_gpu("bench_copies")
+    rows = []
+    for shape in progress(shapes, "timing"):
+        [x] = SOFTMAX.inputs(tuple(shape), dtype)
+        found = benchmark.copies(x)
+        samples = benchmark.time_interleaved(list(found.values()))
+        for name, times in zip(found, samples, strict=True):
+            described = {"impl": name} | describe_shape(SOFTMAX, shape, dtype)
+            rows.append(described | benchmark.summary(times, SOFTMAX.least_bytes(x)))
+    return pd.DataFrame(rows)
+
+
+def bench_programs(
+    impl: str, shape: Sequence[int], programs_per_sm: Sequence[float]
+) -> pd.DataFrame:
+    """`benchmark.bench_option` over the number of programs, given per SM of this GPU."""
+    num_sms = gpus.this_gpu().num_sms
+    programs = [int(num_sms * value) for value in programs_per_sm]
+    return benchmark.bench_option(implementation(impl), [shape], "programs", programs)
+
+
+def bench_option(impl: str, **options: Any) -> pd.DataFrame:
+    """`benchmark.bench_option` of a label."""
+    return benchmark.bench_option(implementation(impl), **options)
+
+
+def launch_overhead(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
+    """`benchmark.launch_overhead` of labels."""
+    return benchmark.launch_overhead({label: implementation(label) for label in impls}, shape)
+
+
+def caller_times(
+    impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.caller_times` of labels."""
+    fns = {label: implementation(label) for label in impls}
+    return benchmark.caller_times(fns, shapes, **options)
+
+
+def compare(
+    impls: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    compiled: Sequence[str] = (),
+    compiled_shapes: Sequence[Sequence[int]] = (),
+    **options: Any,
+) -> pd.DataFrame:
+    """`benchmark.compare` of labels; where nothing was timed, times are 0, as CSV has no NaN.
+
+    compiled: labels that are slow to compile, and are timed at `compiled_shapes` alone.
+    """
+    fns = {label: implementation(label) for label in (*impls, *compiled)}
+    only = dict.fromkeys(compiled, compiled_shapes)
+    frame = benchmark.compare(fns, shapes, only=only, **options)
+    return frame.fillna(dict.fromkeys(TIMES, 0.0))
+
+
+def torch_gradient(x: Tensor) -> Tensor:
+    """The gradient of `torch.softmax`: what a caller does who trains, forward and backward."""
+    return _gradient(torch.softmax, x)
+
+
+def own_gradient(x: Tensor) -> Tensor:
+    """The gradient of `memtraffic.softmax`, forward and backward."""
+    import memtraffic
+
+    return _gradient(memtraffic.softmax, x)
+
+
+def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """The gradient of the sum of `x * softmax(x)`, where the first `x` is held constant."""
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(softmax(leaf, 1), leaf, x)[0]
+
+
+def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.DataFrame:
+    """`benchmark.autotune_cost` of labels."""
+    return benchmark.autotune_cost(implementation(impl), implementation(tuned), shapes)
+
+
+def counters(impl: str, shape: Sequence[int], **options: Any) -> pd.DataFrame:
+    """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
+    return hardware.counters(implementation(impl), tuple(shape), **options)
+
+
+def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The hardware counters of several implementations, each on a shape.
+
+    cases: dicts with the keys `impl` and `shape`. Columns: `impl`, `m`, `n`, and those of
+    `traffic.counters.counters`; a row for each kernel that ran.
+    """
+    frames = []
+    for case in cases:
+        frame, (m, n) = counters(**case), case["shape"]
+        for place, (name, value) in enumerate({"impl": case["impl"], "m": m, "n": n}.items()):
+            frame.insert(place, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def count_layouts(impl: str, shape: Sequence[int]) -> pd.DataFrame:
+    """The hardware counters in each memory layout, `traffic.counters.count_layouts`."""
+    return hardware.count_layouts(implementation(impl), tuple(shape))
+
+
+def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
+    """Whether kernels read the first element of a row whose offset does not fit 32 bits.
+
+    Columns: `who`, a kernel with offsets of 64 or of 32 bits, and the masked softmax; `found`, 1 if
+    it found what is there, otherwise 0. Needs 10 GB of GPU memory.
+    """
+    runtime.require_gpu("reach_far_row")
+    from memtraffic.kernels.softmax import masked
+    from memtraffic_book.exhibits import _first_of_row_kernel
+
+    device = runtime.device()
+    memory = torch.full((2 * 2**31 + 2**28,), -1, dtype=torch.int8, device=device)
+    x, y = memory[2**31 :], torch.zeros(2, dtype=torch.int8, device=device)
+    x[row * row_stride] = 7
+    for i, long in enumerate((True, False)):
+        _first_of_row_kernel[(1,)](y[i:], x, row, row_stride, LONG=long)
+    z = torch.zeros(row + 1, row_stride, dtype=torch.float16, device=device)
+    z[row, 0] = 100
+    reached = masked.softmax(z, z)[row, 0].item() == 1
+    found = [*(int(value == 7) for value in y.tolist()), int(reached)]
+    return pd.DataFrame({"who": ["64 bits", "32 bits", "masked"], "found": found})
+
+
+def _rate(samples: Sequence[float], amount: int) -> tuple[dict[str, float], float]:
+    """The median and the spread of durations in microseconds, and `amount` per second."""
+    times = benchmark.summary(samples, amount)
+    return times, 1e9 * times.pop("gb_per_s")
+
+
+def arithmetic(trips: int) -> pd.DataFrame:
+    """How fast this GPU computes in registers: exponentials, and multiply-adds of float32.
+
+    trips: of the kernel's loop, each of 32 results that depend on one another. Every SM is full of
+    warps, and each lane has 4 such chains. Columns: `what`; `sms`; `clock_ghz`, the clock of the
+    SMs, from a kernel that waits for a number of cycles and is timed in the same rounds; `us`,
+    `us_p20` and `us_p80`; `t_per_s`, 10**12 results per second; `per_clock`, results per SM and
+    clock.
+    """
+    runtime.require_gpu("arithmetic")
+    from memtraffic_book.exhibits import _arithmetic_kernel
+
+    num_sms, steps, block = gpus.this_gpu().num_sms, 32, 1024
+    programs = 24 * num_sms  # 8 or 6 are resident: whole rounds of either
+    y = torch.empty(programs * block, device=runtime.device())
+
+    def compute(what: str) -> None:
+        _arithmetic_kernel[(programs,)](y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8)
+
+    kinds = ("exp2", "exp", "multiply-add")
+    calls: list[Callable[[], object]] = [functools.partial(compute, kind) for kind in kinds]
+    wait = functools.partial(torch.cuda._sleep, SLEEP_CYCLES)
+    waited, *samples = benchmark.time_interleaved([wait, *calls])
+    clock, rows = SLEEP_CYCLES / statistics.median(waited), []
+    for kind, durations in zip(kinds, samples, strict=True):
+        times, rate = _rate(durations, y.numel() * steps * trips)
+        here = {"what": kind, "sms": num_sms, "clock_ghz": clock * 1e-9}
+        rates = {"t_per_s": rate * 1e-12, "per_clock": rate / num_sms / clock}
+        rows.append(here | times | rates)
+    return pd.DataFrame(rows)
+
+
+def stream_programs(kib: int) -> tuple[int, int, int]:
+    """Programs per SM, warps and elements of a program that have `kib` KiB in flight per SM.
+
+    A lane loads 16 bytes at a time; beyond 32 KiB, where an SM has no more lanes, twice 16.
+
+    >>> stream_programs(2), stream_programs(12), stream_programs(64)
+    ((1, 4, 512), (3, 8, 1024), (8, 8, 2048))
+    """
+    program_kib = min(kib, 4 if kib <= 32 else 8)
+    programs, warps = kib // program_kib, min(8, 2 * kib)
+    if programs * program_kib != kib or warps & (warps - 1):
+        raise ValueError(f"stream_programs: no programs of a power of two have {kib} KiB in flight")
+    return programs, warps, 256 * program_kib
+
+
+def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:
+    """Reads `x`, or copies it to `y`, with `kib` KiB in flight per SM."""
+    from memtraffic_book.exhibits import _stream_kernel
+
+    programs, warps, block = stream_programs(kib)
+    grid = (programs * gpus.this_gpu().num_sms,)
+    n_tiles, rest = divmod(x.numel(), block)
+    assert not rest
+    _stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
+
+
+def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
+    """Bandwidth over the bytes that each SM has in flight, of a read and of a copy.
+
+    Persistent programs, each of which loads its next tile when it has used the last one: the bytes
+    in flight are those of their tiles. gib: the size of what is read, in GiB. Columns: `access`,
+    `read` or `copy`; `kib_per_sm`, KiB that are being loaded at a time per SM; `sms`; `us`,
+    `us_p20` and `us_p80`; `gb_per_s`, reads plus writes; `latency_ns`, how long a tile takes under
+    this load, by Little's law: bytes in flight over bytes loaded per second.
+    """
+    runtime.require_gpu("bytes_in_flight")
+    num_sms = gpus.this_gpu().num_sms
+    x = torch.randn(int(gib * 2**28), device=runtime.device())
+    y = torch.empty_like(x)
+    keys = [(access, kib) for access in ("read", "copy") for kib in kib_per_sm]
+    calls = [functools.partial(_stream, y, x, kib, access == "copy") for access, kib in keys]
+    rows = []
+    for (access, kib), samples in zip(keys, benchmark.time_interleaved(calls), strict=True):
+        times, loaded = _rate(samples, x.nbytes)
+        moved = {"gb_per_s": loaded * (2 if access == "copy" else 1) * 1e-9}
+        latency = {"latency_ns": kib * 1024 * num_sms / loaded * 1e9}
+        here = {"access": access, "kib_per_sm": kib, "sms": num_sms}
+        rows.append(here | times | moved | latency)
+    return pd.DataFrame(rows)
+
+
+def l2_read(mib: Sequence[float]) -> pd.DataFrame:
+    """Bandwidth of a kernel that only reads, over the size of what it reads, with L2 cold and warm.
+
+    mib: sizes in MiB. Columns: `cache`, `cold` or `warm`; `mib`; `us`, `us_p20` and `us_p80`;
+    `gb_per_s`.
+    """
+    runtime.require_gpu("l2_read")
+    rows = []
+    for cache, size in itertools.product(("cold", "warm"), mib):
+        x = torch.randn(int(size * 2**18), device=runtime.device())
+        call = functools.partial(_stream, x, x, FULL_SM, False)
+        cold = cache == "cold"
+        [samples] = benchmark.time_interleaved([call], cold=cold, budget=0.1)
+        rows.append({"cache": cache, "mib": size} | benchmark.summary(samples, x.nbytes))
+    return pd.DataFrame(rows)
+
+
+def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
+    """Times PyTorch operations that read and write a matrix: why some of them are slow.
+
+    `exp` of a matrix that starts 4 bytes on cannot use wide loads. `exp` of a matrix with gaps
+    between its rows gets PyTorch's general kernel, and so do `sub` and `div`, which broadcast.
+
+    shape: rows and columns. Columns: `what`; `us`, `us_p20` and `us_p80`; `gb_per_s`, of the bytes
+    of two matrices.
+    """
+    runtime.require_gpu("elementwise")
+    (m, n), device = shape, runtime.device()
+    kind = getattr(torch, dtype)
+    x, y = (torch.ones(m, n, dtype=kind, device=device) for _ in range(2))
+    column = torch.ones(m, 1, dtype=kind, device=device)
+    shifted = torch.ones(m * n + 1, dtype=kind, device=device)[1:].view(m, n)
+    gaps = torch.ones(m, n + 64, dtype=kind, device=device)[:, :n]
+    calls: dict[str, Callable[[], object]] = {
+        "exp": lambda: torch.exp(x, out=y),
+        "exp, 4 bytes on": lambda: torch.exp(shifted, out=y),
+        "exp, gaps between rows": lambda: torch.exp(gaps, out=y),
+        "sub": lambda: torch.sub(x, column, out=y),
+        "div": lambda: torch.div(x, column, out=y),
+    }
+    samples = benchmark.time_interleaved(list(calls.values()))
+    found = []
+    for what, durations in zip(calls, samples, strict=True):
+        found.append({"what": what} | benchmark.summary(durations, 2 * x.nbytes))
+    return pd.DataFrame(found)
+
+
+def _time_idle(launches: Sequence[tuple[int, int, bool]]) -> list[dict[str, float]]:
+    """Times launches of (programs, warps, whether each reads one element); 0 programs: none."""
+    from memtraffic_book.exhibits import _idle_kernel
+
+    x = torch.zeros(1, device=runtime.device())
+
+    def launch(programs: int, num_warps: int, read: bool) -> None:
+        if programs:
+            _idle_kernel[(programs,)](x, READ=read, num_warps=num_warps)
+
+    calls = [functools.partial(launch, *case) for case in launches]
+    return [_rate(samples, 0)[0] for samples in benchmark.time_interleaved(calls)]
+
+
+def launch_floor(rows: int) -> pd.DataFrame:
+    """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
+
+    rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
+    """
+    runtime.require_gpu("launch_floor")
+    launches = {
+        "no kernel": (0, 4, False),
+        "one program": (1, 4, False),
+        "one program that reads": (1, 4, True),
+        "a program per SM": (gpus.this_gpu().num_sms, 4, False),
+        "a program per row": (rows, 4, False),
+    }
+    found = zip(launches.items(), _time_idle(list(launches.values())), strict=True)
+    return pd.DataFrame(
+        [{"what": what, "programs": launch[0]} | times for (what, launch), times in found]
+    )
+
+
+def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
+    """The time of programs that do nothing: what it costs to start them.
+
+    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
+    """
+    runtime.require_gpu("idle_programs")
+    cases = [(count, num_warps) for count in programs for num_warps in warps]
+    found = zip(cases, _time_idle([(*case, False) for case in cases]), strict=True)
+    return pd.DataFrame(
+        [{"programs": count, "warps": warps} | times for (count, warps), times in found]
+    )
+
+
+def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
+    """The latency of a load: the time of a chain of loads, each of which needs the one before it.
+
+    hops: loads in the chain. distance: between their addresses, in elements of 8 bytes. Columns:
+    `hops`; `us`, the median time of the kernel in microseconds; `latency_ns`, nanoseconds per load.
+    """
+    runtime.require_gpu("pointer_latency")
+    from memtraffic_book.exhibits import _pointer_chase_kernel
+
+    device = runtime.device()
+    x = torch.zeros(hops + 2, distance, dtype=torch.int64, device=device)
+    x[:, 0] = torch.arange(1, hops + 3, device=device) * distance
+    y = torch.empty(1, dtype=torch.int64, device=device)
+    [samples] = benchmark.time_interleaved([lambda: _pointer_chase_kernel[(1,)](y, x, hops)])
+    us = statistics.median(samples) * 1e6
+    return pd.DataFrame({"hops": [hops], "us": [us], "latency_ns": [us * 1e3 / hops]})
+
+
+def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
+    """What the launcher of `persistent` plans on this GPU, for m rows of several widths.
+
+    Columns: `n`; `warps` and `stages` of a program; `registers` per thread and `shared_bytes` per
+    program, of the compiled kernel; `resident`, programs per SM; `programs` launched.
+    """
+    runtime.require_gpu("launch_plans")
+    from memtraffic.kernels.softmax import persistent
+
+    rows = []
+    for n in ns:
+        x = matrix(m, n, dtype)
+        plan = persistent.plan(x, x)
+        shape = {"n": n, "warps": plan.tiling.num_warps, "stages": plan.tiling.stages}
+        used = {"registers": plan.registers, "shared_bytes": plan.shared_bytes}
+        grid = {"resident": plan.programs_per_sm, "programs": plan.programs}
+        rows.append({**shape, **used, **grid})
+    return pd.DataFrame(rows)
+
+
+def resident_plans(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
+    """What the kernels of labels use, and how many programs of each this GPU holds per SM.
+
+    Columns: `impl`; `warps` of a program; `registers` per thread; `shared_bytes` per program;
+    `resident`, programs per SM.
+    """
+    runtime.require_gpu("resident_plans")
+    from memtraffic import residency
+    from memtraffic.compile import resources
+
+    gpu, [x], rows = gpus.this_gpu(), SOFTMAX.inputs(tuple(shape)), []
+    for label in impls:
+        [kernel] = resources(implementation(label), gpu, x)
+        used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
+        resident = {"resident": residency.resident_programs(kernel, gpu)}
+        rows.append({"impl": label, "warps": kernel.num_warps} | used | resident)
+    return pd.DataFrame(rows)
+
+
+def compile_for_targets(
+    targets: Iterable[str], ns: Iterable[int], num_warps: Iterable[int | None] = (None,)
+) -> dict[tuple[str, int, int | None], Resources]:
+    """The persistent kernel compiled for several targets, for float32 rows of several widths.
+
+    num_warps: of a program; None is what the launcher chooses for that GPU. Returns the resources
+    of each kernel by target, width and number of warps.
+    """
+    from memtraffic.compile import capture_launches, compile_launches
+    from memtraffic.kernels.softmax import persistent
+
+    keys, jobs = list(itertools.product(targets, ns, num_warps)), []
+    for target, n, warps in keys:
+        x = torch.empty(8, n, device=runtime.device())
+        [launch] = capture_launches(persistent.softmax, x, gpu=gpus.find_gpu(target))
+        options = launch.options | ({"num_warps": warps} if warps else {})
+        jobs.append((dataclasses.replace(launch, options=options), target))
+    return dict(zip(keys, compile_launches(jobs), strict=True))
+
+
+def grid_sizes(ns: Sequence[int], num_warps: int) -> pd.DataFrame:
+    """How many programs `persistent` launches on a GPU of each target, whichever GPU this is.
+
+    Compiled by the Triton that is here, for rows of several widths. Columns: `target`, `gpu`, `n`;
+    `resident`, programs per SM or compute unit; `processors`, how many of those; `programs` in all.
+    """
+    from memtraffic import residency
+
+    kernels = compile_for_targets(gpus.TARGETS, ns, (num_warps,))
+    rows = [{**residency.report(kernel), "n": n} for (_, n, _), kernel in kernels.items()]
+    columns = ["target", "gpu", "n", "resident", "processors", "programs"]
+    return pd.DataFrame(rows)[columns]
+
+
+def compare_with_driver(m: int) -> pd.DataFrame:
+    """Compares `residency.nvidia` with the CUDA driver's own calculator on this GPU: two rows.
+
+    Both are asked about the persistent kernel for m rows of many widths in two types, with 1 to 32
+    warps and 1 to 3 stages: as it is compiled, and with 32 other sizes of program and shared
+    memory. Columns: `kernels`, which of the two; `asked`, the configurations compared; `equal`,
+    those where both agree.
+    """
+    runtime.require_gpu("compare_with_driver")
+    from memtraffic.kernels.softmax import persistent
+    from memtraffic.residency import nvidia
+
+    gpu = gpus.this_gpu()
+    if not isinstance(gpu, gpus.NvidiaGpu):
+        raise RuntimeError(f"compare_with_driver: {gpu.product} has no CUDA driver")
+    equal: dict[str, list[bool]] = {"as compiled": [], "other sizes": []}
+    widths, warps = [2**k for k in range(6, 16)], (1, 2, 4, 8, 16, 32)
+    options = itertools.product(("float32", "bfloat16"), widths, warps, (1, 2, 3))
+    for dtype, n, num_warps, num_stages in progress(options, "comparing"):
+        x = matrix(m, n, dtype)
+        try:
+            plan = persistent.plan(x, x, num_warps=num_warps, num_stages=num_stages)
+        except (ValueError, RuntimeError):
+            continue  # more than a lane, or an SM, can hold
+        assert plan.registers is not None and plan.shared_bytes is not None  # it is compiled
+        sizes = [(num_warps, plan.shared_bytes)]
+        sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
+        for i, (size, shared_bytes) in enumerate(sizes):
+            ours = nvidia.resident_programs(plan.registers, shared_bytes, size, gpu)
+            theirs = nvidia.driver_resident_programs(plan.kernel, size, shared_bytes)
+            equal["other sizes" if i else "as compiled"].append(ours == theirs)
+    rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]
+    return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
+
+
+# ---- training, with one softmax and with another
+
+
+def training_losses(
+    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
+) -> pd.DataFrame:
+    """The losses of an attention layer that is trained with each of several softmaxes.
+
+    softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`. Columns:
+    `softmax`; `step`, counted from 1; `loss`, before that step.
+    """
+    runtime.require_gpu("training_losses")
+    from memtraffic_book.attention import softmax_of, training
+
+    rows = []
+    for name in softmaxes:
+        step = training(softmax_of(name), shape, heads=heads, lr=lr)
+        losses = torch.stack([step() for _ in range(steps)]).tolist()
+        rows += [{"softmax": name, "step": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    return pd.DataFrame(rows)
+
+
+def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
+    """The hardware counters of one step of training, added up over its kernels.
+
+    softmaxes: keys of `attention.STEPS`. shape: batch, length and width. Columns: `softmax`;
+    `kernels`, how many ran; the sums of the counters of `traffic.counters.counters`.
+    """
+    from memtraffic_book.attention import STEPS
+
+    rows = []
+    for name in softmaxes:
+        frame = hardware.counters(STEPS[name], tuple(shape), inputs="B,L,W")
+        sums = frame.drop(columns="kernel").sum().to_dict()
+        rows.append({"softmax": name, "kernels": len(frame)} | sums)
+    return pd.DataFrame(rows)
+
+
+def step_times(
+    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
+) -> pd.DataFrame:
+    """What a step of training takes its caller: launched from Python, or replayed as a CUDA graph.
+
+    softmaxes, shape, heads, lr: as for `training_losses`. steps: of each training, before it is
+    timed. Columns: `softmax`; `launch`, "eager" or "graph"; `loss`, of the last of these steps;
+    `host_us`, microseconds per step in a row of 50 steps, with one wait at their end;
+    `host_wait_us`, the median of 100 steps that are waited for one by one.
+    """
+    runtime.require_gpu("step_times")
+    from memtraffic.benchmark.overhead import wait_times
+    from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
+
+    rows = []
+    for name, launch in itertools.product(softmaxes, ("eager", "graph")):
+        graph, done = launch == "graph", 0
+        step = training(softmax_of(name), shape, heads=heads, lr=lr, capturable=graph)
+        if graph:
+            with warnings.catch_warnings():  # the first steps of a capturable Adam are not captured
+                warnings.filterwarnings("ignore", ".*capturable=True")
+                step, done = captured(step), WARMUP_STEPS
+        losses = [step().item() for _ in range(steps - done)]
+        row = {"softmax": name, "launch": launch, "loss": losses[-1]}
+        start = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            step()
+        torch.cuda.synchronize()
+        row["host_us"] = (time.perf_counter() - start) / IN_A_ROW * 1e6
+        rows.append(row | {"host_wait_us": wait_times({name: step}, ())[0]})
+    return pd.DataFrame(rows)

@@ -1,0 +1,454 @@
+"""Proofs of one line each: every function checks something and prints it as a sentence.
+
+- `traffic` counts what a function reads and writes;
+- `correct` judges its results against float64;
+- `resources` compiles its kernels, for any GPU;
+- `counters` compares what an experiment's hardware counters saw with the count;
+- `speed` times it beside a copy, on a GPU;
+- `exam` examines a function that a learner wrote. It prints nothing.
+
+What does not hold is an AssertionError that says what was found, what was expected, and at which
+shape. `fn` is any function of tensors that PyTorch operations and Triton kernels are made of, also
+one that is defined in a notebook's cell.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax.definitions import SOFTMAX
+from memtraffic.meters.count import Traffic, count
+from memtraffic.meters.formula import (
+    FIT,
+    HELD_OUT,
+    Counts,
+    parse_formula,
+    polynomial,
+    solve,
+)
+from memtraffic.names import import_path
+from memtraffic.op import Op, find_op
+from memtraffic.progress import progress
+from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix
+from memtraffic.testing import assert_correct, assert_resources, bounds_checked
+from memtraffic.triton_internals import interpreter_cause
+from memtraffic_book import units
+from memtraffic_book.catalog import find_experiments
+from memtraffic_book.recording import experiment
+from memtraffic_book.text import claim
+
+WIDTHS = (1, 2, 127, 128, 129, 781, 1000, 4096, 5000)
+DTYPES = ("float32", "float16", "bfloat16")
+ROWS, MANY_ROWS, HARD_ROW = 5, 67, 3  # of the matrices that are judged; the row with hard numbers
+MIN_SHAPES = 6  # at which a formula of four terms must hold
+INF = float("inf")
+# What the first columns of one row hold.
+HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("nan"),)}
+
+Function = Callable[..., Tensor]
+Operation = str | Op | Callable[[Tensor], Tensor]
+Shape = tuple[int, ...]
+
+
+def traffic(
+    fn: Callable[..., object],
+    reads: str = "MN",
+    writes: str = "MN",
+    *,
+    op: Operation = SOFTMAX,
+    widths: Sequence[int] = (),
+) -> None:
+    """Counts what `fn` reads and writes at several shapes, and compares it with two formulas.
+
+    >>> from memtraffic.kernels.softmax import naive
+    >>> traffic(naive.softmax, reads="5MN + 2M", writes="3MN + 2M")
+    ✓ Counted at 17 shapes: naive reads 5MN + 2M elements and writes 3MN + 2M.
+
+    reads, writes: elements, for M rows and N columns. op: what makes the inputs; see `exam`.
+    widths: numbers of columns to count at, in place of those of `memtraffic.formula`. A shape that
+    `fn` refuses with a ValueError is left out, and the sentence says how many are.
+
+    Raises AssertionError if `fn` moves another number of elements at any shape.
+    """
+    counted, refused = _check_traffic(fn, reads, writes, _operation(op), widths)
+    others = f" It refuses {refused} other shapes." if refused else ""
+    claim(
+        f"Counted at {counted} shapes: {_name(fn)} reads {reads} elements and writes {writes}."
+        f"{others}",
+        True,
+    )
+
+
+def correct(
+    fn: Function,
+    widths: Sequence[int] = WIDTHS,
+    *,
+    op: Operation = SOFTMAX,
+    layouts: Sequence[str] = tuple(MEMORY_LAYOUTS),
+    dtypes: Sequence[str] = DTYPES,
+) -> None:
+    """Judges the results of `fn` on hard inputs against float64, as `testing.assert_correct` does.
+
+    >>> from memtraffic.kernels.softmax import fused
+    >>> correct(fused.softmax, widths=(1, 64, 1024), layouts=["packed"])
+    ✓ Correct on 10 inputs: fused agrees with float64 at 1, 64 and 1024 columns; in float32, float16
+    and bfloat16; with 1e30, -inf, inf and NaN in a row.
+
+    widths: numbers of columns. One of them stands for all in the inputs with 67 rows, with a row of
+    hard numbers, and in each of `layouts` and `dtypes` after the first. Hard numbers are left out
+    where the right result is infinite, or where `op` takes several inputs.
+
+    Raises AssertionError for the first input whose result is wrong, or at which `fn` fails.
+    """
+    op = _operation(op)
+    hard, judged = [], 0
+    for label, inputs, numbers in _cases(op, widths, layouts, dtypes):
+        _judge(fn, op, label, inputs)
+        judged += 1
+        hard += [numbers] if numbers else []
+    on = [f"at {_list(widths)} columns"]
+    if len(layouts) > 1:
+        also = ", also transposed" if "transposed" in layouts else ""
+        on.append(f"in {len(layouts)} memory layouts{also}")
+    on.append(f"in {_list(dtypes)}")
+    if hard:
+        on.append(f"with {_list(hard)} in a row")
+    claim(f"Correct on {judged} inputs: {_name(fn)} agrees with float64 {'; '.join(on)}.", True)
+
+
+def exam(
+    fn: Function,
+    reads: str = "MN",
+    writes: str = "MN",
+    op: Operation = SOFTMAX,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    layouts: Sequence[str] = ("packed",),
+    dtypes: Sequence[str] = ("float32",),
+) -> bool:
+    """Examines a function: what it moves, as `traffic` does, then its results, as `correct` does.
+
+    It is the judge of an exercise: `check_exercise("1: a kernel", answer_1, prove.exam)`.
+
+    >>> exam(lambda x: torch.softmax(x, dim=1))
+    True
+    >>> exam(lambda x: x.relu(), op=torch.relu)
+    True
+    >>> exam(lambda x: (x - x.amax(dim=1, keepdim=True)).softmax(dim=1))
+    Traceback (most recent call last):
+    AssertionError: At 4 x 2 the function reads 28 elements, not 8 (MN): amax 8, sub 12, _softmax 8.
+    It writes 20 elements, not 8 (MN): amax 4, sub 8, _softmax 8. At every shape it reads 3MN + M
+    and writes 2MN + M.
+
+    op: an operation, its name, or a function of one matrix, which says in float64 what is right.
+    The other arguments are those of `traffic` and `correct`. Returns True.
+
+    Raises AssertionError, with a reason that a learner can act on.
+    """
+    if not callable(fn):
+        raise AssertionError(f"the answer is {fn!r}: a function of tensors is examined here")
+    if type(fn).__module__.startswith("triton."):
+        raise AssertionError("the answer is a kernel: give the function that launches it")
+    op = _operation(op)
+    _check_traffic(fn, reads, writes, op, () if tuple(widths) == WIDTHS else widths)
+    for label, inputs, _ in _cases(op, widths, layouts, dtypes):
+        _judge(fn, op, label, inputs)
+    return True
+
+
+def resources(
+    fn: Callable[..., object],
+    *inputs: Tensor,
+    target: str | Sequence[str] = "sm_90",
+    max_registers: int | None = None,
+    spill_bytes: int | None = 0,
+    load_bits: int | None = None,
+    store_bits: int | None = None,
+) -> None:
+    """Compiles the kernels that `fn(*inputs)` launches, and compares what they use.
+
+    >>> from memtraffic.kernels.softmax import fused
+    >>> resources(fused.softmax, torch.empty(1, 4096, device=runtime.device()), load_bits=128)
+    ✓ Compiled for sm_90: fused spills 0 bytes per thread and moves 128 bits per load.
+
+    target: one GPU or several, such as "sm_90" or "MI300X"; none of them need be here.
+    max_registers: the most registers per thread. spill_bytes: per thread. load_bits, store_bits:
+    what every load from, and every store to, global memory moves per thread. None is not compared.
+
+    Raises AssertionError, which says what was found, and what `memtraffic.resources` raises: where
+    there is no GPU, a kernel must be in a file, not in a cell.
+    """
+    name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
+    assert_resources(
+        fn,
+        targets,
+        *inputs,
+        max_registers=max_registers,
+        spill_bytes=spill_bytes,
+        load_bits=load_bits,
+        store_bits=store_bits,
+    )
+    compared = {
+        f"uses at most {max_registers} registers per thread": max_registers,
+        f"spills {spill_bytes} bytes per thread": spill_bytes,
+        f"moves {load_bits} bits per load": load_bits,
+        f"moves {store_bits} bits per store": store_bits,
+    }
+    facts = [fact for fact, bound in compared.items() if bound is not None]
+    claim(f"Compiled for {_list(targets)}: {name} {_list(facts)}.", True)
+
+
+def counters(
+    id: str,
+    reads: str | None = "MN",
+    writes: str | None = "MN",
+    *,
+    memory: str = "L2",
+    within: float = 0.01,
+) -> None:
+    """Compares the hardware counters of an experiment with formulas of the traffic.
+
+    >>> counters("fused_counters", within=0)  # doctest: +SKIP
+    Recorded on NVIDIA H200, 2026-11-21 (PyTorch 2.11.0+cu130, Triton 3.6.0).
+    ✓ Measured at 4096 x 16384: fused reads 268.4 MB from L2, exactly the bytes of MN elements, and
+    writes 268.4 MB to L2, exactly the bytes of MN elements.
+
+    id: an experiment whose columns are those of `memtraffic.counters`. reads, writes: elements;
+    None is not compared. memory: "L2", what the SMs and L2 exchange, or "DRAM", what L2 and DRAM
+    do. What is written may reach DRAM only after a kernel has ended, so give `writes=None` there.
+    within: how far a measured number may be from its formula, relatively; at 0 it must be equal.
+
+    Raises AssertionError with both numbers, and what `experiment` raises.
+    """
+    [subject] = find_experiments([id])
+    (m, n), name = subject.arguments["shape"], subject.arguments["impl"]
+    itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
+    frame = experiment(id)
+    if memory == "L2":
+        measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
+    else:
+        measured = frame["dram_read_bytes"].sum(), frame["dram_write_bytes"].sum()
+    expected = parse_formula(reads or "0", writes or "0").elements(m, n)
+    parts = []
+    for i, (way, elements) in enumerate(((f"from {memory}", reads), (f"to {memory}", writes))):
+        if elements is None:
+            continue
+        verb, found, counted = ("reads", "writes")[i], int(measured[i]), int(expected[i] * itemsize)
+        if abs(found - counted) > within * counted:
+            raise AssertionError(
+                f"{name} {verb} {found:,} bytes {way} at {m} x {n}, and {elements} elements are "
+                f"{counted:,} bytes"
+            )
+        share = "exactly" if within == 0 else f"{found / counted:.3f}x"
+        size = units.format_bytes(found)
+        parts.append(f"{verb} {size} {way}, {share} the bytes of {elements} elements")
+    claim(f"Measured at {m} x {n}: {name} {', and '.join(parts)}.", True)
+
+
+def speed(
+    fn: Function,
+    shape: Shape = (4096, 16384),
+    at_least: float = 0.9,
+    *,
+    op: Operation = SOFTMAX,
+    dtype: str = "float32",
+) -> bool:
+    """Times `fn` beside a copy on this GPU; where there is none, prints that it was not timed.
+
+    >>> speed(lambda x: torch.softmax(x, dim=1), at_least=0.5)  # doctest: +SKIP
+    ✓ Timed at 4096 x 16384: the function reaches 0.63x of a copy's bandwidth, at least 0.50x.
+    True
+
+    shape: M and N. at_least: the share of the bandwidth of a copy, which moves the least traffic of
+    `op`, that `fn` must reach. Returns True, so that an exercise can ask for `exam(fn) and
+    speed(fn)`.
+
+    Raises AssertionError if `fn` is slower.
+    """
+    m, n = shape
+    if not runtime.HAS_GPU:
+        print(f"– Not timed at {m} x {n}: there is no GPU here.")
+        return True
+    from memtraffic import benchmark
+
+    impls: dict[str, str | Callable[..., Tensor]] = {"copy": "copy", "fn": fn}
+    frame = benchmark.bench(impls, [shape], op=_operation(op), dtype=dtype)
+    us = frame.set_index("impl")["us"]
+    share = us["copy"] / us["fn"]
+    found = f"{_name(fn)} reaches {units.format_ratio(share)} of a copy's bandwidth"
+    wanted = units.format_ratio(at_least)
+    if share < at_least:
+        raise AssertionError(f"{found} at {m} x {n}, not {wanted}")
+    claim(f"Timed at {m} x {n}: {found}, at least {wanted}.", True)
+    return True
+
+
+# ---- what is counted
+
+
+def _check_traffic(
+    fn: Callable[..., object], reads: str, writes: str, op: Op, widths: Sequence[int]
+) -> tuple[int, int]:
+    """Counts `fn`, and returns at how many shapes and how many it refused.
+
+    The counts are those of `testing.assert_traffic`; what is said of them is for a learner.
+    """
+    expected = parse_formula(reads, writes)
+    fit, held_out = ([(m, n) for n in widths for m in (2, 3, 5)], []) if widths else (FIT, HELD_OUT)
+    shapes = [*fit, *held_out]
+    shape = shapes[0]
+    try:
+        counts = Counts(fn, op)
+        for shape in progress(shapes, "counting"):
+            with runtime.device_guard(op.inputs(shape)[0]):
+                counts.add(*(([shape], []) if shape in fit else ([], [shape])))
+    except Exception as error:
+        raise _failure(fn, _size(shape), error) from error
+    refused = counts.refused
+    if len(refused) > len(shapes) - min(MIN_SHAPES, len(shapes)):
+        *shape_, why = refused[0]
+        few = f"refuses {len(refused)} of {len(shapes)} shapes, {_size(shape_)} with: {why}"
+        raise AssertionError(f"{_name(fn)} {few}")
+    moved = {verb: counts.elements(0, verb) for verb in ("reads", "writes")}
+    wrong = [
+        shape
+        for shape in counts.traffic
+        if (moved["reads"][shape], moved["writes"][shape]) != expected.elements(*shape)
+    ]
+    if wrong:
+        smallest = min(wrong, key=math.prod)
+        sides = zip((reads, writes), expected.elements(*smallest), strict=True)
+        reason = _explain_traffic(fn, op, smallest, list(sides))
+        solved = {verb: solve(elements, counts) for verb, elements in moved.items()}
+        if not widths and not counts.too_few() and all(solved.values()):
+            each = (f"{verb} {polynomial(terms or {})}" for verb, terms in solved.items())
+            reason += f" At every shape it {' and '.join(each)}."
+        raise AssertionError(reason)
+    return len(shapes) - len(refused), len(refused)
+
+
+def _explain_traffic(
+    fn: Callable[..., object], op: Op, shape: Shape, expected: list[tuple[str, int | Fraction]]
+) -> str:
+    """What `fn` moves at a shape and what it should, with the operations or elements to blame.
+
+    expected: the formula and its value there, for what is read and for what is written.
+    """
+    moved = count(fn, *op.inputs(shape), trace=True)
+    found = (("reads", "read", moved.read_elements), ("writes", "written", moved.written_elements))
+    parts = []
+    for (verb, kind, elements), (text, right) in zip(found, expected, strict=True):
+        if elements != right:
+            blame = _by_operation(moved, kind) + _repeated(moved, kind)
+            parts.append(f"{verb} {elements} elements, not {right} ({text}){blame}")
+    return f"At {_size(shape)} {_name(fn)} {'. It '.join(parts)}."
+
+
+def _by_operation(moved: Traffic, kind: str) -> str:
+    if len(moved.ops) < 2:
+        return ""
+    each = (f"{op.name} {getattr(op, f'{kind}_elements')}" for op in moved.ops)
+    return f": {', '.join(each)}"
+
+
+def _repeated(moved: Traffic, kind: str) -> str:
+    """Of which arguments kernels touch elements several times."""
+    touched = Counter(
+        (access.argument, offset)
+        for access in moved.accesses
+        if access.kind == kind
+        for offset in access.offsets
+    )
+    again = Counter(argument for (argument, _), times in touched.items() if times > 1)
+    parts = [f"{elements} elements of {argument}" for argument, elements in again.items()]
+    return f"; {_list(parts)} more than once" if parts else ""
+
+
+# ---- what is judged
+
+
+def _cases(
+    op: Op, widths: Sequence[int], layouts: Sequence[str], dtypes: Sequence[str]
+) -> Iterator[tuple[str, tuple[Tensor, ...], str]]:
+    """(label, inputs, the hard numbers in them or "") of everything that is judged."""
+    probe = 781 if 781 in widths else max(widths)
+    even = max((n for n in widths if n % 2 == 0), default=probe)  # odd rows are `odd` when packed
+    shapes = [(ROWS, n) for n in widths] + [(MANY_ROWS, probe)]
+    layout, dtype = layouts[0], dtypes[0]
+    wanted = [(shape, dtype, layout) for shape in shapes]
+    wanted += [((ROWS, even), dtype, other) for other in layouts[1:]]
+    wanted += [((ROWS, probe), other, layout) for other in dtypes[1:]]
+    for shape, dtype_, layout_ in wanted:
+        label = ", ".join([_size(shape), layout_, dtype_])
+        yield label, op.inputs(shape, dtype_, layout_), ""
+    for name, numbers in HARD.items():
+        first, *others = op.inputs((ROWS, probe), "float32", layout)
+        head = first[HARD_ROW, : len(numbers)]
+        head.copy_(torch.tensor(numbers[: len(head)]))
+        if not others and not op.reference(first.double()).isinf().any():
+            yield f"{_size((ROWS, probe))} with {name} in row {HARD_ROW}", (first,), name
+
+
+def _judge(fn: Function, op: Op, label: str, inputs: tuple[Tensor, ...]) -> None:
+    try:
+        with runtime.device_guard(inputs[0]), bounds_checked():
+            assert_correct(op, fn, *inputs)
+    except Exception as error:
+        cause = interpreter_cause(error)
+        if isinstance(cause, AssertionError):
+            raise AssertionError(f"{_name(fn)} is wrong at {label}: {cause}") from error
+        raise _failure(fn, label, error) from error
+
+
+def _failure(fn: Callable[..., object], label: str, error: Exception) -> AssertionError:
+    cause = interpreter_cause(error)
+    return AssertionError(f"{_name(fn)} fails at {label}: {type(cause).__name__}: {cause}")
+
+
+# ---- words
+
+
+def _operation(op: Operation) -> Op:
+    """An operation as `exam` takes it."""
+    if isinstance(op, (str, Op)):
+        return find_op(op)
+    return Op(
+        name=getattr(op, "__name__", "operation"),
+        sizes=("M", "N"),
+        make_inputs=lambda m, n, **options: (matrix(m, n, **options),),
+        reference=op,
+        least_bytes=lambda x: 2 * x.numel() * x.element_size(),
+    )
+
+
+def _name(fn: Callable[..., object]) -> str:
+    """What a sentence calls a function: a rung's name, or its own."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    try:
+        name = import_path(fn).rpartition(":")[2]
+    except LookupError:
+        name = getattr(fn, "__name__", type(fn).__name__)
+    return "the function" if "<" in name else name
+
+
+def _size(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _list(parts: Sequence[object]) -> str:
+    """Things as a sentence lists them.
+
+    >>> _list([1, 2, 781])
+    '1, 2 and 781'
+    """
+    *most, last = map(str, parts)
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,292 @@
+"""Measured results of the book: measured on a GPU, recorded, and replayed where there is no GPU.
+
+`experiment` treats an experiment of `catalog.EXPERIMENTS` by mode:
+
+- `live`, the default on a GPU: it is measured, and the page names the GPU. Where the GPU's counters
+  cannot be read, the page says so and shows the recording;
+- `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
+  the recording's label;
+- `replay`, the default without a GPU: it is read from the recording.
+
+MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
+replay equals the recorded run to the last digit. `build.record_experiments` writes recordings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from memtraffic import runtime
+from memtraffic.meters.counters import CountersUnavailable
+from memtraffic_book.catalog import Experiment, find_experiments
+
+PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
+DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
+MODES = ("live", "verify", "replay")
+
+
+class RecordingError(RuntimeError):
+    """A recording is missing, damaged, or of something else; the message says what mends it."""
+
+
+def how_to_fix(*ids: str) -> str:
+    """The commands that mend recordings, as the end of an error's message."""
+    record = " ".join(("`python -m memtraffic_book record", *ids)) + "`"
+    return f"{record} on a GPU measures again, `git checkout book/recordings` restores what was"
+
+
+def mode() -> str:
+    """How experiments are treated in this process, one of `MODES`.
+
+    Raises RecordingError for an unknown MEMTRAFFIC_MODE.
+    """
+    chosen = os.environ.get("MEMTRAFFIC_MODE") or ("live" if runtime.HAS_GPU else "replay")
+    if chosen not in MODES:
+        raise RecordingError(f"MEMTRAFFIC_MODE is {chosen!r}: give one of {', '.join(MODES)}")
+    return chosen
+
+
+def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
+    """The result of one experiment, measured or replayed; prints which, and on what GPU.
+
+    id: a key of `catalog.EXPERIMENTS`. gpu: the folder of another GPU's recordings, which is then
+    replayed in every mode.
+
+    Raises LookupError for an unknown id; RecordingError if the recording is missing, truncated,
+    edited, or of other arguments or columns.
+    """
+    frame, origin = _obtain(id, gpu)
+    print(origin)
+    return frame
+
+
+def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
+    """The results of several experiments; prints each origin that differs from the others once.
+
+    ids, gpu: as for `experiment`.
+    """
+    results = [_obtain(id, gpu) for id in ids]
+    print(*dict.fromkeys(origin for _, origin in results), sep="\n")
+    return [frame for frame, _ in results]
+
+
+def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
+    """The results of experiments, as `experiments` gives and announces them.
+
+    A verdict, such as which of two kernels is faster, may change with a percent of a time. So where
+    a page is compared with its stored outputs on a GPU, in mode `verify`, the experiments run for
+    `drift`, which compares their numbers, and the verdicts are those of the recordings.
+    """
+    frames = experiments(*ids)
+    if mode() != "verify":
+        return frames
+    return [read(root() / PUBLISHED, subject) for subject in find_experiments(ids)]
+
+
+def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
+    """The result of an experiment, and the line that says where it comes from."""
+    [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)
+    if gpu or mode() == "replay":
+        return read(folder, subject), label(folder, id)
+    try:
+        frame = from_csv(to_csv(_run(subject)))
+    except CountersUnavailable as error:
+        if mode() != "live":
+            raise
+        return read(folder, subject), f"{error}, so this is a recording.\n{label(folder, id)}"
+    if mode() == "live":
+        return frame, f"Measured now on {runtime.gpu_name()}."
+    read(folder, subject)
+    kept_path(id).write_text(to_csv(frame), encoding="utf-8")
+    return frame, label(folder, id)
+
+
+def _run(subject: Experiment) -> pd.DataFrame:
+    """Measures; in mode `verify`, what others write to stderr meanwhile goes to a file.
+
+    It is not of the page, which shows a recording.
+    """
+    if mode() != "verify":
+        return subject.run()
+    log = kept_path(subject.id).with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        return subject.run()
+
+
+def kept_path(id: str) -> Path:
+    """The file in which mode `verify` keeps what it measured of an experiment."""
+    return root().parent / "_build" / "verify" / f"{id}.csv"
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """The text of a recording: a line for each row, six significant digits."""
+    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def from_csv(text: str) -> pd.DataFrame:
+    """The DataFrame of a recording's text."""
+    return pd.read_csv(io.StringIO(text), keep_default_na=False)
+
+
+def root() -> Path:
+    """The folder of recordings.
+
+    It is MEMTRAFFIC_RECORDINGS; else `recordings` here, or under `book` here, or in the checkout.
+    """
+    if folder := os.environ.get("MEMTRAFFIC_RECORDINGS"):
+        return Path(folder)
+    checkout = Path(__file__).resolve().parents[2]
+    places = [Path("recordings"), Path("book/recordings"), checkout / "book" / "recordings"]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def folder_of_this_gpu() -> Path:
+    """The folder for recordings of the GPU that is here. Raises RuntimeError without a GPU."""
+    return root() / runtime.folder_name(runtime.gpu_name())
+
+
+def load_machine(folder: Path) -> dict[str, Any]:
+    """The contents of `machine.json` in a folder: the machine's facts and an entry per experiment.
+
+    Raises RecordingError if the file is missing or not JSON.
+    """
+    path = folder / "machine.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordingError(f"{path}: {error}; {how_to_fix()}") from error
+
+
+def label(folder: Path, id: str) -> str:
+    """The line that says where a recorded result comes from."""
+    machine = load_machine(folder)
+    versions = f"PyTorch {machine['torch']}, Triton {machine['triton']}"
+    return f"Recorded on {machine['gpu']}, {machine['experiments'][id]['date']} ({versions})."
+
+
+def read(folder: Path, subject: Experiment) -> pd.DataFrame:
+    """The recording of an experiment in a folder.
+
+    It is checked against its checksum, and against the experiment's arguments and columns. Raises
+    RecordingError, which names the file and the command that mends it.
+    """
+    path, fix = folder / f"{subject.id}.csv", how_to_fix(subject.id)
+    entry = load_machine(folder)["experiments"].get(subject.id)
+    if entry is None or not path.is_file():
+        raise RecordingError(f"{path}: missing; {fix}")
+    text = path.read_text(encoding="utf-8")
+    rows = len(text.splitlines()) - 1
+    if rows < entry["rows"] or not text.endswith("\n"):
+        raise RecordingError(f"{path}: truncated, {max(rows, 0)} of {entry['rows']} rows; {fix}")
+    if checksum(text) != entry["sha256"]:
+        raise RecordingError(f"{path}: edited, its checksum is not the recorded one; {fix}")
+    for what, recorded, wanted in (
+        ("arguments", entry.get("arguments"), subject.arguments),
+        ("columns", list(entry.get("columns", {}).items()), list(subject.schema.items())),
+        ("columns", text.split("\n")[0].split(","), list(subject.schema)),
+    ):
+        if recorded != wanted:
+            raise RecordingError(f"{path}: recorded with {what} {recorded}, not {wanted}; {fix}")
+    return from_csv(text)
+
+
+def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
+    """Writes the recording of an experiment, and its entry in `machine.json`.
+
+    Raises RecordingError if the folder's other recordings come from another machine or versions.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text, machine = to_csv(frame), describe_machine()
+    experiments: dict[str, Any] = {}
+    if (folder / "machine.json").exists():
+        recorded = load_machine(folder)
+        experiments = recorded.pop("experiments")
+        if recorded != machine:
+            raise RecordingError(
+                f"{folder}: recorded on {recorded}, and this is {machine}; {how_to_fix()}"
+            )
+    experiments[subject.id] = {
+        "arguments": subject.arguments,
+        "columns": subject.schema,
+        "commit": current_commit(),
+        "date": today(),
+        "rows": len(frame),
+        "sha256": checksum(text),
+    }
+    (folder / f"{subject.id}.csv").write_text(text, encoding="utf-8")
+    (folder / "machine.json").write_text(format_machine(machine, experiments), encoding="utf-8")
+
+
+def today() -> str:
+    """The date a recording is given, as YYYY-MM-DD."""
+    return datetime.date.today().isoformat()
+
+
+def format_machine(machine: dict[str, Any], experiments: dict[str, Any]) -> str:
+    """The text of `machine.json`: one line for each experiment, in the order of their ids."""
+    lines = [
+        f'  "{id}": {json.dumps(experiments[id], ensure_ascii=False)}' for id in sorted(experiments)
+    ]
+    facts = [f" {json.dumps(key)}: {json.dumps(machine[key])}" for key in sorted(machine)]
+    entries = ' "experiments": {\n' + ",\n".join(lines) + "\n }"
+    return "{\n" + ",\n".join([*facts, entries]) + "\n}\n"
+
+
+def checksum(text: str) -> str:
+    """The SHA-256 of a recording's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe_machine() -> dict[str, str]:
+    """What a recording says about the machine: the GPU, its driver, and versions of software.
+
+    The key of the toolkit is `cuda` or `rocm`. Raises RuntimeError without a GPU.
+    """
+    import triton
+
+    hip = torch.version.hip
+    return {
+        "gpu": runtime.gpu_name(),
+        "driver": driver_version(),
+        **({"rocm": hip} if hip else {"cuda": str(torch.version.cuda)}),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def driver_version() -> str:
+    """The version of the GPU's kernel driver, `unknown` where the system does not tell.
+
+    NVIDIA's comes from `nvidia-smi`, AMD's from the `amdgpu` module of Linux.
+    """
+    if torch.version.hip:
+        module = Path("/sys/module/amdgpu/version")
+        return module.read_text(encoding="utf-8").strip() if module.exists() else "unknown"
+    if shutil.which("nvidia-smi") is None:
+        return "unknown"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def current_commit() -> str:
+    """The commit of the sources: MEMTRAFFIC_COMMIT, else git's answer, else `unknown`."""
+    if commit := os.environ.get("MEMTRAFFIC_COMMIT"):
+        return commit
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    if shutil.which("git") is None:
+        return "unknown"
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.strip() or "unknown"

@@ -1,0 +1,381 @@
+"""The verdicts of the scoreboard, computed from its recordings: who wins, where, and by how much.
+
+A frame is the result of an experiment `scoreboard_…` in one dtype: a row for each shape and kernel,
+with a time of 0 where none was taken. Kernels of the backward go by the names of their packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from memtraffic.benchmark.comparing import ABSENT
+from memtraffic.benchmark.peers import BACKWARD
+from memtraffic.names import PEERS, RUNGS
+from memtraffic.tensors import SECTOR_BYTES
+
+OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
+NEAR = 0.02  # what is nearer is not worth a change of kernel
+CALLER_MOST = 1.1  # of a caller's time with torch.softmax
+WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
+PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
+LONG = [2**k for k in (15, 16, 17, 18, 20)]  # of rows for which there are targets
+
+
+def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
+    """A column of what was timed: widths down, kernels across, NaN where there is no time.
+
+    >>> frame = pd.DataFrame({"impl": ["copy", "Liger backward"], "n": 64, "us": [2.0, 0.0]})
+    >>> timed(frame).loc[64].to_dict()
+    {'copy': 2.0, 'Liger': nan}
+    """
+    names = frame["impl"].str.removesuffix(BACKWARD)
+    order = list(dict.fromkeys(names))
+    here = frame.assign(impl=names)[frame["us"] > 0]
+    return here.pivot(index="n", columns="impl", values=column).reindex(columns=order)
+
+
+def others(us: pd.DataFrame) -> list[str]:
+    """The kernels in `us` that others made: what is neither ours, nor a rung, nor a roof."""
+    return [str(name) for name in us if name not in (OURS, *RUNGS, *ROOFS)]
+
+
+def roof(us: pd.DataFrame) -> pd.Series[float]:
+    """The times of the roof that was timed beside the kernels: a copy, or an addition."""
+    [name] = [name for name in ROOFS if name in us]
+    return us[name]
+
+
+def shares(frame: pd.DataFrame) -> pd.DataFrame:
+    """The share of the roof's speed that each kernel reaches: widths down, kernels across."""
+    us = timed(frame)
+    kernels = us.drop(columns=[name for name in ROOFS if name in us])
+    return kernels.rdiv(roof(us), axis=0)
+
+
+def at(us: pd.DataFrame, widths: Iterable[int]) -> pd.DataFrame:
+    """The rows of some widths, those that there are."""
+    return us[us.index.isin(list(widths))]
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The geometric mean: the one number whose inverse is the mean of the inverse ratios.
+
+    >>> geometric_mean([2, 0.5]), geometric_mean([4, 1])
+    (1.0, 2.0)
+    """
+    values = pd.Series(list(ratios), dtype=float)
+    return float(values.prod() ** (1 / len(values))) if len(values) else float("nan")
+
+
+class Match(NamedTuple):
+    """Our kernel against another, over the widths at which both were timed.
+
+    faster, level, slower: at how many widths ours is that. Two are level if the median of each lies
+    between the 20th and the 80th percentile of the other. mean: the geometric mean of the ratios of
+    speed, ours over the other's. worst, worst_at: the lowest ratio, and its width.
+    """
+
+    other: str
+    widths: int
+    faster: int
+    level: int
+    slower: int
+    mean: float
+    worst: float
+    worst_at: int
+
+
+def match(frame: pd.DataFrame, other: str, widths: Iterable[int]) -> Match | None:
+    """Our kernel against `other` at some of the widths; None if both were timed at none of them."""
+    wanted = list(widths)
+    us, low, high = (at(timed(frame, name), wanted) for name in ("us", "us_p20", "us_p80"))
+    if other not in us or not (both := us[[OURS, other]].dropna()).size:
+        return None
+    ours, theirs = both[OURS], both[other]
+    level = pd.Series(True, index=both.index)
+    for one, two in ((OURS, other), (other, OURS)):
+        level &= (both[one] >= low.loc[both.index, two]) & (both[one] <= high.loc[both.index, two])
+    ratios = theirs / ours
+    faster, slower = (~level & (ratios > 1)).sum(), (~level & (ratios <= 1)).sum()
+    counts = len(both), int(faster), int(level.sum()), int(slower)
+    return Match(other, *counts, geometric_mean(ratios), ratios.min(), int(ratios.idxmin()))
+
+
+def matches(frame: pd.DataFrame, widths: Iterable[int]) -> list[Match]:
+    """Our kernel against each of the `others`, where both were timed."""
+    wanted = list(widths)
+    found = [match(frame, name, wanted) for name in others(timed(frame))]
+    return [it for it in found if it]
+
+
+def winners(us: pd.DataFrame, widths: Iterable[int]) -> dict[str, list[int]]:
+    """At which of the widths each kernel has the least time, the one that wins most first.
+
+    Roofs and rungs do not take part.
+    """
+    rows = at(us, widths)
+    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(how="all")
+    won: dict[str, list[int]] = {}
+    for n, name in rows.idxmin(axis=1).items():
+        won.setdefault(str(name), []).append(int(str(n)))
+    return dict(sorted(won.items(), key=lambda item: -len(item[1])))
+
+
+def spans(some: Iterable[int], of: Iterable[int]) -> str:
+    """Some of the widths in `of` as text, neighbours joined.
+
+    >>> spans([256, 384, 512, 1024], range(256, 2049, 128))
+    '256 to 512, 1024'
+    """
+    places = {n: place for place, n in enumerate(sorted(of))}
+    runs: list[list[int]] = []
+    for n in sorted(some):
+        if runs and places[n] == places[runs[-1][-1]] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+class Lead(NamedTuple):
+    """A width at which another kernel is ahead of ours. ratio: our speed over the other's."""
+
+    n: int
+    other: str
+    ratio: float
+
+
+def against_fastest(
+    us: pd.DataFrame, widths: Iterable[int], rivals: Sequence[str] | None = None
+) -> list[Lead]:
+    """Ours against the fastest of some rivals at each width; first where ours is slowest.
+
+    rivals: all of the `others` by default.
+    """
+    rows = at(us, widths)
+    names = others(us) if rivals is None else [name for name in rivals if name in us]
+    here = rows[names].dropna(how="all")
+    found = [
+        Lead(int(n), str(row.idxmin()), float(row.min() / rows.loc[n, OURS]))
+        for n, row in here.iterrows()
+        if rows.loc[n, OURS] > 0
+    ]
+    return sorted(found, key=lambda it: it.ratio)
+
+
+class Rung(NamedTuple):
+    """A rung of the ladder at some widths: how many it was timed at, and its speed.
+
+    over_torch: over that of `torch.softmax`, the geometric mean. low, high: of a copy.
+    """
+
+    name: str
+    widths: int
+    over_torch: float
+    low: float
+    high: float
+
+
+def ladder(frame: pd.DataFrame, widths: Iterable[int]) -> list[Rung]:
+    """The rungs in the order of the book, and ours after them, where they were timed."""
+    us, share = (at(it, list(widths)) for it in (timed(frame), shares(frame)))
+    found = []
+    for name in (*RUNGS, OURS):
+        reached = share[name].dropna() if name in share else share.iloc[:0, 0]
+        if len(reached):
+            ratios = (us[TORCH] / us[name]).dropna()
+            row = geometric_mean(ratios), float(reached.min()), float(reached.max())
+            found.append(Rung(name, len(reached), *row))
+    return found
+
+
+def over_least(counted: pd.DataFrame) -> pd.DataFrame:
+    """What a call moved, over the least: each element once in, and once out.
+
+    counted: a frame as `marked_counters.count_calls` gives it. Columns: `n`, `dtype`, and the
+    ratios `read` and `written`, between L2 and L1, and `from_memory`, of what L2 read itself.
+    """
+    itemsize = counted["dtype"].map({"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8})
+    least = counted["m"] * counted["n"] * itemsize
+    written = counted["l2_write_sectors"] * SECTOR_BYTES
+    return counted[["n", "dtype"]].assign(
+        read=counted["l1_l2_read_bytes"] / least,
+        written=written / least,
+        from_memory=counted["dram_read_bytes"] / least,
+    )
+
+
+# ---- what was aimed at
+
+
+class Target(NamedTuple):
+    """What was aimed at.
+
+    measured: None where a package that it takes is not here. where: the width at which that was
+    measured, or over how many. missed: at which widths, as text; "" where it is a mean.
+    """
+
+    what: str
+    least: float
+    measured: float | None
+    where: str
+    missed: str = ""
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it is reached."""
+        if self.measured is None:
+            return None
+        return self.measured <= self.least if self.at_most else self.measured >= self.least
+
+
+def targets(
+    forward: dict[str, pd.DataFrame], backward: dict[str, pd.DataFrame], host: pd.DataFrame
+) -> list[Target]:
+    """What was aimed at, in speed, and what the recordings say. forward, backward: by dtype."""
+    found = []
+    for dtype, means in (
+        ("float32", {"QuACK": 1.02, "Liger": 1.02, "FlagGems": 1.02, TORCH: 1.4}),
+        ("bfloat16", {"QuACK": 1.0}),
+    ):
+        frame = forward[dtype]
+        us = timed(frame)
+        found.append(_slowest(f"{dtype}: fastest of the others", 0.98, us, PRINTED))
+        found += [_mean(f"{dtype}: {name}, mean", it, frame, name) for name, it in means.items()]
+        if dtype == "float32":
+            found.append(_share("float32: copy, from 2048", 0.97, frame, range(2048, 12673, 128)))
+        found.append(_slowest(f"{dtype}, long rows: QuACK", 0.98, us, LONG, ("QuACK",)))
+        found.append(_share(f"{dtype}, long rows: copy", 0.9, frame, LONG))
+    for dtype, least in (("float32", 0.97), ("bfloat16", 0.95)):
+        us = timed(backward[dtype])
+        wide = [n for n in us.index if 2048 <= n <= 2**17]
+        name = f"{dtype} backward: add, 2048 to 131072"
+        found.append(_share(name, least, backward[dtype], wide))
+        name = f"{dtype} backward: fastest of the others"
+        found.append(_slowest(name, 0.98, us, us.index))
+    for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
+        for suffix, how in (("", ""), (", gradient", ", with gradient")):
+            ratios = caller_ratios(host, column, suffix)
+            over = [int(n) for n in ratios.index[ratios > CALLER_MOST]]
+            found.append(
+                Target(
+                    f"{TORCH}: {what}{how}",
+                    CALLER_MOST,
+                    float(ratios.max()),
+                    f"at {int(ratios.idxmax())}",
+                    spans(over, ratios.index),
+                    at_most=True,
+                )
+            )
+    return found
+
+
+def caller_ratios(host: pd.DataFrame, column: str, suffix: str = "") -> pd.Series[float]:
+    """What a call of ours takes over what one of PyTorch's takes, by the number of columns."""
+    us = host.pivot(index="n", columns="impl", values=column)
+    return us[OURS + suffix] / us[TORCH + suffix]
+
+
+def _slowest(
+    what: str,
+    least: float,
+    us: pd.DataFrame,
+    widths: Iterable[int],
+    rivals: Sequence[str] | None = None,
+) -> Target:
+    leads = against_fastest(us, list(widths), rivals)
+    if not leads:
+        return Target(what, least, None, "not measured")
+    worst, known = leads[0], [lead.n for lead in leads]
+    missed = spans([lead.n for lead in leads if lead.ratio < least], known)
+    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n}", missed)
+
+
+def _mean(what: str, least: float, frame: pd.DataFrame, other: str) -> Target:
+    found = match(frame, other, PRINTED)
+    if found is None:
+        return Target(what, least, None, "not measured")
+    return Target(what, least, found.mean, f"{found.widths} widths")
+
+
+def _share(what: str, least: float, frame: pd.DataFrame, widths: Iterable[int]) -> Target:
+    reached = at(shares(frame), widths)[OURS].dropna()
+    if reached.empty:
+        return Target(what, least, None, "not measured")
+    missed = spans([int(n) for n in reached.index[reached < least]], reached.index)
+    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())}", missed)
+
+
+# ---- what to ship
+
+
+class Choice(NamedTuple):
+    """What to ship in a case. fastest: of all kernels; over_torch, over_ours: its relative speed.
+
+    ship: ours, unless another is faster by more than `NEAR`; `torch.softmax`, where not even the
+    fastest is `WORTH` its while. level: the others that are not slower than that by more than
+    `NEAR`.
+    """
+
+    case: str
+    fastest: str
+    over_torch: float
+    over_ours: float
+    ship: str
+    level: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """The speed of what is shipped over that of `torch.softmax`."""
+        if self.ship == TORCH:
+            return 1.0
+        return self.over_torch / (self.over_ours if self.ship == OURS else 1)
+
+
+def choose(case: str, us: pd.DataFrame, widths: Callable[[int], bool]) -> Choice | None:
+    """What to ship for a case, by the geometric mean over its widths; None if it has no widths.
+
+    Only kernels that were timed at each of these widths are candidates, and no rungs.
+    """
+    rows = us[[widths(int(n)) for n in us.index]]
+    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(axis=1)
+    if rows.empty or OURS not in rows or TORCH not in rows:
+        return None
+    speed = {name: geometric_mean(rows[TORCH] / rows[name]) for name in rows}
+    fastest = max(speed, key=lambda name: speed[name])
+    over_ours = speed[fastest] / speed[OURS]
+    ship = OURS if over_ours <= 1 + NEAR else str(fastest)
+    if speed[fastest] < WORTH:
+        ship = TORCH
+    level = [name for name in speed if speed[name] >= (1 - NEAR) * speed[ship] and name != ship]
+    return Choice(case, str(fastest), speed[fastest], over_ours, ship, tuple(map(str, level)))
+
+
+def refusals(frame: pd.DataFrame) -> pd.DataFrame:
+    """What was timed of each peer, and what not: a row for each of them that has a row.
+
+    Columns: `impl`, `version`, `timed`, `refused`, `wrong` and `imprecise`, numbers of widths;
+    `absent`; `missing`, the widths that were not timed, as text; `reason`, the first refusal.
+    """
+    rows = []
+    for name, part in frame.groupby("impl", sort=False):
+        if str(name).removesuffix(BACKWARD) in PEERS:
+            notes = part["note"].astype(str)
+            rows.append(
+                {
+                    "impl": name,
+                    "version": max(part["version"].astype(str)),
+                    "timed": int((part["us"] > 0).sum()),
+                    "refused": int(notes.str.startswith("refused").sum()),
+                    "wrong": int(notes.str.startswith("wrong").sum()),
+                    "imprecise": int(notes.str.startswith("imprecise").sum()),
+                    "absent": bool(notes.str.startswith(ABSENT).any()),
+                    "missing": spans(part.loc[part["us"] <= 0, "n"], part["n"]),
+                    "reason": next(iter(notes[notes.str.startswith("refused")]), ""),
+                }
+            )
+    return pd.DataFrame(rows)

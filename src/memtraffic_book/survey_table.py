@@ -1,0 +1,191 @@
+"""The survey of published kernels as a page shows it: ratios, a table, and counts beside counters.
+
+A ratio is what a pass of a kernel moves, reads and writes together, over the least that it could.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+from IPython.display import display
+
+from memtraffic.meters.formula import parse_formula
+from memtraffic.tensors import SECTOR_BYTES
+from memtraffic_book import units
+
+LARGE = 4096  # stands for each letter of a formula in a ratio
+EXACT = 1.01  # a ratio up to which a kernel moves the least, but for numbers as small as a row's
+ITEMSIZE = 4  # bytes: what is measured is float32
+AMOUNTS = ("reads", "writes", "least_reads", "least_writes")
+TITLES = {
+    "liger-kernel": "Liger",
+    "flag-gems": "FlagGems",
+    "fla-core": "flash-linear-attention",
+    "conch-triton-kernels": "Conch",
+    "torch": "torch.compile",
+    "triton-tutorials": "Triton's tutorials",
+}
+
+
+def evaluate(text: str, **sizes: int) -> float:
+    """The elements of a formula at these sizes; of a number, the number.
+
+    >>> evaluate("2MN + 11M + 5", M=10, N=100)
+    2115.0
+    >>> evaluate("(5/2)MM - 1", M=2)
+    9.0
+
+    Raises ValueError for text that is no formula, and for a letter without a size.
+    """
+    letters = tuple(sorted(sizes))
+    reads, _ = parse_formula(text, "0", letters).elements(*(sizes[name] for name in letters))
+    return float(reads)
+
+
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """The passes that were counted, with a column `ratio`, and `moved`, in elements.
+
+    frame: the survey, as `survey.load` gives it. A formula is taken at LARGE for each letter, and
+    numbers at the sizes `at` which they were counted.
+    """
+    counted = frame[frame["reason"] == ""].copy()
+    values = [[_value(row[name]) for name in AMOUNTS] for row in counted.to_dict("records")]
+    counted["moved"] = [reads + writes for reads, writes, *_ in values]
+    counted["ratio"] = [(r + w) / (least_r + least_w) for r, w, least_r, least_w in values]
+    return counted
+
+
+def _value(text: str) -> float:
+    return evaluate(text, **dict.fromkeys(re.findall("[A-Z]", text), LARGE))
+
+
+def share_up_to(passes: pd.DataFrame, limits: list[float]) -> pd.Series:
+    """By limit, how many percent of `ratios` are not above it."""
+    shares = [100 * (passes["ratio"] <= limit * EXACT).mean() for limit in limits]
+    return pd.Series(shares, index=limits)
+
+
+# ---- the table
+
+
+def show(frame: pd.DataFrame) -> None:
+    """Shows the survey: a table for each package, folded, with its kernels by falling ratio.
+
+    frame: as `survey.load` gives it. As plain text there is a line for each pass.
+    """
+    counted = ratios(frame)
+    pages, lines = [], []
+    for package, rows in frame.groupby("package", sort=False):
+        known = counted[counted["package"] == package]
+        kernels = rows["kernel"].nunique()
+        exact = int((known["ratio"] <= EXACT).sum())
+        title = (
+            f"{TITLES[package]} {rows['version'].iloc[0].partition('+')[0]}: {kernels} kernels, "
+            f"{len(known)} passes, {exact} of them move no more than they must"
+        )
+        body = list(_lines(rows, known["ratio"]))
+        lines += [title, *map(_plain, body)]
+        pages.append(_folded(title, body))
+    display({"text/plain": "\n".join(lines), "text/html": "\n".join(pages)}, raw=True)
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """What a line says of a pass: its package, its kernel, and whether it is the backward one.
+
+    row: with `package`, `kernel` and `direction`.
+    """
+    name = f"{TITLES[row['package']]}: {row['kernel'].rpartition(':')[2].removeprefix('liger_')}"
+    return f"{name}, backward" if row["direction"] == "backward" else name
+
+
+Line = tuple[str, ...]  # of a kernel: its name and notes; of a pass: its cells, or the reason
+
+
+def _lines(rows: pd.DataFrame, ratio: pd.Series) -> Iterator[Line]:
+    """The lines of each kernel, that with the highest ratio first: two parts, then its passes."""
+    highest = ratio.groupby(rows["kernel"].reindex(ratio.index)).max()
+    kernels = sorted(rows["kernel"].unique(), key=lambda kernel: -highest.get(kernel, 0))
+    for kernel in kernels:
+        passes = rows[rows["kernel"] == kernel]
+        first = passes.iloc[0]
+        notes = first["inputs"], first["at"] and f"at {first['at']}", first["note"]
+        yield kernel.partition(":")[2], "; ".join(filter(None, notes))
+        for index, row in passes.iterrows():
+            if row["reason"]:
+                yield row["direction"], row["reason"], ""
+                continue
+            amounts = (_amount(row[way], row[f"least_{way}"]) for way in ("reads", "writes"))
+            yield row["direction"], *amounts, units.format_ratio(ratio[index])
+
+
+def _amount(text: str, least: str) -> str:
+    """What is moved, and in brackets the least, where that is something else."""
+    moved, must = (f"{int(it):,}" if it.isdigit() else it for it in (text, least))
+    return moved if text == least else f"{moved} ({must})"
+
+
+def _plain(line: Line) -> str:
+    return ": ".join(line) if len(line) == 2 else " | ".join(filter(None, line))
+
+
+def _folded(title: str, lines: list[Line]) -> str:
+    """HTML: a table that opens at a click on its title."""
+    parts = [
+        f"<details><summary>{html.escape(title)}</summary>",
+        '<table class="dataframe survey"><thead><tr>',
+        *(f"<th>{name}</th>" for name in ("pass", "reads (least)", "writes (least)", "ratio")),
+        "</tr></thead><tbody>",
+    ]
+    for line in lines:
+        cells = [html.escape(cell).replace(" (", "<br>(") for cell in line]
+        if len(cells) == 2:
+            name, notes = map(html.escape, line)
+            row = f'<th colspan="4">{name}<br><small>{notes}</small></th>'
+        elif len(cells) == 3:
+            row = f'<td>{cells[0]}</td><td colspan="3" class="reason">{html.escape(line[1])}</td>'
+        else:
+            row = "".join(f"<td>{cell}</td>" for cell in cells)
+        parts.append(f"<tr>{row}</tr>")
+    return "".join([*parts, "</tbody></table></details>"])
+
+
+# ---- beside the counters
+
+
+def beside(frame: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """What was counted beside what was measured, in bytes of float32, for what did run.
+
+    frame: the survey. measured: the experiment `survey_counters`. Columns: `package`, `kernel`, its
+    name alone, and `direction`; `counted_reads`, `counted_writes`, `least_reads`; `requested`, by
+    the loads; `from_l2`; `from_dram`; `to_l2`.
+    """
+    rows: list[dict[str, Any]] = []
+    for row in measured[measured["missing"] == ""].to_dict("records"):
+        same = (frame["kernel"] == row["kernel"]) & (frame["direction"] == row["direction"])
+        [counted] = frame[same].to_dict("records")
+        sizes = {name: int(size) for name, size in re.findall(r"([A-Z])=(\d+)", row["at"])}
+        amounts = [evaluate(counted[name], **sizes) * ITEMSIZE for name in AMOUNTS[:3]]
+        reads, writes, least = amounts
+        rows.append(
+            {
+                "package": row["package"],
+                "kernel": row["kernel"].partition(":")[2],
+                "direction": row["direction"],
+                "counted_reads": reads,
+                "counted_writes": writes,
+                "least_reads": least,
+                "requested": row["instruction_read_bytes"],
+                "from_l2": row["l1_l2_read_bytes"],
+                "from_dram": row["dram_read_bytes"],
+                "to_l2": row["l2_write_sectors"] * SECTOR_BYTES,
+            }
+        )
+    names = [
+        *("package", "kernel", "direction", "counted_reads", "counted_writes", "least_reads"),
+        *("requested", "from_l2", "from_dram", "to_l2"),
+    ]
+    return pd.DataFrame(rows, columns=names)

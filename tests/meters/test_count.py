@@ -1,0 +1,803 @@
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memtraffic import runtime
+from memtraffic.meters import count as module
+from memtraffic.meters.count import CountError, OpTraffic, count, count_shapes
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+from triton.language.extra import libdevice
+
+deprecated = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def matrix(m=3, n=12, dtype=torch.float32):
+    return torch.arange(m * n).reshape(m, n).to(runtime.device(), dtype)
+
+
+def moved(fn, *tensors):
+    """The elements that `fn(*tensors)` reads and writes."""
+    traffic = count(fn, *tensors)
+    return traffic.read_elements, traffic.written_elements
+
+
+# ---- PyTorch operations
+
+TORCH = [
+    pytest.param(lambda x: x.exp(), 36, 36, id="elementwise"),
+    pytest.param(lambda x: x + 1, 36, 36, id="python-scalar"),
+    pytest.param(lambda x: x + x, 72, 36, id="same-operand-twice"),
+    pytest.param(lambda x: x - x[:, :1], 39, 36, id="broadcast-operand-read-once"),
+    pytest.param(lambda x: x - x[:, :1].expand_as(x), 39, 36, id="expanded-operand-read-once"),
+    pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
+    pytest.param(lambda x: x.sum(dim=1), 36, 3, id="row-reduction"),
+    pytest.param(lambda x: x.max(dim=1), 36, 6, id="maximum-and-index"),
+    pytest.param(lambda x: x.topk(2, dim=1), 36, 12, id="topk"),
+    pytest.param(lambda x: torch.softmax(x, dim=1), 36, 36, id="library-softmax"),
+    pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
+    pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
+    pytest.param(lambda x: x.contiguous(), 0, 0, id="copy-of-nothing"),
+    pytest.param(torch.empty_like, 0, 0, id="allocation"),
+    pytest.param(torch.zeros_like, 0, 36, id="fill"),
+    pytest.param(lambda x: torch.ones(5), 0, 5, id="fill-without-operand"),
+    pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
+    pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
+    pytest.param(lambda x: x.copy_(x.clone()), 72, 72, id="in-place-copy"),
+    pytest.param(lambda x: x[0].add_(x[1]), 24, 12, id="in-place-on-a-view"),
+    pytest.param(lambda x: x.unsqueeze_(0), 0, 0, id="in-place-view"),
+    pytest.param(lambda x: torch.exp(x, out=torch.empty_like(x)), 36, 36, id="out"),
+    pytest.param(lambda x: torch.cat([x, x[:1]]), 48, 48, id="list-of-operands"),
+    pytest.param(lambda x: x.half(), 36, 36, id="cast"),
+    pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
+    pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
+]
+
+
+@pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
+def test_count_torch_operations(fn, reads, writes):
+    assert moved(fn, matrix()) == (reads, writes)
+
+
+@pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
+def test_count_torch_operations_without_values(fn, reads, writes):
+    """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
+    assert count(fn, matrix().to("meta")) == count(fn, matrix())
+    assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+
+
+AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
+OTHER = matrix()
+
+
+# Each index is read once, and each element that it names as often as it names it.
+@pytest.mark.parametrize(
+    ("fn", "reads", "writes"),
+    [
+        pytest.param(lambda x: F.embedding(AT, x), 4 + 48, 48, id="embedding"),
+        pytest.param(lambda x: x.index_select(0, AT), 4 + 48, 48, id="index-select"),
+        pytest.param(lambda x: x[AT], 4 + 48, 48, id="rows-by-index"),
+        pytest.param(lambda x: x[AT, AT], 8 + 4, 4, id="elements-by-index"),
+        pytest.param(lambda x: x[x > 30], 36 + 36 + 5, 36 + 5, id="mask"),
+        pytest.param(lambda x: x.take(AT), 4 + 4, 4, id="take"),
+        pytest.param(lambda x: x.gather(1, AT[:3, None]), 3 + 3, 3, id="gather"),
+        pytest.param(
+            lambda x: x.gather(1, AT[:3, None].expand(3, 5)), 3 + 15, 15, id="index-read-once"
+        ),
+        pytest.param(lambda x: x.index_add_(0, AT, x[AT]), 52 + 4 + 96, 48 + 48, id="index-add"),
+        pytest.param(lambda x: x.index_copy_(0, AT, x[AT]), 52 + 52, 48 + 48, id="index-copy"),
+        pytest.param(lambda x: x.scatter_(1, AT[:3, None], 1.0), 3, 3, id="scatter-number"),
+        pytest.param(lambda x: x.scatter_(1, AT[:3, None], OTHER), 3 + 3, 3, id="scatter-in-place"),
+        pytest.param(lambda x: x.scatter(1, AT[:3, None], x), 6 + 36, 36, id="scatter-of-a-copy"),
+        pytest.param(lambda x: x.scatter_add_(1, AT[:3, None], OTHER), 3 + 6, 3, id="scatter-add"),
+        pytest.param(lambda x: x.index_put_((AT,), OTHER[0]), 4 + 12, 48, id="index-put-broadcast"),
+        pytest.param(
+            lambda x: x.index_put_((AT,), OTHER[0], accumulate=True),
+            4 + 12 + 48,
+            48,
+            id="index-put-add",
+        ),
+    ],
+)
+def test_count_what_an_index_names(fn, reads, writes):
+    assert moved(fn, matrix()) == (reads, writes)
+
+
+def test_count_what_an_index_names_in_bytes():
+    [op] = count(lambda x: F.embedding(AT, x), matrix(dtype=torch.float16)).ops
+    assert op == OpTraffic("embedding", 4 + 48, 48, 4 * 8 + 48 * 2, 48 * 2)
+
+
+def losses(targets, **options):
+    x, y = ones(4, 8), torch.tensor(targets, device=runtime.device())
+    passes = count(lambda x: F.nll_loss(x, y, **options), x, backward=True)
+    return [totals(each) for each in passes]
+
+
+def test_count_loss():
+    """A target and the element that it names; then the gradient, the targets, and their sum."""
+    assert losses([1, 2, 3, 7]) == [(4 + 4, 2), (1 + 4 + 1, 32)]
+    assert losses([1, 2, 3, 7], reduction="sum") == [(4 + 4, 2), (1 + 4, 32)]
+    assert losses([1, 2, 3, 7], reduction="none")[1] == (4 + 4, 32)
+    weight = ones(8)
+    assert losses([1, 2, 3, 7], weight=weight) == [(4 + 4 + 4, 2), (1 + 4 + 4 + 1, 32)]
+
+
+def test_count_loss_leaves_out_what_is_ignored():
+    assert losses([1, -100, 3, -100])[0] == (4 + 2, 2)
+    assert losses([1, 2, 3, 1], ignore_index=1)[0] == (4 + 2, 2)
+
+
+def test_count_loss_of_pictures():
+    x, y = ones(2, 8, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64, device=runtime.device())
+    assert moved(F.nll_loss, x, y) == (18 + 18, 2)
+
+
+def test_count_embedding_backward():
+    """The gradient of a row that is padding is not read."""
+    table = ones(3, 12)
+    _, backward = count(lambda x: F.embedding(AT, x), table, backward=True)
+    assert totals(backward) == (4 + 48, 36)
+    _, backward = count(lambda x: F.embedding(AT, x, padding_idx=2), table, backward=True)
+    assert totals(backward) == (4 + 12, 36)
+
+
+def test_count_what_an_index_names_without_values():
+    """Meta tensors do where shapes say how many elements; a loss needs the values."""
+    index = AT.to("meta")
+    assert moved(lambda x: x[index], matrix().to("meta")) == (4 + 48, 48)
+    x, y = ones(4, 8), AT
+    with pytest.raises(CountError, match="depends on its values"):
+        count(F.nll_loss, x.to("meta"), y.to("meta"))
+    assert count_shapes(F.nll_loss, lambda: (x, y)) == count(F.nll_loss, x, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "forward", "backward"),
+    [
+        pytest.param({}, (36 + 2 * 3, 36 + 2), (2 * 36 + 3 + 2, 2 * 36), id="mean"),
+        pytest.param(
+            {"reduction": "none"}, (36 + 2 * 3, 36 + 3 + 1), (2 * 36 + 2 * 3, 2 * 36), id="none"
+        ),
+        pytest.param(
+            {"ignore_index": 5}, (36 + 2 * 3, 36 + 2), (2 * 36 + 3 + 2, 2 * 36), id="ignored"
+        ),
+    ],
+)
+def test_count_cross_entropy_picks_one_element_per_row(options, forward, backward):
+    def loss(x, target):
+        return torch.nn.functional.cross_entropy(x, target, **options)
+
+    passes = count(loss, inputs="3,12 3:int64<12", backward=True)
+    found = [(each.read_elements, each.written_elements) for each in passes]
+    assert found == [forward, backward]
+    x, target = matrix().reshape(3, 12), torch.zeros(3, dtype=torch.int64, device=runtime.device())
+    assert count_shapes(loss, lambda: (x, target)) == count(loss, x, target)
+    [_, picked] = count(loss, x, target).ops
+    assert picked.read_bytes == 3 * 4 + 3 * 8
+    [_, picked] = count(loss, x[0], target[0]).ops
+    assert picked.read_elements == 2
+
+
+def test_count_to_python():
+    assert moved(lambda x: x.sum().item(), matrix()) == (37, 1)
+
+
+def test_count_on_meta_tensors_does_no_arithmetic():
+    x = torch.empty(2**31, 1, device="meta")
+    [op] = count(lambda x: torch.softmax(x, dim=1), x).ops
+    assert op == OpTraffic("_softmax", 2**31, 2**31, 2**33, 2**33)
+
+
+def test_count_bytes_of_a_dtype():
+    [op] = count(lambda x: x.max(dim=1), matrix(dtype=torch.float16)).ops
+    assert op == OpTraffic("max", 36, 6, 36 * 2, 3 * 2 + 3 * 8)
+    [op] = count(lambda x: x.half(), matrix()).ops
+    assert (op.read_bytes, op.written_bytes) == (36 * 4, 36 * 2)
+
+
+def test_count_lists_operations_in_order():
+    traffic = count(kernels.mixed, matrix())
+    assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
+    assert str(traffic) == "reads 108 elements, writes 75 elements, in 3 operations"
+    assert traffic.accesses == []
+
+
+def test_count_of_several_tensors_and_of_none():
+    assert moved(lambda x, y: x + y, matrix(), matrix()) == (72, 36)
+    assert moved(lambda: torch.ones(4).exp()) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        pytest.param(lambda x: torch.fft.fft(x), "_fft", id="fft"),
+        pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
+        pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),
+        pytest.param(lambda x: (row.exp() for row in x), "generator", id="generator"),
+        pytest.param(lambda x: map(torch.exp, [x]), "of type map, before", id="map"),
+        pytest.param(lambda x: lambda: x.exp(), "of type function, before", id="function"),
+        pytest.param(
+            lambda x: functools.partial(torch.exp, x), "of type partial, before", id="partial"
+        ),
+        pytest.param(lambda x: coroutine(x), "of type coroutine, before", id="coroutine"),
+        pytest.param(lambda x: async_generator(x), "of type async_generator, before", id="async"),
+        pytest.param(lambda x: Awaited(), "of type Awaited, before", id="awaitable"),
+        pytest.param(lambda x: in_a_thread(x), "starts a thread", id="thread"),
+    ],
+)
+def test_count_refuses_what_it_does_not_know(fn, message):
+    with pytest.raises(CountError, match=message):
+        count(fn, matrix())
+
+
+async def async_generator(x):
+    yield x.exp()
+
+
+class Awaited:
+    def __await__(self):
+        yield
+
+
+def in_a_thread(x):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(x.exp()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_count_takes_a_module_and_a_class_for_results():
+    layer = torch.nn.ReLU()
+    for result in (layer, dict, (layer, layer)):
+        assert moved(lambda x, result=result: (x.exp(), result)[1], matrix()) == (36, 36)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.compile(torch.exp, backend="eager"), id="compiled"),
+        pytest.param(
+            lambda: lambda x: torch.compile(torch.exp, backend="eager")(x), id="compiled-inside"
+        ),
+        pytest.param(lambda: torch.jit.script(double), id="scripted"),
+        pytest.param(lambda: torch.jit.trace(double, matrix()), id="traced"),
+        pytest.param(lambda: torch.jit.script(torch.nn.Softmax(dim=1)), id="scripted-module"),
+        pytest.param(lambda: calling(torch.jit.script(double)), id="scripted-inside"),
+        pytest.param(
+            lambda: calling(torch.jit.script(torch.nn.Softmax(dim=1))), id="scripted-module-inside"
+        ),
+    ],
+)
+@scripts
+def test_count_refuses_functions_that_hide_their_kernels(make):
+    fn = make()
+    with pytest.raises(CountError, match="hides its kernels"):
+        count(fn, matrix())
+    fn(matrix())
+
+
+def double(x):
+    return 2 * x
+
+
+def calling(fn):
+    return lambda x: fn(x.exp())
+
+
+def test_count_refuses_a_compiled_function_that_has_run():
+    compiled = torch.compile(lambda x: x.exp(), backend="eager")
+    compiled(matrix())
+    with pytest.raises(CountError, match="hides its kernels"):
+        count(lambda x: compiled(x), matrix())
+
+
+# ---- Triton kernels
+
+
+@deprecated
+@pytest.mark.parametrize(
+    "shape", [(3, 16), (5, 12), (1, 4)], ids=["power-of-two", "partial-block", "smallest"]
+)
+@pytest.mark.parametrize("name", kernels.KNOWN)
+def test_count_known_kernels(name, shape):
+    fn, expected = kernels.KNOWN[name]
+    assert moved(fn, matrix(*shape)) == expected(*shape)
+
+
+def test_count_runs_the_function():
+    results = []
+    count(lambda x: results.append(kernels.three_passes(x)), matrix())
+    assert torch.allclose(results[0], torch.softmax(matrix(), dim=1))
+
+
+def test_count_bytes_of_a_kernel():
+    [op] = count(kernels.twice, matrix(dtype=torch.bfloat16)).ops
+    assert op == OpTraffic("_twice_kernel", 72, 36, 144, 72)
+
+
+def test_count_leaves_out_what_is_masked():
+    assert moved(kernels.shortened_store, matrix(3, 12)) == (36, 33)
+    assert moved(kernels.skipped_row, matrix(3, 12)) == (24, 24)
+
+
+def test_count_gathers():
+    """An element that several lanes load counts once for each of them, in the trace too."""
+    x, index = matrix(1, 8), torch.tensor([3, 3, 0, 7], device=runtime.device())
+    traffic = count(kernels.gathered, x, index, trace=True)
+    assert traffic.ops == [OpTraffic("_gather_kernel", 4 + 4, 4, 4 * 8 + 4 * 4, 4 * 4)]
+    assert [(access.argument, access.offsets) for access in traffic.accesses] == [
+        ("index_ptr", (0, 1, 2, 3)),
+        ("x_ptr", (3, 3, 0, 7)),
+        ("y_ptr", (0, 1, 2, 3)),
+    ]
+
+
+@pytest.mark.skipif(
+    runtime.HAS_GPU, reason="the interpreter works on copies, of which no tensor holds addresses"
+)
+def test_count_pointers_out_of_an_int64_tensor():
+    """A kernel may reach tensors that it was not given, by addresses that it was given."""
+    rows = [torch.randn(4), torch.randn(4)]
+    y, traffic = torch.empty(2, 4), None
+    addresses = torch.tensor([row.data_ptr() for row in rows])
+
+    def stack_rows(addresses):
+        kernels.stacked_rows(y, addresses)
+
+    traffic = count(stack_rows, addresses, trace=True)
+    assert torch.equal(y, torch.stack(rows))
+    assert traffic.ops == [OpTraffic("_stack_rows_kernel", 2 + 8, 8, 2 * 8 + 8 * 4, 8 * 4)]
+    assert {access.argument for access in traffic.accesses} == {"addresses_ptr", "y_ptr"}
+
+
+def test_count_trace():
+    traffic = count(kernels.masked, matrix(2, 3), trace=True)
+    assert [(a.program, a.kind, a.argument, a.offsets) for a in traffic.accesses] == [
+        ((0, 0, 0), "read", "x_ptr", (0, 1, 2)),
+        ((0, 0, 0), "written", "y_ptr", (0, 1, 2)),
+        ((1, 0, 0), "read", "x_ptr", (3, 4, 5)),
+        ((1, 0, 0), "written", "y_ptr", (3, 4, 5)),
+    ]
+
+
+def test_count_trace_of_a_view():
+    """Offsets start at the first element of the view."""
+    traffic = count(kernels.masked, matrix(4, 3)[2:], trace=True)
+    reads = [access.offsets for access in traffic.accesses if access.kind == "read"]
+    assert reads == [(0, 1, 2), (3, 4, 5)]
+    assert {type(offset) for offsets in reads for offset in offsets} == {int}
+
+
+def test_count_trace_of_a_lock():
+    """Each program reads the lock, and the one that takes it writes it."""
+    traffic = count(kernels.atomic_cas, matrix(2, 4), trace=True)
+    assert [(access.program[0], access.kind) for access in traffic.accesses] == [
+        (0, "read"),
+        (0, "written"),
+        (1, "read"),
+    ]
+
+
+def test_count_trace_around_an_autotuned_kernel():
+    """Of its configurations one is kept, between what came before and what comes after."""
+
+    def around(x):
+        return kernels.masked(kernels.tuned(kernels.masked(x)))
+
+    traffic = count(around, matrix(1, 3), trace=True)
+    assert [op.name for op in traffic.ops] == ["_masked_kernel", "_twice_kernel", "_masked_kernel"]
+    kinds = "".join(access.kind[0] for access in traffic.accesses)
+    assert kinds == "rw" + "rrw" + "rw"
+    assert {access.offsets for access in traffic.accesses} == {(0, 1, 2)}
+
+
+def test_count_of_a_custom_operation():
+    """It is what its function does, below autograd."""
+    traffic = count(lambda x: kernels.doubled(x).sum(), matrix())
+    assert [(op.name, *totals_of(op)) for op in traffic.ops] == [
+        ("_masked_kernel", 36, 36),
+        ("mul", 36, 36),
+        ("sum", 36, 1),
+    ]
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        count(kernels.doubled, matrix(), backward=True)
+
+
+def test_count_refuses_an_operation_of_a_library():
+    """Its function cannot be found: only the dispatcher knows it."""
+    library = torch.library.Library("memtraffic_tests", "FRAGMENT")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x.clone(), "CompositeExplicitAutograd")
+    with pytest.raises(CountError, match=r"opaque\.default is not an operation"):
+        count(torch.ops.memtraffic_tests.opaque, matrix())
+
+
+def test_count_refuses_a_kernel_that_leaves_its_tensors():
+    with pytest.raises(CountError, match=r"^_unmasked_kernel reads 4 elements outside"):
+        count(kernels.dropped_mask, matrix(5, 12))
+    with pytest.raises(CountError, match=r"^_unmasked_kernel reads 16 elements outside"):
+        count(kernels.over_reads, matrix(1, 16))
+
+
+def test_count_of_an_argument_with_an_address():
+    """What is no tensor but has an address is read where it lies; only the CPU can look there."""
+    x, results = matrix(2, 4), []
+    if runtime.HAS_GPU:
+        with pytest.raises(CountError, match=r"_backwards_kernel cannot be .* Reversed"):
+            count(kernels.backwards, x)
+        return
+    traffic = count(lambda x: results.append(kernels.backwards(x)), x, trace=True)
+    assert torch.equal(results[0], x.flip(0, 1))
+    assert traffic.accesses[0].offsets == (7, 6, 5, 4)
+
+
+def test_count_refuses_an_address_of_unknown_memory():
+    class Elsewhere(kernels.Reversed):
+        def data_ptr(self):
+            return 16
+
+    with pytest.raises(CountError, match="an argument is a Elsewhere"):
+        count(lambda x: kernels._backwards_kernel[(1,)](x, Elsewhere(x), BLOCK=4), matrix(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        pytest.param(kernels._assembly_kernel, "inline_asm", id="assembly"),
+        pytest.param(kernels._unknown_function_kernel, "__nv_mul24", id="unknown-function"),
+    ],
+)
+def test_count_refuses_a_kernel_that_cannot_be_interpreted(kernel, message):
+    with pytest.raises(CountError, match=rf"^{kernel.__name__} cannot be interpreted: .*{message}"):
+        count(lambda x: kernel[(1,)](x, BLOCK=4), matrix(1, 4, torch.int32))
+
+
+def test_count_leaves_libdevice_as_it_was():
+    stubs = dict(vars(libdevice))
+    count(kernels.from_libdevice, matrix())
+    assert dict(vars(libdevice)) == stubs
+    assert kernels.hyperbolic_tangent is libdevice.tanh
+
+
+def test_count_keeps_what_the_first_configuration_wrote():
+    results = []
+    count(lambda x: results.append(kernels.tuned_in_place(x)), matrix())
+    assert torch.equal(results[0], torch.full((3, 12), -2.0, device=runtime.device()))
+
+
+def test_count_refuses_autotuning_that_changes_the_traffic():
+    with pytest.raises(CountError, match=r"_masked_kernel: its 2 autotuning .* STORED=2 it reads"):
+        count(kernels.differing, matrix())
+
+
+def test_count_refuses_a_kernel_on_meta_tensors():
+    with pytest.raises(CountError, match="_masked_kernel is a Triton kernel"):
+        count(kernels.masked, matrix().to("meta"))
+
+
+def test_count_passes_on_what_a_function_raises():
+    with pytest.raises(TypeError, match="cannot take"):
+        count(kernels.raises, matrix())
+    with pytest.raises(CountError):
+        count(kernels.dropped_mask, matrix(5, 12))
+    assert moved(kernels.mixed, matrix()) == (108, 75)
+
+
+def test_count_does_not_see_the_outside():
+    x = matrix()
+    traffic = count(kernels.masked, x)
+    x.exp()
+    kernels.masked(x)
+    assert len(traffic.ops) == 1
+
+
+def test_count_leaves_kernels_as_they_were():
+    x = matrix()
+    before = kernels.three_passes(x)
+    count(kernels.three_passes, x)
+    assert torch.equal(kernels.three_passes(x), before)
+
+
+def test_count_in_several_threads():
+    """Each thread gets its own traffic, whatever the others count."""
+    jobs = [(kernels.masked, 1), (kernels.twice, 2), (kernels.mixed, 3), (torch.exp, 1)] * 4
+    results = {}
+
+    def work(i, fn):
+        results[i] = moved(fn, matrix())[0]
+
+    threads = [threading.Thread(target=work, args=(i, fn)) for i, (fn, _) in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: 36 * reads for i, (_, reads) in enumerate(jobs)}
+
+
+def test_count_shows_its_progress(monkeypatch):
+    steps = []
+
+    @contextmanager
+    def progress_bar(label):
+        assert label == "_unmasked_kernel, program"
+        yield lambda done, total: steps.append((done, total))
+
+    monkeypatch.setattr(module, "progress_bar", progress_bar)
+    grid = (2, 3, 4)
+    count(lambda x: kernels._unmasked_kernel[grid](x, x, 48, BLOCK=4), matrix(2, 48))
+    assert sorted(set(steps)) == [(i, 24) for i in range(24)]
+
+
+def test_count_inside_a_count_is_refused():
+    with pytest.raises(CountError, match="cannot count"):
+        count(lambda x: count(torch.exp, x), matrix())
+    assert moved(torch.exp, matrix()) == (36, 36)
+
+
+# ---- count_shapes
+
+
+def test_count_shapes_falls_back_to_values():
+    """A kernel and a branch on a value need real tensors."""
+
+    def branching(x):
+        return x.exp().exp() if x[0, 1] > 0 else x.exp()
+
+    for fn in (kernels.mixed, branching):
+        assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+
+
+def test_count_shapes_prints_what_the_function_prints(capsys):
+    def talking(x, last):
+        print("before")
+        last(x)
+        print("after")
+
+    for last in (torch.exp, kernels.masked):
+        count_shapes(lambda x, last=last: talking(x, last), lambda: (matrix(),))
+        assert capsys.readouterr().out == "before\nafter\n"
+
+
+def test_count_shapes_keeps_the_device():
+    devices = []
+    count_shapes(lambda x: devices.append(x.device), lambda: (matrix(),))
+    assert devices == [runtime.device()]
+
+
+def test_count_shapes_passes_on_what_a_function_raises():
+    with pytest.raises(TypeError, match="cannot take"):
+        count_shapes(kernels.raises, lambda: (matrix(),))
+
+
+# ---- in a process that compiles its kernels
+
+COMPILING = """
+import json, sys, warnings
+import torch
+from memtraffic import runtime
+import triton.language as tl
+import triton.runtime.interpreter
+from memtraffic.compile import resources
+from memtraffic.meters.count import count
+import kernels
+
+assert not runtime.INTERPRETED
+warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
+x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(runtime.device())
+language = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
+before = [dict(vars(part)) for part in language]
+found = {}
+for name, (fn, _) in kernels.KNOWN.items():
+    traffic = count(fn, x)
+    found[name] = [traffic.read_elements, traffic.written_elements]
+found["custom"] = [op.name for op in count(kernels.doubled, x).ops]
+try:
+    count(kernels.dropped_mask, x)
+except Exception as error:
+    found["error"] = type(error).__name__
+assert [dict(vars(part)) for part in language] == before
+[kernel] = resources(kernels.strided, "sm_90", torch.empty(1, 4096, device=runtime.device()))
+found["bits"] = list(kernel.load_bits)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_count_in_a_process_that_compiles():
+    """It counts the same there, and afterwards the process can still compile."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
+    rest = {"custom": ["_masked_kernel", "mul"], "error": "CountError", "bits": [128]}
+    assert json.loads(done.stdout) == known | rest
+
+
+# ---- what a function may be, and its backward pass
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, device=runtime.device()))
+
+    def forward(self, x):
+        return x * self.weight, None, (x.sum(),)
+
+
+class Copy(torch.autograd.Function):
+    """Kernels in both passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return kernels.masked(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return kernels.twice(dy)
+
+
+def totals(traffic):
+    return traffic.read_elements, traffic.written_elements
+
+
+def ones(*shape):
+    return torch.ones(*shape, device=runtime.device())
+
+
+@pytest.mark.parametrize("layer", [Scale, Scale()])
+def test_count_of_a_module_counts_its_parameters(layer):
+    assert totals(count(layer, ones(3, 8))) == (24 + 8 + 24, 24 + 1)
+
+
+@pytest.mark.parametrize("function", [Copy, Copy.apply])
+def test_count_of_an_autograd_function(function):
+    assert totals(count(function, ones(3, 8))) == (24, 24)
+    forward, backward = count(function, ones(3, 8), backward=True)
+    assert totals(forward) == (24, 24)
+    assert [(op.name, op.read_elements) for op in backward.ops] == [("_twice_kernel", 48)]
+
+
+def test_count_of_a_function_that_runs_its_own_backward_pass():
+    def step(x):
+        y = Copy.apply(x.requires_grad_())
+        torch.autograd.grad(y, x, torch.ones_like(y))
+
+    traffic = count(step, ones(3, 8))
+    assert [op.name for op in traffic.ops] == ["_masked_kernel", "ones_like", "_twice_kernel"]
+
+
+def test_count_of_nothing_returned():
+    assert totals(count(lambda x: None, ones(3, 8))) == (0, 0)
+
+
+def test_count_of_inputs():
+    assert totals(count(torch.add, inputs="3,5 other=5,")) == (15 + 5, 15)
+
+
+def test_count_backward():
+    """By hand: dx = dy * w, dw = sum(dy * x), and the sum of both results' gradients."""
+    x, w = ones(3, 8), ones(8)
+    forward, backward = count(lambda x, w: x * w, x, w, backward=True)
+    assert totals(forward) == (24 + 8, 24)
+    assert [(op.name, *totals_of(op)) for op in backward.ops] == [
+        ("mul", 48, 24),
+        ("mul", 32, 24),
+        ("sum", 24, 8),
+    ]
+    assert not x.requires_grad and x.grad is None
+
+
+def totals_of(op):
+    return op.read_elements, op.written_elements
+
+
+def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
+    layer = torch.nn.Linear(8, 4, bias=False, device=runtime.device())
+    _, backward = count(layer, ones(3, 8), backward=True)
+    # dW = dy^T x, dx = dy W
+    assert sorted(map(totals_of, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
+    assert layer.weight.grad is None
+
+
+def test_count_backward_of_float8():
+    """PyTorch makes no random number of it."""
+    forward, backward = count(lambda x: x.to(torch.float8_e5m2), inputs="8:fp32", backward=True)
+    assert (forward.written_bytes, backward.read_bytes, backward.written_bytes) == (8, 8, 32)
+
+
+def test_count_backward_of_inputs_without_a_gradient():
+    """Whole numbers have none, and the pass is that of the rest."""
+    take = lambda at, x: x * at  # noqa: E731
+    _, backward = count(take, inputs="8:int64 8:fp32", backward=True)
+    assert [totals_of(op) for op in backward.ops] == [(16, 8)]
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])
+def test_count_backward_that_does_not_exist(fn):
+    with pytest.raises(CountError, match="no backward pass"):
+        count(fn, ones(3, 8), backward=True)
+
+
+def to_numpy(x):
+    return x.numpy() + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(to_numpy, id="numpy"),
+        pytest.param(lambda x: np.exp(x), id="ufunc"),
+        pytest.param(lambda x: np.asarray(x.cpu()), id="asarray"),
+        pytest.param(lambda x: np.from_dlpack(x), id="dlpack"),
+    ],
+)
+def test_count_refuses_numpy(fn):
+    with pytest.raises(CountError, match=r"a NumPy array.*use PyTorch's operations"):
+        count(fn, torch.ones(3, 8))
+    with pytest.raises(CountError, match=r"test_count\.to_numpy makes"):
+        count(to_numpy, torch.ones(3))
+    assert to_numpy(torch.ones(1)) == [2]
+
+
+def test_count_of_a_list_reads_the_tensor():
+    traffic = count(lambda x: x.tolist(), ones(3, 8))
+    assert [(op.name, *totals_of(op)) for op in traffic.ops] == [("tolist", 24, 0)]
+
+
+async def coroutine(x):
+    return x.exp()
+
+
+@pytest.mark.parametrize("fn", [coroutine, torch.Tensor, 7])
+def test_count_of_what_is_no_function(fn):
+    with pytest.raises(TypeError):
+        count(fn, ones(3))
+
+
+TABLED = """
+import pandas as pd
+
+TABLE = pd.DataFrame({"n": [1, 2]})
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+def copy(x):
+    y = torch.empty_like(x)
+    kernel[(1,)](y, x, x.numel(), BLOCK=16)
+    return y
+"""
+
+
+def test_count_beside_a_table(tmp_path, monkeypatch):
+    """As in a notebook: a name of the kernel's module compares with others element by element."""
+    (tmp_path / "tabled.py").write_text(TABLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import tabled
+
+    assert count(tabled.copy, torch.ones(3, 5, device=runtime.device())).read_elements == 15

@@ -1,0 +1,361 @@
+import json
+import os
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.meters import counters as module
+from memtraffic.meters.counters import (
+    CountersError,
+    CountersUnavailable,
+    count_layouts,
+    counters,
+    parse,
+    short_name,
+)
+from memtraffic.op import Op
+from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+# Typed from Nsight Compute's documentation, "Metrics Structure" and "Metrics Decoder", and checked
+# on an H200 with kernels whose traffic is known (the tests at the end of this file).
+# Column: the metric; its unit; a value
+METRICS = {
+    # smsp: the SM's sub-partitions. sass_inst_executed: instructions executed, one for each warp.
+    # op_global_ld: loads from global memory. sum: over all sub-partitions.
+    "load_instructions": ("smsp__sass_inst_executed_op_global_ld.sum", "inst", "32", 32),
+    # sass_data_bytes: the bytes that these instructions asked for
+    "instruction_read_bytes": ("smsp__sass_data_bytes_mem_global_op_ld.sum", "byte", "4,096", 4096),
+    # l1tex: the L1 cache. m_xbar2l1tex: what arrives there from the crossbar, which is from L2.
+    "l1_l2_read_bytes": ("l1tex__m_xbar2l1tex_read_bytes.sum", "byte", "8,192.0", 8192),
+    # dram: device memory, both directions
+    "dram_read_bytes": ("dram__bytes_read.sum", "byte", "5,120", 5120),
+    "dram_write_bytes": ("dram__bytes_write.sum", "byte", "0", 0),
+    # lts: the slices of L2. t_sectors: sectors looked up. srcunit_tex: for L1. op_write: writes.
+    "l2_write_sectors": ("lts__t_sectors_srcunit_tex_op_write.sum", "sector", "128", 128),
+    # gpu__time_duration: from the start of a kernel to its end
+    "ns": ("gpu__time_duration.sum", "ns", "2,304", 2304),
+}
+NAMES, UNITS, TEXTS, VALUES = zip(*METRICS.values(), strict=True)
+HEADER = ("ID", "Process ID", "Process Name", "Kernel Name", "Context", "Stream", *NAMES)
+COPY = ("0", "781", "python", "_softmax_fused_kernel", "1", "7", *TEXTS)
+SUM = (
+    *("1", "781", "python", "void at::native::reduce_kernel<512, 1, at::Op<float>>(T3)", "1", "7"),
+    *("8" for _ in METRICS),
+)
+
+
+def report(*rows, header=HEADER, units=("", "", "", "", "", "", *UNITS)):
+    """What `ncu` prints: notes, then CSV, whose second row holds the units."""
+    lines = [",".join(f'"{cell}"' for cell in row) for row in (header, units, *rows)]
+    notes = "==PROF== Connected to process 781", '==PROF== Profiling "_softmax_fused_kernel": 0%'
+    return "\n".join([*notes, *lines, "==PROF== Done", ""])
+
+
+def test_parse_gives_a_row_for_each_kernel():
+    frame = parse(report(COPY, SUM))
+    assert list(frame.columns) == ["kernel", *METRICS]
+    assert frame.to_dict("records") == [
+        {"kernel": "_softmax_fused_kernel"} | dict(zip(METRICS, VALUES, strict=True)),
+        {"kernel": "reduce_kernel"} | dict.fromkeys(METRICS, 8),
+    ]
+
+
+def test_parse_in_another_order_of_columns():
+    units = ("", "", "", "", "", "", *UNITS)
+    reversed_report = report(COPY[::-1], header=HEADER[::-1], units=units[::-1])
+    assert parse(reversed_report).equals(parse(report(COPY)))
+
+
+@pytest.mark.parametrize("metric", NAMES)
+def test_parse_names_a_missing_counter(metric):
+    with pytest.raises(CountersError, match=metric):
+        parse(report(COPY, header=[name.replace(metric, "other") for name in HEADER]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("==WARNING== No kernels were profiled.\n", id="only-notes"),
+        pytest.param(report(), id="only-a-header"),
+    ],
+)
+def test_parse_without_a_kernel(text):
+    with pytest.raises(CountersError, match="no kernel"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("_softmax_fused_kernel", "_softmax_fused_kernel"),
+        ("void at::native::reduce_kernel<512, at::Op<float>>(at::native::T)", "reduce_kernel"),
+        ("void cutlass::Kernel<a::b>(Params)", "Kernel"),
+        ("ns::copy(float *, int)", "copy"),
+        ("(anonymous namespace)::copy(float *, int)", "copy"),
+        ("void (anonymous namespace)::softmax<float, 4>(float *)", "softmax"),
+        ("void at::native::(anonymous namespace)::SoftMax<4, float>(T1)", "SoftMax"),
+        ("void at::native::<unnamed>::SoftMax<4, float>(T1)", "SoftMax"),
+        ("void map<4, at::(anonymous namespace)::Op, ns::<unnamed>::F>(int)", "map"),
+    ],
+)  # fmt: skip
+def test_short_name(kernel, name):
+    assert short_name(kernel) == name
+
+
+# ---- the command
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Puts a script in the place of `ncu`, in whose body $log is the file that it reports to."""
+
+    def put(body):
+        path = tmp_path / "ncu"
+        arguments = f'printf "%s\\n" "$@" > {tmp_path}/arguments; env > {tmp_path}/environment\n'
+        find_log = 'while [ "$1" != --log-file ]; do shift; done; log=$2\n'
+        path.write_text(f"#!/bin/sh\n{arguments}{find_log}{body}\n", encoding="utf-8")
+        path.chmod(0o755)
+        (tmp_path / "report").write_text(report(COPY), encoding="utf-8")
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(runtime, "HAS_GPU", True)
+        return tmp_path
+
+    return put
+
+
+def test_counters_reads_what_ncu_reports(ncu):
+    folder = ncu('cp "$(dirname "$0")/report" "$log"')
+    frame = counters("naive", (8, 8))
+    assert frame.equals(parse(report(COPY)))
+    *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
+    assert json.loads(job) == {
+        "fn": "naive", "op": "softmax", "shape": [8, 8], "dtype": "float32",
+        "layout": "packed", "warmup": 3,
+    }  # fmt: skip
+
+
+def test_counters_runs_ncu(ncu, monkeypatch):
+    """Every flag changes what is measured, so the whole command is typed here once more."""
+    monkeypatch.setattr(sys, "path", ["", "/somewhere", *sys.path])
+    folder = ncu('cp "$(dirname "$0")/report" "$log"')
+    counters(
+        "masked", (8, 6), dtype="bfloat16", layout="every other", op=SOFTMAX_BACKWARD, warmup=2
+    )
+    *command, log, python, c, code, job = (folder / "arguments").read_text("utf-8").splitlines()
+    assert command == [
+        *("--clock-control", "none"),  # the clocks that a caller sees, not the base clock
+        *("--profile-from-start", "off"),  # not the calls that warm up
+        *("--csv", "--page", "raw", "--print-units", "base"),  # bytes, not the nearest unit
+        *("--metrics", ",".join(NAMES)),
+        "--log-file",
+    ]
+    assert log.endswith(".csv")
+    assert (python, c) == (sys.executable, "-c")
+    assert code == "from memtraffic.meters.counters import _worker; _worker()"
+    assert json.loads(job) == {
+        "fn": "masked", "op": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
+        "layout": "every other", "warmup": 2,
+    }  # fmt: skip
+    environment = (folder / "environment").read_text("utf-8").splitlines()
+    [paths] = [line for line in environment if line.startswith("PYTHONPATH=")]
+    paths = paths.removeprefix("PYTHONPATH=").split(os.pathsep)
+    assert paths[:2] == [os.getcwd(), "/somewhere"]
+    assert "" not in paths
+
+
+def test_worker_warms_up_and_calls_once_more(monkeypatch):
+    """The call that counts comes between start and stop, and the GPU is idle at both."""
+    events = []
+    runtime_api = SimpleNamespace(
+        cudaProfilerStart=lambda: events.append("start"),
+        cudaProfilerStop=lambda: events.append("stop"),
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime_api)
+
+    def fn(*inputs):
+        events.append([(x.dtype, tuple(x.shape), x.stride()) for x in inputs])
+
+    monkeypatch.setattr(module, "import_function", lambda name: {"mine:fn": fn}[name])
+    job = {
+        "fn": "mine:fn", "op": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
+        "layout": "every other", "warmup": 2,
+    }  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
+    module._worker()
+    call = [(torch.bfloat16, (8, 6), (12, 2))] * 2
+    assert events == [call, call, "synchronize", "start", call, "synchronize", "stop"]
+
+
+def test_counters_passes_a_specification_as_text(ncu, monkeypatch):
+    """The worker makes from it what the parent would."""
+    folder = ncu('cp "$(dirname "$0")/report" "$log"')
+    counters("torch:add", (3, 5), inputs="M,N other=N:fp64")
+    *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
+    assert json.loads(job)["inputs"] == "M,N other=N:fp64" and "op" not in json.loads(job)
+    calls = []
+    cudart = SimpleNamespace(cudaProfilerStart=lambda: None, cudaProfilerStop=lambda: None)
+    monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(
+        module, "import_function", lambda name: lambda *a, **k: calls.append((a, k))
+    )
+    monkeypatch.setattr(sys, "argv", ["-c", job])
+    module._worker()
+    assert len(calls) == 4
+    [x], keywords = calls[-1]
+    assert (x.shape, x.dtype) == ((3, 5), torch.float32)
+    assert (keywords["other"].shape, keywords["other"].dtype) == ((5,), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape", "error"),
+    [
+        pytest.param("M,n", (3, 5), ValueError, id="not-readable"),
+        pytest.param("M,N", (3,), ValueError, id="shape"),
+        pytest.param(lambda m, n: torch.ones(m, n), (3, 5), TypeError, id="not-text"),
+    ],
+)
+def test_counters_of_wrong_inputs(inputs, shape, error):
+    with pytest.raises(error):
+        counters("naive", shape, inputs=inputs)
+
+
+def test_counters_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(CountersUnavailable, match="no GPU"):
+        counters("naive", (8, 8))
+
+
+def test_counters_without_ncu(monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CountersUnavailable, match="PATH"):
+        counters("naive", (8, 8))
+
+
+@pytest.mark.parametrize("to", ['> "$log"', ""], ids=["log", "stdout"])
+def test_counters_without_permission(ncu, to):
+    ncu(f'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission" {to}; exit 1')
+    with pytest.raises(CountersUnavailable, match="administrator"):
+        counters("naive", (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param("echo Traceback; echo ValueError: 8; echo end", "ValueError: 8", id="error"),
+        pytest.param("echo a.b.CompileError: no", "a.b.CompileError: no", id="name-of-its-module"),
+        pytest.param("echo first; echo killed", "killed", id="other-words"),
+        pytest.param('echo "==ERROR== no" > "$log"', "==ERROR== no", id="log"),
+        pytest.param(":", "ncu exited 9", id="nothing"),
+    ],
+)
+def test_counters_of_a_function_that_fails(ncu, body, message):
+    ncu(f"exec >&2; {body}; exit 9")
+    with pytest.raises(CountersError) as caught:
+        counters("naive", (8, 8))
+    assert str(caught.value) == f"counters: {message}"
+    assert not isinstance(caught.value, CountersUnavailable)
+
+
+def test_counters_of_what_another_process_cannot_find():
+    with pytest.raises(LookupError, match="file"):
+        counters(lambda x: x, (8, 8))
+    with pytest.raises(LookupError, match="fusd"):
+        counters("fusd", (8, 8))
+    with pytest.raises(LookupError, match="sofmax"):
+        counters("naive", (8, 8), op="sofmax")
+    mine = Op("mine", ("M",), lambda *shape: (), torch.clone, lambda: 0)
+    with pytest.raises(LookupError, match="module:attribute"):
+        counters("naive", (8,), op=mine)
+
+
+def test_count_layouts(monkeypatch):
+    calls = []
+
+    def one(fn, shape, *, dtype, layout):
+        calls.append((fn, shape, dtype, layout))
+        values = [len(calls) * 100 + i for i in range(len(METRICS))]
+        rows = [("first", *values), ("second", *values)]
+        return pd.DataFrame(rows, columns=["kernel", *METRICS])
+
+    monkeypatch.setattr(module, "counters", one)
+    frame = count_layouts("masked", (8, 6), dtype="bfloat16")
+    assert calls == [("masked", (8, 6), "bfloat16", layout) for layout in MEMORY_LAYOUTS]
+    assert list(frame.columns) == ["layout", "kernel", *METRICS]
+    assert frame["layout"].tolist() == [layout for layout in MEMORY_LAYOUTS for _ in range(2)]
+    assert frame["kernel"].tolist() == ["first", "second"] * len(MEMORY_LAYOUTS)
+    assert frame.index.tolist() == list(range(2 * len(MEMORY_LAYOUTS)))
+    first = frame["load_instructions"].tolist()
+    assert first == [100 * (i + 1) for i in range(len(MEMORY_LAYOUTS)) for _ in range(2)]
+    count_layouts("masked", (8, 6))
+    assert calls[-1][2] == "float32"
+
+
+# ---- on a GPU
+
+
+def measured(*args, **options):
+    if not shutil.which("ncu"):
+        pytest.skip("needs ncu")
+    try:
+        return counters(*args, **options)
+    except CountersUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_counters_of_fused(dtype):
+    """It reads each byte once, and writes each byte once."""
+    m, n = 4096, 2048
+    [row] = measured("fused", (m, n), dtype=dtype, op=SOFTMAX).to_dict("records")
+    n_bytes = m * n * getattr(torch, dtype).itemsize
+    assert row["kernel"] == "_softmax_fused_kernel"
+    assert row["load_instructions"] == n_bytes // (32 * 16)
+    assert row["instruction_read_bytes"] == n_bytes
+    assert row["l1_l2_read_bytes"] == n_bytes
+    assert row["l2_write_sectors"] * SECTOR_BYTES == n_bytes
+    assert row["ns"] > 0
+
+
+@pytest.mark.gpu
+def test_counters_of_dram_traffic():
+    """Of 1 GiB, all comes from DRAM, and at most what L2 holds is not yet written back."""
+    m, n = 2**14, 2**14
+    [row] = measured("fused", (m, n)).to_dict("records")
+    n_bytes = m * n * 4
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    assert n_bytes <= row["dram_read_bytes"] < 1.05 * n_bytes
+    assert n_bytes - 2 * l2_bytes <= row["dram_write_bytes"] < 1.05 * n_bytes
+
+
+@pytest.mark.gpu
+def test_counters_of_a_layout():
+    m, n = 1024, 2048
+    packed, strided = (
+        measured("masked", (m, n), layout=layout).to_dict("records")[0]
+        for layout in ("packed", "every other")
+    )
+    assert packed["l1_l2_read_bytes"] == m * n * 4
+    assert strided["l1_l2_read_bytes"] == 2 * packed["l1_l2_read_bytes"]
+
+
+@pytest.mark.gpu
+def test_counters_of_naive():
+    """Its five operations are five kernels, which read more."""
+    m, n = 4096, 2048
+    frame = measured("naive", (m, n))
+    assert len(frame) == 5
+    assert frame["l1_l2_read_bytes"].sum() >= 5 * m * n * 4

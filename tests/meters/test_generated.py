@@ -1,0 +1,65 @@
+"""What torch.compile generates for a GPU, counted without one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.meters.count import CountError
+from memtraffic.meters.generated import generated
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+COMPILED = """
+import torch
+from memtraffic.stand_in import stand_in
+from memtraffic.meters.count import count
+from memtraffic.meters.generated import generated
+
+def softmax(x):
+    return torch.softmax(x, dim=1)
+
+def both(x, y):
+    return torch.relu(x @ y), x.sum()
+
+with stand_in():
+    for n_cols in (512, 2048):
+        x = torch.randn(8, n_cols)
+        print(count(generated(softmax, x), x))
+    x = torch.randn(8, 8)
+    results = []
+    fn = generated(both, x, x)
+    print(count(lambda: results.append(fn(x, x))))
+[(product, total)] = results
+assert torch.allclose(product, torch.relu(x @ x), atol=1e-5)
+assert torch.allclose(total, x.sum(), atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+def test_generated_softmax_reads_wide_rows_twice():
+    """By default, inductor keeps a row of at most 1024 elements."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    product = 2 * 64 + 64 + 64  # reads of the product, of the relu in place, and of the sum
+    assert done.stdout.splitlines() == [
+        f"reads {8 * 512} elements, writes {8 * 512} elements, in 1 operations",
+        f"reads {2 * 8 * 2048} elements, writes {8 * 2048} elements, in 1 operations",
+        f"reads {product} elements, writes {64 + 64 + 1} elements, in 3 operations",
+    ]
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="there is a GPU to compile for")
+def test_generated_needs_a_gpu_to_compile_for():
+    with pytest.raises(CountError, match="stand_in"):
+        generated(torch.exp, torch.zeros(3))

@@ -1,0 +1,540 @@
+"""Checks of operands, the cache of plans, and what is planned on GPUs that need not be here."""
+
+import inspect
+from types import SimpleNamespace
+
+import kernels
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.compile import Resources
+from memtraffic.gpus import TARGETS, find_gpu
+from memtraffic.kernels import launch
+from memtraffic.kernels.launch import (
+    Plan,
+    cached_plan,
+    check_operands,
+    has_internal_overlap,
+    launch_plan,
+    partially_overlaps,
+    plan_resident,
+)
+from memtraffic.kernels.softmax import fused, masked, persistent, tiled
+from memtraffic.kernels.tiling import Tiling
+from memtraffic.tensors import matrix
+
+DEVICE = runtime.device()
+SOFTMAXES = {
+    "fused": fused.softmax,
+    "masked": masked.softmax,
+    "two-blocks": masked.softmax_two_blocks,
+    "tiled": tiled.softmax,
+    "persistent": persistent.softmax,
+}
+EACH = pytest.mark.parametrize("fn", SOFTMAXES.values(), ids=SOFTMAXES)
+
+
+def check(x, out=None):
+    return check_operands("rung", x, out, 32768)
+
+
+def test_bounds_checked_stops_a_kernel():
+    """These tests themselves: a kernel that leaves its tensors must not end the process."""
+    if runtime.INTERPRETED:
+        with pytest.raises(Exception, match="outside the tensors"):
+            kernels.dropped_mask(matrix(5, 12))
+
+
+# ---- check_operands
+
+
+def test_check_operands_makes_the_result():
+    y = check(matrix(6, 20, "bfloat16").t())
+    assert (y.shape, y.dtype, y.device) == ((20, 6), torch.bfloat16, DEVICE)
+    assert y.is_contiguous()
+    out = torch.empty(20, 6, device=DEVICE)
+    assert check(matrix(20, 6), out) is out
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "error", "message"),
+    [
+        pytest.param((2, 3), (2, 4), ValueError, r"\(2, 4\), not \(2, 3\)", id="shape-of-out"),
+        pytest.param((2, 3), torch.float16, TypeError, "out is torch.float16", id="dtype-of-out"),
+        pytest.param((2, 3), (2, 1), ValueError, "out repeats", id="repeats-columns"),
+        pytest.param((2, 3), (1, 3), ValueError, "out repeats", id="repeats-rows"),
+        pytest.param((2, 3, 4), None, ValueError, r"not 3: \(2, 3, 4\)", id="3-d"),
+        pytest.param((1, 32769), None, ValueError, "32769 .* 32768", id="too-wide"),
+        pytest.param(torch.int32, None, TypeError, "not torch.int32", id="integers"),
+        pytest.param(torch.float64, None, TypeError, "not torch.float64", id="float64"),
+    ],
+)
+def test_check_operands_repeats_the_numbers(x, out, error, message):
+    def tensor(of):
+        if isinstance(of, tuple):
+            return torch.zeros(of, device=DEVICE)
+        return of if of is None else torch.zeros(2, 3, device=DEVICE, dtype=of)
+
+    x, out = tensor(x), tensor(out)
+    if out is not None and 1 in out.shape:
+        out = out.expand(2, 3)
+    with pytest.raises(error, match=rf"^rung: .*{message}"):
+        check(x, out)
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        ([[1.0]], None, "x is a list"),
+        (None, None, "x is a NoneType"),
+        (torch.zeros(1, 1).numpy(), None, "x is a ndarray"),
+        (torch.zeros(2, 3, device=DEVICE), True, "out is a bool"),
+    ],
+)
+def test_check_operands_wants_tensors(x, out, message):
+    with pytest.raises(TypeError, match=f"^rung: {message}, not a tensor$"):
+        check(x, out)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda x: x.to("meta"), "a meta tensor: ", id="meta"),
+        pytest.param(torch.Tensor.to_sparse, "sparse_coo", id="coo"),
+        pytest.param(torch.Tensor.to_sparse_csr, "sparse_csr", id="csr"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_softmax_wants_a_dense_tensor_with_data(fn, make, message):
+    with pytest.raises(TypeError, match=f"x is .*{message}"):
+        fn(make(torch.eye(8, device=DEVICE)))
+    if fn is not fused.softmax:
+        with pytest.raises(TypeError, match=f"out is .*{message}"):
+            fn(torch.eye(8, device=DEVICE), make(torch.eye(8, device=DEVICE)))
+
+
+@EACH
+def test_softmax_of_a_tensor_that_requires_a_gradient(fn):
+    x = matrix(4, 8).requires_grad_()
+    with pytest.raises(RuntimeError, match="x requires a gradient"):
+        fn(x)
+    with torch.no_grad():
+        assert not fn(x).requires_grad
+    assert fn(x.detach()).shape == (4, 8)
+
+
+@pytest.mark.parametrize("fn", list(SOFTMAXES.values())[1:], ids=list(SOFTMAXES)[1:])
+def test_softmax_into_an_out_that_requires_a_gradient(fn):
+    x, out = matrix(4, 8), matrix(4, 8).requires_grad_()
+    with pytest.raises(RuntimeError, match="out requires a gradient"):
+        fn(x, out)
+    with torch.no_grad():
+        assert fn(x, out) is out
+
+
+@EACH
+def test_softmax_names_its_rung_in_errors(fn):
+    rung = fn.__module__.rpartition(".")[2]
+    with pytest.raises(TypeError, match=f"^{rung}: "):
+        fn(matrix(2, 4).int())
+
+
+@EACH
+def test_softmax_of_too_wide_a_row(fn):
+    with pytest.raises(ValueError, match=r"32769 columns, more than 32768$"):
+        fn(matrix(1, 32769))
+
+
+def test_check_operands_counts_rows_in_32_bits():
+    x = torch.zeros(1, 1, device=DEVICE).expand(2**30 + 1, 1)
+    with pytest.raises(ValueError, match=r"1073741825 rows, more than 1073741824$"):
+        check(x)
+    with pytest.raises(TypeError, match="out is"):  # 2**30 rows are no objection
+        check(x[1:], matrix(1, 1).half())
+
+
+REPEATING = [
+    pytest.param((4, 40), (1, 1), id="one-element-on"),
+    pytest.param((4, 40), (39, 1), id="a-row-too-near"),
+    pytest.param((5, 4), (3, 4), id="rows-and-columns-meet"),
+    pytest.param((4, 3), (0, 0), id="one-element"),
+    pytest.param((4, 1), (0, 1), id="one-column"),
+]
+
+
+@pytest.mark.parametrize(("shape", "strides"), REPEATING)
+def test_check_operands_refuses_an_out_that_repeats(shape, strides):
+    out = torch.zeros(200, device=DEVICE).as_strided(shape, strides)
+    with pytest.raises(ValueError, match=r"^rung: out repeats its elements"):
+        check(matrix(*shape), out)
+
+
+@pytest.mark.parametrize("m", range(5))
+@pytest.mark.parametrize("n", range(5))
+def test_has_internal_overlap(m, n):
+    for row_stride in range(7):
+        for col_stride in range(7):
+            x = torch.empty_strided((m, n), (row_stride, col_stride))
+            offsets = {r * row_stride + c * col_stride for r in range(m) for c in range(n)}
+            assert has_internal_overlap(x) == (len(offsets) < m * n)
+
+
+@pytest.mark.parametrize("step", [-1, 1, 3])
+def test_check_operands_refuses_an_out_over_a_part_of_x(step):
+    memory = matrix(12, 9)
+    with pytest.raises(ValueError, match=rf"^rung: out starts {step * 9 * 4} bytes after x"):
+        check(memory[4:8], memory[4 + step : 8 + step])
+    with pytest.raises(ValueError, match=r"^rung: out starts 0 bytes after x"):
+        check(memory[:9], memory[:9].t())
+
+
+def test_partially_overlaps():
+    memory = torch.zeros(40)
+    a = memory[:8].view(2, 4)
+    for start, overlap in ((0, False), (1, True), (7, True), (8, False), (20, False)):
+        b = memory[start : start + 8].view(2, 4)
+        assert partially_overlaps(a, b) == partially_overlaps(b, a) == overlap
+    assert partially_overlaps(memory[:16].view(4, 4), memory[:16].view(4, 4).t())
+    gap = memory[:16].view(2, 8)[:, :4]
+    assert not partially_overlaps(gap, memory[4:12].view(2, 4))
+    assert not partially_overlaps(memory[:0].view(0, 4), memory[:0].view(0, 4)[:, 1:])
+
+
+@EACH
+@pytest.mark.gpu
+def test_softmax_of_a_cpu_tensor_where_a_gpu_runs(fn):
+    with pytest.raises(TypeError, match="on the cpu, not on a GPU"):
+        fn(torch.zeros(2, 4))
+
+
+# ---- cached_plan
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """An empty cache, and a maker of plans that are told apart by their number."""
+    monkeypatch.setattr(launch, "_plans", {})
+    made = []
+
+    def make(x, y, **options):
+        made.append(options)
+        return Plan(Tiling(1, 1, 1), len(made))
+
+    return SimpleNamespace(make=make, made=made)
+
+
+OPTIONS = {"rows": None, "num_warps": None, "num_stages": None, "programs": None}
+
+
+def test_cached_plan_of_the_same_call(plans):
+    x, y = matrix(6, 64), matrix(6, 64)
+    first = cached_plan(plans.make, x, y, **OPTIONS)
+    assert cached_plan(plans.make, y.clone(), x, **OPTIONS) is first
+    further = torch.zeros(400, device=DEVICE)[4:388].view(6, 64)  # by 16 bytes
+    assert cached_plan(plans.make, further, x, **OPTIONS) is first
+    assert cached_plan(plans.make, x, further, **OPTIONS) is first
+    assert plans.made == [OPTIONS]
+
+
+def other_calls(x, y):
+    """Calls like that of `x` into `y`, each different in one thing that a plan depends on."""
+    m, n = x.shape
+    memory = torch.zeros(2 * m * n + 64, device=x.device)
+    apart = memory[: 2 * m * n].view(m, 2 * n)[:, :n]
+    across = memory[: m * n].view(n, m).t()
+    by_4 = memory[1 : m * n + 1].view(m, n)
+    by_8 = memory[2 : m * n + 2].view(m, n)
+    return {
+        "width": (x[:, : n - 2], y, {}),
+        "rows": (x[1:], y[1:], {}),
+        "stride": (apart, y, {}),
+        "transposed": (across, y, {}),
+        "stride-of-out": (x, apart, {}),
+        "dtype": (x.half(), y.half(), {}),
+        "alignment": (by_4, y, {}),
+        "alignment-of-out": (x, by_4, {}),
+        "alignment-to-8": (by_8, y, {}),
+        "alignment-of-out-to-8": (x, by_8, {}),
+        "num-warps": (x, y, {"num_warps": 2}),
+        "num-stages": (x, y, {"num_stages": 1}),
+        "programs": (x, y, {"programs": 2}),
+        "rows-of-a-tile": (x, y, {"rows": 2}),
+    }
+
+
+def test_cached_plan_of_any_other_call_is_its_own(plans):
+    x, y = matrix(6, 64), matrix(6, 64)
+    found = [cached_plan(plans.make, x, y, **OPTIONS)]
+    for case, (x_, y_, options) in other_calls(x, y).items():
+        plan = cached_plan(plans.make, x_, y_, **OPTIONS | options)
+        assert plan not in found, case
+        assert cached_plan(plans.make, x_, y_, **OPTIONS | options) is plan, case
+        found.append(plan)
+    assert cached_plan(lambda *args, **options: None, x, y, **OPTIONS) is None  # another kernel
+
+
+def test_cached_plan_drops_what_was_not_used_for_longest(plans, monkeypatch):
+    monkeypatch.setattr(launch, "CACHE_SIZE", 3)
+    x = {n: matrix(4, n) for n in range(3, 8)}
+    for n in (3, 4, 5, 3, 6):  # 6 takes the place of 4
+        cached_plan(plans.make, x[n], x[n])
+    assert (len(plans.made), len(launch._plans)) == (4, 3)
+    for n in (5, 3, 6):
+        cached_plan(plans.make, x[n], x[n])
+    assert len(plans.made) == 4
+    cached_plan(plans.make, x[4], x[4])
+    assert (len(plans.made), len(launch._plans)) == (5, 3)
+
+
+class Elsewhere:
+    """A matrix like one of 4 rows of 8, on a second GPU, which need not be there."""
+
+    device, dtype, shape = torch.device("cuda", 1), torch.float32, torch.Size((4, 8))
+    is_cuda = True
+
+    def stride(self):
+        return 8, 1
+
+    def data_ptr(self):
+        return 0
+
+
+def test_cached_plan_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    x = torch.zeros(4, 8, device=DEVICE)
+
+    def number(x=x):
+        return cached_plan(plans.make, x, x).programs
+
+    assert (number(), number(Elsewhere())) == (1, 2)
+    with runtime.capturing_launches():
+        assert number() == 3
+    with runtime.capturing_launches(find_gpu("gfx942")):
+        assert number() == 4
+    with runtime.capturing_launches(find_gpu("H100")):
+        assert number() == 5
+    assert number() == 1
+
+
+# ---- plan_resident, with a stand-in for the compiler
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A compiler of which a test sets what a kernel uses, and sees what it was given."""
+    state = SimpleNamespace(shared=lambda stages: 0, used={"registers": 32}, calls=[], launched=[])
+
+    def compile_kernel(kernel, *args, num_warps):
+        state.calls.append((args, num_warps))
+        stages = args[-1]
+        return SimpleNamespace(shared=state.shared(stages), num_warps=num_warps)
+
+    def loaded_resources(compiled, gpu):
+        return Resources(
+            kernel="", target=gpu.target, num_warps=compiled.num_warps, spill_bytes=0,
+            shared_bytes=compiled.shared, **state.used,
+        )  # fmt: skip
+
+    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(launch, "shared_bytes", lambda compiled: compiled.shared)
+    monkeypatch.setattr(launch, "loaded_resources", loaded_resources)
+    monkeypatch.setattr(launch, "launch_compiled", lambda *args: state.launched.append(args))
+    return state
+
+
+H200 = find_gpu("H200")
+SHARED = H200.shared_per_program
+KERNEL = persistent._softmax_persistent_kernel
+
+
+def plan(stages=3, num_warps=4, n_tiles=10**6, gpu=H200, **options):
+    tiling = Tiling(1, 4096, num_warps, 4, stages)
+    return plan_resident(KERNEL, ("y", "x"), tiling, n_tiles, gpu, **options)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_stage", "stages"),
+    [(SHARED // 3, 3), (SHARED // 3 + 1, 2), (SHARED // 2 + 1, 1), (SHARED, 1)],
+)
+def test_plan_resident_takes_fewer_stages_where_shared_memory_is_short(
+    compiler, bytes_per_stage, stages
+):
+    compiler.shared = lambda stages: stages * bytes_per_stage
+    found = plan()
+    assert (found.tiling.stages, found.shared_bytes) == (stages, stages * bytes_per_stage)
+    expected = [("y", "x", 1, 4096, 4, n) for n in range(3, stages - 1, -1)]
+    assert [args for args, _ in compiler.calls] == expected
+
+
+@pytest.mark.parametrize(("min_stages", "tried"), [(1, 3), (2, 2), (3, 1)])
+def test_plan_resident_of_too_much_shared_memory(compiler, min_stages, tried):
+    compiler.shared = lambda stages: SHARED + stages
+    with pytest.raises(RuntimeError, match=f" {SHARED + min_stages} bytes .* H200 has {SHARED}$"):
+        plan(min_stages=min_stages)
+    assert len(compiler.calls) == tried
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+def test_plan_resident_of_just_enough_shared_memory(compiler, target):
+    gpu = find_gpu(target)
+    compiler.used = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
+    compiler.shared = lambda stages: gpu.shared_per_program
+    assert plan(1, gpu=gpu).programs_per_sm == 1
+    compiler.shared = lambda stages: gpu.shared_per_program + 1
+    with pytest.raises(RuntimeError, match=f"{gpu.product} has {gpu.shared_per_program}$"):
+        plan(1, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("n_tiles", "registers", "shared", "options", "per_sm", "programs"),
+    [
+        pytest.param(10000, 64, 16384, {}, 8, 132 * 8, id="registers"),
+        pytest.param(10000, 32, 100000, {}, 2, 132 * 2, id="shared-memory"),
+        pytest.param(10000, 32, 0, {}, 16, 132 * 16, id="no-shared-memory"),
+        pytest.param(1055, 64, 16384, {}, 8, 1055, id="fewer-tiles"),
+        pytest.param(10000, 64, 16384, {"programs": 7}, 8, 7, id="as-asked"),
+        pytest.param(5, 64, 16384, {"programs": 7}, 8, 5, id="fewer-than-asked"),
+        pytest.param(10000, 64, 0, {"num_warps": 8}, 4, 132 * 4, id="more-warps"),
+    ],
+)
+def test_plan_resident_launches_what_fits(
+    compiler, n_tiles, registers, shared, options, per_sm, programs
+):
+    compiler.used, compiler.shared = {"registers": registers}, lambda stages: shared
+    found = plan(n_tiles=n_tiles, **options)
+    assert (found.programs_per_sm, found.programs) == (per_sm, programs)
+    assert (found.registers, found.shared_bytes) == (registers, shared)
+
+
+FEW = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
+MANY = {"registers": 200, "allocated_vgprs": 200, "allocated_sgprs": 100}
+# 100 vector and 100 accumulation registers, in two files on gfx908, and in one since
+TWO_FILES = {"registers": 200, "allocated_vgprs": 100, "allocated_sgprs": 106}
+ONE_FILE = {"registers": 200, "allocated_vgprs": 200, "allocated_sgprs": 106}
+SCALAR = {"registers": 60, "allocated_vgprs": 60, "allocated_sgprs": 106}
+
+
+@pytest.mark.parametrize(
+    ("target", "used", "shared", "num_warps", "per_sm"),
+    [
+        pytest.param("sm_75", FEW, 0, 4, 8, id="sm_75-warps"),
+        pytest.param("sm_75", MANY, 0, 4, 2, id="sm_75-registers"),
+        pytest.param("sm_75", FEW, 20000, 4, 3, id="sm_75-shared"),
+        pytest.param("sm_90", FEW, 0, 4, 16, id="sm_90-warps"),
+        pytest.param("sm_90", MANY, 0, 4, 2, id="sm_90-registers"),
+        pytest.param("sm_90", FEW, 32784, 4, 6, id="sm_90-shared"),
+        pytest.param("sm_120", FEW, 0, 1, 24, id="sm_120-blocks"),
+        pytest.param("sm_120", MANY, 0, 4, 2, id="sm_120-registers"),
+        pytest.param("sm_120", FEW, 32784, 4, 3, id="sm_120-shared"),
+        pytest.param("gfx908", FEW, 0, 4, 8, id="gfx908-registers"),
+        pytest.param("gfx908", TWO_FILES, 0, 4, 2, id="gfx908-two-files"),
+        pytest.param("gfx908", FEW, 20000, 4, 3, id="gfx908-lds"),
+        pytest.param("gfx90a", FEW, 0, 4, 8, id="gfx90a-waves"),
+        pytest.param("gfx90a", ONE_FILE, 0, 4, 2, id="gfx90a-one-file"),
+        pytest.param("gfx942", FEW, 0, 4, 8, id="gfx942-waves"),
+        pytest.param("gfx942", SCALAR, 0, 4, 7, id="gfx942-scalar-registers"),
+        pytest.param("gfx942", ONE_FILE, 0, 8, 1, id="gfx942-more-warps"),
+        pytest.param("gfx942", FEW, 30000, 4, 2, id="gfx942-lds"),
+        pytest.param("gfx950", FEW, 30000, 4, 5, id="gfx950-more-lds"),
+        pytest.param("gfx950", MANY, 0, 4, 2, id="gfx950-registers"),
+        pytest.param("gfx1100", FEW, 0, 4, 16, id="gfx1100-waves"),
+        pytest.param("gfx1100", MANY, 0, 4, 7, id="gfx1100-registers"),
+        pytest.param("gfx1201", FEW, 40960, 4, 3, id="gfx1201-lds"),
+        pytest.param("gfx1201", FEW, 0, 2, 32, id="gfx1201-workgroups"),
+    ],
+)
+def test_plan_resident_on_any_gpu(compiler, target, used, shared, num_warps, per_sm):
+    gpu = find_gpu(target)
+    compiler.used, compiler.shared = used, lambda stages: shared
+    found = plan(1, num_warps, gpu=gpu)
+    assert (found.programs_per_sm, found.programs) == (per_sm, per_sm * gpu.num_sms)
+    assert (found.shared_bytes, found.registers) == (shared, used["registers"])
+
+
+def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
+    compiler.shared = lambda stages: 10**6 * (stages - 1)
+    x = matrix(64, 4096)
+    assert persistent.plan(x, x, gpu=find_gpu("H200")).tiling.stages == 1
+    with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
+        persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
+
+
+def test_plan_resident_uses_what_a_wave_is_allocated(compiler):
+    """`waves_per_eu` may have a wave hold more registers than it uses."""
+    for vgprs, sgprs, per_sm in ((32, 16, 8), (168, 16, 3), (32, 106, 7)):
+        compiler.used = FEW | {"allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
+        assert plan(1, gpu=find_gpu("gfx942")).programs_per_sm == per_sm
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("m", [1, 7, 10**6])
+def test_plan_resident_is_never_empty(compiler, target, m):
+    for compiler.used in (FEW, MANY):
+        found = plan(1, n_tiles=m, gpu=find_gpu(target))
+        assert 1 <= found.programs <= m
+        assert found.programs <= found.programs_per_sm * find_gpu(target).num_sms
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "num_warps"),
+    [
+        pytest.param("sm_75", 255, 16, id="sm_75"),
+        pytest.param("sm_90", 255, 16, id="sm_90"),
+        pytest.param("sm_120", 129, 16, id="sm_120"),
+        pytest.param("gfx908", 132, 8, id="gfx908"),
+        pytest.param("gfx942", 172, 16, id="gfx942"),
+        pytest.param("gfx1100", 257, 4, id="gfx1100-more-than-a-wave-can-address"),
+    ],
+)
+def test_plan_resident_of_a_program_that_no_sm_holds(compiler, target, registers, num_warps):
+    gpu = find_gpu(target)
+    compiler.used = FEW | {"registers": registers, "allocated_vgprs": registers}
+    message = f"{num_warps} warps of {registers} registers do not fit an SM of {gpu.product}$"
+    with pytest.raises(RuntimeError, match=message):
+        plan(1, num_warps, gpu=gpu)
+
+
+# ---- launch_plan
+
+
+def test_launch_plan_of_a_compiled_kernel(compiler):
+    found = plan(2)
+    launch_plan(found, KERNEL, "y", "x")
+    assert compiler.launched == [(found.kernel, found.programs, "y", "x", 1, 4096, 4, 2)]
+
+
+def test_softmax_launches_what_it_compiled(compiler, monkeypatch):
+    monkeypatch.setattr(launch, "_plans", {})
+    x, out = matrix(70, 9), torch.empty(9, 70, device=DEVICE).t()
+    assert persistent.softmax(x, out) is out
+    [(args, num_warps)] = compiler.calls
+    [(_, programs, *launched)] = compiler.launched
+    assert (programs, num_warps) == (3, 1)
+    expected = {
+        "y_row_stride": 1, "y_col_stride": 70, "x_row_stride": 9, "x_col_stride": 1,
+        "n_rows": 70, "n_cols": 9, "ROWS": 32, "BLOCK": 16, "ALIGN": 1, "STAGES": 1,
+    }  # fmt: skip
+    for given in (args, launched):
+        bound = inspect.signature(KERNEL.fn).bind(*given).arguments
+        assert (bound.pop("y_ptr") is out, bound.pop("x_ptr") is x) == (True, True)
+        assert bound == expected
+    persistent.softmax(x, out)
+    assert (len(compiler.calls), len(compiler.launched)) == (1, 2)
+
+
+# ---- on two GPUs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@EACH
+def test_softmax_on_a_second_gpu_while_another_is_current(fn):
+    for index in (0, 1):  # alike but for the GPU
+        x = matrix(5, 8).to(f"cuda:{index}")
+        with torch.cuda.device(0):
+            y = fn(x)
+            torch.testing.assert_close(y, torch.softmax(x, dim=1))
+            assert y.device == x.device

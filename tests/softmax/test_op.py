@@ -1,0 +1,1332 @@
+import math
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+import memtraffic
+from memtraffic import runtime
+from memtraffic.gpus import DEFAULT_GPU, find_gpu
+from memtraffic.kernels.softmax import op, planning, split
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax.op import backward, backward_into, softmax
+from memtraffic.kernels.softmax.split import split_row
+from memtraffic.kernels.tiling import MAX_ROW, Tiling
+from memtraffic.meters.count import count
+from memtraffic.meters.formula import formula
+from memtraffic.op import Op
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_correct, assert_softmax, assert_touches_once
+
+DEVICE = runtime.device()
+INF, NAN = float("inf"), float("nan")
+FLOATS = {str(it).removeprefix("torch."): it for it in op.FLOATS}
+DTYPES = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)  # over the fixture
+
+
+@pytest.fixture(autouse=True)
+def _no_plans(monkeypatch):
+    monkeypatch.setattr(op, "_plans", {})
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A GPU so small that a matrix of a few columns takes the kernels of the widest ones.
+
+    Rows of more than 8 columns are in chunks of 4. Rows of more than 16 are split into parts of 16,
+    in chunks of 8, over 6 SMs, so rows of more than 96 columns, and those of float64, are read
+    twice. In other memory orders 16 columns fit as well.
+    """
+    gpu = replace(DEFAULT_GPU, num_sms=6)
+    rule = planning.row_tile
+    monkeypatch.setattr(planning, "planning_gpu", lambda x: gpu)
+    monkeypatch.setattr(split, "planning_gpu", lambda x: gpu)
+
+    def tile(n, *args, **options):
+        if n <= 8:
+            return rule(n, *args, **options)
+        return planning.Tile(1, 4, -(-n // 4), 1) if n <= 16 else None
+
+    monkeypatch.setattr(planning, "row_tile", tile)
+    monkeypatch.setattr(planning, "COLUMN_TILE", 32)
+    monkeypatch.setattr(planning, "best_split", lambda n, *args: split_row(n, 8, 2, 1))
+    monkeypatch.setattr(planning, "online_tile", lambda *args: Tiling(1, 16, 1))
+
+
+@pytest.fixture(params=["as-planned", "small"])
+def either(request):
+    """The kernels that matrices of a few columns take, and those that the widest take."""
+    if request.param == "small":
+        request.getfixturevalue("small")
+
+
+def kernels_of(fn, *tensors):
+    return [it.name for it in count(fn, *tensors).ops]
+
+
+# A matrix for each kernel: its shape, the dimension, the dtype.
+KERNELS = {
+    "softmax_kernel": ((5, 13), 1, "float32"),
+    "split_kernel": ((5, 40), 1, "float32"),
+    "online_kernel": ((5, 40), 1, "float64"),
+    "online_kernel-columns": ((40, 5), 0, "float32"),
+    "online_kernel-longest": ((5, 100), 1, "float32"),
+}
+EACH = pytest.mark.parametrize(("shape", "dim", "name"), KERNELS.values(), ids=KERNELS)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_kernel_is_tested(small, kernel):
+    shape, dim, name = KERNELS[kernel]
+    names = kernels_of(lambda x: softmax(x, dim), matrix(*shape, name))
+    assert names[-1] == kernel.partition("-")[0]
+
+
+def assert_softmax_along(dim, x):
+    """The judge looks for rows along the last dimension, so they are moved there."""
+
+    def reference(x):
+        return torch.softmax(x, dim).movedim(dim, -1)
+
+    # The reference to a result in float64 is itself rounded to float64.
+    roundings = 16 if x.dtype == torch.float64 else SOFTMAX.roundings
+    judged = Op("softmax", (), lambda: (), reference, lambda x: 0, roundings, checks_row_sums=True)
+    assert_correct(judged, lambda x: softmax(x, dim).movedim(dim, -1), x)
+
+
+# ---- any shape, dimension, strides, dtype
+
+
+def laid_out(sizes, order, gaps, repeats, offset, dtype):
+    """A tensor whose dimensions lie in memory in `order`, with gaps between its elements."""
+    strides, step = [0] * len(sizes), 1
+    for at, gap in zip(order, gaps, strict=False):
+        strides[at] = 0 if at == repeats else step + gap
+        step = max(step, strides[at] * max(1, sizes[at]))
+    memory = matrix(1, offset + step + 1, dtype).view(-1)
+    return memory.as_strided(sizes, strides, offset)
+
+
+@pytest.mark.parametrize(
+    "examples", [25, pytest.param(600, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_softmax_of_any_tensor(either, examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def check(data):
+        rank = data.draw(st.integers(1, 5), "rank")
+        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
+        dim = data.draw(st.integers(-rank, rank - 1), "dim")
+        sizes[dim] = data.draw(st.integers(0, 40), "columns")
+        x = laid_out(
+            sizes,
+            data.draw(st.permutations(range(rank))),
+            data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank)),
+            data.draw(st.integers(0, 2 * rank)),  # the dimension that repeats its elements
+            data.draw(st.integers(0, 3)),
+            data.draw(st.sampled_from(op.FLOATS), "dtype"),
+        )
+        assert_softmax_along(dim, x)
+        assert softmax(x, dim).is_contiguous()
+
+    check()
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "n",
+    [
+        pytest.param(1, id="one-column"),
+        pytest.param(128, id="block"),
+        pytest.param(129, id="one-past-block"),
+        pytest.param(1025, id="one-past-narrow-rows"),
+        pytest.param(2048, id="chunks"),
+        pytest.param(2049, id="one-past-the-chunks"),
+        pytest.param(12300, id="chunks-and-a-bit"),
+        pytest.param(32769, id="one-past-32768"),
+    ],
+)
+def test_softmax_of_any_width(n, dtype):
+    assert_softmax_along(1, matrix(3, n, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("n", range(9, 17))
+def test_softmax_and_backward_end_between_chunks(small, n, dtype):
+    """Rows of 3 or 4 chunks, or of less."""
+    x, dy = matrix(5, n, torch.float64).to(dtype), matrix(5, n, torch.float64, seed=1).to(dtype)
+    assert kernels_of(softmax, x) == ["softmax_kernel"]
+    assert_softmax_along(1, x)
+    y = torch.softmax(x, 1)
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+
+
+def test_softmax_of_a_last_chunk_unlike_the_others():
+    x = matrix(4, 2176)  # in chunks of 256
+    x[0, 2100] = x[1, 7] = 1000  # the maximum, and so far from the others that they vanish
+    x[2, :2048] = x[3, 2048:] = -INF
+    assert_softmax(softmax, x)
+
+
+@pytest.mark.slow
+@DTYPES
+@pytest.mark.parametrize("n", [65537, 131072, 200001])
+def test_softmax_of_long_rows(n, dtype):
+    assert_softmax_along(1, matrix(2, n, dtype))
+
+
+@pytest.mark.slow
+def test_softmax_of_the_longest_row():
+    x = matrix(1, MAX_ROW)
+    assert_softmax(softmax, x)
+
+
+@DTYPES
+def test_softmax_of_a_scalar(dtype):
+    x = torch.tensor(3.0, dtype=dtype, device=DEVICE)
+    for dim in (-1, 0):
+        y = softmax(x, dim)
+        assert (y.item(), y.shape, y.dtype) == (1.0, (), dtype)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 8), (4, 0), (2, 0, 3), (0, 0)], ids=str)
+def test_softmax_of_an_empty_tensor(shape):
+    x = torch.empty(shape, dtype=torch.float16, device=DEVICE)
+    for dim in range(-len(shape), len(shape)):
+        for _ in range(2):
+            y = softmax(x, dim, dtype=torch.float32)
+            assert (y.shape, y.dtype) == (shape, torch.float32)
+    out = torch.empty_like(x)
+    assert softmax(x, out=out) is out
+    x.requires_grad_()
+    softmax(x).sum().backward()
+    assert x.grad.shape == shape
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
+    monkeypatch.setattr(planning, "MAX_BATCHES", 3)
+    x = matrix(5 * 3, 24)[:, :20].unflatten(0, (5, 3))
+    for view in (x, x[:, :2], x[:, ::2, ::3]):
+        assert_softmax_along(dim, view)
+
+
+HARD = {
+    "nan-first": {0: NAN},
+    "nan-last": {-1: NAN},
+    "infinity-first": {0: INF},
+    "infinity-last": {-1: INF},
+    "two-infinities": {1: INF, -2: INF},
+    "minus-infinity-first": dict.fromkeys(range(16), -INF),
+    "all-minus-infinity": dict.fromkeys(range(40), -INF),
+    "all-but-the-last": {**dict.fromkeys(range(40), -INF), -1: 0.0},
+    "infinity-among-minus-infinity": {**dict.fromkeys(range(40), -INF), 3: INF},
+    "far-below-zero": dict.fromkeys(range(40), -1e4),
+    "lowest": dict.fromkeys(range(40), -3.4e38),
+    "huge": {0: 3e38, 1: -3e38},
+}
+
+
+@EACH
+def test_softmax_of_hard_rows(small, shape, dim, name):
+    """All of them in one matrix, so each has another one before and after it."""
+    x = matrix(len(HARD), shape[dim], name)
+    for hard, row in zip(x, HARD.values(), strict=True):
+        for col, value in row.items():
+            if col < hard.numel():
+                hard[col] = value
+    x = x if dim == 1 else x.t().contiguous()
+    assert_softmax_along(dim, x)
+    assert torch.equal(softmax(x, dim).isnan(), torch.softmax(x, dim).isnan())
+
+
+@EACH
+def test_softmax_takes_float64_below_any_float32(small, shape, dim, name):
+    x = torch.full(shape, -1e300, dtype=torch.float64, device=DEVICE)
+    assert_softmax_along(dim, x)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("n", [4096, 5000, 100000])
+def test_softmax_accumulates_in_float32(name, n):
+    """A sum in float16 would be infinite after 65504, one in bfloat16 stop at 256."""
+    assert_softmax(softmax, torch.full((2, n), 1.0, dtype=getattr(torch, name), device=DEVICE))
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "batch"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_softmax_offsets_outgrow_int32(either, axis, dim):
+    """Elements lie gigabytes apart; the memory between is never touched."""
+    strides = {"row": (2**30, 40, 1), "column": (3, 1, 2**30), "batch": (1, 2**30, 3)}[axis]
+    sizes = (3, 3, 3)
+    x = torch.empty_strided(sizes, strides, dtype=torch.float16, device=DEVICE)
+    x.copy_(matrix(9, 3).view(sizes))
+    assert_softmax_along(dim, x)
+    out = torch.empty_strided(sizes, strides, dtype=torch.float16, device=DEVICE)
+    assert torch.equal(softmax(x, dim, out=out), softmax(x, dim))
+
+
+def test_softmax_is_equal_bit_for_bit_each_time(either):
+    for dim in (0, 1):
+        x = matrix(7, 40)
+        first = softmax(x, dim)
+        assert torch.equal(softmax(x.clone(), dim), first)
+
+
+@pytest.mark.parametrize("n", [17, 40, 88, 96])
+def test_softmax_of_impatient_programs_is_equal_bit_for_bit(small, monkeypatch, n, dtype):
+    """Each computes what is missing itself, also where the result takes the place of x."""
+    x, dy = matrix(5, n, dtype), matrix(5, n, dtype, seed=1)
+    y = softmax(x)
+    dx = backward(dy, y, 1, y.dtype)
+    monkeypatch.setattr(op, "_plans", {})
+    monkeypatch.setattr(planning, "split_call", partial(split.split_call, looks=0))
+    assert torch.equal(softmax(x), y)
+    assert torch.equal(softmax(x, out=x), y)
+    assert torch.equal(backward(dy, y, 1, y.dtype), dx)
+
+
+# ---- dtype
+
+
+@pytest.mark.parametrize("result", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("n", [13, 88], ids=["odd", "parts-of-16-columns"])
+def test_softmax_converts_first(either, n, dtype, result):
+    x = matrix(2, n, torch.float64).to(dtype)
+    y = softmax(x, dtype=result)
+    assert y.dtype == result
+    assert_softmax(lambda _: y, x.to(result))
+
+
+def test_softmax_converts_what_does_not_fit(either):
+    x = torch.tensor([[1e5, 1.0, -1e5], [6e4, 1.0, -1e5]], device=DEVICE)
+    y = softmax(x, dtype=torch.float16)
+    assert y[0].isnan().all()
+    assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "bool"])
+def test_softmax_of_integers_needs_a_dtype(name):
+    x = torch.tensor([[1, 2, 0], [5, 0, 0]], device=DEVICE).to(getattr(torch, name))
+    assert_softmax(lambda _: softmax(x, dtype=torch.float32), x.float())
+    with pytest.raises(NotImplementedError, match=f"not implemented for torch.{name}"):
+        softmax(x)
+
+
+# ---- out
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param(lambda m, n: torch.empty(n, m).t(), id="transposed"),
+        pytest.param(lambda m, n: torch.empty(m, n + 1)[:, :n], id="odd-row-stride"),
+        pytest.param(lambda m, n: torch.empty(m * n + 1)[1:].view(m, n), id="unaligned"),
+        pytest.param(lambda m, n: torch.empty(2 * m, n)[::2], id="every-other-row"),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_softmax_writes_and_returns_out(either, n, out):
+    x = matrix(5, n)
+    with torch.device(DEVICE):
+        out = out(5, n)
+    base = out._base.fill_(781.0)
+    for _ in range(2):
+        assert softmax(x, out=out) is out
+        assert_softmax(lambda _: out, x)
+    assert (base == 781.0).sum() == base.numel() - out.numel(), "written past out"
+
+
+def test_softmax_in_place(either):
+    x = matrix(5, 40)
+    expected = softmax(x)
+    assert softmax(x, out=x) is x
+    assert torch.equal(x, expected)
+
+
+def test_softmax_into_an_out_of_another_dtype():
+    x, out = matrix(3, 40), torch.empty(3, 40, dtype=torch.bfloat16, device=DEVICE)
+    assert softmax(x, dtype=torch.bfloat16, out=out) is out
+    assert_softmax(lambda _: out, x.bfloat16())
+
+
+# ---- errors
+
+
+def tensor(*shape, **options):
+    return torch.zeros(shape, device=DEVICE, **options)
+
+
+ERRORS = {
+    "dim-too-large": (lambda: softmax(tensor(2, 3), 2), IndexError, r"dim 2 .* 2 .*\(2, 3\)"),
+    "dim-too-small": (lambda: softmax(tensor(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
+    "dim-of-a-scalar": (lambda: softmax(tensor(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
+    "dim-of-an-empty": (lambda: softmax(tensor(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
+    "integers": (
+        lambda: softmax(tensor(2, 3, dtype=torch.int32)), NotImplementedError, "torch.int32",
+    ),
+    "complex": (
+        lambda: softmax(tensor(2, 3, dtype=torch.complex64)), NotImplementedError, "complex64",
+    ),
+    "to-integers": (
+        lambda: softmax(tensor(2, 3), dtype=torch.int64), NotImplementedError, "torch.int64",
+    ),
+    "too-wide": (
+        lambda: softmax(tensor(1, 1).expand(2, MAX_ROW + 1)), RuntimeError, f"{MAX_ROW + 1} col",
+    ),
+    "too-high": (
+        lambda: softmax(tensor(1, 1).expand(MAX_ROW + 1, 2), 0), RuntimeError, f"{MAX_ROW + 1} col",
+    ),
+    "a-list": (lambda: softmax([1.0, 2.0]), TypeError, "x is a list"),
+    "shape-of-out": (
+        lambda: softmax(tensor(2, 3), out=tensor(3, 2)), RuntimeError, r"\(3, 2\).*\(2, 3\)",
+    ),
+    "dtype-of-out": (
+        lambda: softmax(tensor(2, 3), out=tensor(2, 3).half()), RuntimeError, "float16.*float32",
+    ),
+    "dtype-of-out-is-not-dtype": (
+        lambda: softmax(tensor(2, 3), dtype=torch.float16, out=tensor(2, 3)),
+        RuntimeError, "float32.*float16",
+    ),
+    "out-repeats": (
+        lambda: softmax(tensor(2, 3), out=tensor(1, 3).expand(2, 3)), RuntimeError, r"\(0, 1\)",
+    ),
+    "out-overlaps": (
+        lambda: softmax((x := tensor(30))[:15].view(3, 5), out=x[5:20].view(3, 5)),
+        RuntimeError, "20 bytes after x",
+    ),
+    "gradient-into-out": (
+        lambda: softmax(tensor(2, 3, requires_grad=True), out=tensor(2, 3)),
+        RuntimeError, "x requires",
+    ),
+    "gradient-of-out": (
+        lambda: softmax(tensor(2, 3), out=tensor(2, 3, requires_grad=True)),
+        RuntimeError, "out requires",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)
+def test_softmax_refuses(call, error, message):
+    for _ in range(2):  # nothing wrong is remembered
+        with pytest.raises(error, match=f"^softmax: .*{message}"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["dim-too-large", "integers", "to-integers", "a-list"])
+def test_softmax_refuses_as_pytorch_does(name):
+    torch_calls = {
+        "dim-too-large": lambda: torch.softmax(tensor(2, 3), 2),
+        "integers": lambda: torch.softmax(tensor(2, 3, dtype=torch.int32), 1),
+        "to-integers": lambda: torch.softmax(tensor(2, 3), 1, dtype=torch.int64),
+        "a-list": lambda: torch.softmax([1.0, 2.0], 0),
+    }
+    with pytest.raises(ERRORS[name][1]):
+        torch_calls[name]()
+
+
+def test_softmax_into_out_without_gradients():
+    x, out = tensor(2, 4, requires_grad=True), tensor(2, 4)
+    with torch.no_grad():
+        assert softmax(x, out=out).tolist() == [[0.25] * 4] * 2
+
+
+# ---- what it moves
+
+
+VIEWS = {
+    "whole": (lambda: matrix(5, 16), 1),
+    "padded-rows": (lambda: matrix(5, 24)[:, :16], 1),
+    "every-other-row": (lambda: matrix(5, 16)[::2], 1),
+    "columns": (lambda: matrix(5, 16), 0),
+    "transposed": (lambda: matrix(5, 16).t(), 1),
+    "of-three-dimensions": (lambda: matrix(6, 16).view(2, 3, 16), 2),
+    "dimension-in-the-middle": (lambda: matrix(6, 16).view(2, 3, 16), 1),
+    "rows-in-another-order": (lambda: matrix(6, 16).view(2, 3, 16).transpose(0, 1), 2),
+    "starts-at-the-second": (lambda: matrix(1, 81).view(-1)[1:].view(5, 16), 1),
+}
+
+
+@pytest.mark.parametrize(("make", "dim"), VIEWS.values(), ids=VIEWS)
+def test_softmax_touches_each_element_once(make, dim):
+    x, written = make(), []
+    traffic = count(lambda x: written.append(softmax(x, dim)), x, trace=True)
+    assert [it.name for it in traffic.ops] == ["softmax_kernel"]  # nothing is copied
+    assert_touches_once(traffic, "x_ptr", x)
+    assert_touches_once(traffic, "y_ptr", written[0])
+    assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
+
+
+@pytest.mark.parametrize("n", range(2049, 2066))
+def test_softmax_of_rows_that_start_anywhere(n, dtype):
+    """Whole vectors, and fewer elements before and after them than a vector has."""
+    x, written = matrix(9, n, dtype), []  # of which rows start at all distances from a vector
+    x[2], x[3, :7], x[4, -7:] = -INF, 50, 50
+    x[3, 7:] = x[4, :-7] = -50
+    x[5, 0] = x[6, -1] = NAN
+    assert_softmax(softmax, x)
+    traffic = count(lambda x: written.append(softmax(x)), x, trace=True)
+    assert_touches_once(traffic, "x_ptr", x)
+    assert_touches_once(traffic, "y_ptr", written[0])
+
+
+@pytest.mark.parametrize("n", range(2049, 2066))
+def test_backward_of_rows_that_start_anywhere(n, dtype):
+    y, dy = SOFTMAX_BACKWARD.inputs((9, n), str(dtype).removeprefix("torch."))
+    y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
+    dy[2, :3], dy[3, -3:] = 50, -50
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+    written = []
+    traffic = count(lambda y, dy: written.append(backward(dy, y, 1, y.dtype)), y, dy, trace=True)
+    assert_touches_once(traffic, "y_ptr", y)
+    assert_touches_once(traffic, "dy_ptr", dy)
+    assert_touches_once(traffic, "dx_ptr", written[0])
+
+
+def test_softmax_of_batches_of_rows_that_start_anywhere():
+    x = matrix(12, 2051).view(3, 4, 2051)
+    assert_softmax(lambda x: softmax(x.view(3, 4, 2051)).view(12, 2051), x.view(12, 2051))
+    assert_softmax(softmax, matrix(9, 4103)[:, :2051])  # an odd stride, and one of `out`
+    out = matrix(9, 2055)[:, :2051]
+    assert_softmax(lambda x: softmax(x, out=out), matrix(9, 2051))
+
+
+@pytest.mark.parametrize("n", [2048, 2049, 2176, 8320])
+def test_softmax_of_chunks_moves_the_least(n):
+    traffic = count(softmax, matrix(2, n))
+    assert (traffic.read_elements, traffic.written_elements) == (2 * n, 2 * n)
+    y, dy = SOFTMAX_BACKWARD.inputs((2, n))
+    traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+    assert (traffic.read_elements, traffic.written_elements) == (4 * n, 2 * n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_softmax_moves_the_least_at_each_width_of_the_scoreboard(name):
+    """Programs that share a row exchange a word for a 0 each, and read the words of all."""
+    from memtraffic_book.catalog import EXPERIMENTS
+
+    for _, n in EXPERIMENTS["scoreboard_float32"].arguments["shapes"]:
+        x = matrix(2, n, name)
+        size = x.element_size()
+        parts = split.best_split(n, size, 1, 16 // size, DEFAULT_GPU).parts
+        parts = parts if n > 2**15 else 0
+        traffic = count(softmax, x)
+        assert traffic.read_elements == 2 * n + 2 * parts * (parts + 1), n
+        assert traffic.written_elements == 2 * n + 2 * 2 * parts, n  # the 0, and the word
+
+
+def test_formula_of_softmax():
+    assert str(formula(softmax, held_out=[(9, 8), (4, 2), (2, 4096)])) == "reads MN, writes MN"
+
+
+def test_formula_of_backward():
+    def softmax_backward(y, dy):
+        return backward(dy, y, 1, y.dtype)
+
+    found = formula(softmax_backward, SOFTMAX_BACKWARD, held_out=[(9, 8), (4, 2), (2, 4096)])
+    assert str(found) == "reads 2MN, writes MN"
+
+
+def test_traffic_of_softmax_and_its_gradient():
+    def both(x, dy):
+        torch.autograd.grad(softmax(x.requires_grad_()), x, dy)
+
+    traffic = count(both, matrix(3, 5), matrix(3, 5))
+    assert [it.name for it in traffic.ops] == ["softmax_kernel", "softmax_backward_kernel"]
+    assert (traffic.read_elements, traffic.written_elements) == (3 * 15, 2 * 15)
+
+
+def test_traffic_of_two_dtypes_in_bytes():
+    traffic = count(lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "bfloat16"))
+    assert (traffic.read_bytes, traffic.written_bytes) == (3 * 40 * 2, 3 * 40 * 4)
+
+
+def test_traffic_of_split_rows(small):
+    """3 parts of 40 columns: a program publishes a word, and looks at those of its row."""
+    zeros, kernel = count(softmax, matrix(7, 40)).ops
+    assert zeros.written_elements == 7 * 3
+    assert kernel.written_elements == 7 * 40 + 7 * 3
+    assert kernel.read_elements == 7 * 40 + 7 * 3 * (1 + 3)
+
+
+def test_traffic_of_split_rows_backward(small):
+    y, dy = SOFTMAX_BACKWARD.inputs((7, 40))
+    traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy, trace=True)
+    zeros, kernel = traffic.ops
+    assert kernel.name == "split_backward_kernel"
+    slots = [it.offsets for it in traffic.accesses if it.argument == "slots_ptr"]
+    assert set().union(*slots) == set(range(7 * 3))
+    assert zeros.written_elements == 7 * 3
+    assert kernel.written_elements == 7 * 40 + 7 * 3
+    assert kernel.read_elements == 2 * 7 * 40 + 7 * 3 * (1 + 3)
+
+
+@pytest.mark.parametrize(("dim", "name"), [(1, "float64"), (0, "float32")])
+def test_traffic_in_two_passes(small, dim, name):
+    x = matrix(18, 20, name)
+    [kernel] = count(lambda x: softmax(x, dim), x).ops
+    assert (kernel.read_elements, kernel.written_elements) == (2 * x.numel(), x.numel())
+    [kernel] = count(lambda y, dy: backward(dy, y, dim, y.dtype), x, x.clone()).ops
+    assert kernel.name == "passes_backward_kernel"
+    assert (kernel.read_elements, kernel.written_elements) == (4 * x.numel(), x.numel())
+
+
+# ---- plans
+
+
+def test_plans_are_made_once_per_kind_of_call(monkeypatch):
+    """What a compiled kernel depends on: another dtype, shape, stride, alignment, …"""
+    made, real = [], op.plan
+    monkeypatch.setattr(
+        op, "plan", lambda *args, **options: made.append(0) or real(*args, **options)
+    )
+    memory = matrix(1, 200).view(-1)
+    x = memory[:64].view(8, 8)
+    y, dy = torch.softmax(x, 1), matrix(8, 8, seed=1)
+    wide = matrix(8, 16)
+    other = wide[:, :8]
+    calls = {
+        "first": lambda: softmax(x),
+        "shape": lambda: softmax(x.view(4, 16)),
+        "strides": lambda: softmax(other),
+        "transposed": lambda: softmax(x.t()),
+        "x-dtype": lambda: softmax(x.half()),
+        "dtype": lambda: softmax(x, dtype=torch.float16),
+        "dim": lambda: softmax(x, 0),
+        "alignment": lambda: softmax(memory[1:65].view(8, 8)),
+        "alignment-8": lambda: softmax(memory[2:66].view(8, 8)),
+        "out": lambda: softmax(x, out=torch.empty_like(x)),
+        "out-strides": lambda: softmax(x, out=wide.clone()[:, :8]),
+        "out-alignment": lambda: softmax(x, out=torch.empty(65, device=DEVICE)[1:].view(8, 8)),
+        "backward": lambda: backward(dy, y, 1, y.dtype),
+        "backward-dim": lambda: backward(dy, y, 0, y.dtype),
+        "backward-dtype": lambda: backward(dy, y, 1, torch.float16),
+        "dy-dtype": lambda: backward(dy.half(), y, 1, y.dtype),
+        "dy-strides": lambda: backward(dy.t(), y, 1, y.dtype),
+        "y-strides": lambda: backward(dy, y.t(), 1, y.dtype),
+        "dy-alignment": lambda: backward(memory[1:65].view(8, 8), y, 1, y.dtype),
+        "dx-strides": lambda: backward_into(wide.clone()[:, :8], y, dy),
+        "dx-alignment": lambda: backward_into(torch.empty(65, device=DEVICE)[1:].view(8, 8), y, dy),
+        "captured": lambda: count(softmax, x) if DEVICE.type == "cuda" else softmax(x[:3]),
+    }
+    for name, call in calls.items():
+        before = len(made)
+        call()
+        call()
+        assert len(made) == before + 1, name
+
+
+def test_plans_are_those_of_the_gpu_that_is_planned_for():
+    x = matrix(2, 2048)
+    for name in ("H200", "MI300X"):
+        with runtime.capturing_launches(find_gpu(name)):
+            softmax(x)
+    assert len(op._plans) == 2
+
+
+def test_plans_are_as_many_as_are_kept(monkeypatch):
+    monkeypatch.setattr(op, "MAX_PLANS", 3)
+    for n in (4, 5, 6, 7, 4, 8):
+        assert_softmax(softmax, matrix(2, n))
+        assert len(op._plans) <= 3
+
+
+SECONDS = {
+    "narrower-of-the-same-block": lambda x: x[:, :1002],
+    "odd": lambda x: x[:, :781].contiguous(),
+    "unaligned": lambda x: x.flatten()[1:-1023].view(9, 1024),
+    "by-8-bytes": lambda x: x.flatten()[2:-1022].view(9, 1024),
+    "every-other": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "fewer-rows": lambda x: x[:7],
+    "another-dtype": lambda x: x.half(),
+    "of-three-dimensions": lambda x: x.view(2, 5, 1024),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS.values(), ids=SECONDS)
+def test_softmax_of_another_kind_after_a_first(second):
+    x = matrix(10, 1024)
+    for _ in range(2):
+        assert_softmax(softmax, x)
+        assert_softmax_along(-1, second(x))
+
+
+# ---- autograd
+
+
+def gradient(fn, x, dy, **options):
+    x = x.detach().requires_grad_()
+    y = fn(x)
+    return torch.autograd.grad(y, x, dy.to(y.dtype).expand_as(y), **options)[0]
+
+
+@EACH
+@pytest.mark.parametrize("of", ["contiguous", "transposed", "expanded", "scalar"])
+def test_gradient_of_softmax(small, of, shape, dim, name):
+    x, dy = matrix(*shape, name), matrix(*shape, name, seed=1)
+    dy = {
+        "contiguous": dy,
+        "transposed": dy.t().contiguous().t(),
+        "expanded": dy[:, :1].expand(shape),
+        "scalar": dy[0, 0],
+    }[of]
+    found = gradient(lambda x: softmax(x, dim), x, dy)
+    expected = gradient(lambda x: torch.softmax(x, dim), x.double(), dy.double())
+    size = expected.abs().amax(dim, keepdim=True) + torch.softmax(x, dim).amax(dim, keepdim=True)
+    room = 8 * torch.finfo(x.dtype).eps * size
+    assert ((found - expected).abs() <= room).all()
+
+
+@pytest.mark.parametrize("n", [1, 13, 2049, 2176, 20000, 40001])
+def test_backward_of_any_width(n, dtype):
+    inputs = SOFTMAX_BACKWARD.inputs((3, n), str(dtype).removeprefix("torch."))
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), *inputs)
+
+
+@DTYPES
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("n", [17, 40, 97])
+def test_backward_of_small_tiles(small, m, n, dtype):
+    y = torch.softmax(matrix(m, n, torch.float64), 1).to(dtype)
+    dy = matrix(m, n, torch.float64, seed=1).to(dtype)
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+
+
+@pytest.mark.parametrize(
+    "examples", [15, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_backward_of_any_tensors(either, examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def check(data):
+        rank = data.draw(st.integers(1, 4), "rank")
+        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
+        dim = data.draw(st.integers(-rank, rank - 1), "dim")
+        sizes[dim] = data.draw(st.integers(1, 40), "columns")
+        y, dy = (
+            laid_out(
+                sizes,
+                data.draw(st.permutations(range(rank))),
+                data.draw(st.lists(st.integers(0, 1), min_size=rank, max_size=rank)),
+                data.draw(st.integers(0, 2 * rank)),
+                data.draw(st.integers(0, 3)),
+                "float32",
+            )
+            for _ in range(2)
+        )
+        y = y.sigmoid() if data.draw(st.booleans()) else y
+        found = backward(dy, y, dim, y.dtype)
+        y, dy = y.double(), dy.double()
+        size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
+        expected = y * (dy - (y * dy).sum(dim, keepdim=True))
+        error = (found - expected).abs()
+        assert found.shape == expected.shape and found.is_contiguous()
+        assert (error <= 1e-6 * y.abs() * (dy.abs() + size) + 1e-12).all()
+
+    check()
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "batch"])
+@pytest.mark.parametrize("which", ["y", "dy", "dx"])
+def test_backward_offsets_outgrow_int32(either, which, axis):
+    strides = {"row": (2**30, 40, 1), "column": (3, 1, 2**30), "batch": (1, 2**30, 3)}[axis]
+    y = torch.softmax(matrix(9, 3, "float16").view(3, 3, 3), -1)
+    dy = matrix(9, 3, "float16", seed=1).view(3, 3, 3)
+    dx = torch.empty_like(y)
+    expected = backward(dy, y, -1, y.dtype)
+    tensors = {"y": y, "dy": dy, "dx": dx}
+    far = torch.empty_strided(y.shape, strides, dtype=y.dtype, device=DEVICE)
+    tensors[which] = far.copy_(tensors[which].nan_to_num())
+    backward_into(tensors["dx"], tensors["y"], tensors["dy"])
+    torch.testing.assert_close(tensors["dx"], expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("result", FLOATS.values(), ids=FLOATS)
+@DTYPES
+def test_gradient_has_the_dtype_of_x(dtype, result):
+    x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
+    found = gradient(lambda x: softmax(x, dtype=result), x, dy)
+    expected = gradient(lambda x: torch.softmax(x, 1, dtype=result), x, dy)
+    assert found.dtype == expected.dtype == dtype
+    eps = max(torch.finfo(it).eps for it in (dtype, result))
+    torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
+
+
+@pytest.mark.parametrize("row", [{0: NAN}, {3: -INF}, dict.fromkeys(range(8), -INF)], ids=str)
+def test_gradient_is_nan_where_that_of_pytorch_is(row):
+    x = matrix(3, 8)
+    for col, value in row.items():
+        x[1, col] = value
+    for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
+        found, expected = (
+            gradient(lambda x, fn=fn: fn(x, 1), x, dy) for fn in (softmax, torch.softmax)
+        )
+        assert torch.equal(found.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradcheck_in_passes(small, dim):
+    x = matrix(*((2, 21) if dim else (21, 2)), torch.float64).requires_grad_()
+    assert gradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
+    assert gradgradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("dim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+def test_gradcheck_of_three_dimensions(dim):
+    x = matrix(4, 3, torch.float64).view(2, 2, 3).transpose(0, 1).requires_grad_()
+    assert gradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
+    assert gradgradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
+
+
+def test_gradient_of_the_gradient_is_that_of_pytorch(either):
+    x, dy = matrix(5, 40), matrix(5, 40, seed=1)
+    found, expected = (
+        gradient(lambda x, fn=fn: gradient_in(fn, x, dy).square(), x, dy)
+        for fn in (softmax, torch.softmax)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def gradient_in(fn, x, dy):
+    return torch.autograd.grad(fn(x, 1), x, dy, create_graph=True)[0]
+
+
+def test_softmax_of_a_parameter_and_of_what_needs_no_gradient():
+    x = matrix(3, 5)
+    layer = torch.nn.Parameter(x.clone())
+    assert type(softmax(layer)) is torch.Tensor
+    softmax(layer)[:, 0].sum().backward()
+    assert layer.grad.abs().sum() > 0
+    assert softmax(layer).requires_grad
+    with torch.no_grad():
+        assert not softmax(layer).requires_grad
+    assert not softmax(x).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(softmax(x), softmax(layer))
+
+
+def test_gradient_notices_a_result_that_was_changed():
+    x = matrix(3, 5).requires_grad_()
+    y = softmax(x)
+    y.data_ptr()
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# ---- torch.library, torch.compile, torch.func
+
+
+SAMPLES = {
+    "float32": lambda: (matrix(3, 5).requires_grad_(), 1, None),
+    "columns": lambda: (matrix(3, 5).requires_grad_(), 0, None),
+    "transposed": lambda: (matrix(3, 5).t().requires_grad_(), -1, None),
+    "dtype": lambda: (matrix(3, 5, "bfloat16").requires_grad_(), 1, torch.float32),
+    "scalar": lambda: (torch.tensor(1.0, device=DEVICE), 0, None),
+    "empty": lambda: (torch.empty(0, 3, device=DEVICE), 1, None),
+    "one-row-far-from-the-next": lambda: (matrix(5, 7)[:1], 1, None),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_opcheck(sample):
+    torch.library.opcheck(torch.ops.memtraffic.softmax.default, sample())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_of_backward(dtype):
+    y = torch.softmax(matrix(3, 5), 1).requires_grad_()
+    sample = (matrix(3, 5, seed=1).requires_grad_(), y, 1, dtype)
+    torch.library.opcheck(torch.ops.memtraffic.softmax_backward.default, sample)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_the_registered_operation_is_equal_to_softmax(either, dim):
+    x = matrix(2, 40)
+    assert torch.equal(torch.ops.memtraffic.softmax(x, dim), softmax(x, dim))
+    registered, eager = (
+        gradient(lambda x, fn=fn: fn(x, dim), x, matrix(2, 40, seed=1))
+        for fn in (torch.ops.memtraffic.softmax, softmax)
+    )
+    assert torch.equal(registered, eager)
+
+
+def test_softmax_of_fake_and_meta_tensors():
+    y = softmax(torch.empty(2, 3, device="meta", dtype=torch.float16), dtype=torch.float32)
+    assert (y.shape, y.dtype, y.device.type) == ((2, 3), torch.float32, "meta")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        y = softmax(torch.empty(3, 2).t(), 0)
+    assert (y.shape, y.stride()) == ((2, 3), (3, 1))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dim-too-large", "dim-too-small", "dim-of-a-scalar", "integers", "to-integers"),
+        *("too-wide", "too-high", "shape-of-out", "dtype-of-out", "dtype-of-out-is-not-dtype"),
+        *("gradient-into-out", "gradient-of-out"),
+    ],
+)
+def test_softmax_of_meta_tensors_refuses_what_it_refuses_elsewhere(name, monkeypatch):
+    call, error, message = ERRORS[name]
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("meta"))
+    with pytest.raises(error, match=f"softmax: .*{message}"):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+@pytest.mark.parametrize("out", [(3, 40, "float16"), (40, 3, "float32")], ids=["dtype", "shape"])
+def test_compiled_softmax_refuses_an_out_that_does_not_fit(out):
+    torch._dynamo.reset()
+    into = torch.compile(lambda x, out: softmax(x, out=out), backend="aot_eager")
+    out = torch.zeros_like(matrix(*out))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="softmax: out is torch"):
+            into(matrix(3, 40), out)
+    assert not out.any()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.gpu, pytest.mark.slow])],
+)
+def test_compiled_softmax_is_equal_to_eager(backend):
+    torch._dynamo.reset()
+
+    def block(x, dim, dtype=None):
+        return softmax(x.sin(), dim, dtype=dtype) * 2
+
+    compiled = torch.compile(block, backend=backend, fullgraph=True)
+    for x in (matrix(3, 40), matrix(5, 40), matrix(5, 40).t(), matrix(6, 4).view(2, 3, 4)):
+        for dim in (0, -1):
+            torch.testing.assert_close(compiled(x, dim), block(x, dim))
+    x, dy = matrix(3, 40), matrix(3, 40, seed=1)
+    half = compiled(x, -1, torch.float16)
+    torch.testing.assert_close(half, block(x, -1, torch.float16))
+    found, expected = (gradient(lambda x, fn=fn: fn(x, 1), x, dy) for fn in (compiled, block))
+    torch.testing.assert_close(found, expected)
+    out = torch.empty_like(x)
+    into = torch.compile(lambda x, out: softmax(x, out=out), backend=backend, fullgraph=True)
+    into(x, out)
+    assert torch.equal(out, softmax(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+def test_softmax_refuses_forward_mode():
+    """A tangent that is lost would be a derivative of zero."""
+    x, tangent = matrix(3, 4), matrix(3, 4, seed=1)
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(softmax, (x,), (tangent,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            softmax(dual)
+        assert_softmax(softmax, x)
+
+
+def test_softmax_under_vmap():
+    x = matrix(12, 5).view(4, 3, 5)
+    for in_dim in (0, 1, 2):
+        for dim in (0, 1, -1):
+            found, expected = (
+                torch.func.vmap(lambda x, fn=fn, dim=dim: fn(x, dim), in_dims=in_dim)(x)
+                for fn in (softmax, torch.softmax)
+            )
+            torch.testing.assert_close(found, expected)
+    nested = torch.func.vmap(torch.func.vmap(lambda x: softmax(x, 0, dtype=torch.float64)))(x)
+    torch.testing.assert_close(nested, torch.softmax(x, -1, dtype=torch.float64))
+    assert (torch.func.vmap(softmax)(matrix(1, 7)[0]) == 1).all()  # each a scalar
+
+
+def test_backward_under_vmap():
+    """Each of the two may have the dimension of the batch, in any place; and one a gradient."""
+    y, dy = (torch.softmax(matrix(12, 5, seed=seed), 1).view(4, 3, 5) for seed in (0, 1))
+
+    def reference(dy, y, dim):
+        product = y * dy
+        return product - y * product.sum(dim, keepdim=True)
+
+    for in_dims in ((0, 0), (1, 1), (2, 0), (0, None), (None, 1)):
+        given = [
+            x.movedim(0, batch) if batch is not None else x[0]
+            for x, batch in zip((dy, y), in_dims, strict=True)
+        ]
+        for dim in (0, -1):
+            found, expected = (
+                torch.func.vmap(lambda dy, y, fn=fn, dim=dim: fn(dy, y, dim), in_dims=in_dims)(
+                    *given
+                )
+                for fn in (
+                    lambda dy, y, dim: torch.ops.memtraffic.softmax_backward(
+                        dy, y, dim, torch.float32
+                    ),
+                    reference,
+                )
+            )
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+def test_gradients_of_softmax_by_the_batch(shape):
+    x = matrix(2, 3).flatten()[: math.prod(shape)].view(shape).requires_grad_()
+    dys = matrix(4, x.numel(), seed=1).view(4, *shape)
+    found, expected = (
+        torch.autograd.grad(fn(x, -1), x, dys, is_grads_batched=True)[0]
+        for fn in (softmax, torch.softmax)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_softmax_is_what_the_package_offers():
+    assert memtraffic.softmax is softmax
+
+
+# ---- on a GPU
+
+
+def in_another_process(source, seconds=300):
+    """Runs Python source that may hang, in a process that can be ended."""
+    script = "import torch, memtraffic\nfrom memtraffic import softmax\n" + textwrap.dedent(source)
+    done = subprocess.run(
+        [sys.executable, "-c", script], timeout=seconds, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+LONG = [((64, 2**17), torch.float32), ((300, 100000), torch.bfloat16)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 1000, 32768, 2**20], ids=str)
+def test_softmax_past_two_to_the_31_elements(n):
+    m = 2**31 // n + 600
+    if torch.cuda.mem_get_info()[0] < 3 * m * n * 2:
+        pytest.skip(f"{m} x {n} float16 twice is more than this GPU has free")
+    x = torch.empty(m, n, device=DEVICE, dtype=torch.float16)
+    for rows in x.split(2**28 // n):
+        rows.normal_()
+    x[-1], x[-2] = x[0], 0
+    y = softmax(x)
+    assert torch.equal(y[-1], y[0])
+    for part in (slice(0, 3), slice(-3, None), slice(m // 2, m // 2 + 3)):
+        assert_softmax(lambda _, part=part: y[part], x[part])
+    dx = backward(x, y, 1, y.dtype)
+    for part in (slice(0, 3), slice(-3, None)):
+        expected = SOFTMAX_BACKWARD.reference(y[part].double(), x[part].double())
+        torch.testing.assert_close(dx[part].double(), expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
+def test_softmax_in_a_cuda_graph(shape, dtype):
+    x = torch.randn(shape, device=DEVICE, dtype=dtype)
+    softmax(x)  # planned and compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = softmax(x)
+    for _ in range(5):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, softmax(x))
+        assert_softmax(lambda _: y[:3], x[:3])
+
+
+@pytest.mark.gpu
+def test_softmax_with_its_gradient_in_a_cuda_graph():
+    x = torch.randn(64, 2**17, device=DEVICE, requires_grad=True)
+    dy = torch.randn_like(x)
+
+    def step():
+        return torch.autograd.grad(softmax(x), x, dy)[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dx = step()
+    for _ in range(3):
+        with torch.no_grad():
+            x.normal_()
+        dy.normal_()
+        graph.replay()
+        assert torch.equal(dx, step())
+
+
+@pytest.mark.gpu
+def test_softmax_on_several_streams_at_once():
+    """Programs of all launches share the GPU, and each looks for the words of its own alone."""
+    in_another_process(
+        """
+        torch.manual_seed(0)
+        xs = [torch.randn(64, n, device="cuda") for n in (2**17, 100000)]
+        xs.append(torch.randn(9, 2**20, device="cuda", dtype=torch.bfloat16))
+        expected = [softmax(x) for x in xs]
+        streams = [torch.cuda.Stream() for _ in xs]
+        torch.cuda.synchronize()
+        for _ in range(200):
+            found = []
+            for x, stream in zip(xs, streams):
+                with torch.cuda.stream(stream):
+                    found.append(softmax(x))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, expected))
+        """
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_softmax_of_split_rows_does_not_hang():
+    in_another_process(
+        """
+        xs = [torch.randn(m, n, device="cuda") for m, n in ((1, 70000), (3, 100000), (500, 70000))]
+        ys = [torch.empty_like(x) for x in xs]
+        for i in range(100_000):
+            j = i % 3 if i % 100 == 0 else i % 2
+            softmax(xs[j], out=ys[j])
+        torch.cuda.synchronize()
+        for x, y in zip(xs, ys):
+            torch.testing.assert_close(y, torch.softmax(x, 1))
+        """,
+        seconds=540,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_softmax_of_split_rows_beside_another_process():
+    load = textwrap.dedent(
+        """
+        import torch
+        a = torch.randn(4096, 4096, device="cuda")
+        print("ready", flush=True)
+        while True:
+            for _ in range(20):
+                a = (a @ a).clamp(-1, 1)
+            torch.cuda.synchronize()
+        """
+    )
+    other = subprocess.Popen([sys.executable, "-c", load], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "ready\n"
+        in_another_process(
+            """
+            x = torch.randn(500, 100000, device="cuda")
+            expected = softmax(x)
+            for _ in range(1000):
+                y = softmax(x)
+            torch.testing.assert_close(y, torch.softmax(x, 1))
+            assert torch.equal(y, expected)
+            """
+        )
+        assert other.poll() is None, "the other process ended early"
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
+def test_softmax_is_equal_bit_for_bit_a_hundred_times(shape, dtype):
+    x = torch.randn(shape, device=DEVICE, dtype=dtype)
+    y = softmax(x)
+    dx = backward(x, y, 1, dtype)
+    for _ in range(100):
+        assert torch.equal(softmax(x), y)
+        assert torch.equal(backward(x, y, 1, dtype), dx)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_softmax_under_autocast(name):
+    x = matrix(5, 40, name)
+    with torch.autocast("cuda"):
+        found, expected = softmax(x), torch.softmax(x, -1)
+        halved = softmax(x, dtype=torch.float16)
+    assert found.dtype == expected.dtype
+    assert halved.dtype == torch.float16
+    torch.testing.assert_close(found, expected)
+    with torch.autocast("cuda"):
+        found, expected = (
+            gradient(lambda x, fn=fn: fn(x, -1), x, matrix(5, 40, seed=1))
+            for fn in (softmax, torch.softmax)
+        )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+def test_softmax_of_a_tensor_on_the_cpu():
+    for x in (torch.zeros(2, 3), torch.zeros(0, 3)):
+        with pytest.raises(RuntimeError, match=r"on the cpu, not on a GPU"):
+            softmax(x)
+    with pytest.raises(RuntimeError, match=r"out is .* on cpu, .* on cuda"):
+        softmax(tensor(2, 3), out=torch.zeros(2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1000, 1024, 8320, 100000])
+def test_softmax_of_views_of_another_alignment(n, dtype):
+    memory = torch.randn(5 * n + 8, device=DEVICE).to(dtype)
+    for offset in (0, 1, 2, 4, 8, 3, 0):
+        x = memory[offset:][: 5 * n].view(5, n)
+        assert_softmax(softmax, x)
+        out = torch.empty(5 * n + 8, device=DEVICE, dtype=dtype)[offset:][: 5 * n].view(5, n)
+        assert_softmax(lambda x, out=out: softmax(x, out=out), x)
+        y = softmax(x)
+        inputs = (y, x)
+        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), *inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(
+    "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
+)
+def test_softmax_and_backward_on_the_gpu(n, name):
+    check_on_the_gpu(n, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("n", [2**20, 2**20 + 1, MAX_ROW])
+def test_softmax_and_backward_of_the_longest_rows_on_the_gpu(n, name):
+    check_on_the_gpu(n, name)
+
+
+def check_on_the_gpu(n, name):
+    x = matrix(max(2, 2**22 // n), n, name)
+    assert_softmax(softmax, x)
+    y, dy = SOFTMAX_BACKWARD.inputs(tuple(x.shape), name)
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+
+
+def test_a_second_result_is_like_the_first_and_apart_from_it():
+    for x in (matrix(6, 8), matrix(8, 6).t(), matrix(6, 16)[:, ::2]):
+        for dtype in (None, torch.float16, torch.float64):
+            first, second = (op.forward(x, -1, dtype) for _ in range(2))
+            assert first.dtype == second.dtype == (dtype or x.dtype)
+            assert first.stride() == second.stride() == (8, 1)
+            assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_result_is_allocated_on_the_current_gpu_where_kernels_run(monkeypatch):
+    given, shape = [], torch.Size([2, 3])
+    monkeypatch.setattr(op, "empty_on_current_gpu", lambda *like: given.append(like) or "new")
+    result = SimpleNamespace(shape=shape, stride=lambda: (3, 1), dtype=torch.float16)
+    result.device = torch.device("cuda", 0)
+    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
+    op._remember("gpu", None, result)
+    op._remember("cpu", None, torch.empty(2, 3))
+    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: False)
+    op._remember("captured", None, result)
+    assert op._plans["gpu"][1]() == "new" and given == [((2, 3), (3, 1), torch.float16)]
+    assert {op._plans[key][1].func for key in ("cpu", "captured")} == {torch.empty_strided}
+
+
+class FarTensor:
+    """A tensor on a GPU, as far as `forward` looks before that is the current one."""
+
+    def __init__(self, index=1):
+        self.index = index
+
+    def get_device(self):
+        return self.index
+
+    @property
+    def dtype(self):
+        raise LookupError(f"GPU {op.current_gpu()}")
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, call, current):
+    used = [current]
+
+    @contextmanager
+    def device(index):
+        used.append(index)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(op, "current_gpu", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with pytest.raises(LookupError, match="GPU 1"):
+        call(FarTensor())
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_every_argument_reaches_the_other_gpu(monkeypatch, name):
+    call, given, x = getattr(op, name), [], FarTensor()
+    arguments = {"forward": (x, 0, torch.half, "out"), "backward": (x, x, 0, torch.half, "out")}
+    monkeypatch.setattr(op, "current_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(op, name, lambda *arguments: given.append(arguments))
+    call(*arguments[name])
+    assert given == [arguments[name]]
+
+
+@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
+def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch, call):
+    monkeypatch.setattr(op, "current_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
+    with pytest.raises(LookupError):
+        call(FarTensor(-1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("n", [781, 4096, 2**17])
+def test_softmax_on_another_gpu_than_the_current_one(n):
+    for index in (1, 0, 1):
+        x = matrix(9, n, device=f"cuda:{index}").requires_grad_()
+        y = softmax(x)
+        y.backward(dy := torch.randn_like(y))
+        assert (y.device, x.grad.device) == (x.device, x.device)
+        expected = torch.softmax(x.detach().double(), -1).requires_grad_()
+        assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-9)
+        gradient = expected * (dy - (expected * dy).sum(-1, keepdim=True))
+        assert torch.allclose(x.grad.double(), gradient, rtol=1e-4, atol=1e-8)
+        assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("requires_grad", "most"), [(False, 1.5), (True, 2.5)])
+@pytest.mark.parametrize("shape", [(16, 64), (1, 70000)], ids=["rows", "split-rows"])
+def test_softmax_costs_the_host_little(shape, requires_grad, most):
+    """In times of torch.softmax's cost; launches are queued, so only the host counts."""
+    import time
+
+    x = torch.randn(shape, device=DEVICE, requires_grad=requires_grad)
+
+    def seconds(fn):
+        best = math.inf
+        for _ in range(20):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(200):
+                fn()
+            best = min(best, time.perf_counter() - start)
+        return best / 200
+
+    ours, theirs = seconds(lambda: softmax(x)), seconds(lambda: torch.softmax(x, -1))
+    ratio = ours / theirs
+    assert ratio <= most, f"{1e6 * ours:.1f} µs, {ratio:.2f} times {1e6 * theirs:.1f} µs"

@@ -1,0 +1,663 @@
+import math
+import random
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtraffic import runtime, triton_internals
+from memtraffic.compile import assembly, capture_launches, resources
+from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
+from memtraffic.kernels.call import Call
+from memtraffic.kernels.softmax import split
+from memtraffic.kernels.softmax.long_backward import split_backward_kernel
+from memtraffic.kernels.softmax.op import backward
+from memtraffic.kernels.softmax.split import (
+    Split,
+    best_split,
+    first_missing,
+    high_of,
+    look,
+    low_of,
+    publish,
+    split_row,
+)
+from memtraffic.meters.count import count
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_softmax, assert_touches_once
+
+DEVICE, H200 = runtime.device(), find_gpu("H200")
+INF, NAN = float("inf"), float("nan")
+in_parts = partial(split.softmax, block=8, chunks=2)  # parts of 16 columns
+INTERPRETED_ONLY = pytest.mark.skipif(
+    not runtime.INTERPRETED, reason="only the interpreter runs programs in an order that we choose"
+)
+
+
+@pytest.fixture
+def few_sms(monkeypatch):
+    """A GPU of 8 SMs, so at most 8 parts."""
+    monkeypatch.setattr(split, "planning_gpu", lambda x: replace(DEFAULT_GPU, num_sms=8))
+
+
+def one_after_the_other(monkeypatch):
+    """A program of the interpreter starts when the one before has ended."""
+
+    class Plain(Call):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self._options.pop("launch_cooperative_grid", None)
+
+    monkeypatch.setattr(split, "Call", Plain)
+
+
+def in_any_order(monkeypatch, seed):
+    """Each time that a program of the interpreter hands over, one that is drawn goes on."""
+    draw = random.Random(seed)
+    resume = triton_internals._Turns._resume
+
+    def drawn(turns):
+        turns._waiting.insert(0, turns._waiting.pop(draw.randrange(len(turns._waiting))))
+        resume(turns)
+
+    monkeypatch.setattr(triton_internals._Turns, "_resume", drawn)
+
+
+# ---- split_row
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        pytest.param(1, Split(1, 1, 8, 1), id="one-column"),
+        pytest.param(8, Split(1, 1, 8, 1), id="a-chunk"),
+        pytest.param(9, Split(1, 2, 8, 1), id="one-past-a-chunk"),
+        pytest.param(24, Split(1, 3, 8, 1), id="a-part"),
+        pytest.param(25, Split(2, 2, 8, 1), id="parts-of-nearly-equal-size"),
+        pytest.param(33, Split(2, 3, 8, 1), id="the-last-has-less"),
+        pytest.param(72, Split(3, 3, 8, 1), id="full-parts"),
+        pytest.param(73, Split(4, 3, 8, 1), id="one-past-the-last"),
+    ],
+)
+def test_split_row(n, expected):
+    assert split_row(n, 8, 3, 1) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    n=st.integers(1, 2**24),
+    block=st.sampled_from([1, 8, 512, 1024, 2048]),
+    chunks=st.integers(1, 16),
+)
+def test_split_row_covers_the_row(n, block, chunks):
+    found = split_row(n, block, chunks, num_warps=4)
+    assert (found.block, found.num_warps) == (block, 4)
+    assert 1 <= found.chunks <= chunks
+    width = found.chunks * block
+    assert (found.parts - 1) * width < n <= found.parts * width  # the last part is not empty
+    assert found.parts == -(-n // (block * chunks))  # not more than needed
+
+
+@pytest.mark.parametrize("gpu", ["H200", "MI300X"])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
+    gpu, lanes = find_gpu(gpu), 128
+    for n in (32769, 50257, 2**20):
+        found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, gpu)
+        assert found.num_warps * gpu.warp_size == lanes
+        assert found.block * itemsize == 16 * lanes  # a vector of each lane
+        width = found.chunks * found.block
+        assert (found.parts - 1) * width < n <= found.parts * width and found.parts > 1
+        most = 512 if n == 2**20 and (itemsize, inputs) != (2, 2) else 256  # bytes of a lane
+        assert width * itemsize * inputs <= (most if aligned else 128) * lanes
+        assert (found.registers is not None) is aligned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n", "registers"), [(50257, 255), (65536, 96), (131076, 96), (300032, 168), (2**20, 168)]
+)
+def test_the_best_split_spills_nothing(n, registers, dtype):
+    x = torch.empty(2, n, dtype=dtype, device=DEVICE)
+    [forward] = resources(split.softmax, "sm_90", x)
+    assert forward.spill_bytes == 0
+    assert forward.registers <= registers
+    assert set(forward.load_bits) >= ({128} if x[0].nbytes % 16 == 0 else set())
+
+
+@pytest.mark.parametrize(
+    ("n", "itemsize", "inputs", "aligned", "expected"),
+    [
+        pytest.param(2**18 - 8, 2, 1, True, Split(16, 16, 1024, 4, 96), id="16-bits"),
+        pytest.param(2**18, 2, 1, True, Split(8, 32, 1024, 4, 168), id="longer-of-16-bits"),
+        pytest.param(300032, 2, 1, True, Split(10, 30, 1024, 4, 168), id="16-bits-not-full"),
+        pytest.param(2**18, 2, 1, False, Split(32, 8, 1024, 4), id="longer-but-not-aligned"),
+        pytest.param(2**17 - 2**14, 4, 1, True, Split(14, 16, 512, 4, 96), id="32-bits"),
+        pytest.param(2**17, 4, 1, True, Split(8, 32, 512, 4, 168), id="longer-of-32-bits"),
+        pytest.param(2**17 + 128, 4, 1, True, Split(17, 16, 512, 4, 96), id="32-bits-not-full"),
+        pytest.param(2**20, 2, 2, True, Split(128, 8, 1024, 4, 96), id="backward-of-16-bits"),
+        pytest.param(98304 - 4, 4, 2, True, Split(24, 8, 512, 4, 96), id="backward"),
+        pytest.param(98304, 4, 2, True, Split(12, 16, 512, 4, 168), id="longer-backward"),
+        pytest.param(128256, 4, 2, True, Split(16, 16, 512, 4, 168), id="backward-not-full"),
+    ],
+)
+def test_longer_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected):
+    found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, H200)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("n", "whole"), [(65536, 16), (65532, 0), (73728, 16), (50257, 0)])
+def test_parts_need_no_mask_where_all_of_them_are_full(n, whole):
+    [launch] = capture_launches(split.softmax, torch.empty(2, n, device=DEVICE), gpu=H200)
+    assert launch.constants["WHOLE"] == whole
+    assert whole in (0, launch.constants["CHUNKS"])
+
+
+def test_softmax_splits_as_it_is_asked():
+    x = torch.empty(2, 65536, device=DEVICE)
+
+    def constants(**options):
+        [launch] = capture_launches(partial(split.softmax, **options), x, gpu=find_gpu("H200"))
+        return tuple(launch.constants[name] for name in ("BLOCK", "CHUNKS"))
+
+    assert constants() == (512, 16)
+    assert constants(chunks=1) == (512, 1)
+    assert constants(block=1024) == (1024, 8)
+    assert constants(num_warps=8) == (512, 8)
+
+
+# ---- softmax
+
+
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_softmax_of_several_rows(few_sms, m, dtype):
+    assert_softmax(in_parts, matrix(m, 40, dtype))
+
+
+BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 40, 41, 63, 65, 127, 128]
+
+
+@pytest.mark.parametrize("n", BOUNDARIES)
+@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
+def test_softmax_ends_between_chunks_and_parts(few_sms, n, looks):
+    assert_softmax(partial(in_parts, looks=looks), matrix(3, n))
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 5])
+@pytest.mark.parametrize("n", [23, 24, 25, 40, 41, 64])
+def test_softmax_of_parts_of_several_chunks(few_sms, n, chunks):
+    for looks in (1, 0):
+        assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
+
+
+@pytest.mark.parametrize("n", [8193, 100000])
+def test_softmax_of_long_rows(n, dtype):
+    assert_softmax(split.softmax, matrix(2, n, dtype))
+
+
+@pytest.mark.parametrize("looks", [split.LOOKS, 0])
+def test_softmax_of_more_parts_than_lanes(looks):
+    """A warp of 32 lanes looks at the words of 40 programs."""
+    fn = partial(split.softmax, block=16, chunks=1, num_warps=1, looks=looks)
+    x = matrix(2, 640)
+    x[:, 600] = 50  # what the last lanes find matters
+    assert_softmax(fn, x)
+
+
+@pytest.mark.skipif(runtime.runs_on_gpu(), reason="a GPU says how many programs fit")
+def test_softmax_that_needs_more_programs_than_fit(few_sms):
+    with pytest.raises(ValueError, match="129 columns needs 9 programs of 16, and 8 fit"):
+        in_parts(matrix(2, 129))
+
+
+HARD = {
+    "nan-in-one-part": {3: NAN},
+    "nan-in-the-last-part": {39: NAN},
+    "a-part-of-nan": dict.fromkeys(range(16, 32), NAN),
+    "infinity-in-one-part": {20: INF},
+    "infinity-in-the-last-part": {39: INF},
+    "infinities-in-two-parts": {3: INF, 20: INF},
+    "a-chunk-of-minus-infinity": dict.fromkeys(range(8), -INF),
+    "a-part-of-minus-infinity": dict.fromkeys(range(16), -INF),
+    "the-last-part-of-minus-infinity": dict.fromkeys(range(32, 40), -INF),
+    "all-minus-infinity": dict.fromkeys(range(40), -INF),
+    "all-but-one": dict.fromkeys(range(39), -INF),
+    "chunks-far-apart": {i: 200.0 * (i // 8) for i in range(40)},
+    "parts-far-apart": {i: -200.0 * (i // 16) for i in range(40)},
+    "lowest": dict.fromkeys(range(40), -3.4028234663852886e38),
+    "zero": dict.fromkeys(range(40), 0.0),
+    "negative-zero": dict.fromkeys(range(40), -0.0),
+}
+
+
+ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
+
+
+def hard_matrix():
+    """The hard rows, an ordinary one between any two."""
+    x = matrix(2 * len(HARD) + 1, 40)
+    for hard, row in zip(x[1::2], HARD.values(), strict=True):
+        for col, value in row.items():
+            hard[col] = value
+    return x
+
+
+@ALL_NAN
+@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_softmax_of_hard_rows(few_sms, name, looks):
+    x = hard_matrix().to(getattr(torch, name))
+    y = in_parts(x, looks=looks)
+    assert_softmax(lambda _: y, x)
+    assert torch.equal(y.isnan(), torch.softmax(x, 1).isnan())
+
+
+@pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("x_dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("n", [40, 88, 89], ids=["even", "parts-of-24-columns", "odd"])
+def test_split_call_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
+    x = matrix(5, n, x_dtype)
+    align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
+    found = []
+    for looks in (split.LOOKS, 0):
+        y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
+        arguments = (y, *y.stride(), x, *x.stride())
+        parts = split_row(n, 8, 3, 1)
+        run = split.split_call(split.split_kernel, arguments, 5, n, parts, align=align, looks=looks)
+        run(y, x)
+        assert_softmax(lambda _, y=y: y, x.to(y.dtype))
+        found.append(y)
+    assert torch.equal(*found)
+
+
+def test_softmax_is_equal_bit_for_bit_each_time(few_sms):
+    x = matrix(3, 40)
+    first = in_parts(x)
+    for _ in range(2):
+        assert torch.equal(in_parts(x), first)
+
+
+def test_softmax_leaves_no_thread(few_sms):
+    if runtime.INTERPRETED:
+        before = threading.active_count()
+        in_parts(matrix(3, 40))
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(5)
+        assert threading.active_count() <= before
+
+
+# ---- programs that do not wait
+
+
+def into_itself(kernel, tensors, looks, chunks=2):
+    """Runs a split kernel that writes into the last of `tensors`, which it reads as well."""
+    m, n = tensors[0].shape
+    tensors = (tensors[-1], *tensors)
+    arguments = tuple(it for tensor in tensors for it in (tensor, *tensor.stride()))
+    parts = split_row(n, 8, chunks, 1)
+    split.split_call(kernel, arguments, m, n, parts, align=1, looks=looks)(*tensors)
+    return tensors[0]
+
+
+def softmax_inputs(n, dtype):
+    return ((hard_matrix().to(dtype) if n == 40 else matrix(5, n, dtype)),)
+
+
+def backward_inputs(n, dtype):
+    y = torch.softmax(matrix(5, n), 1).to(dtype)
+    dy = matrix(5, n, dtype, seed=1)
+    dy[1, 3], dy[2, n - 1], y[3, 9] = NAN, INF, -INF
+    return y, dy
+
+
+DIRECTIONS = pytest.mark.parametrize(
+    ("kernel", "inputs"),
+    [
+        pytest.param(split.split_kernel, softmax_inputs, id="forward"),
+        pytest.param(split_backward_kernel, backward_inputs, id="backward"),
+    ],
+)
+
+
+def assert_equal_bits(y, expected):
+    assert y.dtype == expected.dtype
+    integers = {4: torch.int32, 2: torch.int16}[y.element_size()]
+    assert torch.equal(y.isnan(), expected.isnan())
+    y, expected = y.nan_to_num(781), expected.nan_to_num(781)
+    assert torch.equal(y.view(integers), expected.view(integers))
+
+
+@ALL_NAN
+@pytest.mark.parametrize("order", ["by-turns", pytest.param("in-order", marks=INTERPRETED_ONLY)])
+@pytest.mark.parametrize("n", [40, 41, 48, 113, 128])
+@DIRECTIONS
+def test_impatient_programs_find_the_same_bits(
+    few_sms, monkeypatch, kernel, inputs, n, order, dtype
+):
+    """Their results take the place of what they are computed from."""
+    tensors = inputs(n, dtype)
+    expected = into_itself(kernel, [it.clone() for it in tensors], split.LOOKS)
+    if order == "in-order":
+        one_after_the_other(monkeypatch)
+    for looks in (0, 1, 3):
+        found = into_itself(kernel, [it.clone() for it in tensors], looks)
+        assert_equal_bits(found, expected)
+
+
+@INTERPRETED_ONLY
+@DIRECTIONS
+@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_programs_in_any_order_find_the_same_bits(
+    few_sms, monkeypatch, kernel, inputs, looks, seed
+):
+    """One may help with a part whose program has already written its result over it."""
+    tensors = inputs(113, torch.float32)
+    expected = into_itself(kernel, [it.clone() for it in tensors], split.LOOKS)
+    in_any_order(monkeypatch, seed)
+    found = into_itself(kernel, [it.clone() for it in tensors], looks)
+    assert_equal_bits(found, expected)
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_softmax_of_impatient_programs_into_itself(few_sms, looks):
+    x = matrix(5, 113)
+    expected = in_parts(x)
+    assert_equal_bits(in_parts(x, looks=looks), expected)
+    assert in_parts(x, out=x, looks=looks) is x
+    assert_equal_bits(x, expected)
+
+
+@INTERPRETED_ONLY
+def test_a_program_whose_part_was_published_by_a_helper(few_sms, monkeypatch):
+    """The first program of each row finds no other word, so it computes those of all."""
+    one_after_the_other(monkeypatch)
+    m, n, parts = 3, 40, 3
+    x, written = matrix(m, n), []
+    traffic = count(lambda x: written.append(in_parts(x, looks=1)), x, trace=True)
+    assert_softmax(lambda _: written[0], x)
+    kernel = traffic.ops[-1]
+    published = [
+        it for it in traffic.accesses if (it.argument, it.kind) == ("slots_ptr", "written")
+    ]
+    assert sorted(offset for it in published for offset in it.offsets) == list(range(m * parts))
+    assert {it.program[0] for it in published} == {0, 3, 6}
+    first = 2 * 16 + 2 * (n - 16)  # columns it reads: its own ones and the others' twice
+    # It publishes its own word and looks; again for each missing one; and looks at all once more.
+    words = (1 + parts) + 2 * (1 + parts) + parts
+    others = 2 * (1 + parts) + (n - 16)
+    assert kernel.read_elements == m * (first + words + others)
+    assert kernel.written_elements == m * (n + parts)
+    assert_touches_once(traffic, "y_ptr", written[0])
+
+
+# ---- what it moves
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "parts"),
+    [
+        pytest.param(1, 16, 1, id="one-program"),
+        pytest.param(1, 17, 2, id="two-parts"),
+        pytest.param(7, 40, 3, id="the-last-has-less"),
+        pytest.param(3, 128, 8, id="all-sms"),
+    ],
+)
+def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
+    x, written = matrix(m, n), []
+    traffic = count(lambda x: written.append(in_parts(x)), x, trace=True)
+    zeros, kernel = traffic.ops
+    assert_touches_once(traffic, "x_ptr", x)
+    assert_touches_once(traffic, "y_ptr", written[0])
+    assert (zeros.read_elements, zeros.written_elements) == (0, m * parts)
+    assert zeros.written_bytes == 8 * m * parts
+    assert kernel.written_elements == m * n + m * parts
+    # A compare-and-swap reads its word. All programs have published before the first one looks.
+    assert kernel.read_elements == m * n + m * parts + m * parts * parts
+    slots = {it for its in traffic.accesses if its.argument == "slots_ptr" for it in its.offsets}
+    assert slots == set(range(m * parts))
+
+
+def test_a_program_looks_at_the_words_of_its_row_alone(few_sms):
+    traffic = count(in_parts, matrix(4, 40), trace=True)
+    for it in traffic.accesses:
+        if it.argument == "slots_ptr":
+            assert {offset // 3 for offset in it.offsets} == {it.program[0] // 3}
+
+
+@pytest.mark.parametrize("make", [
+    pytest.param(lambda: matrix(5, 56)[:, :40], id="padded-rows"),
+    pytest.param(lambda: matrix(5, 40, layout="transposed"), id="transposed"),
+    pytest.param(lambda: matrix(1, 40).expand(5, 40), id="one-row-again-and-again"),
+])  # fmt: skip
+def test_softmax_of_views(few_sms, make):
+    x = make()
+    for looks in (split.LOOKS, 0):
+        assert_softmax(partial(in_parts, looks=looks), x)
+    traffic = count(in_parts, x)
+    assert [op.name for op in traffic.ops] == ["zeros", "split_kernel"]  # nothing is copied
+
+
+# ---- publish, look, first_missing
+
+
+@triton.jit
+def _exchange_kernel(
+    y_ptr, x_ptr, slots_ptr, n_parts,
+    SILENT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    LOOKS: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """A program publishes its pair of numbers, the later ones later, and writes down all pairs."""
+    part = tl.program_id(0)
+    lanes = tl.arange(0, SLOTS)
+    for _ in range(3 * part):
+        tl.load(slots_ptr, volatile=True)
+    if part != SILENT:
+        publish(slots_ptr + part, tl.load(x_ptr + 2 * part), tl.load(x_ptr + 2 * part + 1))
+    words = look(slots_ptr + lanes, lanes < n_parts, LOOKS, PTX)
+    tl.store(y_ptr + part * 2 * SLOTS + lanes, high_of(words))
+    tl.store(y_ptr + part * 2 * SLOTS + SLOTS + lanes, low_of(words))
+
+
+def exchanged(x, silent=-1, looks=10_000):
+    """For each program, the numbers of all of them, (parts, 2, parts), as it found them."""
+    parts = x.shape[0]
+    y = torch.full((parts, 2, 64), NAN, device=DEVICE)
+    example = (y, x, x.to(torch.int64), parts)
+    constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks, "PTX": not runtime.INTERPRETED}
+    Call(_exchange_kernel, (parts, 1), example, constants, num_warps=2, slots=parts)(y, x)
+    assert (y[..., parts:] == 0).all()  # where there is no slot
+    return y[..., :parts]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 33, 64])
+def test_publish_and_look(parts):
+    x = matrix(parts, 2)
+    assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
+
+
+@pytest.mark.parametrize("low", [1.0, 3e38, INF, NAN, 1e-45], ids=str)
+@pytest.mark.parametrize("high", [0.0, -0.0, -1.0, INF, -INF, NAN, 1e-45, -3.4e38, 3.4e38], ids=str)
+def test_publish_keeps_every_bit(high, low):
+    x = torch.tensor([[high, low], [high, -low]], device=DEVICE)
+    bits = x.t().contiguous().view(torch.int32)
+    assert torch.equal(exchanged(x).contiguous().view(torch.int32), bits.expand(2, 2, 2))
+
+
+@pytest.mark.parametrize("silent", [0, 2, 4])
+def test_look_gives_up(silent):
+    x = matrix(5, 2) + 10
+    expected = x.clone()
+    expected[silent] = 0
+    assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(5, 2, 5))
+
+
+@pytest.mark.parametrize("looks", [0, 1, 3])
+def test_look_looks_so_many_times(looks):
+    if not runtime.INTERPRETED:
+        pytest.skip("only the interpreter counts")
+    traffic = count(exchanged, matrix(1, 2), 0, looks)
+    [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
+    assert kernel.read_elements == looks
+
+
+@triton.jit
+def _twice_kernel(slots_ptr, x_ptr):
+    publish(slots_ptr, tl.load(x_ptr), tl.load(x_ptr + 1))
+    publish(slots_ptr, tl.load(x_ptr + 2), tl.load(x_ptr + 3))
+
+
+def test_publish_keeps_only_the_first_word():
+    slot = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    _twice_kernel[(1,)](slot, torch.tensor([-2.5, 7.0, 3.5, 9.0], device=DEVICE))
+    assert slot.view(torch.float32).tolist() == [7.0, -2.5]  # the low half comes first
+
+
+@triton.jit
+def _first_missing_kernel(y_ptr, words_ptr, n_used, SLOTS: tl.constexpr):
+    lanes = tl.arange(0, SLOTS)
+    tl.store(y_ptr, first_missing(tl.load(words_ptr + lanes), lanes < n_used, SLOTS))
+
+
+@pytest.mark.parametrize(
+    ("missing", "used", "expected"),
+    [
+        pytest.param([], 64, 64, id="none"),
+        pytest.param([0], 64, 0, id="the-first"),
+        pytest.param([63], 64, 63, id="the-last"),
+        pytest.param([5, 40, 41], 64, 5, id="several"),
+        pytest.param([33], 40, 33, id="past-a-warp"),
+        pytest.param([40], 40, 64, id="one-that-is-not-used"),
+        pytest.param(range(64), 3, 0, id="all"),
+    ],
+)
+def test_first_missing(missing, used, expected):
+    words = torch.full((64,), -(2**63), dtype=torch.int64, device=DEVICE)  # only the highest bit
+    words[1::2] = 1  # only the lowest
+    words[list(missing)] = 0
+    y = torch.zeros((), dtype=torch.int32, device=DEVICE)
+    _first_missing_kernel[(1,)](y, words, used, SLOTS=64)
+    assert y.item() == expected
+
+
+# ---- compiled
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)],
+)
+def test_split_kernel_fits_the_registers_of_an_sm(name):
+    x = torch.empty(4, 2**18, dtype=getattr(torch, name), device=DEVICE)
+    [kernel] = resources(split.softmax, "sm_90", x)
+    assert kernel.spill_bytes == 0
+    assert set(kernel.store_bits) == {128}
+    assert set(kernel.load_bits) == {64, 128}  # words of the slots, and vectors of x
+
+
+@pytest.mark.slow
+def test_split_kernel_of_odd_rows_fits_the_registers_of_an_sm(dtype):
+    x = torch.empty(4, 2**18 - 1, dtype=dtype, device=DEVICE)
+    [kernel] = resources(split.softmax, "sm_90", x)
+    assert kernel.spill_bytes == 0
+
+
+def test_backward_adds_products_in_one_way():
+    """Of a sum of two products, either may be rounded; a helper must find the same bits."""
+    y = torch.empty(4, 2**18, device=DEVICE)
+    [text] = assembly(
+        lambda y, dy: backward(dy, y, 1, y.dtype), "sm_90", y, y.clone(), keep="FMUL|FFMA|ATOM"
+    )
+    before, *_ = text.partition("ATOM")
+    assert "FFMA" in before and "FMUL" not in before
+
+
+@pytest.mark.slow
+def test_split_kernel_compiles_for_amd():
+    x = torch.empty(4, 2**18, device=DEVICE)
+    for looks in (split.LOOKS, 0):
+        [kernel] = resources(partial(split.softmax, looks=looks), find_gpu("MI300X"), x)
+        assert kernel.spill_bytes == 0
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [16384, 65536, 100000, 131072, 2**20])
+def test_softmax_of_as_many_rows_as_fill_the_gpu(n, dtype):
+    x = matrix(2**26 // n, n, dtype)
+    assert_softmax(split.softmax, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [65536, 100000, 100001, 2**20])
+def test_impatient_programs_find_the_same_bits_on_the_gpu(n, dtype):
+    x = matrix(2**24 // n, n, dtype)
+    expected = split.softmax(x)
+    for looks in (0, 1, 0):
+        assert_equal_bits(split.softmax(x, looks=looks), expected)
+    assert_softmax(lambda x: expected, x)
+    split.softmax(x, out=x, looks=0)
+    assert_equal_bits(x, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [65536, 100000, 100001, 2**20])
+def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dtype):
+    m = 2**24 // n
+    y, dy = torch.softmax(matrix(m, n), 1).to(dtype), matrix(m, n, dtype, seed=1)
+    expected = torch.empty_like(y)
+    align = 1 if n % 2 else 16 // y.element_size()
+    parts = best_split(n, y.element_size(), 2, align, planning_gpu(y))
+
+    def run(dx, looks):
+        tensors = (dx, y, dy)
+        arguments = tuple(it for tensor in tensors for it in (tensor, *tensor.stride()))
+        call = split.split_call(
+            split_backward_kernel, arguments, m, n, parts, align=align, looks=looks
+        )
+        call(*tensors)
+        return dx
+
+    run(expected, split.LOOKS)
+    assert_equal_bits(backward(dy, y, 1, y.dtype), expected)
+    for looks in (0, 1):
+        assert_equal_bits(run(torch.full_like(y, NAN), looks), expected)
+    assert_equal_bits(run(dy, 0), expected)
+
+
+@pytest.mark.gpu
+def test_softmax_of_more_columns_than_fit_the_gpu():
+    with pytest.raises(ValueError, match="fit the GPU at once"):
+        split.softmax(matrix(1, 2**24), block=1024, chunks=1)
+
+
+def test_softmax_launches_while_the_gpu_of_x_is_the_current_one(monkeypatch):
+    inside, seen = [], []
+
+    @contextmanager
+    def guard(x):
+        inside.append(x)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(runtime, "device_guard", guard)
+    monkeypatch.setattr(
+        split, "split_call", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
+    )
+    x = matrix(2, 64)
+    split.softmax(x)
+    assert len(seen) == 1 and seen[0][0] is x
