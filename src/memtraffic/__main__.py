@@ -623,7 +623,7 @@ def import_runtime() -> None:
         from memtraffic import runtime  # first: it decides, before Triton is imported
 
         if runtime.HAS_TRITON:
-            from memtraffic import triton_internals  # noqa: F401
+            from memtraffic import triton_adapter  # noqa: F401
     finally:
         gc.freeze()
         if collecting:
@@ -667,8 +667,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave_little_to_collect() -> None:
     """Freezes all objects, so that Python exits sooner; not where that would be reported."""
-    internals = sys.modules.get("memtraffic.triton_internals")
-    if internals and internals.binds_with_nanobind():
+    launching = sys.modules.get("memtraffic.triton_adapter.launch")
+    if launching and launching.binds_with_nanobind():
         gc.unfreeze()
     else:
         gc.freeze()

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from memtraffic import runtime
 from memtraffic.compile.sass import read
 from memtraffic.gpus import DEFAULT_GPU, Gpu, NvidiaGpu
-from memtraffic.triton_internals import driver_of
+from memtraffic.triton_adapter.driver import driver_of
 
 _IS_CUDA, _IS_CPU, _DEVICE_OF = (
     vars(torch._C.TensorBase)[name].__get__ for name in ("is_cuda", "is_cpu", "device")

@@ -22,7 +22,7 @@ from memtraffic.inputs import AnyInputs
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.op import Op, find_op, row_tolerance
 from memtraffic.tensors import span
-from memtraffic.triton_internals import interpreting
+from memtraffic.triton_adapter.interpret import interpreting
 
 if TYPE_CHECKING:
     from memtraffic.meters.count import Traffic

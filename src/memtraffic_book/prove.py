@@ -39,7 +39,7 @@ from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix
 from memtraffic.testing import assert_correct, assert_resources, bounds_checked
-from memtraffic.triton_internals import interpreter_cause
+from memtraffic.triton_adapter.interpret import interpreter_cause
 from memtraffic_book import units
 from memtraffic_book.catalog import find_experiments
 from memtraffic_book.recording import experiment

@@ -224,7 +224,7 @@ def driver(monkeypatch):
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: {"libcuda.so.1": library}[name])
     monkeypatch.setattr(nvidia, "this_gpu", lambda: H100)
-    monkeypatch.setattr(nvidia.triton_internals, "function_handle", lambda compiled: compiled)
+    monkeypatch.setattr(nvidia, "function_handle", lambda compiled: compiled)
     return found
 
 

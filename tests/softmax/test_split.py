@@ -12,7 +12,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic import runtime, triton_internals
+from memtraffic import runtime
 from memtraffic.compile import assembly, capture_launches, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.kernels.call import Call
@@ -32,6 +32,7 @@ from memtraffic.kernels.softmax.split import (
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax, assert_touches_once
+from memtraffic.triton_adapter.turns import Turns
 
 DEVICE, H200 = runtime.device(), find_gpu("H200")
 INF, NAN = float("inf"), float("nan")
@@ -61,13 +62,13 @@ def one_after_the_other(monkeypatch):
 def in_any_order(monkeypatch, seed):
     """Each time that a program of the interpreter hands over, one that is drawn goes on."""
     draw = random.Random(seed)
-    resume = triton_internals._Turns._resume
+    resume = Turns._resume
 
     def drawn(turns):
         turns._waiting.insert(0, turns._waiting.pop(draw.randrange(len(turns._waiting))))
         resume(turns)
 
-    monkeypatch.setattr(triton_internals._Turns, "_resume", drawn)
+    monkeypatch.setattr(Turns, "_resume", drawn)
 
 
 # ---- split_row

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.triton_internals import set_tuning_time
+from memtraffic.triton_adapter.launch import set_tuning_time
 
 BACKWARD = " backward"  # what the name of an implementation of the backward ends in
 # A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much

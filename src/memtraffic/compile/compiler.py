@@ -19,12 +19,14 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from memtraffic import runtime, triton_internals
+from memtraffic import runtime
 from memtraffic.compile import amdgcn, sass, ttgir, worker
 from memtraffic.compile.launches import CompileError, Launch, capture_launches
 from memtraffic.functions import as_function
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.inputs import AnyInputs, Arguments, given
+from memtraffic.triton_adapter.compile import check_options, compile_source
+from memtraffic.triton_adapter.launch import CompiledKernel, loaded_usage, shared_bytes
 
 T = TypeVar("T", int, str)
 _READERS = {"nvidia": sass, "amd": amdgcn}
@@ -209,9 +211,9 @@ def _compile_all(jobs: Sequence[tuple[Launch, Gpu]], text: bool) -> list[Any]:
     return [answer.result() for answer in answers]
 
 
-def _compile(launch: Launch, gpu: Gpu) -> tuple[triton_internals.CompiledKernel, Launch, Gpu]:
+def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
     try:
-        triton_internals.check_options(launch.options, gpu)
+        check_options(launch.options, gpu)
     except AssertionError as error:  # Triton's, of the number of warps
         raise CompileError(
             f"{launch.qualname} does not compile for {gpu.target}: {error}"
@@ -221,16 +223,14 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[triton_internals.CompiledKernel,
         kernel: Any = importlib.import_module(launch.module)
         for name in launch.qualname.split("."):
             kernel = getattr(kernel, name)
-        return triton_internals.compile_source(kernel, *facts, gpu), launch, gpu
+        return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(
             f"{launch.qualname} does not compile for {gpu.target}: {error}"
         ) from error
 
 
-def _read(
-    compiled: triton_internals.CompiledKernel, launch: Launch, gpu: Gpu, text: bool
-) -> Resources | str:
+def _read(compiled: CompiledKernel, launch: Launch, gpu: Gpu, text: bool) -> Resources | str:
     reader, ir = _READERS[gpu.vendor], compiled.asm["ttgir"]
     usage, lines = reader.read(compiled.asm, compiled.name, gpu)
     if text:
@@ -240,7 +240,7 @@ def _read(
         ends = (end for line in lines for end in re.findall(pattern, line))
         return _count(map(reader.bits, ends))
 
-    warps, shared = launch.options["num_warps"], triton_internals.shared_bytes(compiled)
+    warps, shared = launch.options["num_warps"], shared_bytes(compiled)
     return Resources(
         kernel=compiled.name,
         target=gpu.target,
@@ -273,7 +273,7 @@ def _count(values: Iterable[T]) -> dict[T, int]:
     return dict(sorted(Counter(values).items()))
 
 
-def loaded_resources(compiled: triton_internals.CompiledKernel, gpu: Gpu) -> Resources:
+def loaded_resources(compiled: CompiledKernel, gpu: Gpu) -> Resources:
     """The `Resources` of a kernel that Triton compiled for the current GPU, without its code.
 
     What decides how many of its programs are resident, and no more: `load_bits`, `store_bits`,
@@ -282,12 +282,12 @@ def loaded_resources(compiled: triton_internals.CompiledKernel, gpu: Gpu) -> Res
     """
     of_amd = gpu.vendor == "amd"
     usage: dict[str, Any] = (
-        amdgcn.usage(compiled.asm["amdgcn"]) if of_amd else triton_internals.loaded_usage(compiled)
+        amdgcn.usage(compiled.asm["amdgcn"]) if of_amd else loaded_usage(compiled)
     )
     return Resources(
         kernel=compiled.name,
         target=gpu.target,
         num_warps=compiled.metadata.num_warps,
-        shared_bytes=triton_internals.shared_bytes(compiled),
+        shared_bytes=shared_bytes(compiled),
         **usage,
     )

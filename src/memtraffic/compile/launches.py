@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
-from memtraffic import runtime, triton_internals
+from memtraffic import runtime
 from memtraffic.functions import check_finished
 from memtraffic.gpus import Gpu
+from memtraffic.triton_adapter.capture import capturing
+from memtraffic.triton_adapter.compile import Attributes, jit_function, specialize
+from memtraffic.triton_adapter.launch import Kernel
 
 
 class CompileError(Exception):
@@ -34,7 +37,7 @@ class Launch:
     qualname: str
     signature: dict[str, Any]
     constants: dict[Any, Any]
-    attributes: triton_internals.Attributes
+    attributes: Attributes
     options: dict[str, Any]
 
 
@@ -57,17 +60,15 @@ def capture_launches(
     """
     found = []
 
-    def record(
-        kernel: triton_internals.Kernel, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
-        function = triton_internals.jit_function(kernel)
+    def record(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        function = jit_function(kernel)
         try:
-            facts = triton_internals.specialize(function, args, options)
+            facts = specialize(function, args, options)
         except TypeError as error:
             raise TypeError(f"{function.__name__}: {error}") from error
         found.append(Launch(function.__module__, function.__qualname__, *facts))
 
-    with runtime.capturing_launches(gpu), triton_internals.capturing(record):
+    with runtime.capturing_launches(gpu), capturing(record):
         result = fn(*tensors)
     check_finished(result)
     return found

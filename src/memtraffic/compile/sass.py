@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from memtraffic import triton_internals
 from memtraffic.gpus import Gpu
+from memtraffic.triton_adapter.compile import cuobjdump
 
 LOAD = r"\b(?:LDG|LDGSTS)\.E((?:\.\w+)*)"  # a load from global memory and its suffixes
 STORE = r"\bSTG\.E((?:\.\w+)*)"
@@ -20,7 +20,7 @@ def read(asm: Mapping[str, Any], kernel: str, gpu: Gpu) -> tuple[dict[str, int],
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
         file.flush()
-        command = [triton_internals.cuobjdump(), "-res-usage", "-sass", file.name]
+        command = [cuobjdump(), "-res-usage", "-sass", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return usage(text, gpu), instructions(text)
 

@@ -20,8 +20,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import IO, Any, TypeVar
 
-from memtraffic import runtime, triton_internals
+from memtraffic import runtime
 from memtraffic.compile.launches import CompileError
+from memtraffic.triton_adapter.compile import preload
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ os.register_at_fork(after_in_child=_forget)
 
 def serve() -> None:
     """Answers requests from stdin on stdout, until stdin is closed."""
-    triton_internals.preload()
+    preload()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what compilers print is no answer
     while True:

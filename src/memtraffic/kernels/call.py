@@ -8,7 +8,7 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.gpus import Gpu
 from memtraffic.tensors import SECTOR_BYTES
-from memtraffic.triton_internals import compile_kernel, starter
+from memtraffic.triton_adapter.launch import compile_kernel, starter
 
 WORD_BYTES = 8
 SUPPLY = 2**18  # words that are zeroed at once, 2 MiB

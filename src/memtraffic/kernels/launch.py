@@ -14,7 +14,11 @@ from memtraffic.compile import loaded_resources
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.tiling import Tiling
 from memtraffic.tensors import span
-from memtraffic.triton_internals import compile_kernel, launch_compiled, shared_bytes
+from memtraffic.triton_adapter.launch import (
+    compile_kernel,
+    launch_compiled,
+    shared_bytes,
+)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_ROWS = 2**30  # the number of a row, rounded up to a tile, stays within 32 bits

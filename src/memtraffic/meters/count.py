@@ -42,7 +42,8 @@ from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
-from memtraffic.triton_internals import Configuration, interpreter_cause, interpreting
+from memtraffic.triton_adapter.capture import Configuration
+from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
 
 _ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
@@ -440,7 +441,7 @@ class _Meter(TorchDispatchMode):
         self.traffic.ops.append(op)
         return result
 
-    # ---- Triton kernels, as `triton_internals.Meter`
+    # ---- Triton kernels, as `Meter`
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:

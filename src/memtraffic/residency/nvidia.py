@@ -7,13 +7,13 @@ The rules are those of `cuda_occupancy.h`, which NVIDIA publishes with CUDA; the
 import ctypes
 from typing import Any
 
-from memtraffic import triton_internals
 from memtraffic.gpus import (
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
     NvidiaGpu,
     call_driver,
     this_gpu,
 )
+from memtraffic.triton_adapter.launch import function_handle
 
 
 def programs_by_limit(
@@ -66,7 +66,7 @@ def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -
     as a block may have. Raises RuntimeError for what the driver refuses.
     """
     gpu, blocks = this_gpu(), ctypes.c_int()
-    function = ctypes.c_void_p(triton_internals.function_handle(compiled))
+    function = ctypes.c_void_p(function_handle(compiled))
     call_driver(
         "cuFuncSetAttribute",
         function,

@@ -28,7 +28,7 @@ from memtraffic.kernels.softmax.chunks import (
 )
 from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
-from memtraffic.triton_internals import compile_kernel
+from memtraffic.triton_adapter.launch import compile_kernel
 
 __all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
 

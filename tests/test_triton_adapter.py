@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from memtraffic import runtime, triton_internals
+from memtraffic import runtime
 from memtraffic.compile import Launch, capture_launches, compile_launches, worker
 from memtraffic.gpus import find_gpu, this_gpu
 from memtraffic.inputs import Arguments
-from memtraffic.triton_internals import capturing, interpreting, specialize
+from memtraffic.triton_adapter import compile as compile_module
+from memtraffic.triton_adapter import interpret, mend
+from memtraffic.triton_adapter import launch as launching
+from memtraffic.triton_adapter.capture import capturing
+from memtraffic.triton_adapter.compile import specialize
+from memtraffic.triton_adapter.interpret import interpreting
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -94,10 +99,10 @@ def test_interpreting_refuses_launches_that_no_gpu_makes(grid, options, message)
     def launch():
         kernels._masked_kernel[grid](x.clone(), x, 16, BLOCK=16, STORED=16, **options)
 
-    with pytest.raises(triton_internals.LaunchError, match=f"^_masked_kernel: .*{message}"):
+    with pytest.raises(launching.LaunchError, match=f"^_masked_kernel: .*{message}"):
         count(launch)
     if isinstance(grid, tuple) and not options:
-        with pytest.raises(triton_internals.LaunchError, match=message):
+        with pytest.raises(launching.LaunchError, match=message):
             capture_launches(launch)
 
 
@@ -109,7 +114,7 @@ def test_interpreting_takes_an_empty_grid_and_as_many_warps_as_there_are():
 
     assert [count(launch, inputs=Arguments((n,))).read_elements for n in (0, 1)] == [0, 16]
     grid = 2**31 - 1, 65535, 65535
-    assert triton_internals.check_launch("k", grid, 32) == grid
+    assert launching.check_launch("k", grid, 32) == grid
 
 
 def test_interpreting_reports_what_the_mask_lets_through():
@@ -303,8 +308,8 @@ def test_interpreting_in_a_process_that_compiles(tmp_path, monkeypatch):
     """There kernels, and the functions that they call, are not interpreted ones."""
     (tmp_path / "made_up_meter.py").write_text(
         "import torch, kernels\n"
-        "from test_triton_internals import Log\n"
-        "from memtraffic.triton_internals import interpreting\n"
+        "from test_triton_adapter import Log\n"
+        "from memtraffic.triton_adapter.interpret import interpreting\n"
         "def reads():\n"
         "    log = Log()\n"
         "    with interpreting(log):\n"
@@ -324,8 +329,8 @@ def test_interpreter_cause():
     wrapped = InterpreterError()
     wrapped.__cause__ = InterpreterError()
     wrapped.__cause__.__cause__ = real
-    assert triton_internals.interpreter_cause(wrapped) is real
-    assert triton_internals.interpreter_cause(real) is real
+    assert interpret.interpreter_cause(wrapped) is real
+    assert interpret.interpreter_cause(real) is real
 
 
 @pytest.mark.parametrize(("found", "mended"), [("3.6.0", True), ("3.7.1", False)])
@@ -335,11 +340,11 @@ def test_interpreter_is_mended_once_on_3_6(monkeypatch, found, mended):
     def patch_tensor(tensor, scope):
         pass
 
-    monkeypatch.setattr(triton_internals, "version", lambda name: found)
+    monkeypatch.setattr(launching, "version", lambda name: found)
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
-    triton_internals._mend_interpreter()
+    mend.mend_interpreter()
     once = interpreter._patch_lang_tensor
-    triton_internals._mend_interpreter()
+    mend.mend_interpreter()
     assert interpreter._patch_lang_tensor is once
     assert (once is not patch_tensor) == mended
     if mended:
@@ -543,7 +548,7 @@ def test_turns_where_all_wait_for_what_none_writes(wait, programs):
         launch_by_turns(_silent_kernel, found, programs=programs, WAIT=wait)
 
     with no_thread_is_left():
-        error = triton_internals.interpreter_cause(kernels.ended(launch))
+        error = interpret.interpreter_cause(kernels.ended(launch))
     assert isinstance(error, RuntimeError)
     assert f"{programs} programs wait" in str(error)
 
@@ -552,7 +557,7 @@ def test_turns_where_all_wait_for_what_none_writes(wait, programs):
 def test_turns_pass_on_what_a_program_raises(fails):
     with no_thread_is_left():
         error = kernels.ended(lambda: launch_by_turns(_failing_kernel, words(4), FAILS=fails))
-    assert isinstance(triton_internals.interpreter_cause(error), ZeroDivisionError)
+    assert isinstance(interpret.interpreter_cause(error), ZeroDivisionError)
     y = words(3)  # and the next launch is not disturbed
     kernels.ended(launch_by_turns_of_relay, y, "load")
     assert y.tolist() == [3, 2, 1]
@@ -619,7 +624,7 @@ def captured(fn, *tensors):
 def test_capturing():
     x = zeros(2, 4) + 1
     [(kernel, args, options)] = captured(kernels.masked, x)
-    assert triton_internals.jit_function(kernel).fn is kernels._masked_kernel.fn
+    assert compile_module.jit_function(kernel).fn is kernels._masked_kernel.fn
     assert args[1:] == (x, 4)
     assert options == {"BLOCK": 4, "STORED": 4}
 
@@ -638,7 +643,7 @@ def test_capturing_a_warmup_is_no_launch():
     "kernel", [kernels._twice_kernel, kernels._tuned_kernel, kernels._heuristic_kernel]
 )
 def test_jit_function(kernel):
-    function = triton_internals.jit_function(kernel)
+    function = compile_module.jit_function(kernel)
     assert isinstance(function, triton.JITFunction)
     assert function.fn is kernels._twice_kernel.fn
     assert function.arg_names == ["y_ptr", "x_ptr", "n_cols", "BLOCK"]
@@ -734,7 +739,7 @@ def specialized_by_a_launch(gpu):
     from triton.runtime import driver
 
     runtime.HAS_GPU = False  # in this process, which nobody else uses: rungs then take x on the CPU
-    target = triton_internals._target(gpu)
+    target = compile_module.target_of(gpu)
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0,
@@ -747,12 +752,12 @@ def specialized_by_a_launch(gpu):
         for fn in (masked.softmax, tiled.softmax, persistent.softmax, kernels.tuned):
             for kernel, args, options in captured(fn, torch.zeros(64, 2048)[:, columns]):
                 signature, constants, attributes, _ = specialize(kernel, args, options)
-                source = triton_internals.compile_kernel(kernel, *args, **options).src
+                source = launching.compile_kernel(kernel, *args, **options).src
                 assert source.signature == signature
                 names = list(signature)
                 assert {names[path[0]]: it for path, it in source.constants.items()} == constants
                 if gpu.vendor == "nvidia":
-                    attributes = triton_internals._without_pointer_range(attributes)
+                    attributes = compile_module._without_pointer_range(attributes)
                 assert {path: facts for path, facts in source.attrs.items() if facts} == attributes
                 compared += 1
     return compared
@@ -768,13 +773,13 @@ def test_specialize_as_a_launch_does(target):
     ("target", "option"), [("sm_90", "waves_per_eu"), ("gfx942", "maxnreg"), ("sm_90", "depth")]
 )
 def test_check_options(target, option):
-    triton_internals.check_options({"num_warps": 8, "num_stages": 2}, find_gpu(target))
+    compile_module.check_options({"num_warps": 8, "num_stages": 2}, find_gpu(target))
     with pytest.raises(ValueError, match=f"{target}.*{option}"):
-        triton_internals.check_options({"num_warps": 8, option: 1}, find_gpu(target))
+        compile_module.check_options({"num_warps": 8, option: 1}, find_gpu(target))
 
 
 def test_cuobjdump_is_a_file():
-    with open(triton_internals.cuobjdump(), "rb") as file:
+    with open(compile_module.cuobjdump(), "rb") as file:
         assert file.read(4) == b"\x7fELF"
 
 
@@ -799,25 +804,25 @@ class Compiled:
 
 
 def test_compiled_kernels_are_loaded_first():
-    assert triton_internals.shared_bytes(Compiled()) == 48
-    assert triton_internals.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
-    assert triton_internals.function_handle(Compiled()) == 781
+    assert launching.shared_bytes(Compiled()) == 48
+    assert launching.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
+    assert launching.function_handle(Compiled()) == 781
 
 
 def test_launch_compiled_takes_every_argument():
     """Of fewer than it expects, Triton 3.7 would read beyond the end."""
     compiled = Compiled()
-    triton_internals.launch_compiled(compiled, 5, "x", "y", 4)
+    launching.launch_compiled(compiled, 5, "x", "y", 4)
     assert compiled.launched == [((5, 1, 1), ("x", "y", 4))]
     with pytest.raises(TypeError, match="made_up"):
-        triton_internals.launch_compiled(compiled, 5, "x", "y")
+        launching.launch_compiled(compiled, 5, "x", "y")
 
 
 def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
     compiled, started = Compiled(), []
     compiled.packed_metadata = "metadata"
     compiled.run = lambda *args: started.append(args)
-    start = triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
+    start = launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
     for stream in (7, 8):
         start(stream, [100 + stream, 200])
     x, y, z, stream, function, metadata, *rest = started[1]
@@ -828,7 +833,7 @@ def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
     with pytest.raises(ValueError):
         start(7, [100])
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
-        triton_internals.starter(compiled, (5, 2), [0, 4], [0])
+        launching.starter(compiled, (5, 2), [0, 4], [0])
 
 
 class CudaLauncher:
@@ -859,19 +864,19 @@ LAUNCHES = {
 @pytest.mark.parametrize("version", LAUNCHES)
 def test_starter_calls_the_function_in_c(version, monkeypatch):
     """As that version's own launcher does; one that is not known is left to its launcher."""
-    monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
+    monkeypatch.setattr(launching, "triton_version", lambda: version)
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", CudaLauncher()
-    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
+    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     assert compiled.run.started == [LAUNCHES[version]]
 
 
 @pytest.mark.parametrize("version", LAUNCHES)
 def test_starter_leaves_scratch_memory_to_triton(version, monkeypatch):
-    monkeypatch.setattr(triton_internals, "_triton_version", lambda: version)
+    monkeypatch.setattr(launching, "triton_version", lambda: version)
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(global_scratch_size=16)
-    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
+    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     assert compiled.run.started == [LAUNCHES[3, 8]]
 
 
@@ -879,7 +884,7 @@ def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
     """Its launcher here, with a function that writes down what it is called with."""
     from triton.backends.nvidia.driver import CudaLauncher
 
-    if triton_internals._triton_version() not in ((3, 6), (3, 7)):
+    if launching.triton_version() not in ((3, 6), (3, 7)):
         pytest.skip("not a version whose function in C is called")
     launcher = CudaLauncher.__new__(CudaLauncher)
     launcher.num_ctas, started = 1, []
@@ -892,7 +897,7 @@ def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
     compiled = Compiled()
     compiled.packed_metadata, compiled.run = "metadata", launcher
     launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4)
-    triton_internals.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
+    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     by_triton, by_us = started
     assert [list(it) if isinstance(it, tuple) else it for it in by_triton] == by_us
 
@@ -902,15 +907,15 @@ def test_binds_with_nanobind_looks_at_what_is_bound(kind, told, monkeypatch):
     bound = type(kind, (), {})()
     library = SimpleNamespace(ir=SimpleNamespace(context=bound, VERSION="3"))
     monkeypatch.setitem(sys.modules, "triton._C.libtriton", library)
-    assert triton_internals.binds_with_nanobind() is told
+    assert launching.binds_with_nanobind() is told
     monkeypatch.delitem(sys.modules, "triton._C.libtriton")
-    assert triton_internals.binds_with_nanobind() is False
+    assert launching.binds_with_nanobind() is False
 
 
 def test_compile_kernel_is_a_warmup():
     told = []
     kernel = SimpleNamespace(warmup=lambda *args, **options: told.append((args, options)))
-    triton_internals.compile_kernel(kernel, "x", "y", BLOCK=4, num_warps=8)
+    launching.compile_kernel(kernel, "x", "y", BLOCK=4, num_warps=8)
     assert told == [(("x", "y"), {"BLOCK": 4, "num_warps": 8, "grid": (1,)})]
 
 
@@ -920,11 +925,11 @@ def test_compile_kernel_is_a_warmup():
 @pytest.mark.gpu
 def test_compile_kernel_and_launch_compiled():
     x, y = torch.rand(1, 512, device="cuda"), torch.empty(1, 512, device="cuda")
-    compiled = triton_internals.compile_kernel(kernels._scaled_kernel, y, x, BLOCK=512, num_warps=2)
-    usage = triton_internals.loaded_usage(compiled)
+    compiled = launching.compile_kernel(kernels._scaled_kernel, y, x, BLOCK=512, num_warps=2)
+    usage = launching.loaded_usage(compiled)
     assert 8 <= usage["registers"] <= 255 and usage["spill_bytes"] == 0
-    assert triton_internals.function_handle(compiled)
-    triton_internals.launch_compiled(compiled, 1, y, x, 512)
+    assert launching.function_handle(compiled)
+    launching.launch_compiled(compiled, 1, y, x, 512)
     assert torch.allclose(y, x / x.sum())
 
 
@@ -933,12 +938,12 @@ def test_loaded_usage_is_what_the_disassembler_says():
     for launch_options in ({}, {"maxnreg": 32}):
         x = torch.rand(1, 2048, device="cuda")
         options = {"BLOCK": 2048, "num_warps": 1} | launch_options
-        compiled = triton_internals.compile_kernel(kernels._scaled_kernel, x, x, **options)
+        compiled = launching.compile_kernel(kernels._scaled_kernel, x, x, **options)
         facts = specialize(kernels._scaled_kernel, (x, x), options)
         launch = Launch("kernels", "_scaled_kernel", *facts)
         [kernel] = compile_launches([(launch, this_gpu())])
-        assert triton_internals.loaded_usage(compiled)["registers"] == kernel.registers
-        spilled = triton_internals.loaded_usage(compiled)["spill_bytes"]
+        assert launching.loaded_usage(compiled)["registers"] == kernel.registers
+        spilled = launching.loaded_usage(compiled)["spill_bytes"]
         assert (spilled > 0) == (kernel.spill_bytes > 0) == bool(launch_options)
 
 
@@ -950,6 +955,6 @@ def test_set_tuning_time_finds_the_autotuner():
     tuned = triton.autotune([triton.Config({"BLOCK": 8})], key=[])(plain)
     around = triton.heuristics({"EXTRA": lambda named: 1})(tuned)
     for kernel in (tuned, around, plain, None):
-        triton_internals.set_tuning_time(kernel, 2.5, 10)
+        launching.set_tuning_time(kernel, 2.5, 10)
     assert tuned.do_bench.keywords == {"warmup": 2.5, "rep": 10}
     assert not hasattr(plain, "do_bench")

@@ -1,0 +1,90 @@
+"""Watches launches: which kernels a function launches, and an autotuned kernel's configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memtraffic import runtime
+from memtraffic.torch_adapter import disable_current_modes
+from memtraffic.triton_adapter.launch import Kernel, check_launch
+from memtraffic.triton_adapter.patching import lock, replaced
+
+
+@contextmanager
+def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Context manager: `record(kernel, args, options)` is called in place of each kernel launch.
+
+    An autotuned kernel is recorded once for each of its configurations. `warmup` does nothing.
+    """
+    if not runtime.HAS_TRITON:
+        yield
+        return
+    from triton.runtime import autotuner, interpreter, jit
+
+    def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        if not warmup:
+            check_launch(kernel.fn.__name__, grid)
+            record(kernel, args, options)
+
+    def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> None:
+        for launch in configurations_of(tuner, args, options):
+            launch()
+
+    with (
+        lock,
+        replaced(
+            (jit.JITFunction, "run", run),
+            (interpreter.InterpretedFunction, "run", run),
+            (autotuner.Autotuner, "run", run_autotuned),
+        ),
+    ):
+        yield
+
+
+class Configuration:
+    """The launch of an autotuned kernel in one of its configurations."""
+
+    def __init__(
+        self, tuner: Kernel, config: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self.tuner, self.config, self.args = tuner, config, args
+        self.options = options | config.all_kwargs()
+        self.compiled: Any = None  # what the launch returned
+
+    def __call__(self) -> None:
+        if self.config.pre_hook is not None:
+            self.config.pre_hook(
+                dict(zip(self.tuner.arg_names, self.args, strict=False)) | self.options
+            )
+        self.compiled = self.tuner.fn.run(*self.args, **self.options)
+
+    def __str__(self) -> str:
+        names = set(self.tuner.arg_names)
+        chosen = {k: v for k, v in self.config.all_kwargs().items() if k in names}
+        return ", ".join(f"{name}={value}" for name, value in chosen.items())
+
+
+def configurations_of(
+    tuner: Kernel, args: tuple[Any, ...], options: dict[str, Any]
+) -> list[Configuration]:
+    """The launches that an autotuned kernel would time."""
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    configs = tuner.prune_configs(options) if len(tuner.configs) > 1 else tuner.configs
+    return [Configuration(tuner, config, args, options) for config in configs]
+
+
+def from_equal_values(
+    launches: Iterable[Configuration], tensors: list[torch.Tensor]
+) -> Iterator[Configuration]:
+    """Yields `launches`, and restores `tensors` before each: a kernel may change its input."""
+    with disable_current_modes():  # no meter counts these copies
+        saved = [(x.untyped_storage(), x.untyped_storage().clone()) for x in tensors]
+    for launch in launches:
+        with disable_current_modes():
+            for storage, values in saved:
+                storage.copy_(values)
+        yield launch

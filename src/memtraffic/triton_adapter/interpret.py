@@ -1,0 +1,283 @@
+"""Runs kernels in Triton's interpreter, and reports what each program reads and writes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from memtraffic import runtime
+from memtraffic.triton_adapter.capture import Configuration, configurations_of, from_equal_values
+from memtraffic.triton_adapter.launch import CompiledKernel, Grid, Kernel, check_launch, tensors_of
+from memtraffic.triton_adapter.libdevice import call_library, prepared_once
+from memtraffic.triton_adapter.mend import mend_interpreter
+from memtraffic.triton_adapter.patching import lock, replaced
+from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer
+
+
+class Meter(Protocol):
+    """What `interpreting` reports to."""
+
+    def launch(self, kernel: str, tensors: list[torch.Tensor]) -> AbstractContextManager[object]:
+        """Entered for the time of one launch. tensors: its arguments as the caller gave them."""
+
+    def bind(self, argument: str, tensor: torch.Tensor) -> None:
+        """An argument as the interpreter sees it: on the CPU, where `access` has its addresses.
+
+        Called for each tensor of a tuple; a tensor descriptor stands for its base.
+        """
+
+    def access(
+        self,
+        kind: Literal["read", "written"],
+        addresses: np.ndarray[Any, Any],
+        itemsize: int,
+        program: Grid,
+        grid: Grid,
+    ) -> None:
+        """One load or store of one program: the addresses, in bytes, of the unmasked elements."""
+
+    def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
+        """An autotuned kernel is launched: `launches` are those of its configurations.
+
+        They must be made one after the other, as they are got.
+        """
+
+
+@contextmanager
+def interpreting(meter: Meter) -> Iterator[None]:
+    """Context manager: kernels launched inside are interpreted, and report to `meter`.
+
+    So they are in a process that compiles its kernels, too.
+    """
+    if not runtime.HAS_TRITON:
+        yield
+        return
+    from triton.compiler import CompiledKernel
+    from triton.runtime import autotuner, interpreter, jit
+
+    mend_interpreter()
+    compile_only = jit.JITFunction.run
+
+    # In a process that compiles, kernels and the functions they call are jitted ones. A launch
+    # returns the compiled kernel, which may then be launched itself.
+    def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        if warmup:
+            unprepare()
+            return compile_only(kernel, *args, grid=grid, warmup=True, **options)
+        function = interpreter.InterpretedFunction(kernel.fn)
+        function.run(*args, grid=grid, warmup=False, **options)
+        return Relaunched(kernel, args, options)
+
+    def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
+        kernel, constants = compiled.src.fn, compiled.src.constants
+        named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
+        return Relaunched(kernel, (), named)[grid]
+
+    def call(function: Kernel, *args: Any, **options: Any) -> Any:
+        return interpreter.InterpretedFunction(function.fn)(*args, **options)
+
+    def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
+        launches = configurations_of(tuner, args, options)
+        # The interpreter sees no option of a launch that is not an argument of the kernel.
+        different: dict[Any, Configuration] = {}
+        for launch in launches:
+            different.setdefault((str(launch), launch.config.pre_hook), launch)
+        tensors = list(tensors_of([*args, *options.values()]))
+        meter.autotuned(tuner.base_fn.__name__, from_equal_values(different.values(), tensors))
+        tuner.best_config = launches[0].config
+        return launches[0].compiled
+
+    tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
+    with (
+        lock,
+        replaced(
+            (interpreter, "_interpreter", _Memory(interpreter, meter)),
+            (interpreter, "GridExecutor", _metered_executor(interpreter.GridExecutor, meter)),
+            (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt)),
+            (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
+            (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),
+            (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
+            *((tuner, "run", run_autotuned) for tuner in tuners),
+            (jit.JITFunction, "run", run),
+            (jit.JITFunction, "__call__", call),
+            (CompiledKernel, "__getitem__", relaunch),
+        ),
+        prepared_once(interpreter) as unprepare,
+    ):
+        yield
+
+
+def _with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
+    """`owner`, the classes derived from it, and those derived from them."""
+    yield owner
+    for subclass in owner.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+def _metered_executor(executor: Any, meter: Meter) -> type:
+    """The class that runs the programs of one launch, reporting the launch to `meter`."""
+
+    class MeteredExecutor(executor):
+        grid: Any
+
+        def __call__(self, *args: Any, **options: Any) -> None:
+            name, grid = self.fn.__name__, self.grid
+            check_launch(name, grid, options.get("num_warps"))
+            if callable(grid):
+                self.grid = lambda constants: check_launch(name, grid(constants))
+            tensors = list(tensors_of([*args, *options.values()]))
+            # A GPU gives no warning where an exponential overflows.
+            with meter.launch(self.fn.__name__, tensors), np.errstate(all="ignore"):
+                named = {name: as_pointer(value) for name, value in options.items()}
+                super().__call__(*map(as_pointer, args), **named)
+
+        def _init_args_hst(self, args: Any, options: Any) -> Any:
+            host_args, host_options = super()._init_args_hst(args, options)
+            named = dict(zip(self.arg_names, host_args, strict=False)) | host_options
+            for name, value in named.items():
+                for tensor in tensors_of([value]):
+                    meter.bind(name, tensor)
+            return host_args, host_options
+
+    return MeteredExecutor
+
+
+_rewritten: dict[Any, Any] = {}  # by function, what `_transformer` made of it
+
+
+def _transformer(interpreter: Any) -> Any:
+    """What rewrites a kernel's source for the interpreter: Triton's rewriter, and two things more.
+
+    The compiler makes elementwise operations of `and`, `or` and `not`, and evaluates all operands
+    that are tensors. Python, for which a block is true, returns the last operand of `a and b`.
+    The compiler makes a tensor, which has methods such as `to`, of the variable of a loop over
+    `range`. In Python it is an int.
+    """
+    from triton.language import tensor
+
+    semantic = interpreter.interpreter_semantic
+
+    def combine(method: str, *operands: Callable[[], Any]) -> Any:
+        found = []
+        for operand in operands:
+            value = operand()
+            if isinstance(value, tensor):
+                found.append(value)
+            elif bool(value) == (method == "logical_or"):
+                return value
+        return functools.reduce(getattr(semantic, method), found) if found else value
+
+    def negate(value: Any) -> Any:
+        is_block = isinstance(value, tensor) and value.type.is_block()
+        return semantic.not_(value) if is_block else not value
+
+    semantic._combine, semantic._negate = combine, negate  # a kernel reaches the semantic by name
+
+    class Transformer(interpreter.ASTTransformer):
+        def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+            node.value = self.visit(node.value)  # which Triton's visit_Assign does not
+            return super().visit_Assign(node)
+
+        def visit_For(self, node: ast.For) -> ast.stmt:
+            self.generic_visit(node)
+            if ast.unparse(node.iter).startswith(("range(", "tl.range(")):
+                name = ast.unparse(node.target)
+                node.body[:0] = ast.parse(f"{name} = interpreter_semantic.to_tensor({name})").body
+            return node
+
+        def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+            self.generic_visit(node)
+            method = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+            call = ast.parse(f"interpreter_semantic._combine({method!r})", mode="eval").body
+            assert isinstance(call, ast.Call)
+            for value in node.values:
+                made = ast.parse("lambda: 0", mode="eval").body
+                assert isinstance(made, ast.Lambda)
+                made.body = value
+                call.args.append(made)
+            return ast.copy_location(call, node)
+
+        def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+            self.generic_visit(node)
+            if not isinstance(node.op, ast.Not):
+                return node
+            call = ast.parse("interpreter_semantic._negate()", mode="eval").body
+            assert isinstance(call, ast.Call)
+            call.args = [node.operand]
+            return ast.copy_location(call, node)
+
+    return Transformer()
+
+
+def _typed(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The interpreter's conversion of a launch's arguments, with that of floats and bools.
+
+    A compiled kernel sees a Python float as a float32 and a bool as an int1, each of them a
+    `tl.tensor`, which has methods such as `to`. The interpreter gives the float as it is, and fails
+    on the bool.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, Pointer):
+            dtype = tl.str_to_ty(value.type, None)
+            return tl.tensor(TensorHandle(np.array([value.address], np.uint64), dtype), dtype)
+        for python, numpy, dtype in ((bool, np.bool_, tl.int1), (float, np.float32, tl.float32)):
+            if isinstance(value, python):
+                return tl.tensor(TensorHandle(np.array([value], numpy), dtype), dtype)
+        return convert(value)
+
+    return converted
+
+
+def interpreter_cause(error: BaseException) -> BaseException:
+    """What a kernel really raised: `error` without the interpreter's wrapping."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+class _Memory:
+    """Stands for the interpreter's memory: reports each access to a meter, then makes it."""
+
+    def __init__(self, interpreter: Any, meter: Meter) -> None:
+        self._real = interpreter._interpreter
+        self._builder = interpreter.interpreter_builder
+        self._meter = meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _report(
+        self, kind: Literal["read", "written"], pointers: Any, mask: Any, itemsize: int
+    ) -> None:
+        touched = np.asarray(pointers)[np.asarray(mask, dtype=bool)].astype(np.int64)
+        program, grid = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
+        self._meter.access(kind, touched, itemsize, program, grid)
+
+    def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        self._report("read", pointers, mask, np.dtype(dtype).itemsize)
+        return self._real.load(pointers, mask, other, dtype)
+
+    def store(self, pointers: Any, value: Any, mask: Any) -> Any:
+        self._report("written", pointers, mask, value.dtype.itemsize)
+        return self._real.store(pointers, value, mask)
+
+    def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
+        self._report("read", pointers, mask, value.dtype.itemsize)
+        self._report("written", pointers, mask, value.dtype.itemsize)
+        return self._real.atomic_rmw(operation, pointers, value, mask, order)
+
+    def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
+        every = np.ones(pointers.shape, dtype=bool)
+        self._report("read", pointers, every, value.dtype.itemsize)
+        found = self._real.atomic_cas(pointers, expected, value, order)
+        self._report("written", pointers, found == expected, value.dtype.itemsize)
+        return found

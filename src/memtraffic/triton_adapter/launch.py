@@ -1,0 +1,184 @@
+"""A launch: what every GPU refuses, and compiled kernels on the GPU that is here."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import torch
+
+Kernel: TypeAlias = Any  # what @triton.jit, @triton.autotune or @triton.heuristics returns
+CompiledKernel: TypeAlias = Any
+Grid: TypeAlias = tuple[int, int, int]
+
+# The most threads of a program on any GPU, whose warps have 32 or more, and the most programs along
+# each axis of a grid: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability".
+MAX_THREADS, SMALLEST_WARP = 1024, 32
+MAX_GRID = 2**31 - 1, 65535, 65535
+
+
+class LaunchError(RuntimeError):
+    """No GPU can make this launch; the message says why."""
+
+
+def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
+    """Returns the grid of a launch; raises LaunchError if no GPU can make it.
+
+    grid: as it is launched; one that is a function is not looked at.
+    """
+    if isinstance(num_warps, int) and num_warps * SMALLEST_WARP > MAX_THREADS:
+        raise LaunchError(
+            f"{kernel}: {num_warps} warps per program are {num_warps * SMALLEST_WARP} threads or "
+            f"more, and no GPU launches more than {MAX_THREADS}"
+        )
+    sizes: Any = grid if isinstance(grid, (tuple, list)) else ()
+    for axis, (programs, most) in enumerate(zip(sizes, MAX_GRID, strict=False)):
+        if isinstance(programs, int) and not 0 <= programs <= most:
+            raise LaunchError(
+                f"{kernel}: a grid of {' x '.join(map(str, grid))} programs: along axis {axis}, "
+                f"CUDA launches up to {most}"
+            )
+    return grid
+
+
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among a launch's arguments: those of tuples, and the bases of descriptors."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from tensors_of(value)
+        elif isinstance(tensor := getattr(value, "base", value), torch.Tensor):
+            yield tensor
+
+
+def compile_kernel(kernel: Kernel, *args: Any, **options: Any) -> CompiledKernel:
+    """Compiles a kernel for the current GPU, as a launch with these arguments would; runs nothing.
+
+    options: constants and launch options, such as `num_warps`.
+    """
+    return kernel.warmup(*args, grid=(1,), **options)
+
+
+def shared_bytes(compiled: CompiledKernel) -> int:
+    """Shared memory (on AMD, LDS) that one program of a compiled kernel uses, in bytes."""
+    return int(compiled.metadata.shared)
+
+
+def loaded_usage(compiled: CompiledKernel) -> dict[str, int]:
+    """Registers and spilled bytes per thread of a compiled kernel, as fields of `Resources`.
+
+    The kernel is loaded on the current GPU to learn them. Raises Triton's OutOfResources where the
+    GPU cannot run it.
+    """
+    compiled._init_handles()
+    return {"registers": int(compiled.n_regs), "spill_bytes": 4 * int(compiled.n_spills)}
+
+
+def function_handle(compiled: CompiledKernel) -> int:
+    """The driver's handle (CUfunction) of a compiled kernel, loaded on the current GPU."""
+    compiled._init_handles()
+    return int(compiled.function)
+
+
+def set_tuning_time(kernel: Kernel, warmup: float, rep: float) -> None:
+    """Sets how long an autotuner takes for each configuration; nothing where there is none.
+
+    kernel: it may have heuristics around its autotuner. warmup, rep: milliseconds, as of
+    `triton.testing.do_bench`.
+    """
+    from triton.runtime import Autotuner
+    from triton.testing import do_bench
+
+    while kernel is not None and not isinstance(kernel, Autotuner):
+        kernel = getattr(kernel, "fn", None)
+    if kernel is not None:
+        kernel.do_bench = functools.partial(do_bench, warmup=warmup, rep=rep)
+
+
+def launch_compiled(compiled: CompiledKernel, programs: int, *args: Any) -> None:
+    """Starts `programs` programs of a compiled kernel on the current stream.
+
+    args: every argument in the kernel's order, constants included. Triton 3.6 and 3.7 count them
+    differently but both want them all, and read beyond the end of fewer.
+    """
+    if len(args) != len(compiled.src.signature):
+        expected = len(compiled.src.signature)
+        raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(args)}")
+    compiled[programs, 1, 1](*args)
+
+
+def starter(
+    compiled: CompiledKernel, grid: tuple[int, int], arguments: list[Any], places: list[int]
+) -> Callable[[int, list[int]], None]:
+    """A function of a stream (cudaStream_t) and addresses that starts a compiled kernel.
+
+    It is `launch_compiled` without what Triton does for each launch: no hook is called. arguments:
+    all of them, in the kernel's order, constants included. places: which of these are the addresses
+    of tensors, which are not checked.
+    """
+    compiled._init_handles()
+    expected = len(compiled.src.signature)
+    if len(arguments) != expected:
+        raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
+    launch, fixed, as_list = _launch_function(compiled)
+    before = [*grid, 1, 0, *fixed]  # the 0 is where the stream goes
+    stream_place = 3
+    everything = [*before, *arguments]
+    shifted = [len(before) + place for place in places]
+
+    wrong = f"{compiled.name} takes the addresses of {len(places)} tensors"
+
+    # A check of the lengths takes less time than zip's `strict`.
+    def start(stream: int, addresses: list[int]) -> None:
+        if len(addresses) != len(places):
+            raise ValueError(wrong)
+        given = everything.copy()
+        given[stream_place] = stream
+        for place, address in zip(shifted, addresses):  # noqa: B905
+            given[place] = address
+        launch(*given)
+
+    def start_with_list(stream: int, addresses: list[int]) -> None:
+        if len(addresses) != len(places):
+            raise ValueError(wrong)
+        given = arguments.copy()
+        for place, address in zip(places, addresses):  # noqa: B905
+            given[place] = address
+        launch(*grid, 1, stream, *fixed, given)
+
+    return start_with_list if as_list else start
+
+
+def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
+    """What launches a compiled kernel, with as little Python as this version of Triton allows.
+
+    It takes a grid of three numbers and a stream, the second result, and the kernel's arguments:
+    as one list if the third result is true.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    if type(run).__name__ == "CudaLauncher" and not (
+        run.global_scratch_size or run.profile_scratch_size
+    ):
+        # All that its __call__ does is to pass what `fixed` has here.
+        no_scratch, no_hooks = (None, None), (None, None, None)
+        fixed = function, run.launch_cooperative_grid, run.launch_pdl
+        if triton_version() == (3, 6):
+            return run.launch, (*fixed, *no_scratch, metadata, *no_hooks), False
+        if triton_version() == (3, 7):
+            signature = run.arg_annotations, run.kernel_signature
+            return run.launch, (*fixed, metadata, *no_hooks, *no_scratch, *signature), True
+    return run, (function, metadata, None, None, None), False
+
+
+def triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in version("triton").split(".")[:2])
+
+
+def binds_with_nanobind() -> bool:
+    """Whether Triton binds its C++ with nanobind, which reports at exit what nobody has freed."""
+    library = sys.modules.get("triton._C.libtriton")
+    names = [type(it).__name__ for it in vars(library.ir).values()] if library else []
+    return any(name.startswith("nb_") for name in names)

@@ -1,0 +1,178 @@
+"""Programs of a cooperative launch take turns in Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from memtraffic.triton_adapter.launch import Grid
+
+MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
+
+
+class _Abandoned(BaseException):
+    """Ends the program of a launch in which another program failed."""
+
+
+class Turns:
+    """Runs the programs of one cooperative launch by turns, each in a thread, one at a time.
+
+    A program hands over before it reads what others may write: at a volatile load, and at an atomic
+    operation. So programs that wait for one another get what they wait for, in the same order each
+    time. Raises RuntimeError if none of them writes in MAX_IDLE_TURNS turns of each.
+    """
+
+    current: Turns | None = None
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._waiting: list[tuple[Grid, threading.Semaphore]] = []
+        self._main = threading.Semaphore(0)
+        self._failure: BaseException | None = None
+        self._writes = 0
+
+    def start(self, run: Callable[[], None]) -> None:
+        """Runs a program until it hands over or ends. Raises what the program raised."""
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._run, run), daemon=True).start()
+        self._main.acquire()
+        self._check()
+
+    def finish(self) -> None:
+        """Runs all programs to their end."""
+        idle = 0  # turns since a program wrote or ended
+        while self._waiting:
+            before = self._writes, len(self._waiting)
+            self._resume()
+            self._check()
+            idle = idle + 1 if before == (self._writes, len(self._waiting)) else 0
+            if idle > MAX_IDLE_TURNS * len(self._waiting):
+                count = len(self._waiting)
+                self._failure = RuntimeError(f"{count} programs wait for what none of them writes")
+                self._check()
+
+    def hand_over(self) -> None:
+        """Called by a program: lets the others take their turns first."""
+        turn = threading.Semaphore(0)
+        self._waiting.append((tuple(self._builder.grid_idx), turn))
+        self._main.release()
+        turn.acquire()
+        if self._failure is not None:
+            raise _Abandoned
+
+    def wrote(self) -> None:
+        """Called by a program that wrote to memory."""
+        self._writes += 1
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            self._failure = error
+        self._main.release()
+
+    def _resume(self) -> None:
+        index, turn = self._waiting.pop(0)
+        self._builder.set_grid_idx(*index)
+        turn.release()
+        self._main.acquire()
+
+    def _check(self) -> None:
+        if self._failure is None:
+            return
+        while self._waiting:
+            self._resume()
+        raise self._failure
+
+
+class _Program:
+    """A kernel's function for the interpreter, which calls it once for each program of the grid."""
+
+    def __init__(self, fn: Any, turns: Turns, builder: Any) -> None:
+        self._fn, self._turns, self._builder = fn, turns, builder
+        self.__signature__ = inspect.signature(fn)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fn, name)
+
+    def __call__(self, **arguments: Any) -> None:
+        index = tuple(self._builder.grid_idx)
+        self._turns.start(functools.partial(self._fn, **arguments))
+        if index == tuple(size - 1 for size in self._builder.grid_dim):
+            self._turns.finish()
+
+
+def cooperative_executor(executor: Any) -> type:
+    """The class that runs the programs of one launch, those of a cooperative one by turns."""
+
+    class CooperativeExecutor(executor):
+        takes_turns = True
+
+        def __call__(self, *args: Any, **options: Any) -> None:
+            if not options.get("launch_cooperative_grid"):
+                super().__call__(*args, **options)
+                return
+            from triton.runtime.interpreter import interpreter_builder
+
+            outer, turns = Turns.current, Turns(interpreter_builder)
+            self.fn: Any = _Program(self.fn, turns, interpreter_builder)
+            Turns.current = turns
+            try:
+                super().__call__(*args, **options)
+            finally:
+                Turns.current = outer
+
+    return CooperativeExecutor
+
+
+# Of each access of the interpreter, which argument is the mask; 0 for none.
+ACCESSES = {
+    "create_masked_load": 1,
+    "create_masked_store": 2,
+    "create_atomic_rmw": 3,
+    "create_atomic_cas": 0,
+}
+
+
+def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable[..., Any]:
+    """An access of the interpreter, where the programs of a cooperative launch take turns.
+
+    `&` of a scalar and a vector makes a mask of integers, which Triton 3.9 refuses: they become
+    boolean.
+
+    An atomic operation has written if it left something else than it found: programs may wait with
+    atomic operations, too.
+    """
+    is_load, is_atomic = name == "create_masked_load", name.startswith("create_atomic")
+    mask_at = ACCESSES[name]
+
+    def leaves_as_found(found: Any, *args: Any) -> bool:
+        is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
+        pointers = args[is_rmw].data
+        mask = args[mask_at].data if mask_at else np.ones(pointers.shape, dtype=bool)
+        return bool(memory.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes())
+
+    @functools.wraps(method)
+    def access(builder: Any, *args: Any, **options: Any) -> Any:
+        mask = args[mask_at]  # that of a descriptor is the boolean array itself
+        if mask_at and isinstance(mask.data, np.ndarray) and mask.data.dtype != bool:
+            mask.data = mask.data.astype(bool)
+        turns = Turns.current
+        if turns is None:
+            return method(builder, *args, **options)
+        if is_atomic or (is_load and options.get("is_volatile", args[-1])):
+            turns.hand_over()
+        result = method(builder, *args, **options)
+        if not is_load and not (is_atomic and leaves_as_found(result.data, *args)):
+            turns.wrote()
+        return result
+
+    return access
