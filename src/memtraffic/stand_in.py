@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from memtraffic import runtime
 from memtraffic.compile.sass import read
 from memtraffic.gpus import DEFAULT_GPU, Gpu, NvidiaGpu
+from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
 from memtraffic.triton_adapter.driver import driver_of
 
 _IS_CUDA, _IS_CPU, _DEVICE_OF = (
-    vars(torch._C.TensorBase)[name].__get__ for name in ("is_cuda", "is_cpu", "device")
+    vars(TensorBase)[name].__get__ for name in ("is_cuda", "is_cpu", "device")
 )
 _DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -61,10 +62,7 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
             # Builds of PyTorch without CUDA lack those with an underscore.
             created = name.startswith("_")
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
-        raw = mock.patch.object(
-            torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True
-        )
-        stack.enter_context(raw)  # launchers take it when they are imported
+        stack.enter_context(stream_of_no_gpu())  # launchers take it when they are imported
         stack.enter_context(driver_of(gpu, lambda cubin: _registers(cubin, gpu)))
         # A mode does not see what its handler does, and the whole backward pass would be that.
         stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))

@@ -14,6 +14,7 @@ from torch import Tensor
 from memtraffic.benchmark import peers
 from memtraffic.kernels.softmax import naive
 from memtraffic.names import import_function
+from memtraffic.torch_adapter import refuse_to_recompile, softmax_backward
 
 
 def copy(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -36,7 +37,7 @@ def scripted(x: Tensor) -> Tensor:
 
 def torch_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """PyTorch's own backward of a row softmax `y`, from the gradient `dy` of it."""
-    return torch._softmax_backward_data(dy, y, 1, y.dtype)
+    return softmax_backward(dy, y, 1)
 
 
 def own_softmax(x: Tensor) -> Tensor:
@@ -104,13 +105,10 @@ def _script() -> Callable[..., Tensor]:
 
 @functools.cache
 def _compile(multi_kernel: int, fn: Callable[..., Tensor] = naive.softmax) -> Callable[..., Tensor]:
-    import torch._dynamo
-
     # Each shape is compiled by itself. Too many of them raise an error; without this setting
     # PyTorch would return to eager mode in silence. The cache on disk is off because a multi-kernel
     # cannot be loaded from it.
-    torch._dynamo.config.recompile_limit = 256
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    refuse_to_recompile(256)
     options: dict[str, Any] = {"triton.multi_kernel": multi_kernel, "fx_graph_cache": False}
     return torch.compile(fn, dynamic=False, options=options)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import gpus, runtime
+from memtraffic.torch_adapter import sleep_on_gpu
 
 WARMUP_CALLS = 3
 TRIES, LONGER = 3, 4  # after a call that the host was late to launch, so many times the sleep
@@ -58,7 +59,7 @@ def time_interleaved(
             made = [call(fn) for fn in (fns[::-1] if back else fns)]
             events.append(made[::-1] if back else made)
             if i % LAUNCH_CYCLE == LAUNCH_CYCLE - 1:
-                torch.cuda._sleep(1)
+                sleep_on_gpu(1)
         return [elapsed(calls) for calls in zip(*events, strict=True)]
 
     for fn in fns:
@@ -85,7 +86,7 @@ def queue_call(fn: Callable[[], object], flush: Tensor | None) -> Events:
     before those of `fn`, or one without `flush`.
     """
     for i in range(TRIES):
-        torch.cuda._sleep(SLEEP_CYCLES * LONGER**i)
+        sleep_on_gpu(SLEEP_CYCLES * LONGER**i)
         if flush is not None:
             flush.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

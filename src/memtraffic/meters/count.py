@@ -32,16 +32,20 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
-from torch._library.triton import set_wrap_triton_enabled
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtraffic import runtime
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
+from memtraffic.torch_adapter import (
+    OPDEFS,
+    FakeTensor,
+    FakeTensorMode,
+    ScriptMethod,
+    TorchDispatchMode,
+    set_wrap_triton_enabled,
+)
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
 
@@ -338,7 +342,7 @@ def _compiled_functions_refused() -> Iterator[None]:
         for owner, name, maker in (
             (torch, "compile", "torch.compile"),
             (torch.jit.ScriptFunction, "__call__", "torch.jit.script"),
-            (torch._C.ScriptMethod, "__call__", "torch.jit.script"),
+            (ScriptMethod, "__call__", "torch.jit.script"),
         ):
             stack.enter_context(mock.patch.object(owner, name, refuse(maker)))
         # Without it there are no functions compiled before, and to import it takes two seconds.
