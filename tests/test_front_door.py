@@ -3,30 +3,47 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import memtraffic
+from memtraffic import errors
 
 SOURCE = Path(memtraffic.__file__).parent
-METERS = ["bench", "count", "counters", "formula", "occupancy", "report", "resources"]
 
 
 # ---- the front door
 
 
-@pytest.mark.parametrize("name", METERS)
-def test_front_door_has_each_meter(name):
-    meter = getattr(memtraffic, name)
-    assert callable(meter) and meter.__name__ == name
-    assert getattr(memtraffic, name) is meter
+@pytest.mark.parametrize("name", memtraffic.__all__)
+def test_front_door_has_what_it_says(name):
+    found = getattr(memtraffic, name)
+    assert found.__name__.removeprefix("memtraffic.") == name
+    assert isinstance(found, ModuleType) == (name in {"errors", "testing"})
+    assert getattr(memtraffic, name) is found
     assert name in dir(memtraffic)
 
 
-def test_front_door_all_is_what_there_is():
-    assert sorted(memtraffic.__all__) == [*METERS, "softmax"]
-    assert set(memtraffic.__all__) <= set(dir(memtraffic))
+def test_front_door_of_a_script_whose_last_argument_is_m(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import memtraffic, os\nprint(memtraffic.count.__name__)\n")
+    done = subprocess.run([sys.executable, script, "-m"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("count\n", "")
+
+
+def test_errors_have_one_base():
+    found = {
+        value
+        for path, tree in modules()
+        for value in vars(import_module(module_name(path))).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+        if value.__module__.startswith("memtraffic") and not value.__name__.startswith("_")
+    }
+    assert found >= {errors.CountError, errors.InputsError, errors.LaunchError}
+    assert all(issubclass(error, errors.MemtrafficError) for error in found)
 
 
 def test_front_door_of_an_unknown_name():
@@ -49,6 +66,7 @@ print(formula.__module__)
 
 # A module imports only from rooms before its own, or beside it.
 ORDER = [
+    {"errors"},
     {"runtime"},
     {"gpus"},
     {"torch_adapter", "triton_adapter", "tensors", "progress", "functions", "names"},
@@ -70,6 +88,10 @@ def modules():
         relative = path.relative_to(SOURCE)
         if relative != Path("__init__.py"):
             yield relative, ast.parse(path.read_text("utf-8"))
+
+
+def module_name(path):
+    return ".".join(["memtraffic", *path.with_suffix("").parts]).removesuffix(".__init__")
 
 
 def room_of(path):

@@ -5,16 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
-from memtraffic.inputs import (
-    DTYPES,
-    GRAMMAR,
-    Arguments,
-    InputsError,
-    bind,
-    find_inputs,
-    given,
-    read_sizes,
-)
+from memtraffic.errors import InputsError
+from memtraffic.inputs import DTYPES, GRAMMAR, Arguments, bind, find_inputs, given, read_sizes
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 

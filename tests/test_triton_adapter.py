@@ -11,6 +11,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.compile import Launch, capture_launches, compile_launches, worker
+from memtraffic.errors import LaunchError
 from memtraffic.gpus import find_gpu, this_gpu
 from memtraffic.inputs import Arguments
 from memtraffic.triton_adapter import compile as compile_module
@@ -99,10 +100,10 @@ def test_interpreting_refuses_launches_that_no_gpu_makes(grid, options, message)
     def launch():
         kernels._masked_kernel[grid](x.clone(), x, 16, BLOCK=16, STORED=16, **options)
 
-    with pytest.raises(launching.LaunchError, match=f"^_masked_kernel: .*{message}"):
+    with pytest.raises(LaunchError, match=f"^_masked_kernel: .*{message}"):
         count(launch)
     if isinstance(grid, tuple) and not options:
-        with pytest.raises(launching.LaunchError, match=message):
+        with pytest.raises(LaunchError, match=message):
             capture_launches(launch)
 
 

@@ -10,43 +10,46 @@
 A meter is imported when it is first used.
 """
 
-import os
-import signal
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-
-def _end(*_: object) -> None:
-    """Ends a command that is interrupted, without a traceback of what it is importing."""
-    os._exit(130)
-
-
-# Python names itself `-m` until it runs `__main__`, which imports PyTorch when it has to.
-_named = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1] == __name__
-if _named and sys.argv[0] == "-m":
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
-else:
-    from memtraffic import runtime as runtime  # first: it decides, before Triton is imported
+from memtraffic import runtime as runtime  # first: it decides, before Triton is imported
 
 if TYPE_CHECKING:
+    from memtraffic import errors, testing
     from memtraffic.benchmark import bench
     from memtraffic.compile import resources
+    from memtraffic.gpus import find_gpu
     from memtraffic.kernels.softmax.op import softmax
     from memtraffic.meters.count import count
     from memtraffic.meters.counters import counters
     from memtraffic.meters.formula import formula
+    from memtraffic.op import Op
     from memtraffic.reporting import report
     from memtraffic.residency import occupancy
 
 __version__ = "0.1.0"
-__all__ = ["bench", "count", "counters", "formula", "occupancy", "report", "resources", "softmax"]
+__all__ = [
+    "Op",
+    "bench",
+    "count",
+    "counters",
+    "errors",
+    "find_gpu",
+    "formula",
+    "occupancy",
+    "report",
+    "resources",
+    "softmax",
+    "testing",
+]
 
 _MODULES = {
+    "Op": "memtraffic.op",
     "bench": "memtraffic.benchmark",
     "count": "memtraffic.meters.count",
     "counters": "memtraffic.meters.counters",
+    "find_gpu": "memtraffic.gpus",
     "formula": "memtraffic.meters.formula",
     "occupancy": "memtraffic.residency",
     "report": "memtraffic.reporting",
@@ -56,8 +59,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        return import_module(f"memtraffic.{name}")  # which binds it here
     globals()[name] = getattr(import_module(_MODULES[name]), name)
     return globals()[name]
 

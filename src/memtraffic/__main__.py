@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import memtraffic
 from memtraffic import names, progress
+from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import AmdGpu, NvidiaGpu, find_gpu
 from memtraffic.inputs import (
     DEFAULT,
@@ -59,7 +59,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 BENCHED = ("4096x256", "4096x1024", "4096x4096", "4096x12672", "4096x32768")
 
 
-class UsageError(Exception):
+class UsageError(MemtrafficError):
     """A command cannot be understood; the message says why."""
 
 
@@ -650,8 +650,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.enable()
     try:
         import_runtime()
-        if signal.getsignal(signal.SIGINT) is memtraffic._end:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         with stdout_to_stderr(), no_silent_end(getattr(args, "name", "")), standing_in(args):
             text = args.run(args)
     except KeyboardInterrupt:

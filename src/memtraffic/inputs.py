@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from memtraffic.errors import InputsError
 from memtraffic.functions import as_function
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ _TENSOR = re.compile(
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "None": None}
-
-
-class InputsError(ValueError):
-    """A specification of inputs cannot be read, or cannot be made at some sizes; it says why."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from memtraffic.errors import CountersError
 from memtraffic.meters import counters as hardware
 from memtraffic.op import find_op
 
@@ -74,7 +75,7 @@ def count_calls(
     report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
     parts = split(hardware.parse(report))
     if len(parts) != len(cases):
-        raise hardware.CountersError(f"count_calls: {len(cases)} calls, ncu saw {len(parts)}")
+        raise CountersError(f"count_calls: {len(cases)} calls, ncu saw {len(parts)}")
     return pd.DataFrame(
         [
             {"m": m, "n": n, "dtype": dtype} | add_up(part)

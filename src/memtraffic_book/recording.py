@@ -29,7 +29,7 @@ import pandas as pd
 import torch
 
 from memtraffic import runtime
-from memtraffic.meters.counters import CountersUnavailable
+from memtraffic.errors import CountersUnavailable, MemtrafficError
 from memtraffic_book.catalog import Experiment, find_experiments
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
@@ -37,7 +37,7 @@ DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay f
 MODES = ("live", "verify", "replay")
 
 
-class RecordingError(RuntimeError):
+class RecordingError(MemtrafficError, RuntimeError):
     """A recording is missing, damaged, or of something else; the message says what mends it."""
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
 from memtraffic.inputs import find_inputs
 from memtraffic.meters import counters as hardware
@@ -55,7 +56,7 @@ def measure(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     begun = sum(outcome["begun"] for outcome in outcomes)
     parts = split(hardware.parse(report)) if begun else []
     if len(parts) != begun:
-        raise hardware.CountersError(f"survey_counters: {begun} kernels ran, ncu saw {len(parts)}")
+        raise CountersError(f"survey_counters: {begun} kernels ran, ncu saw {len(parts)}")
     rows, seen = [], iter(parts)
     for (published, direction, shape), outcome in zip(jobs, outcomes, strict=True):
         frame = next(seen) if outcome["begun"] else pd.DataFrame(columns=hardware.COLUMNS)

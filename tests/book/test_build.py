@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from memtraffic import gpus, runtime
-from memtraffic.meters.counters import CountersUnavailable
+from memtraffic.errors import CountersUnavailable
 from memtraffic_book import __main__ as commands
 from memtraffic_book import build, catalog, recording
 from memtraffic_book.build import execute_notebooks, normalize_outputs, record_experiments

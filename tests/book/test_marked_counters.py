@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from memtraffic.errors import CountersError
 from memtraffic.meters import counters
-from memtraffic.meters.counters import CountersError
 from memtraffic_book import marked_counters
 from memtraffic_book.catalog import EXPERIMENTS
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memtraffic import gpus, runtime
-from memtraffic.meters.counters import CountersUnavailable
+from memtraffic.errors import CountersUnavailable
 from memtraffic.names import RUNGS
 from memtraffic_book import catalog, measurements, recording
 from memtraffic_book.catalog import EXPERIMENTS, Column

@@ -200,7 +200,9 @@ def test_downloaded_notebook_needs_nothing_else(page, site, name):
 
 def test_reference_describes_the_front_door(site):
     described = read(site / "book" / "api.html").ids
-    assert {f"memtraffic.{name}" for name in memtraffic.__all__} <= described
+    for name in memtraffic.__all__:  # a module has an entry for each of its names
+        full = f"memtraffic.{name}"
+        assert any(entry == full or entry.startswith(f"{full}.") for entry in described), full
 
 
 def test_recordings_page_names_every_recording(site):

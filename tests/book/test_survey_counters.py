@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from memtraffic import runtime
+from memtraffic.errors import CountersError
 from memtraffic.meters import counters
-from memtraffic.meters.counters import CountersError
 from memtraffic_book import marked_counters, survey, survey_counters
 from memtraffic_book.catalog import EXPERIMENTS
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
+from memtraffic.errors import CompileError
 from memtraffic.gpus import GPUS, TARGETS, find_gpu, this_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -16,7 +17,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import kernels
 
 from memtraffic.compile import (
-    CompileError,
     Launch,
     Resources,
     amdgcn,

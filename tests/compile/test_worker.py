@@ -11,8 +11,9 @@ import warnings
 import pytest
 
 from memtraffic import runtime
-from memtraffic.compile import CompileError, worker
+from memtraffic.compile import worker
 from memtraffic.compile.worker import Worker
+from memtraffic.errors import CompileError
 from memtraffic.gpus import find_gpu
 from memtraffic.stand_in import stand_in
 

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from memtraffic import runtime
+from memtraffic.errors import CountError
 from memtraffic.meters import count as module
-from memtraffic.meters.count import CountError, OpTraffic, count, count_shapes
+from memtraffic.meters.count import OpTraffic, count, count_shapes
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

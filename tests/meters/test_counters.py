@@ -9,16 +9,10 @@ import pytest
 import torch
 
 from memtraffic import runtime
+from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters import counters as module
-from memtraffic.meters.counters import (
-    CountersError,
-    CountersUnavailable,
-    count_layouts,
-    counters,
-    parse,
-    short_name,
-)
+from memtraffic.meters.counters import count_layouts, counters, parse, short_name
 from memtraffic.op import Op
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.inputs import InputsError
+from memtraffic.errors import FormulaError, InputsError
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters.formula import (
     FIT,
     HELD_OUT,
     Formula,
-    FormulaError,
     formula,
     parse_formula,
     plan,

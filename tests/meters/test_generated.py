@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.meters.count import CountError
+from memtraffic.errors import CountError
 from memtraffic.meters.generated import generated
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -10,6 +10,7 @@ import torch
 
 import memtraffic
 from memtraffic import benchmark, runtime
+from memtraffic.errors import CountersUnavailable
 from memtraffic.gpus import TARGETS as TARGETS_OF_THE_TABLE
 from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax import fused, naive
@@ -256,7 +257,7 @@ def test_report_with_a_gpu(gpu):
 
 def test_report_without_counters(gpu, monkeypatch):
     def counters(*args, **options):
-        raise hardware.CountersUnavailable("counters: no permission")
+        raise CountersUnavailable("counters: no permission")
 
     monkeypatch.setattr(hardware, "counters", counters)
     found = section(report(torch.exp, "64,32"), "Measured")

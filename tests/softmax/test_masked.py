@@ -4,8 +4,9 @@ import triton
 
 from memtraffic import runtime
 from memtraffic.compile import capture_launches
+from memtraffic.errors import CountError
 from memtraffic.kernels.softmax import masked
-from memtraffic.meters.count import CountError, count
+from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import is_softmax
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.meters.count import CountError, count
+from memtraffic.errors import CountError
+from memtraffic.meters.count import count
 from memtraffic.meters.formula import formula
 from memtraffic.names import RUNGS, import_function, import_path
 from memtraffic.tensors import matrix

@@ -12,12 +12,11 @@ from memtraffic.compile.compiler import (
     loaded_resources,
     resources,
 )
-from memtraffic.compile.launches import CompileError, Launch, capture_launches
+from memtraffic.compile.launches import Launch, capture_launches
 from memtraffic.compile.ttgir import BlockedLayout
 
 __all__ = [
     "BlockedLayout",
-    "CompileError",
     "Launch",
     "Resources",
     "assembly",

@@ -21,7 +21,8 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.compile import amdgcn, sass, ttgir, worker
-from memtraffic.compile.launches import CompileError, Launch, capture_launches
+from memtraffic.compile.launches import Launch, capture_launches
+from memtraffic.errors import CompileError
 from memtraffic.functions import as_function
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.inputs import AnyInputs, Arguments, given

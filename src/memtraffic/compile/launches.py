@@ -16,10 +16,6 @@ from memtraffic.triton_adapter.compile import Attributes, jit_function, speciali
 from memtraffic.triton_adapter.launch import Kernel
 
 
-class CompileError(Exception):
-    """A kernel could not be compiled; the message is the compiler's."""
-
-
 @dataclass(frozen=True)
 class Launch:
     """One launch of a kernel, as its compiler sees it.

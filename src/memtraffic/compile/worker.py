@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any, TypeVar
 
 from memtraffic import runtime
-from memtraffic.compile.launches import CompileError
+from memtraffic.errors import CompileError
 from memtraffic.triton_adapter.compile import preload
 
 T = TypeVar("T")

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
@@ -86,10 +87,6 @@ _LOSSES_BACKWARD = frozenset({"nll_loss_backward", "nll_loss2d_backward"})
 _INDEXED = _LOSSES | _LOSSES_BACKWARD | {*_PICKS, *_PUTS, "embedding_dense_backward"}
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
-
-
-class CountError(Exception):
-    """What a function does cannot be counted exactly; the message says why."""
 
 
 @dataclass

@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 
 from memtraffic import names, runtime
+from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.functions import as_function
 from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function, import_path
@@ -41,14 +42,6 @@ METRICS = {
 COLUMNS = ("kernel", *METRICS)
 # Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
 NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
-
-
-class CountersError(RuntimeError):
-    """The counters of a function could not be read; the message says why."""
-
-
-class CountersUnavailable(CountersError):
-    """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
 
 
 def counters(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, overload
 
+from memtraffic.errors import FormulaError
 from memtraffic.functions import as_function, function_name
 from memtraffic.inputs import AnyInputs, find_inputs
 from memtraffic.meters.count import Traffic, count, count_passes
@@ -36,10 +37,6 @@ HELD_OUT: tuple[Shape, ...] = (
 MAX_SYMBOLS = 4
 MAX_POWER = 3  # of one size in one product
 MIN_CHECKED = 2
-
-
-class FormulaError(Exception):
-    """A function's traffic is no sum of products of its sizes; the message says where."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic.meters.count import CountError
+from memtraffic.errors import CountError
 from memtraffic.torch_adapter import load_generated
 
 

@@ -12,17 +12,12 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.compile import CompileError, Resources, resources
+from memtraffic.compile import Resources, resources
+from memtraffic.errors import CompileError, CountError, CountersError, FormulaError
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu
 from memtraffic.inputs import AnyInputs, Arguments, Inputs
-from memtraffic.meters.count import CountError, Traffic
-from memtraffic.meters.formula import (
-    Formula,
-    FormulaError,
-    formula,
-    parse_formula,
-    polynomial,
-)
+from memtraffic.meters.count import Traffic
+from memtraffic.meters.formula import Formula, formula, parse_formula, polynomial
 from memtraffic.op import Op
 from memtraffic.progress import progress
 from memtraffic.reporting.page import Block, Heading, Picture, Row, Table, Text
@@ -335,7 +330,7 @@ def measured_section(subject: Subject, fn: Any, inputs: AnyInputs) -> list[Block
 
 
 def _counters(subject: Subject, fn: Any, inputs: AnyInputs) -> list[Block]:
-    from memtraffic.meters.counters import CountersError, counters
+    from memtraffic.meters.counters import counters
 
     given: dict[str, Any] = {"inputs": subject.made.name}
     if isinstance(inputs, Op):

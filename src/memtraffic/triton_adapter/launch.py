@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from memtraffic.errors import LaunchError
+
 Kernel: TypeAlias = Any  # what @triton.jit, @triton.autotune or @triton.heuristics returns
 CompiledKernel: TypeAlias = Any
 Grid: TypeAlias = tuple[int, int, int]
@@ -19,10 +21,6 @@ Grid: TypeAlias = tuple[int, int, int]
 # Capability".
 MAX_THREADS, SMALLEST_WARP = 1024, 32
 MAX_GRID = 2**31 - 1, 65535, 65535
-
-
-class LaunchError(RuntimeError):
-    """No GPU can make this launch; the message says why."""
 
 
 def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:

@@ -1,0 +1,38 @@
+"""Every exception of this package, below one base: `except MemtrafficError` catches them all.
+
+>>> from memtraffic.errors import InputsError, MemtrafficError
+>>> issubclass(InputsError, MemtrafficError), issubclass(InputsError, ValueError)
+(True, True)
+"""
+
+
+class MemtrafficError(Exception):
+    """What a meter says when it cannot do what it was asked for."""
+
+
+class InputsError(MemtrafficError, ValueError):
+    """A specification of inputs cannot be read, or cannot be made at some sizes; it says why."""
+
+
+class CountError(MemtrafficError):
+    """What a function does cannot be counted exactly; the message says why."""
+
+
+class FormulaError(MemtrafficError):
+    """A function's traffic is no sum of products of its sizes; the message says where."""
+
+
+class CountersError(MemtrafficError, RuntimeError):
+    """The counters of a function could not be read; the message says why."""
+
+
+class CountersUnavailable(CountersError):
+    """This machine has no counters to read: no GPU, no `ncu`, or no permission."""
+
+
+class CompileError(MemtrafficError):
+    """A kernel could not be compiled; the message is the compiler's."""
+
+
+class LaunchError(MemtrafficError, RuntimeError):
+    """No GPU can make this launch; the message says why."""
