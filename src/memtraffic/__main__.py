@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from memtraffic.compile import Resources
     from memtraffic.gpus import Gpu
     from memtraffic.meters.count import Traffic
-    from memtraffic.meters.formula import Formula
 
 MOVED = {"record": "memtraffic_book record", "drift": "memtraffic_book drift"}
 TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
@@ -303,8 +302,8 @@ def run_formula(args: argparse.Namespace) -> str:
 
     fn = names.import_function(args.name)
     options: dict[str, Any] = {"backward": args.backward, "dtype": args.dtype}
-    found: Any = formula(fn, made_by(args), **options)
-    passes: Sequence[Formula] = found if args.backward else [found]
+    found = formula(fn, made_by(args), **options)
+    passes = [found, found.backward] if found.backward else [found]
     if args.json:
         sides = [
             {
@@ -314,12 +313,9 @@ def run_formula(args: argparse.Namespace) -> str:
             for each in passes
         ]
         return json.dumps(dict(zip(PASSES, sides, strict=True)) if args.backward else sides[0])
-    heads = [f"{name}: " for name in PASSES] if args.backward else [""]
-    text = "\n".join(f"{head}{each}" for head, each in zip(heads, passes, strict=True))
-    one = passes[0]
-    text += f"\nsolved at {len(one.fitted)} shapes, checked at {len(one.checked)} others"
-    if one.refused:
-        text += f", {len(one.refused)} refused: {one.refused[0][-1]}"
+    text = f"{found}\nsolved at {len(found.fitted)} shapes, checked at {len(found.checked)} others"
+    if found.refused:
+        text += f", {len(found.refused)} refused: {found.refused[0][-1]}"
     return text
 
 

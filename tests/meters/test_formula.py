@@ -348,10 +348,13 @@ def test_formula_of_a_function_of_three_sizes():
 
 
 def test_formula_backward():
-    forward, backward = formula(lambda x, w: x * w, "M,N N", backward=True)
-    assert str(forward) == "reads MN + N, writes MN"
+    found = formula(lambda x, w: x * w, "M,N N", backward=True)
     # dx = dy * w; dw = sum(dy * x)
-    assert str(backward) == "reads 4MN + N, writes 2MN + N"
+    assert str(found) == (
+        "forward: reads MN + N, writes MN\nbackward: reads 4MN + N, writes 2MN + N"
+    )
+    assert found.elements(2, 3) == (9, 6)
+    assert found.backward.elements(2, 3) == (27, 15)
 
 
 def test_formula_backward_that_does_not_exist():

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, TypeAlias
 
 from memtraffic.errors import FormulaError
 from memtraffic.functions import as_function, function_name
@@ -46,6 +46,7 @@ class Formula:
     reads, writes: the coefficients of the products, such as MN, M, N and 1, where BHSS is B times H
     times the square of S. fitted, checked: the shapes that the formula was solved and checked at.
     refused: the shapes that the function refused, each followed by its reason. symbols: the sizes.
+    backward: the formula of the backward pass, where it was asked for.
     """
 
     reads: dict[str, Fraction]
@@ -54,9 +55,11 @@ class Formula:
     checked: tuple[Shape, ...]
     refused: tuple[tuple[Any, ...], ...] = ()
     symbols: tuple[str, ...] = SYMBOLS
+    backward: Formula | None = None
 
     def __str__(self) -> str:
-        return f"reads {polynomial(self.reads)}, writes {polynomial(self.writes)}"
+        text = f"reads {polynomial(self.reads)}, writes {polynomial(self.writes)}"
+        return text if self.backward is None else f"forward: {text}\nbackward: {self.backward}"
 
     def elements(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:
         """The elements read and written, as ints where they are whole.
@@ -79,35 +82,15 @@ def parse_formula(reads: str, writes: str, symbols: Sequence[str] = SYMBOLS) -> 
     return Formula(_parse(reads, symbols), _parse(writes, symbols), (), (), (), tuple(symbols))
 
 
-@overload
-def formula(
-    fn: Callable[..., object],
-    inputs: AnyInputs = ...,
-    fit: Sequence[Shape] | None = ...,
-    held_out: Sequence[Shape] | None = ...,
-    *,
-    backward: Literal[False] = ...,
-    dtype: str = ...,
-) -> Formula: ...
-@overload
-def formula(
-    fn: Callable[..., object],
-    inputs: AnyInputs = ...,
-    fit: Sequence[Shape] | None = ...,
-    held_out: Sequence[Shape] | None = ...,
-    *,
-    backward: Literal[True],
-    dtype: str = ...,
-) -> tuple[Formula, Formula]: ...
 def formula(
     fn: Callable[..., object],
     inputs: AnyInputs = None,
+    *,
     fit: Sequence[Shape] | None = None,
     held_out: Sequence[Shape] | None = None,
-    *,
-    backward: bool = False,
     dtype: str = "float32",
-) -> Formula | tuple[Formula, Formula]:
+    backward: bool = False,
+) -> Formula:
     """The `Formula` of the traffic of `fn`.
 
     >>> print(formula(lambda x: x.exp() - x[:, :1]))
@@ -121,8 +104,7 @@ def formula(
     tensors. By default it is one matrix, M,N. dtype: of the tensors whose specification names none.
     fit, held_out: the shapes, such as (M, N), to solve and to check at; they are chosen if not
     given. A shape that `fn` refuses with a ValueError is left out of both and listed in
-    `Formula.refused`. backward: returns two formulas, of the forward pass and of the backward pass,
-    as `count` separates them.
+    `Formula.refused`. backward: the result has the formula of the backward pass, too.
 
     Raises FormulaError, with the residuals, if there is no such formula or too few shapes are left;
     what `count` raises; and what else `fn` raises.
@@ -143,11 +125,19 @@ def formula(
         found = _solve_all(counts)
     if found is None:
         raise _no_formula(counts, first)
-    solved = tuple(
-        Formula(reads, writes, counts.fitted, counts.checked, tuple(counts.refused), counts.symbols)
-        for reads, writes in found
-    )
-    return (solved[0], solved[1]) if backward else solved[0]
+    last = None
+    for reads, writes in reversed(found):
+        last = Formula(
+            reads,
+            writes,
+            counts.fitted,
+            counts.checked,
+            tuple(counts.refused),
+            counts.symbols,
+            last,
+        )
+    assert last is not None
+    return last
 
 
 # ---- counts

@@ -44,10 +44,10 @@ def formula_section(subject: Subject) -> list[Block]:
     watched = Watched(subject)
     options: dict[str, Any] = {"backward": subject.backward, "dtype": subject.dtype}
     try:
-        found: Any = formula(watched, watched.inputs, **options)
+        found = formula(watched, watched.inputs, **options)
     except (CountError, FormulaError) as error:
         return [Text(f"There is no formula: {' '.join(str(error).split())}.".replace("..", "."))]
-    subject.formulas = found if subject.backward else (found,)
+    subject.formulas = (found, found.backward) if found.backward else (found,)
     subject.succeeded = True
     one, seen = subject.formulas[0], dict(watched.seen)
     watched.roles = find_roles(subject.fn, subject.arguments(min(one.fitted, key=math.prod)))
