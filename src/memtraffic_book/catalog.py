@@ -339,10 +339,6 @@ PUBLISHED_KERNELS = [
 ]
 SURVEYED_AT = dict(kernels=PUBLISHED_KERNELS, sizes={"M": 1024, "N": 8192})
 
-_bench, _counters = measurements.bench, measurements.counters
-_layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
-_dtypes = measurements.bench_dtypes
-_compare = measurements.compare
 # A reader's kernels, and what they are called with.
 RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
 CROSS_ENTROPY = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
@@ -360,6 +356,7 @@ CROSS_ENTROPIES = dict(
 
 _bench, _counters = measurements.bench, measurements.counters
 _layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
+_dtypes, _compare = measurements.bench_dtypes, measurements.compare
 _beside_copy = measurements.bench_beside_copy
 _plans, _residents = measurements.launch_plans, measurements.resident_plans
 _F32, _BF16 = "float32", "bfloat16"

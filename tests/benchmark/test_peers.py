@@ -255,6 +255,16 @@ def test_compiling_ahead_of_a_backward_and_of_nothing(started):
         assert len(started) == 1
 
 
+def test_compiling_ahead_leaves_out_widths_that_a_backward_refuses(started):
+    """Of 2**19 columns a forward keeps one row of float32, and a backward would have to keep two."""
+    with peers.compiling_ahead(["QuACK", "QuACK backward"], [256, 2**19], "float32"):
+        assert [worker.command[2].partition("compile_quack(*")[2] for worker in started] == [
+            "('float32', False, [256]))",
+            "('float32', False, [524288]))",
+            "('float32', True, [256]))",
+        ]
+
+
 def test_compiling_ahead_without_quack(started, monkeypatch):
     monkeypatch.delitem(sys.modules, "quack")
     peers.absent.cache_clear()

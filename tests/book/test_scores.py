@@ -211,6 +211,11 @@ def test_choose_takes_only_kernels_that_take_every_width():
         "rows", scores.OURS, pytest.approx((1.2 * 2) ** 0.5), 1.0, scores.OURS
     )
     assert choose("rows", us, lambda n: n == 256).fastest == "QuACK"
+    # However fast it is at the other width: its mean would be of fewer widths than the others'.
+    times = {scores.OURS: 10.0, scores.TORCH: 20.0, "Liger": 11.0}
+    us = scores.timed(frame({256: times | {"QuACK": 0.5}, 512: times | {"QuACK": "refused: x"}}))
+    found = choose("rows", us, lambda n: True)
+    assert (found.fastest, found.ship, found.level) == (scores.OURS, scores.OURS, ())
     assert choose("rows", us, lambda n: n > 2**20) is None
 
 
