@@ -7,17 +7,16 @@ recorded number is worth there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from memtraffic import runtime
-from memtraffic.benchmark.comparing import ABSENT
 from memtraffic_book import catalog, recording
 from memtraffic_book.catalog import Column, Experiment, find_experiments
-from memtraffic_book.recording import DRIFT, RecordingError
+from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
@@ -43,7 +42,10 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
         now = recording.from_csv(text)
         sentences += (found := compare(subject, was, now))
         rows += largest_differences(subject, was, now)
-        print(f"{subject.id}: {'drifted' if found else 'as recorded'}", flush=True)
+        outcome = "drifted" if found else "as recorded"
+        if gone := sum(map(is_absent, now.to_dict("records"))):
+            outcome += f", but for {gone} of {len(now)} rows, whose packages are absent here"
+        print(f"{subject.id}: {outcome}", flush=True)
     _write(folder / DRIFT, [subject.id for subject in subjects], rows)
     return sentences
 
@@ -123,7 +125,7 @@ def largest_differences(
         differences = []
         for row, was in enumerate(recorded.to_dict("records")):
             old, new = was[column.name], measured[column.name].iloc[row]
-            if _is_absent(was, measured.iloc[row].to_dict()):
+            if is_absent(was) or is_absent(measured.iloc[row].to_dict()):
                 continue
             if isinstance(old, str) or isinstance(new, str) or not old:
                 continue
@@ -138,9 +140,10 @@ def largest_differences(
     return found
 
 
-def _is_absent(*rows: Mapping[str, Any]) -> bool:
-    """Whether one of the rows is of a package that was absent when it was measured."""
-    return any(str(row.get("note", "")).startswith(ABSENT) for row in rows)
+def _text(row: dict[str, Any]) -> list[str]:
+    """What a row is of: its text, but for what an absent package changes."""
+    of_package = ("version", "note", "missing")
+    return [it for name, it in row.items() if isinstance(it, str) and name not in of_package]
 
 
 def _tolerance(column: Column, was: dict[str, Any]) -> float:
@@ -161,7 +164,7 @@ def compare(subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame)
     sentences = []
     pairs = zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
     for row, (was, now) in enumerate(pairs):
-        if _is_absent(was, now) and was["impl"] == now["impl"]:
+        if (is_absent(was) or is_absent(now)) and _text(was) == _text(now):
             continue
         for column in subject.columns:
             old, new = was[column.name], now[column.name]

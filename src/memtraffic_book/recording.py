@@ -5,7 +5,7 @@
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the GPU's counters
   cannot be read, the page says so and shows the recording;
 - `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
-  the recording's label;
+  the recording's label. Rows of packages that are absent here are the recording's;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import pandas as pd
 import torch
 
 from memtraffic import runtime
+from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.errors import CountersUnavailable, MemtrafficError
 from memtraffic_book.catalog import Experiment, find_experiments
 
@@ -108,9 +110,27 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
         return read(folder, subject), f"{error}, so this is a recording.\n{label(folder, id)}"
     if mode() == "live":
         return frame, f"Measured now on {runtime.gpu_name()}."
-    read(folder, subject)
+    recorded = read(folder, subject)
     kept_path(id).write_text(to_csv(frame), encoding="utf-8")
-    return frame, label(folder, id)
+    return replay_absent(frame, recorded), label(folder, id)
+
+
+def is_absent(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a result says that a package was absent where it was measured.
+
+    >>> is_absent({"impl": "Liger", "note": "absent: liger-kernel is not installed"})
+    True
+    """
+    return any(str(row.get(column, "")).startswith(ABSENT) for column in ("note", "missing"))
+
+
+def replay_absent(measured: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
+    """What was measured; the rows of packages that are absent here are those of the recording."""
+    if len(measured) != len(recorded):
+        return measured
+    pairs = zip(measured.to_dict("records"), recorded.to_dict("records"), strict=True)
+    rows = [was if is_absent(now) else now for now, was in pairs]
+    return from_csv(to_csv(pd.DataFrame(rows)))
 
 
 def _run(subject: Experiment) -> pd.DataFrame:

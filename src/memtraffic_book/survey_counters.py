@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from memtraffic.benchmark.comparing import ABSENT
 from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
 from memtraffic.inputs import find_inputs
@@ -119,6 +120,8 @@ def _worker() -> None:
             for _ in range(WARMUP):
                 run(None)
             run(outcome)
+        except ImportError as error:  # of a package, or of a file of the tutorials
+            outcome["missing"] = ABSENT + survey.reason_of(error)
         except Exception as error:
             outcome["missing"] = survey.reason_of(error)
         told.append(outcome)

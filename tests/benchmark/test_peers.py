@@ -256,7 +256,7 @@ def test_compiling_ahead_of_a_backward_and_of_nothing(started):
 
 
 def test_compiling_ahead_leaves_out_widths_that_a_backward_refuses(started):
-    """Of 2**19 columns a forward keeps one row of float32, and a backward would have to keep two."""
+    """Of 2**19 columns, shared memory holds the one row of a forward, not the two of a backward."""
     with peers.compiling_ahead(["QuACK", "QuACK backward"], [256, 2**19], "float32"):
         assert [worker.command[2].partition("compile_quack(*")[2] for worker in started] == [
             "('float32', False, [256]))",

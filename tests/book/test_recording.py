@@ -12,8 +12,9 @@ import torch
 
 from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
+from memtraffic.meters import counters
 from memtraffic.names import RUNGS
-from memtraffic_book import catalog, measurements, recording
+from memtraffic_book import catalog, drift, measurements, recording
 from memtraffic_book.catalog import EXPERIMENTS, Column
 from memtraffic_book.recording import (
     MODES,
@@ -105,6 +106,59 @@ def test_experiment_keeps_what_others_say_meanwhile(recorded, in_mode, mode, cap
     assert log.is_file() == (mode == "verify")
     if mode == "verify":
         assert log.read_text() == said
+
+
+def survey_of(calls, *installed):
+    """What ncu and the process it looks at say of `calls`, where these packages are installed."""
+    rows, outcomes = [], []
+    for i, call in enumerate(calls, 1):
+        package = call.partition(".")[0].partition(":")[0]
+        here = package in installed
+        missing = "" if here else f"absent: PackageNotFoundError: {package}"
+        outcomes.append({"version": "0.8.5" if here else "", "begun": here, "missing": missing})
+        metrics = dict.fromkeys(counters.METRICS, 10 * i)
+        rows += [{"kernel": name} | metrics for name in ("_idle_kernel", "k")] if here else []
+    return pd.DataFrame(rows, columns=counters.COLUMNS), outcomes
+
+
+def test_experiment_replays_rows_of_packages_that_are_absent(book, in_mode, monkeypatch, capsys):
+    """A page compared on a GPU has all of its rows; what was measured there is kept as it was."""
+    installed = {"liger_kernel", "flag_gems", "torch"}
+    subject = dataclasses.replace(
+        EXPERIMENTS["survey_counters"],
+        arguments={
+            "kernels": [
+                "liger_kernel.transformers.functional:liger_softmax forward",
+                "flag_gems.ops:softmax forward",
+                "torch:softmax forward",
+            ],
+            "sizes": {"M": 4, "N": 8},
+        },
+    )
+
+    def profile(worker, job, settings):
+        frame, outcomes = survey_of(job["kernels"], *installed)
+        Path(job["told"]).write_text(json.dumps(outcomes))
+        return frame
+
+    monkeypatch.setattr(counters, "profile", profile)
+    monkeypatch.setattr(counters, "parse", lambda frame: frame)
+    book.lists(subject)
+    book.record(subject)
+    recorded = experiment("survey_counters")
+    assert recorded["launches"].tolist() == [1, 1, 1]
+    said = capsys.readouterr().out
+    installed -= {"liger_kernel", "flag_gems"}
+    in_mode("verify")
+    pd.testing.assert_frame_equal(experiment("survey_counters"), recorded)
+    assert capsys.readouterr().out == said == LABEL
+    kept = recording.from_csv(kept_path("survey_counters").read_text(encoding="utf-8"))
+    assert kept["launches"].tolist() == [0, 0, 1]
+    assert drift.measure_again() == []
+    assert "2 of 3 rows, whose packages are absent here" in capsys.readouterr().out
+    in_mode("live")
+    live = experiment("survey_counters")
+    assert live["missing"].str.startswith("absent").tolist() == [True, True, False]
 
 
 def test_experiment_live_needs_no_recording_but_verify_does(book, in_mode):

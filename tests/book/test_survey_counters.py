@@ -157,7 +157,7 @@ def test_worker_runs_each_pass(direction, monkeypatch, tmp_path):
     survey_counters._worker()
     first, second = json.loads((tmp_path / "told").read_text())
     assert first == {"version": version("torch"), "begun": True, "missing": ""}
-    assert second["missing"].startswith("PackageNotFoundError") and not second["begun"]
+    assert second["missing"].startswith("absent: PackageNotFoundError") and not second["begun"]
     assert len(calls) == marked_counters.WARMUP + 1 and len(counted) == 1
     [made] = counted
     if direction == "forward":
