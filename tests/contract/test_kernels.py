@@ -1,0 +1,585 @@
+"""The same questions to every kernel: is it right, what does it touch, and what does it refuse?
+
+A new kernel is one more line of SUBJECTS.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memtraffic
+from memtraffic import runtime
+from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, split, tiled
+from memtraffic.kernels.tiling import MAX_COLS, MAX_ROW
+from memtraffic.meters.count import count
+from memtraffic.op import Op, find_op
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_correct, assert_traffic
+
+DEVICE = runtime.device()
+INF, NAN = float("inf"), float("nan")
+HALF, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float64",)
+WIDTHS = {
+    "one-column": 1, "two": 2, "one-short-of-block": 127, "block": 128, "one-past-block": 129,
+    "odd": 781, "one-past-narrow-rows": 1025, "chunks": 2048, "one-past-chunks": 2049,
+    "little-past-8192": 8320, "widest-but-one": MAX_COLS - 1, "widest": MAX_COLS,
+    "one-past-widest": MAX_COLS + 1, "long": 65537, "long-and-aligned": 131072,
+}  # fmt: skip
+
+
+def matrix_of(m, n, dtype):
+    return (matrix(m, n, dtype),)
+
+
+def softmax_and_gradient(m, n, dtype):
+    return torch.softmax(matrix(m, n), 1).to(getattr(torch, dtype)), matrix(m, n, dtype, seed=1)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel under contract.
+
+    fn: of the tensors that `make` makes for m, n and a dtype, and of `out` if `takes_out`; its
+    result is that of `op`. traffic: in elements, as `formula` prints it. touches: how often it
+    touches each element of what a pointer of the kernel points to. words: pointers to what programs
+    tell one another. limit: columns; more are refused. any_width: not only powers of two.
+    any_strides: columns need not be adjacent. errors: what it raises, see REFUSED.
+    """
+
+    name: str
+    fn: Callable[..., torch.Tensor]
+    traffic: tuple[str, str]
+    touches: dict[str, int]
+    op: str = "softmax"
+    make: Callable[..., tuple[torch.Tensor, ...]] = matrix_of
+    dtypes: tuple[str, ...] = (*SINGLE, *HALF)
+    limit: int = MAX_COLS
+    any_width: bool = True
+    any_strides: bool = True
+    takes_out: bool = True
+    words: frozenset[str] = frozenset()
+    errors: str | None = "rung"
+
+    def judge(self, dtype: str) -> Op:
+        """The operation; in float64 its reference is itself rounded."""
+        op = find_op(self.op)
+        return replace(op, roundings=4 * op.roundings) if dtype == "float64" else op
+
+    def takes(self, n: int) -> bool:
+        return n <= self.limit and (self.any_width or n & (n - 1) == 0)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def split_in_three(x, out=None):
+    """A row by three programs, where it has so many columns."""
+    n = x.shape[-1] if isinstance(x, torch.Tensor) else 1
+    block = max(16, triton.next_power_of_2(triton.cdiv(n, 3)))
+    return split.softmax(x, out, block=block, chunks=1)
+
+
+def softmax_backward(y, dy):
+    return torch.ops.memtraffic.softmax_backward(dy, y, 1, y.dtype)
+
+
+ONCE = {"x_ptr": 1, "y_ptr": 1}
+MN = "MN", "MN"
+FLOATS = (*SINGLE, *HALF, *DOUBLE)
+SUBJECTS = [
+    Subject("naive", naive.softmax, ("5MN + 2M", "3MN + 2M"), {}, takes_out=False, errors=None),
+    Subject(
+        "fused", fused.softmax, MN, ONCE, any_width=False, any_strides=False, takes_out=False
+    ),
+    Subject("masked", masked.softmax, MN, ONCE),
+    Subject("two-blocks", masked.softmax_two_blocks, MN, ONCE),
+    Subject("tiled", tiled.softmax, MN, ONCE),
+    Subject("persistent", persistent.softmax, MN, ONCE),
+    Subject("online", online.softmax, ("2MN", "MN"), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
+    Subject(
+        "three-passes", online.softmax_three_passes, ("3MN", "MN"), {"x_ptr": 3, "y_ptr": 1},
+        limit=MAX_ROW,
+    ),
+    Subject(
+        "split", split.softmax, ("MN + 2M", "MN + 2M"), ONCE, limit=MAX_ROW,
+        words=frozenset({"slots_ptr"}),
+    ),
+    Subject(
+        "split-in-three", split_in_three, ("", ""), ONCE, limit=MAX_ROW,
+        words=frozenset({"slots_ptr"}),
+    ),
+    Subject(
+        "softmax", memtraffic.softmax, MN, ONCE, dtypes=FLOATS, limit=MAX_ROW, errors="operation"
+    ),
+    Subject(
+        "softmax-backward", softmax_backward, ("2MN", "MN"),
+        {"y_ptr": 1, "dy_ptr": 1, "dx_ptr": 1}, "softmax_backward", softmax_and_gradient,
+        dtypes=FLOATS, limit=MAX_ROW, takes_out=False, errors=None,
+    ),
+]  # fmt: skip
+
+
+def each(holds=lambda subject: True):
+    """Parametrizes a test with the subjects for which something holds."""
+    chosen = [subject for subject in SUBJECTS if holds(subject)]
+    return pytest.mark.parametrize("it", chosen, ids=str)
+
+
+WITH_KERNEL = each(lambda it: it.touches)
+WITH_OUT = each(lambda it: it.takes_out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bounds_checked(bounds_checked):
+    """A kernel that leaves its tensors fails its test and does not end the process."""
+
+
+def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
+    """The same numbers with other strides, and NaN between them. A step of 0 repeats the first."""
+    m, n = x.shape
+    height, width = max(1, m * row_step), max(1, n * col_step)
+    strides = (row_step, col_step * height) if transposed else (row_step * width, col_step)
+    memory = torch.full((offset + height * width,), NAN, dtype=x.dtype, device=x.device)
+    kept = x[: None if row_step else 1, : None if col_step else 1]
+    return memory.as_strided(kept.shape, strides, offset).copy_(kept).expand(m, n)
+
+
+def relaid(tensors, **layout):
+    """Those of two dimensions, laid out so."""
+    return [laid_out(x, **layout) if x.dim() == 2 else x for x in tensors]
+
+
+def of_result(it, m, n, dtype):
+    """A tensor like the result, which is like the first input."""
+    return torch.full((m, n), NAN, dtype=getattr(torch, dtype), device=DEVICE)
+
+
+# ---- is it right?
+
+
+@each()
+@pytest.mark.parametrize("n", WIDTHS.values(), ids=WIDTHS)
+def test_result_of_each_width(it, n):
+    if not it.takes(n):
+        pytest.skip("a width that it does not take")
+    for dtype in it.dtypes if n <= 8320 else it.dtypes[:3:2]:
+        assert_correct(it.judge(dtype), it.fn, *it.make(3, n, dtype))
+
+
+@pytest.mark.parametrize(
+    "examples", [15, pytest.param(150, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+@WITH_KERNEL
+def test_result_of_any_matrix(it, examples):
+    """Of any size, in any layout; the inputs of a backward each in its own."""
+    # Where all columns of an input are one, a backward is a sum of what cancels out.
+    repeats = [0] if it.op == "softmax" else []
+    steps = st.sampled_from([1, 1, 2, 3, *repeats]) if it.any_strides else st.just(1)
+    narrow = st.integers(0 if it.any_width else 1, 70)
+    wide = st.integers(71, 3000) if it.any_width else st.sampled_from([128, 256, 2048])
+
+    @settings(max_examples=examples, deadline=None)
+    @given(data=st.data())
+    def check(data):
+        m, n = data.draw(st.integers(0, 9), "m"), data.draw(st.one_of(narrow, narrow, wide), "n")
+        n = n if it.any_width else 2 ** (n.bit_length() - 1)
+        dtype = data.draw(st.sampled_from(it.dtypes), "dtype")
+        tensors = []
+        for x in it.make(m, n, dtype):
+            row_step, col_step = data.draw(st.sampled_from([1, 1, 2, 3, 0])), data.draw(steps)
+            transposed = it.any_strides and data.draw(st.booleans())
+            layout = dict(row_step=row_step, col_step=col_step, transposed=transposed)
+            offset = data.draw(st.integers(0, 9))
+            tensors.append(laid_out(x, offset=offset, **layout) if x.dim() == 2 else x)
+        assert_correct(it.judge(dtype), it.fn, *tensors)
+        assert it.fn(*tensors).is_contiguous()
+
+    check()
+
+
+# Rows, by how much of them is replaced from the front and from the back.
+HARD = {
+    "nan-first": {0: NAN},
+    "nan-last": {-1: NAN},
+    "infinity-first": {0: INF},
+    "infinity-last": {-1: INF},
+    "two-infinities": {1: INF, -2: INF},
+    "minus-infinity-first": dict.fromkeys(range(16), -INF),
+    "every-other-minus-infinity": dict.fromkeys(range(0, 40, 2), -INF),
+    "all-but-the-last-minus-infinity": {**dict.fromkeys(range(40), -INF), -1: 0.0},
+    "all-minus-infinity": dict.fromkeys(range(40), -INF),
+    "infinity-among-minus-infinity": {**dict.fromkeys(range(40), -INF), 3: INF},
+    "far-below-zero": dict.fromkeys(range(40), -1e4),
+    "rises": {i: 400.0 * i for i in range(40)},
+    "falls": {i: -200.0 * (i // 4) for i in range(40)},
+    "maximum-last": {**dict.fromkeys(range(40), 0.0), -1: 1e3},
+    "lowest": dict.fromkeys(range(40), "min"),
+    "huge": {0: "max", 1: "min"},
+    "equal": dict.fromkeys(range(40), -3.0),
+    "zero": dict.fromkeys(range(40), 0.0),
+    "negative-zero": dict.fromkeys(range(40), -0.0),
+}
+
+
+def hard_matrix(n, dtype):
+    """A hard row between any two ordinary ones."""
+    x = matrix(2 * len(HARD) + 1, n, dtype)
+    finfo = torch.finfo(x.dtype)
+    for row, hard in zip(x[1::2], HARD.values(), strict=True):
+        for col, value in hard.items():
+            if -n <= col < n:
+                row[col] = {"min": finfo.min, "max": finfo.max}.get(value, value)
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
+@each(lambda it: it.op == "softmax")
+@pytest.mark.parametrize("n", [8, 13, 64])
+def test_result_of_hard_rows(it, n):
+    if it.takes(n):
+        for dtype in it.dtypes:
+            x = hard_matrix(n, dtype)
+            y = it.fn(x)
+            assert_correct(it.judge(dtype), lambda _, y=y: y, x)
+            assert (y[x == -INF].nan_to_num() == 0).all()
+
+
+@each(lambda it: it.op == "softmax" and it.limit > MAX_COLS)
+def test_a_part_of_a_long_row_unlike_the_others(it):
+    """The maximum in another part of the row than all that does not vanish beside it."""
+    n = 40_000
+    x = matrix(5, n)
+    x[0, 30_000], x[1, 7] = 1000, 1000
+    x[2, :20_000], x[3, 20_000:], x[4, -1] = -INF, -INF, NAN
+    assert_correct(it.op, it.fn, x)
+
+
+@each()
+def test_sums_are_of_float32(it):
+    """One in float16 is infinite past 65504, one in bfloat16 stays at 256."""
+    for dtype in HALF:
+        x = torch.ones(2, 4096, dtype=getattr(torch, dtype), device=DEVICE)
+        tensors = [x] * len(it.make(1, 1, dtype))
+        assert_correct(it.op, it.fn, *tensors)
+
+
+@each()
+def test_results_are_equal_bit_for_bit(it):
+    for dtype in it.dtypes:
+        tensors = it.make(5, 64, dtype)
+        first = it.fn(*tensors)
+        again, of_others = it.fn(*tensors), it.fn(*(x.clone() for x in tensors))
+        assert torch.equal(first, again) and torch.equal(first, of_others)
+
+
+@each()
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0)], ids=["no-rows", "no-columns", "none"])
+def test_result_of_nothing(it, shape):
+    if shape[1] or (it.any_width and it.touches):
+        for dtype in it.dtypes:
+            y = it.fn(*it.make(*shape, dtype))
+            assert (y.shape, y.dtype) == (shape, getattr(torch, dtype))
+            if it.takes_out:
+                out = of_result(it, *shape, dtype)
+                assert it.fn(*it.make(*shape, dtype), out=out) is out
+
+
+@each()
+def test_result_is_new_memory(it):
+    tensors = it.make(3, 8, "float32")
+    first, second = it.fn(*tensors), it.fn(*tensors)
+    storages = {x.untyped_storage().data_ptr() for x in (*tensors, first, second)}
+    assert len(storages) == len(tensors) + 2
+
+
+# ---- out
+
+
+OUTS = {
+    "packed": {},
+    "odd-row-stride": {"n": 1},
+    "unaligned": {"offset": 1},
+    "every-other-row": {"row_step": 2},
+    "every-other-column": {"col_step": 2},
+    "transposed": {"transposed": True},
+}
+
+
+@WITH_OUT
+@pytest.mark.parametrize("layout", OUTS.values(), ids=OUTS)
+@pytest.mark.parametrize("n", [1, 8, 9])
+def test_out_is_written_and_nothing_beside_it(it, n, layout):
+    for dtype in it.dtypes[:2]:
+        tensors = it.make(5, n, dtype)
+        steps = {key: value for key, value in layout.items() if key != "n"}
+        out = laid_out(of_result(it, 5, n + layout.get("n", 0), dtype), **steps)[:, :n]
+        memory = torch.empty(0, dtype=out.dtype, device=DEVICE).set_(out.untyped_storage())
+        memory.fill_(781.0)
+        expected = it.fn(*tensors)
+        assert it.fn(*tensors, out=out) is out
+        assert_correct(it.judge(dtype), lambda *_, out=out: out, *tensors)
+        torch.testing.assert_close(out, expected)  # other tiles may add up in another order
+        assert (memory == 781.0).sum() == memory.numel() - out.numel(), "written beside out"
+
+
+@WITH_OUT
+def test_out_may_be_the_input_or_lie_beside_it(it):
+    memory = matrix(12, 18)
+    for x, out in (
+        (memory[4:8], memory[8:]),
+        (memory[4:8], memory[:4]),
+        (memory[:, :9], memory[:, 9:]),
+        (memory[:, ::2], memory[:, 1::2]),
+        (memory, memory),
+    ):
+        out = out[: x.shape[0]]
+        expected = it.fn(x.clone())
+        assert it.fn(x, out=out) is out
+        torch.testing.assert_close(out, expected)
+
+
+@WITH_OUT
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        pytest.param((3, 4), (4, 3), id="meet-past-the-end"),
+        pytest.param((4, 1), (1, 0), id="one-column"),
+        pytest.param((1, 4), (0, 2), id="one-row"),
+    ],
+)
+def test_out_may_have_any_strides_that_do_not_repeat(it, shape, strides):
+    out = torch.zeros(200, device=DEVICE).as_strided(shape, strides)
+    assert_correct(it.op, partial(it.fn, out=out), *it.make(*shape, "float32"))
+
+
+# ---- what does it touch?
+
+
+VIEWS = {
+    "whole": ({}, 16, 0),
+    "one-column": ({}, 1, 0),
+    "odd": ({}, 13, 0),
+    "padded-rows": ({}, 24, 8),
+    "every-other-row": ({"row_step": 2}, 16, 0),
+    "unaligned": ({"offset": 1}, 16, 0),
+    "rows-apart-by-3": ({"row_step": 3, "offset": 5}, 13, 0),
+    "a-row-again-and-again": ({"row_step": 0}, 16, 0),
+    "every-other-column": ({"col_step": 2}, 16, 0),
+    "transposed": ({"transposed": True}, 16, 0),
+}
+
+
+def assert_touches(it, tensors, out=None):
+    """Each element as often as is said, and in one kernel: nothing is copied."""
+    options = {} if out is None else {"out": out}
+    results = []
+    traffic = count(lambda _: results.append(it.fn(*tensors, **options)), tensors[0], trace=True)
+    kernels = [op.name for op in traffic.ops if op.name != "zeros"]
+    assert len(kernels) == 1, kernels
+    touched = {name: Counter() for name in it.touches}
+    for access in traffic.accesses:
+        assert access.argument in {*it.touches, *it.words}
+        if access.argument in it.touches:
+            touched[access.argument].update(access.offsets)
+    by_pointer = dict(zip([*it.touches][: len(tensors)], tensors, strict=True))
+    by_pointer |= dict.fromkeys([*it.touches][len(tensors) :], results[0])
+    for pointer, times in it.touches.items():
+        x = by_pointer[pointer]
+        offsets = torch.arange(x.shape[0])[:, None] * x.stride(0) + torch.arange(
+            x.shape[1]
+        ) * x.stride(1)
+        expected = Counter(offsets.flatten().tolist() * times)
+        assert touched[pointer] == expected, pointer
+
+
+@WITH_KERNEL
+@pytest.mark.parametrize(("layout", "n", "cut"), VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut, dtype):
+    adjacent = layout.get("col_step", 1) == 1 and not layout.get("transposed")
+    if not it.takes(n - cut) or not (adjacent or it.any_strides):
+        pytest.skip("a view that it does not take")
+    tensors = [x[:, : n - cut] for x in relaid(it.make(5, n, dtype), **layout)]
+    assert_touches(it, tensors)
+    if it.takes_out and layout.get("row_step"):
+        assert_touches(it, tensors, laid_out(of_result(it, 5, n - cut, dtype), **layout))
+
+
+@WITH_KERNEL
+@pytest.mark.parametrize("n", [2, 127, 128, 129, 781, 1000, 2049, 2050, 2055, 2064, 4096, 8320])
+def test_each_width_touches_each_element_as_often_as_is_said(it, n):
+    """Rows of odd widths start at all distances from an aligned address."""
+    if it.takes(n):
+        for dtype in it.dtypes[:2]:
+            assert_touches(it, it.make(5 if n < 3000 else 2, n, dtype))
+
+
+@each(lambda it: all(it.traffic))
+def test_traffic_is_that_of_the_formula(it):
+    inputs = "M,N M,N" if it.op.endswith("backward") else "M,N"
+    assert_traffic(it.fn, *it.traffic, inputs=inputs)
+
+
+def far(x, strides):
+    """The same numbers gigabytes apart; the memory between is never touched."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=DEVICE).copy_(x)
+
+
+@each()
+@pytest.mark.parametrize(
+    "strides", [(2**30, 1), (1, 2**30 + 8)], ids=["rows-far-apart", "columns-far-apart"]
+)
+def test_offsets_outgrow_int32(it, strides):
+    if strides[1] > 1 and not it.any_strides:
+        pytest.skip("columns that it does not take")
+    tensors = it.make(4, 4, "float16")
+    for i, x in enumerate(tensors):
+        apart = [*tensors[:i], far(x, strides), *tensors[i + 1 :]]
+        assert_correct(it.op, it.fn, *apart)
+    if it.takes_out:
+        assert_correct(it.op, partial(it.fn, out=far(tensors[0], strides)), *tensors)
+
+
+# ---- what does it refuse?
+
+
+def zeros(*shape, **options):
+    return torch.zeros(shape, device=DEVICE, **options)
+
+
+# The call; what a rung raises, and what the operation raises, as PyTorch does; what is said.
+REFUSED = {
+    "a-list": (lambda fn: fn([[1.0]]), TypeError, TypeError, "x is a list"),
+    "integers": (
+        lambda fn: fn(zeros(2, 4, dtype=torch.int32)), TypeError, NotImplementedError,
+        "torch.int32",
+    ),
+    "complex": (
+        lambda fn: fn(zeros(2, 4, dtype=torch.complex64)), TypeError, NotImplementedError,
+        "torch.complex64",
+    ),
+    "float64": (lambda fn: fn(zeros(2, 4).double()), TypeError, None, "not torch.float64"),
+    "3-d": (lambda fn: fn(zeros(2, 4, 4)), ValueError, None, r"not 3: \(2, 4, 4\)"),
+    "1-d": (lambda fn: fn(zeros(4)), ValueError, None, r"not 1: \(4,\)"),
+    "meta": (lambda fn: fn(zeros(2, 4).to("meta")), TypeError, None, "x is a meta"),
+    "coo": (lambda fn: fn(zeros(2, 4).to_sparse()), TypeError, None, "sparse_coo"),
+    "gradient": (
+        lambda fn: fn(zeros(2, 4, requires_grad=True)), RuntimeError, None, "x requires a gradient",
+    ),
+}  # fmt: skip
+REFUSED_OUT = {
+    "shape-of-out": (
+        lambda fn, out: fn(zeros(2, 3), out=out(3, 2)), ValueError, RuntimeError,
+        r"\(3, 2\).*\(2, 3\)",
+    ),
+    "dtype-of-out": (
+        lambda fn, out: fn(zeros(2, 3), out=out(2, 3, dtype=torch.float16)), TypeError,
+        RuntimeError, "torch.float16.*torch.float32",
+    ),
+    "out-repeats-rows": (
+        lambda fn, out: fn(zeros(2, 3), out=out(1, 3).expand(2, 3)), ValueError, RuntimeError,
+        r"\(0, 1\)",
+    ),
+    "out-repeats-columns": (
+        lambda fn, out: fn(zeros(2, 3), out=out(2, 1).expand(2, 3)), ValueError, RuntimeError,
+        r"\(1, 0\)",
+    ),
+    "out-over-a-part-of-x": (
+        lambda fn, out: fn((x := out(16))[:8].view(2, 4), out=x[2:10].view(2, 4)), ValueError,
+        RuntimeError, "8 bytes after x",
+    ),
+    "x-over-a-part-of-out": (
+        lambda fn, out: fn((x := out(16))[2:10].view(2, 4), out=x[:8].view(2, 4)), ValueError,
+        RuntimeError, "-8 bytes after x",
+    ),
+    "out-is-x-transposed": (
+        lambda fn, out: fn((x := out(4, 4)), out=x.t()), ValueError, RuntimeError,
+        " 0 bytes after x",
+    ),
+    "gradient-into-out": (
+        lambda fn, out: fn(zeros(2, 3, requires_grad=True), out=out(2, 3)), RuntimeError,
+        RuntimeError, "x requires",
+    ),
+    "gradient-of-out": (
+        lambda fn, out: fn(zeros(2, 3), out=out(2, 3).requires_grad_()), RuntimeError,
+        RuntimeError, "out requires",
+    ),
+}  # fmt: skip
+
+
+def assert_refuses(it, call, of_rung, of_operation, says):
+    error = of_rung if it.errors == "rung" else of_operation
+    if error is None:
+        pytest.skip("the operation takes it")
+    for _ in range(2):  # nothing wrong is remembered
+        with pytest.raises(error) as raised:
+            call()
+        assert re.match(rf"[a-z ]+: .*{says}", str(raised.value)), raised.value
+
+
+@each(lambda it: it.errors)
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(it, case):
+    call, *expected = REFUSED[case]
+    assert_refuses(it, lambda: call(it.fn), *expected)
+
+
+@each(lambda it: it.errors)
+def test_refuses_a_row_that_is_too_wide(it):
+    x = zeros(1, 1).expand(2, it.limit + 1)
+    x = zeros(1, 2 * it.limit) if not it.any_strides else x
+    says = f"{x.shape[1]} columns, more than {it.limit}"
+    assert_refuses(it, lambda: it.fn(x), ValueError, RuntimeError, says)
+
+
+@WITH_OUT
+@pytest.mark.parametrize("case", REFUSED_OUT)
+def test_refuses_an_out(it, case):
+    call, *expected = REFUSED_OUT[case]
+    made = []
+
+    def out(*shape, **options):
+        made.append(torch.full(shape, 781.0, device=DEVICE, **options))
+        return made[-1]
+
+    assert_refuses(it, lambda: call(it.fn, out), *expected)
+    assert all((x == 781.0).all() for x in made), "something was written"
+
+
+@each(lambda it: it.errors)
+@pytest.mark.gpu
+def test_refuses_a_tensor_of_the_cpu(it):
+    error = TypeError if it.errors == "rung" else RuntimeError
+    with pytest.raises(error, match="on the cpu, not on a GPU"):
+        it.fn(torch.zeros(2, 4))
+
+
+@each(lambda it: it.errors == "rung")
+def test_takes_what_requires_a_gradient_where_none_is_taken(it):
+    x = matrix(4, 8).requires_grad_()
+    with torch.no_grad():
+        assert not it.fn(x).requires_grad
+        if it.takes_out:
+            out = matrix(4, 8).requires_grad_()
+            assert it.fn(x, out=out) is out
+
+
+@WITH_KERNEL
+@pytest.mark.gpu
+def test_result_past_two_to_the_31_elements(it):
+    m, n = 70_000, MAX_COLS
+    tensors = it.make(1, n, "bfloat16")
+    if torch.cuda.mem_get_info()[0] < (len(tensors) + 2) * m * n * 2:
+        pytest.skip(f"tensors of {m} x {n} are more than this GPU has free")
+    tensors = [x.repeat(m, 1) for x in tensors]
+    y = it.fn(*tensors)
+    assert torch.equal(y[-1], y[0])
+    assert_correct(it.op, lambda *_: y[-3:], *(x[-3:] for x in tensors))
