@@ -19,10 +19,10 @@ from memtraffic import progress, residency, runtime
 from memtraffic.__main__ import COMMANDS, main
 from memtraffic.benchmark.baselines import BACKWARD_BASELINES, BASELINES
 from memtraffic.benchmark.peers import IMPLEMENTATIONS, PEERS
-from memtraffic.compile import Resources
 from memtraffic.gpus import find_gpu
 from memtraffic.meters import counters as hardware
 from memtraffic.names import RUNGS, import_function
+from memtraffic.residency import Resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -278,7 +278,7 @@ def test_occupancy_of_a_kernel_that_is_compiled(command):
     status, out, err = command(f"occupancy {options}")
     [kernel] = json.loads(command(f"resources {options}")[1])
     assert (status, err, out.count("\n")) == (0, "", 1)
-    assert json.loads(out) == [residency.report(Resources(**kernel))]
+    assert json.loads(out) == [residency.Occupancy.of(Resources(**kernel)).as_dict()]
 
 
 @pytest.fixture

@@ -399,9 +399,10 @@ def test_assert_resources():
 def compiled(monkeypatch):
     """Makes `resources` answer with one kernel of these facts."""
     from memtraffic import compile as compiling
+    from memtraffic import residency
 
     def answer(**facts):
-        kernel = compiling.Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
+        kernel = residency.Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
         kernels = [dataclasses.replace(kernel, **facts)] if facts != {"none": True} else []
         monkeypatch.setattr(compiling, "resources", lambda *args, **options: kernels)
 

@@ -40,4 +40,4 @@ def test_narrow_rows_of_odd_width_are_not_vectorised():
 
 def test_occupancy():
     [kernel] = occupancy(rms_norm, "sm_90", inputs="16,4096 4096,")
-    assert kernel["resident"] >= 4
+    assert kernel.resident >= 4

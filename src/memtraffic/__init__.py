@@ -18,7 +18,7 @@ from memtraffic import runtime as runtime  # first: it decides, before Triton is
 if TYPE_CHECKING:
     from memtraffic import errors, testing
     from memtraffic.benchmark import bench
-    from memtraffic.compile import resources
+    from memtraffic.compile import occupancy, resources
     from memtraffic.gpus import find_gpu
     from memtraffic.kernels.softmax.op import softmax
     from memtraffic.meters.count import count
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from memtraffic.meters.formula import formula
     from memtraffic.op import Op
     from memtraffic.reporting import report
-    from memtraffic.residency import occupancy
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,7 +50,7 @@ _MODULES = {
     "counters": "memtraffic.meters.counters",
     "find_gpu": "memtraffic.gpus",
     "formula": "memtraffic.meters.formula",
-    "occupancy": "memtraffic.residency",
+    "occupancy": "memtraffic.compile",
     "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
     "softmax": "memtraffic.kernels.softmax.op",

@@ -44,9 +44,9 @@ from memtraffic.names import RUNGS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from memtraffic.compile import Resources
     from memtraffic.gpus import Gpu
     from memtraffic.meters.count import Traffic
+    from memtraffic.residency import Resources
 
 MOVED = {"record": "memtraffic_book record", "drift": "memtraffic_book drift"}
 TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
@@ -370,18 +370,12 @@ def run_resources(args: argparse.Namespace) -> str:
 
 def run_occupancy(args: argparse.Namespace) -> str:
     """How many programs of a function's compiled kernels fit."""
-    from memtraffic.residency import report
+    from memtraffic.residency import Occupancy
 
-    reports = [report(kernel, args.gpu) for kernel in compiled(args)]
+    found = [Occupancy.of(kernel, args.gpu) for kernel in compiled(args)]
     if args.json:
-        return json.dumps(reports)
-    return "\n".join(
-        "{kernel} for {target} ({gpu}), {num_warps} warps: {resident} programs fit, by {binding} "
-        "(limits: {each}); {programs} programs on {processors} processors".format(
-            each=", ".join(f"{name} {fit}" for name, fit in one["limits"].items()), **one
-        )
-        for one in reports
-    )
+        return json.dumps([asdict(one) for one in found])
+    return "\n".join(map(str, found))
 
 
 def run_roof(args: argparse.Namespace) -> str:

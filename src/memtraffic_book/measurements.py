@@ -30,7 +30,7 @@ from memtraffic.progress import progress
 from memtraffic.tensors import matrix
 
 if TYPE_CHECKING:
-    from memtraffic.compile import Resources
+    from memtraffic.residency import Resources
 
 # Named and not imported: the first chapters also work where Triton is not installed.
 EXHIBITS = {
@@ -602,10 +602,10 @@ def grid_sizes(ns: Sequence[int], num_warps: int) -> pd.DataFrame:
     Compiled by the Triton that is here, for rows of several widths. Columns: `target`, `gpu`, `n`;
     `resident`, programs per SM or compute unit; `processors`, how many of those; `programs` in all.
     """
-    from memtraffic import residency
+    from memtraffic.residency import Occupancy
 
     kernels = compile_for_targets(gpus.TARGETS, ns, (num_warps,))
-    rows = [{**residency.report(kernel), "n": n} for (_, n, _), kernel in kernels.items()]
+    rows = [{**Occupancy.of(kernel).as_dict(), "n": n} for (_, n, _), kernel in kernels.items()]
     columns = ["target", "gpu", "n", "resident", "processors", "programs"]
     return pd.DataFrame(rows)[columns]
 

@@ -10,8 +10,8 @@ import pytest
 from browser import dump_dom
 
 from memtraffic import residency
-from memtraffic.compile import Resources
 from memtraffic.gpus import TARGETS
+from memtraffic.residency import Resources
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "book" / "_static"
@@ -91,11 +91,11 @@ def expected_answer(point):
         "k", point["target"], point["warps"], registers, 0, point["shared"],
         vgprs=registers, allocated_vgprs=registers,
     )  # fmt: skip
-    report = residency.report(kernel)
-    limits = {name: count for name, count in report["limits"].items() if name != "sgprs"}
-    binding = [name for name, count in limits.items() if count == report["resident"]]
-    assert binding[0] == report["binding"]
-    return {"limits": limits, "resident": report["resident"], "binding": binding}
+    report = residency.Occupancy.of(kernel)
+    limits = {name: count for name, count in report.limits.items() if name != "sgprs"}
+    binding = [name for name, count in limits.items() if count == report.resident]
+    assert binding[0] == report.binding
+    return {"limits": limits, "resident": report.resident, "binding": binding}
 
 
 @browser

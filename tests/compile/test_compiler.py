@@ -3,14 +3,13 @@ import importlib
 import re
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from memtraffic import runtime
 from memtraffic.errors import CompileError
-from memtraffic.gpus import GPUS, TARGETS, find_gpu, this_gpu
+from memtraffic.gpus import GPUS, TARGETS, find_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -18,18 +17,16 @@ import kernels
 
 from memtraffic.compile import (
     Launch,
-    Resources,
-    amdgcn,
     assembly,
     capture_launches,
     compile_launches,
-    loaded_resources,
     resources,
     worker,
 )
 from memtraffic.compile.compiler import _jobs, _unlaunchable
 from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
+from memtraffic.residency import Resources
 
 NVIDIA = [target for target, gpu in TARGETS.items() if gpu.vendor == "nvidia"]
 AMD = [target for target, gpu in TARGETS.items() if gpu.vendor == "amd"]
@@ -243,50 +240,6 @@ def test_resources_as_text_and_dict():
     )
     assert kernel.as_dict()["load_bits"] == {128: 2, 32: 1}
     assert not any(list(kernel.as_dict().values())[7:])  # what it was not given
-
-
-def test_loaded_resources():
-    """On NVIDIA the driver says what a kernel uses; on AMD its assembly does."""
-    compiled = SimpleNamespace(
-        name="k",
-        metadata=SimpleNamespace(shared=48, num_warps=8),
-        _init_handles=lambda: None,
-        n_regs=40,
-        n_spills=2,
-        asm={"amdgcn": LLVM_SAYS},
-    )
-    nvidia = loaded_resources(compiled, find_gpu("sm_90"))
-    expected = {"registers": 40, "spill_bytes": 8, "shared_bytes": 48}
-    assert nvidia == Resources("k", "sm_90", 8, **expected)
-    amd = loaded_resources(compiled, find_gpu("gfx942"))
-    expected = amdgcn.usage(LLVM_SAYS) | {"shared_bytes": 48}
-    assert amd == Resources("k", "gfx942", 8, **expected)
-
-
-LLVM_SAYS = """
-; TotalNumSgprs: 22
-; NumVgprs: 10
-; NumAgprs: 40
-; TotalNumVgprs: 52
-; ScratchSize: 16
-; LDSByteSize: 0 bytes/workgroup (compile time only)
-; NumSGPRsForWavesPerEU: 24
-; NumVGPRsForWavesPerEU: 60
-; Occupancy: 8
-"""
-
-
-@pytest.mark.gpu
-def test_loaded_resources_are_those_that_the_assembly_says():
-    x = empty(64, 1024)
-    plan = persistent.plan(x, x)
-    [launch] = capture_launches(persistent.softmax, x, gpu=this_gpu())
-    [kernel] = compile_launches([(launch, this_gpu())])
-    loaded = loaded_resources(plan.kernel, this_gpu())
-    read_from_code = {"load_bits", "store_bits", "layout", "schedule", "instructions"}
-    for name, value in loaded.as_dict().items():
-        if name not in read_from_code:
-            assert value == getattr(kernel, name), name
 
 
 # ---- options

@@ -87,8 +87,8 @@ def test_report_occupancy(text):
     rows = cells(section(text, "Occupancy"))[1:]
     for row, target, slots in zip(rows, TARGETS, (64, 32), strict=True):
         [one] = memtraffic.occupancy(fused.softmax, target, inputs="16,4096")
-        warps = one["resident"] * one["num_warps"]
-        assert row[2:5] == [str(one["resident"]), one["binding"], f"{warps} of {slots}"]
+        warps = one.resident * one.num_warps
+        assert row[2:5] == [str(one.resident), one.binding, f"{warps} of {slots}"]
         assert row[5] == f"{warps / slots:.0%}"
 
 
@@ -319,5 +319,5 @@ def test_a_picture_of_occupancy_is_drawn_for_several_targets():
     [one] = pictures(made[1])
     assert one.name == "occupancy"
     [report_] = memtraffic.occupancy(fused.softmax, "gfx942", inputs="16,64")
-    share = report_["resident"] * report_["num_warps"] / 32
+    share = report_.resident * report_.num_warps / 32
     assert f"gfx942 (MI300X) {share:.0%}" in one.alt

@@ -2,19 +2,20 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from memtraffic import residency, runtime
-from memtraffic.compile import Resources
-from memtraffic.gpus import TARGETS, Gpu, find_gpu
+from memtraffic.compile import occupancy
+from memtraffic.gpus import TARGETS, Gpu, find_gpu, this_gpu
 
 
 def kernel(target, num_warps=4, **used):
     """Resources of a kernel for `target` that needs little beyond `used`."""
     used = {"registers": 32, "spill_bytes": 0, "shared_bytes": 0} | used
-    return Resources("k", target, num_warps, **used)
+    return residency.Resources("k", target, num_warps, **used)
 
 
 def test_programs_by_limit_nvidia():
@@ -48,7 +49,7 @@ def test_programs_by_limit_of_another_gpu():
     one, turing = kernel("sm_90"), find_gpu("sm_75")
     assert residency.programs_by_limit(one, turing)["blocks"] == 16
     assert (residency.resident_programs(one), residency.resident_programs(one, turing)) == (16, 8)
-    assert residency.report(one, turing)["processors"] == 40
+    assert residency.Occupancy.of(one, turing).processors == 40
 
 
 def test_programs_by_limit_of_an_unknown_target():
@@ -84,8 +85,8 @@ def test_programs_by_limit_without_rules():
         ),
     ],
 )
-def test_report(one, binding, resident, processors, gpu):
-    report = residency.report(one)
+def test_occupancy_of(one, binding, resident, processors, gpu):
+    report = residency.Occupancy.of(one).as_dict()
     assert report == {
         "kernel": "k",
         "target": one.target,
@@ -110,19 +111,66 @@ def test_occupancy_compiles_for_a_gpu(target, product):
     from memtraffic.kernels.softmax import masked
 
     x = torch.empty(8, 1000, device=runtime.device())
-    [report] = residency.occupancy(masked.softmax, target, x, num_warps=16)
+    [report] = occupancy(masked.softmax, target, x, num_warps=16)
     gpu = find_gpu(product)
-    assert (report["gpu"], report["target"], report["num_warps"]) == (product, gpu.target, 16)
+    assert (report.gpu, report.target, report.num_warps) == (product, gpu.target, 16)
     slots = {"nvidia": ("warps", 4), "amd": ("waves", 2)}[gpu.vendor]  # of 64 or 32 waves
-    assert report["limits"][slots[0]] == slots[1] == report["resident"]
+    assert report.limits[slots[0]] == slots[1] == report.resident
 
 
 def test_occupancy_of_an_unknown_gpu():
     with pytest.raises(LookupError):
-        residency.occupancy(lambda x: x, "gfx1030", torch.empty(1, 1))
+        occupancy(lambda x: x, "gfx1030", torch.empty(1, 1))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_resident_programs_on_each_target(target):
     small = {"registers": 16, "allocated_vgprs": 16, "allocated_sgprs": 16}
     assert residency.resident_programs(kernel(target, 1, **small)) >= 16
+
+
+def test_loaded_resources():
+    """On NVIDIA the driver says what a kernel uses; on AMD its assembly does."""
+    compiled = SimpleNamespace(
+        name="k",
+        metadata=SimpleNamespace(shared=48, num_warps=8),
+        _init_handles=lambda: None,
+        n_regs=40,
+        n_spills=2,
+        asm={"amdgcn": LLVM_SAYS},
+    )
+    nvidia = residency.loaded_resources(compiled, find_gpu("sm_90"))
+    expected = {"registers": 40, "spill_bytes": 8, "shared_bytes": 48}
+    assert nvidia == residency.Resources("k", "sm_90", 8, **expected)
+    amd = residency.loaded_resources(compiled, find_gpu("gfx942"))
+    expected = residency.amd.usage(LLVM_SAYS) | {"shared_bytes": 48}
+    assert amd == residency.Resources("k", "gfx942", 8, **expected)
+
+
+LLVM_SAYS = """
+; TotalNumSgprs: 22
+; NumVgprs: 10
+; NumAgprs: 40
+; TotalNumVgprs: 52
+; ScratchSize: 16
+; LDSByteSize: 0 bytes/workgroup (compile time only)
+; NumSGPRsForWavesPerEU: 24
+; NumVGPRsForWavesPerEU: 60
+; Occupancy: 8
+"""
+
+
+@pytest.mark.gpu
+def test_loaded_resources_are_those_that_the_assembly_says():
+    from memtraffic.compile import capture_launches, compile_launches
+    from memtraffic.kernels.softmax import persistent
+
+    x = torch.empty(64, 1024, device=runtime.device())
+    plan = persistent.plan(x, x)
+    [launch] = capture_launches(persistent.softmax, x, gpu=this_gpu())
+    [kernel] = compile_launches([(launch, this_gpu())])
+    loaded = residency.loaded_resources(plan.kernel, this_gpu())
+    read_from_code = {"load_bits", "store_bits", "layout", "schedule", "instructions"}
+    for name, value in loaded.as_dict().items():
+        if name not in read_from_code:
+            assert value == getattr(kernel, name), name

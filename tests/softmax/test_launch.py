@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.compile import Resources
 from memtraffic.gpus import TARGETS, find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import (
@@ -22,6 +21,7 @@ from memtraffic.kernels.launch import (
 )
 from memtraffic.kernels.softmax import fused, masked, persistent, tiled
 from memtraffic.kernels.tiling import Tiling
+from memtraffic.residency import Resources
 from memtraffic.tensors import matrix
 
 DEVICE = runtime.device()

@@ -6,10 +6,9 @@ process does it there.
 """
 
 from memtraffic.compile.compiler import (
-    Resources,
     assembly,
     compile_launches,
-    loaded_resources,
+    occupancy,
     resources,
 )
 from memtraffic.compile.launches import Launch, capture_launches
@@ -18,10 +17,9 @@ from memtraffic.compile.ttgir import BlockedLayout
 __all__ = [
     "BlockedLayout",
     "Launch",
-    "Resources",
     "assembly",
     "capture_launches",
     "compile_launches",
-    "loaded_resources",
+    "occupancy",
     "resources",
 ]

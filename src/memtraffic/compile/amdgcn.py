@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memtraffic.gpus import Gpu
+from memtraffic.residency.amd import usage
 
 LOAD = r"\b(?:global|buffer|flat)_load_(\w+)"  # a load from global memory, by the end of its name
 STORE = r"\b(?:global|buffer|flat)_store_(\w+)"
@@ -15,23 +16,6 @@ STORE = r"\b(?:global|buffer|flat)_store_(\w+)"
 def read(asm: Mapping[str, Any], kernel: str, gpu: Gpu) -> tuple[dict[str, int], list[str]]:
     """What a compiled kernel uses, as fields of `Resources`, and its instructions."""
     return usage(asm["amdgcn"]), instructions(asm["amdgcn"], kernel)
-
-
-def usage(assembly: str) -> dict[str, int]:
-    """What LLVM's comments in the assembly say that a kernel uses, as fields of `Resources`."""
-    counted = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", assembly)}
-    vgprs = counted["NumVgprs"]
-    return {
-        "registers": counted.get("TotalNumVgprs", vgprs),
-        "spill_bytes": counted["ScratchSize"],
-        "static_shared_bytes": counted["LDSByteSize"],
-        "vgprs": vgprs,
-        "agprs": counted.get("NumAgprs", 0),
-        "sgprs": counted["TotalNumSgprs"],
-        "allocated_vgprs": counted["NumVGPRsForWavesPerEU"],
-        "allocated_sgprs": counted["NumSGPRsForWavesPerEU"],
-        "llvm_waves": counted["Occupancy"],
-    }
 
 
 def instructions(assembly: str, kernel: str) -> list[str]:

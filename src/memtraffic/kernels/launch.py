@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import residency, runtime
-from memtraffic.compile import loaded_resources
+from memtraffic import runtime
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.tiling import Tiling
+from memtraffic.residency import loaded_resources, resident_programs
 from memtraffic.tensors import span
 from memtraffic.triton_adapter.launch import (
     compile_kernel,
@@ -154,7 +154,7 @@ def plan_resident(
         tiling = replace(tiling, stages=tiling.stages - 1)
         compiled = compile_kernel(kernel, *arguments, *tiling.constants, **options)
     used = loaded_resources(compiled, gpu)
-    per_sm = residency.resident_programs(used, gpu)
+    per_sm = resident_programs(used, gpu)
     if per_sm < 1:
         raise RuntimeError(
             f"{kernel.__name__}: {tiling.num_warps} warps of {used.registers} "

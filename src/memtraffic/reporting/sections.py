@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.compile import Resources, resources
+from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountError, CountersError, FormulaError
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu
 from memtraffic.inputs import AnyInputs, Arguments, Inputs
@@ -23,7 +23,7 @@ from memtraffic.progress import progress
 from memtraffic.reporting.page import Block, Heading, Picture, Row, Table, Text
 from memtraffic.reporting.pictures import draw_occupancy, draw_traffic
 from memtraffic.reporting.subject import Subject, Watched, all_tensors, find_roles, once
-from memtraffic.residency import report as residency_report
+from memtraffic.residency import Occupancy, Resources
 
 PASSES = ("forward", "backward")
 MOST_ACCESSES = 24  # of a trace, that a page shows
@@ -294,12 +294,12 @@ def _occupancy(found: Sequence[tuple[Gpu, Resources]]) -> list[Block]:
     rows: list[Row] = []
     bars: dict[str, dict[str, float]] = {}
     for gpu, kernel in found:
-        one, slots = residency_report(kernel, gpu), warp_slots(gpu)
-        warps = one["resident"] * kernel.num_warps
+        one, slots = Occupancy.of(kernel, gpu), warp_slots(gpu)
+        warps = one.resident * kernel.num_warps
         share = warps / slots
         target = f"{gpu.target} ({gpu.product})"
         bars.setdefault(kernel.kernel, {}).setdefault(target, share)
-        least = f"{one['resident']:,}", one["binding"]
+        least = f"{one.resident:,}", one.binding
         rows.append((target, f"`{kernel.kernel}`", *least, f"{warps} of {slots}", f"{share:.0%}"))
     text = Text(
         "How many programs one SM, or on AMD one compute unit, holds at once; which limit allows "

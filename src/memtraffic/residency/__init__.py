@@ -1,14 +1,72 @@
 """How many programs of a kernel one SM or compute unit holds at once, by its vendor's rules."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
-import torch
+from dataclasses import asdict, dataclass
 
-from memtraffic.compile import Resources, resources
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu, find_gpu
-from memtraffic.inputs import AnyInputs
 from memtraffic.residency import amd, nvidia
+from memtraffic.residency.resources import Resources, loaded_resources
+
+__all__ = [
+    "Occupancy",
+    "Resources",
+    "loaded_resources",
+    "programs_by_limit",
+    "resident_programs",
+]
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many programs of one compiled kernel a GPU holds at once, and what allows no more.
+
+    kernel, target, num_warps: what was compiled, for which GPU, with how many warps per program.
+    gpu: its product.
+    limits: the programs per SM or compute unit that each resource allows, see `programs_by_limit`.
+    binding: the first of the least limits. resident: what it allows.
+    processors: the SMs or compute units of the GPU.
+    programs: how many fit on all of them, which is the grid of a persistent launch.
+    """
+
+    kernel: str
+    target: str
+    gpu: str
+    num_warps: int
+    limits: dict[str, int]
+    binding: str
+    resident: int
+    processors: int
+    programs: int
+
+    @classmethod
+    def of(cls, kernel: Resources, gpu: Gpu | None = None) -> Occupancy:
+        """That of a kernel whose `Resources` are known. gpu: as of `programs_by_limit`."""
+        gpu = gpu or find_gpu(kernel.target)
+        limits = programs_by_limit(kernel, gpu)
+        binding = min(limits, key=lambda name: limits[name])
+        resident = limits[binding]
+        return cls(
+            kernel=kernel.kernel,
+            target=kernel.target,
+            gpu=gpu.product,
+            num_warps=kernel.num_warps,
+            limits=limits,
+            binding=binding,
+            resident=resident,
+            processors=gpu.num_sms,
+            programs=resident * gpu.num_sms,
+        )
+
+    def __str__(self) -> str:
+        limits = ", ".join(f"{name} {programs}" for name, programs in self.limits.items())
+        return (
+            f"{self.kernel} for {self.target} ({self.gpu}), {self.num_warps} warps: "
+            f"{self.resident} programs fit, by {self.binding} (limits: {limits}); "
+            f"{self.programs} programs on {self.processors} processors"
+        )
+
+    as_dict = asdict
 
 
 def programs_by_limit(kernel: Resources, gpu: Gpu | None = None) -> dict[str, int]:
@@ -33,53 +91,3 @@ def resident_programs(kernel: Resources, gpu: Gpu | None = None) -> int:
     Returns 0 where not even one program fits.
     """
     return min(programs_by_limit(kernel, gpu).values())
-
-
-def occupancy(
-    fn: Callable[..., object],
-    target: str | Gpu,
-    *tensors: torch.Tensor,
-    inputs: AnyInputs = None,
-    **options: int | None,
-) -> list[dict[str, Any]]:
-    """The `report` of each kernel that `fn(*tensors)` launches, compiled for `target`.
-
-    >>> from memtraffic import runtime
-    >>> from memtraffic.kernels.softmax import fused
-    >>> x = torch.empty(8, 1024, device=runtime.device())
-    >>> [kernel] = occupancy(fused.softmax, "h200", x, num_warps=32)
-    >>> kernel["resident"], kernel["binding"], kernel["programs"]
-    (2, 'warps', 264)
-
-    No kernel runs, and the GPU need not be there. target: a `Gpu`, or the name of a target or
-    product of the table. inputs: in place of tensors, as for `resources`. options: those of
-    `resources`, such as `num_warps`. Raises what `find_gpu` and `resources` raise.
-    """
-    gpu = find_gpu(target) if isinstance(target, str) else target
-    return [
-        report(kernel, gpu) for kernel in resources(fn, gpu, *tensors, inputs=inputs, **options)
-    ]
-
-
-def report(kernel: Resources, gpu: Gpu | None = None) -> dict[str, Any]:
-    """Everything about the residency of one kernel, as a dict.
-
-    Keys: `kernel`, `target`, `gpu` (its product), `num_warps`; `limits`, as `programs_by_limit`
-    returns them; `binding`, the first of the least limits; `resident`, programs per SM or compute
-    unit; `processors`, how many of those the GPU has; `programs`, how many fit on all of them,
-    which is the grid of a persistent launch.
-    """
-    gpu = gpu or find_gpu(kernel.target)
-    limits = programs_by_limit(kernel, gpu)
-    binding = min(limits, key=lambda name: limits[name])
-    return {
-        "kernel": kernel.kernel,
-        "target": kernel.target,
-        "gpu": gpu.product,
-        "num_warps": kernel.num_warps,
-        "limits": limits,
-        "binding": binding,
-        "resident": limits[binding],
-        "processors": gpu.num_sms,
-        "programs": limits[binding] * gpu.num_sms,
-    }

@@ -5,7 +5,26 @@ rules are those of LLVM, https://github.com/llvm/llvm-project,
 `llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp`.
 """
 
+import re
+
 from memtraffic.gpus import AmdGpu
+
+
+def usage(assembly: str) -> dict[str, int]:
+    """What LLVM's comments in the assembly say that a kernel uses, as fields of `Resources`."""
+    counted = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", assembly)}
+    vgprs = counted["NumVgprs"]
+    return {
+        "registers": counted.get("TotalNumVgprs", vgprs),
+        "spill_bytes": counted["ScratchSize"],
+        "static_shared_bytes": counted["LDSByteSize"],
+        "vgprs": vgprs,
+        "agprs": counted.get("NumAgprs", 0),
+        "sgprs": counted["TotalNumSgprs"],
+        "allocated_vgprs": counted["NumVGPRsForWavesPerEU"],
+        "allocated_sgprs": counted["NumSGPRsForWavesPerEU"],
+        "llvm_waves": counted["Occupancy"],
+    }
 
 
 def waves_by_limit(vgprs: int, agprs: int, sgprs: int, gpu: AmdGpu) -> dict[str, int]:

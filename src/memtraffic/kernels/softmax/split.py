@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import residency, runtime
-from memtraffic.compile import loaded_resources
+from memtraffic import runtime
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.call import Call, takes_ptx
 from memtraffic.kernels.launch import check_operands
@@ -28,6 +27,7 @@ from memtraffic.kernels.softmax.chunks import (
 )
 from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
+from memtraffic.residency import loaded_resources, resident_programs
 from memtraffic.triton_adapter.launch import compile_kernel
 
 __all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
@@ -305,7 +305,7 @@ def split_call(
     resident = gpu.num_sms
     if runtime.runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, **options)
-        per_sm = residency.resident_programs(loaded_resources(compiled, gpu), gpu)
+        per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
         resident = per_sm * gpu.num_sms
     if split.parts > resident:
         raise ValueError(

@@ -1,0 +1,87 @@
+"""What one compiled kernel uses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memtraffic.gpus import Gpu
+from memtraffic.residency import amd
+from memtraffic.triton_adapter.launch import CompiledKernel, loaded_usage, shared_bytes
+
+if TYPE_CHECKING:
+    from memtraffic.compile.ttgir import BlockedLayout
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel uses.
+
+    kernel, target, num_warps: what was compiled, for which GPU, with how many warps per program.
+    registers: of 32 bits, per thread. On AMD these are the vector registers: `vgprs` and `agprs`,
+        which share one file from gfx90a on.
+    spill_bytes: local memory per thread (on AMD, scratch).
+    shared_bytes: shared memory (on AMD, LDS) per program; `static_shared_bytes` of it are static.
+    load_bits, store_bits: the widths of the instructions that load from and store to global memory,
+        each with the number of such instructions: {128: 2} is two that move 16 bytes per thread.
+        Bulk copies by descriptor (TMA), which no thread makes, are not among them.
+    layout: how the block of the first load is distributed over threads.
+    schedule: the steps of the kernel, see `compile.ttgir.schedule`.
+    vgprs, agprs, sgprs: AMD's vector, accumulation and scalar registers, 0 on NVIDIA.
+    allocated_vgprs, allocated_sgprs: what a wave is given of them, AGPRs included; the option
+        `waves_per_eu` may raise it.
+    llvm_waves: waves per SIMD that LLVM says the registers and static LDS allow.
+    instructions: the number of instructions by name.
+    unlaunchable: why no GPU of this target can launch the kernel; "" if it can.
+    """
+
+    kernel: str
+    target: str
+    num_warps: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    load_bits: dict[int, int] = field(default_factory=dict)
+    store_bits: dict[int, int] = field(default_factory=dict)
+    layout: BlockedLayout | None = None
+    schedule: tuple[str, ...] = ()
+    static_shared_bytes: int = 0
+    vgprs: int = 0
+    agprs: int = 0
+    sgprs: int = 0
+    allocated_vgprs: int = 0
+    allocated_sgprs: int = 0
+    llvm_waves: int = 0
+    instructions: dict[str, int] = field(default_factory=dict)
+    unlaunchable: str = ""
+
+    def __str__(self) -> str:
+        def widths(bits: dict[int, int]) -> str:
+            return " + ".join(f"{n} of {width} bits" for width, n in sorted(bits.items())) or "none"
+
+        return (
+            f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, "
+            f"{self.spill_bytes} bytes spilled, {self.shared_bytes} bytes shared; "
+            f"loads: {widths(self.load_bits)}; stores: {widths(self.store_bits)}"
+        ) + (f"; cannot be launched: {self.unlaunchable}" if self.unlaunchable else "")
+
+    as_dict = asdict
+
+
+def loaded_resources(compiled: CompiledKernel, gpu: Gpu) -> Resources:
+    """The `Resources` of a kernel that Triton compiled for the current GPU, without its code.
+
+    What decides how many of its programs are resident, and no more: `load_bits`, `store_bits`,
+    `layout`, `schedule` and `instructions` are empty, because no disassembler is run. gpu: the
+    current GPU.
+    """
+    used: dict[str, Any] = (
+        amd.usage(compiled.asm["amdgcn"]) if gpu.vendor == "amd" else loaded_usage(compiled)
+    )
+    return Resources(
+        kernel=compiled.name,
+        target=gpu.target,
+        num_warps=compiled.metadata.num_warps,
+        shared_bytes=shared_bytes(compiled),
+        **used,
+    )
