@@ -104,6 +104,7 @@ def test_check_operands_wants_tensors(x, out, message):
         pytest.param(lambda x: x.to("meta"), "a meta tensor: ", id="meta"),
         pytest.param(torch.Tensor.to_sparse, "sparse_coo", id="coo"),
         pytest.param(torch.Tensor.to_sparse_csr, "sparse_csr", id="csr"),
+        pytest.param(torch._neg_view, r"negated .*resolve_neg\(\)", id="negated"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")

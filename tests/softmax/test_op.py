@@ -817,6 +817,41 @@ def test_softmax_of_a_parameter_and_of_what_needs_no_gradient():
         assert torch.equal(softmax(x), softmax(layer))
 
 
+def negated(*shape):
+    """A matrix that PyTorch negates when it is read: its memory holds minus its values."""
+    x = torch.complex(matrix(*shape), matrix(*shape, seed=1)).conj().imag
+    assert x.is_neg() and not x.is_conj()
+    return x
+
+
+def test_softmax_of_a_lazily_negated_tensor():
+    x = negated(5, 40)
+    assert_softmax(softmax, x)
+    out = negated(5, 40)
+    for source in (x, x.resolve_neg()):
+        assert softmax(source, out=out) is out and out.is_neg()
+        assert_softmax(lambda _: out, x)
+
+
+def test_gradient_of_softmax_from_a_lazily_negated_gradient():
+    """Autograd hands on `imag` of a conjugate as it is; and hooks may replace what is saved."""
+    a, w = matrix(3, 5, seed=2), torch.complex(matrix(3, 5, seed=3), matrix(3, 5, seed=4))
+
+    def loss(x, fn):
+        return (torch.complex(a, fn(x, 1)).conj() * w).sum().real
+
+    negate = torch.autograd.graph.saved_tensors_hooks(
+        lambda y: y, lambda y: y if y.is_complex() else torch.complex(a, -y).conj().imag
+    )
+    for hooks in (nullcontext(), negate):
+        with hooks:
+            found, expected = (
+                gradient(lambda x, fn=fn: loss(x, fn), matrix(3, 5), torch.tensor(1.0, device=DEVICE))
+                for fn in (softmax, torch.softmax)
+            )
+        torch.testing.assert_close(found, expected)
+
+
 def test_gradient_notices_a_result_that_was_changed():
     x = matrix(3, 5).requires_grad_()
     y = softmax(x)

@@ -29,8 +29,8 @@ CACHE_SIZE = 4096  # plans
 def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> Tensor:
     """The tensor that a softmax of `x` is written to: `out`, or a new one like `x`.
 
-    Raises TypeError for anything but a dense tensor, and for a dtype or a device that
-    `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
+    Raises TypeError for anything but a dense tensor whose memory holds its values (that
+    of `z.conj().imag` holds minus them), and for a dtype or a device that `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
     for a shape that it cannot take, and for an `out` that has another shape, repeats
     its elements, or overlaps a part of `x`. The messages repeat the numbers.
     """
@@ -81,6 +81,10 @@ def _check_dense(rung: str, name: str, x: Any) -> None:
     if x.layout is not torch.strided or x.is_meta:
         kind = "meta" if x.is_meta else str(x.layout)
         raise TypeError(f"{rung}: {name} is a {kind} tensor: a dense one is needed")
+    if x.is_neg():
+        raise TypeError(
+            f"{rung}: {name} is negated when it is read: pass {name}.resolve_neg()"
+        )
 
 
 def has_internal_overlap(matrix: Tensor) -> bool:

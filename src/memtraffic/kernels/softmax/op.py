@@ -80,7 +80,7 @@ def softmax(
         raise NotImplementedError(
             "softmax: no derivative in forward mode: use torch.softmax"
         )
-    if is_compiling() or not _is_plain(x):
+    if is_compiling() or not _is_plain(x) or (out is not None and not _is_plain(out)):
         if out is not None:
             _check_kind_of_out(x, dtype, out)
         y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
@@ -99,6 +99,7 @@ def _is_plain(x: Tensor) -> bool:
         type(x) in PLAIN
         and x.layout is STRIDED
         and not x.is_meta
+        and not x.is_neg()  # its memory holds minus what it stands for
         and not is_transformed()
         and (active_modes() == 0 or runtime.is_capturing())
     )
@@ -275,6 +276,7 @@ class _Softmax(torch.autograd.Function):
         if (
             torch.is_grad_enabled()
             or not _is_plain(dy)
+            or not _is_plain(y)  # what is saved may be replaced by hooks
             or not torch._C._has_storage(dy)
         ):
             dx = torch.ops.memtraffic.softmax_backward(dy, y, ctx.dim, ctx.dtype)
