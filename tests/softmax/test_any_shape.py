@@ -195,6 +195,16 @@ def test_softmax_takes_an_out_beside_x_or_the_same(fn):
         assert_close(fn(x, out), expected, x.dtype)
 
 
+@EACH
+def test_softmax_into_an_out_that_autograd_has_saved(fn):
+    x = matrix(3, 4).requires_grad_()
+    out = x.exp()  # its gradient is computed from its result
+    with torch.no_grad():
+        fn(out, out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 # ---- what it moves
 
 

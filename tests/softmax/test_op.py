@@ -354,6 +354,15 @@ def test_softmax_in_place(either):
     assert torch.equal(x, expected)
 
 
+def test_softmax_into_an_out_that_autograd_has_saved():
+    x = matrix(3, 4).requires_grad_()
+    out = x.exp()  # its gradient is computed from its result
+    with torch.no_grad():
+        softmax(out, 1, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_softmax_into_an_out_of_another_dtype():
     x, out = matrix(3, 40), torch.empty(3, 40, dtype=torch.bfloat16, device=DEVICE)
     assert softmax(x, dtype=torch.bfloat16, out=out) is out

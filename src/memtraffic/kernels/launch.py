@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from memtraffic import runtime
 from memtraffic.gpus import Gpu
@@ -72,6 +73,7 @@ def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> T
         raise ValueError(
             f"{rung}: out starts {apart} bytes after x, and overlaps a part of it"
         )
+    increment_version(out)  # autograd may have saved what is about to be overwritten
     return out
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 from memtraffic import runtime
 from memtraffic.kernels.launch import partially_overlaps
@@ -88,6 +89,7 @@ def softmax(
     if out is not None:
         _check_kind_of_out(x, dtype, out)
         _check_memory_of_out(x, out)
+        increment_version(out)  # autograd may have saved what is about to be overwritten
     elif x.requires_grad and torch.is_grad_enabled():
         return _Softmax.apply(x, dim, dtype)
     return forward(x, dim, dtype, out)
