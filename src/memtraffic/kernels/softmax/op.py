@@ -216,7 +216,7 @@ def backward(
             return backward(dy, y, dim, dtype, out)
     key: tuple[object, ...] = (
         dtype, y.dtype, dy.dtype, y.shape, y.stride(), dy.stride(), index,
-        (y.data_ptr() | dy.data_ptr()) & 15, dim, capture(),
+        y.data_ptr() & 15, dy.data_ptr() & 15, dim, capture(),
     )  # fmt: skip
     if out is not None:
         key = (*key, out.stride(), out.data_ptr() & 15)
