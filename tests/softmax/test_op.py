@@ -444,6 +444,17 @@ def test_softmax_refuses_as_pytorch_does(name):
         torch_calls[name]()
 
 
+@pytest.mark.parametrize("dim", [1.0, True, "1", None, torch.float32], ids=str)
+def test_softmax_wants_an_int_for_a_dim(dim):
+    """Also where 1 is planned, which equals 1.0 and True."""
+    x = tensor(2, 3)
+    softmax(x, 1)
+    for fn in (softmax, torch.vmap(softmax, in_dims=(0, None))):
+        with pytest.raises(TypeError, match=f"^softmax: dim is a {type(dim).__name__}, not an int"):
+            fn(x, dim)
+    assert torch.equal(softmax(x, torch.tensor(1)), softmax(x, 1))  # as torch.softmax
+
+
 def test_softmax_into_out_without_gradients():
     x, out = tensor(2, 4, requires_grad=True), tensor(2, 4)
     with torch.no_grad():
@@ -997,6 +1008,19 @@ def test_softmax_under_vmap():
     nested = torch.func.vmap(torch.func.vmap(lambda x: softmax(x, 0, dtype=torch.float64)))(x)
     torch.testing.assert_close(nested, torch.softmax(x, -1, dtype=torch.float64))
     assert (torch.func.vmap(softmax)(matrix(1, 7)[0]) == 1).all()  # each a scalar
+
+
+@pytest.mark.parametrize("dim", [2, 5, -3])
+def test_dim_under_vmap_is_one_that_a_sample_has(dim):
+    x = matrix(6, 4).view(2, 3, 4)
+    backward_op = torch.ops.memtraffic.softmax_backward
+    for fn in (
+        lambda x: softmax(x, dim),
+        lambda x: torch.ops.memtraffic.softmax(x, dim),
+        lambda x: backward_op(x, x, dim, torch.float32),
+    ):
+        with pytest.raises(IndexError, match=rf"dim {dim} is out .* 2 dimensions \(3, 4\)"):
+            torch.vmap(fn)(x)
 
 
 def test_backward_under_vmap():

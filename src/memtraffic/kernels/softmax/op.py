@@ -1,7 +1,8 @@
 """`memtraffic.softmax`: what `torch.softmax` computes, with the least traffic."""
 
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,12 +63,15 @@ def softmax(
     It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
     graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`, nor in forward mode.
 
-    Errors are of PyTorch's kinds: IndexError for a `dim` that `x` does not have,
+    Errors are of PyTorch's kinds: TypeError for a `dim` that is no int, IndexError for one that `x`
+    does not have,
     NotImplementedError for another dtype, RuntimeError for another device, for an `out` that does
     not fit, and for rows of more than 2**24 columns.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
+    if type(dim) is not int:  # 1.0 would find the plans of 1
+        dim = _index(dim)
     if dtype is not None and not x.is_floating_point():
         x = x.to(dtype)
     if (
@@ -84,6 +88,7 @@ def softmax(
     if is_compiling() or not _is_plain(x) or (out is not None and not _is_plain(out)):
         if out is not None:
             _check_kind_of_out(x, dtype, out)
+        _check_dim(dim, x.shape)  # as long as it is not that of a batch
         y: Tensor = torch.ops.memtraffic.softmax(x, dim, dtype)
         return y if out is None else out.copy_(y)
     if out is not None:
@@ -122,15 +127,25 @@ def _check_kind(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
         if it not in FLOATS:
             names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
             raise NotImplementedError(f"softmax: not implemented for {it}: {names}")
-    if not -max(1, x.dim()) <= dim < max(1, x.dim()):
-        raise IndexError(
-            f"softmax: dim {dim} is out of range for a tensor of {x.dim()} dimensions "
-            f"{tuple(x.shape)}"
-        )
+    _check_dim(dim, x.shape)
     # While a function is compiled, both may be symbols, and a condition would fix their values.
     columns = x.shape[dim] if x.dim() and isinstance(dim, int) else 1
     if isinstance(columns, int) and columns > MAX_ROW:
         raise RuntimeError(f"softmax: {columns} columns, more than {MAX_ROW}")
+
+
+def _index(dim: Any) -> int:
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"softmax: dim is a {type(dim).__name__}, not an int")
+    return dim if isinstance(dim, torch.SymInt) else operator.index(dim)
+
+
+def _check_dim(dim: int, shape: Sequence[int]) -> None:
+    if not -max(1, len(shape)) <= dim < max(1, len(shape)):
+        raise IndexError(
+            f"softmax: dim {dim} is out of range for a tensor of {len(shape)} dimensions "
+            f"{tuple(shape)}"
+        )
 
 
 def _check_kind_of_out(x: Tensor, dtype: torch.dtype | None, out: Tensor) -> None:
@@ -343,6 +358,7 @@ def _vmap_softmax(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, int]:
     x = x.movedim(in_dims[0], 0)  # type: ignore[arg-type]
+    _check_dim(dim, x.shape[1:])
     dim = dim % max(1, x.dim() - 1)
     if x.dim() == 1:  # of a scalar
         return torch.ops.memtraffic.softmax(x[:, None], 1, dtype)[:, 0], 0
@@ -361,6 +377,7 @@ def _vmap_backward(
         x.expand(info.batch_size, *x.shape) if batch is None else x.movedim(batch, 0)
         for x, batch in zip((dy, y), in_dims, strict=False)
     )
+    _check_dim(dim, y.shape[1:])
     dim = dim % max(1, y.dim() - 1)
     if y.dim() == 1:  # of a scalar
         dy, y = dy[:, None], y[:, None]
