@@ -308,6 +308,15 @@ def test_plan_chooses_the_kernel(make, dim, name, monkeypatch):
     assert made == [name]
 
 
+def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
+    def wrong(*arguments, **options):
+        raise ValueError("not the number of programs")
+
+    monkeypatch.setattr(planning, "split_call", wrong)
+    with pytest.raises(ValueError, match="not the number"):
+        planned(torch.empty(2, 100000))
+
+
 @pytest.mark.parametrize(
     ("m", "n", "rows"),
     [(1, 8, 32), (31, 8, 32), (32, 8, 32), (33, 8, 32), (5, 512, 2), (5, 513, 1)],

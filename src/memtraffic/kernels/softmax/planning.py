@@ -17,7 +17,12 @@ from memtraffic.kernels.softmax.long_backward import (
 )
 from memtraffic.kernels.softmax.online import online_kernel, online_tile
 from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
-from memtraffic.kernels.softmax.split import best_split, split_call, split_kernel
+from memtraffic.kernels.softmax.split import (
+    TooManyPrograms,
+    best_split,
+    split_call,
+    split_kernel,
+)
 from memtraffic.kernels.tiling import VECTOR_BYTES
 
 MAX_BATCHES = 65535  # of a grid's second dimension
@@ -232,8 +237,8 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
             return split_call(
                 kernel, tuple(arguments), n_rows, n_cols, split, align=align
             )
-        except ValueError:  # more programs than fit this GPU at once
-            pass
+        except TooManyPrograms:
+            pass  # in two passes, then
     loop = online_tile(n_cols, itemsize * inputs, gpu)
     rows = loop.rows if packed else 32
     block = loop.block if packed else min(loop.block, 128)

@@ -219,6 +219,10 @@ def split_kernel(
             tl.store(y_ptr + start * y_col_stride, y, mask=mask)
 
 
+class TooManyPrograms(ValueError):
+    """A row needs more programs than fit the GPU at once."""
+
+
 @dataclass(frozen=True)
 class Split:
     """How a row is split: into `parts` programs of `chunks` times `block` columns.
@@ -285,7 +289,7 @@ def split_call(
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
     BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
-    ValueError where the programs of a row do not fit the GPU at once.
+    TooManyPrograms where those of a row do not fit the GPU at once.
     """
     [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
     gpu = planning_gpu(x)
@@ -308,7 +312,7 @@ def split_call(
         per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
         resident = per_sm * gpu.num_sms
     if split.parts > resident:
-        raise ValueError(
+        raise TooManyPrograms(
             f"a row of {n_cols} columns needs {split.parts} programs of "
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
