@@ -177,6 +177,15 @@ def test_softmax_of_a_last_chunk_unlike_the_others():
     assert_softmax(softmax, x)
 
 
+@pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
+def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
+    """Of elements that small, the judge of a row would take any."""
+    x = -torch.arange(0, 7 * n, 7, device=DEVICE).remainder(80).float().repeat(2, 1)
+    found, expected = softmax(x).double(), torch.softmax(x.double(), 1)
+    assert expected.min() < 1e-32
+    assert ((found - expected).abs() <= 4 * torch.finfo(x.dtype).eps * expected).all()
+
+
 @pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("n", [65537, 131072, 200001])
@@ -567,6 +576,17 @@ def test_traffic_of_softmax_and_its_gradient():
     assert (traffic.read_elements, traffic.written_elements) == (3 * 15, 2 * 15)
 
 
+def test_traffic_of_a_gradient_of_another_dtype():
+    """It is converted where it is computed, by no operation of its own."""
+    passes = count(
+        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "float16"), backward=True
+    )
+    assert [[it.name for it in traffic.ops] for traffic in passes] == [
+        ["softmax_kernel"],
+        ["softmax_backward_kernel"],
+    ]
+
+
 def test_traffic_of_two_dtypes_in_bytes():
     traffic = count(lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "bfloat16"))
     assert (traffic.read_bytes, traffic.written_bytes) == (3 * 40 * 2, 3 * 40 * 4)
@@ -580,8 +600,11 @@ def test_traffic_of_split_rows(small):
     assert kernel.read_elements == 7 * 40 + 7 * 3 * (1 + 3)
 
 
-def test_traffic_of_split_rows_backward(small):
+@pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
+def test_traffic_of_split_rows_backward(small, factor):
+    """A sum of 0 must not look like one that nobody has written yet."""
     y, dy = SOFTMAX_BACKWARD.inputs((7, 40))
+    dy *= factor
     traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy, trace=True)
     zeros, kernel = traffic.ops
     assert kernel.name == "split_backward_kernel"
@@ -785,6 +808,15 @@ def test_gradient_has_the_dtype_of_x(dtype, result):
     torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
 
 
+@EACH
+def test_gradient_is_rounded_to_the_dtype_of_the_result(small, shape, dim, name):
+    """As autograd of PyTorch would, which converts it afterwards."""
+    x = matrix(*shape)
+    found = gradient(lambda x: softmax(x, dim, dtype=torch.float16), x, matrix(*shape, seed=1))
+    assert found.dtype == torch.float32 and found.any()
+    assert torch.equal(found, found.half().float())
+
+
 @pytest.mark.parametrize("row", [{0: NAN}, {3: -INF}, dict.fromkeys(range(8), -INF)], ids=str)
 def test_gradient_is_nan_where_that_of_pytorch_is(row):
     x = matrix(3, 8)
@@ -867,7 +899,9 @@ def test_gradient_of_softmax_from_a_lazily_negated_gradient():
     for hooks in (nullcontext(), negate):
         with hooks:
             found, expected = (
-                gradient(lambda x, fn=fn: loss(x, fn), matrix(3, 5), torch.tensor(1.0, device=DEVICE))
+                gradient(
+                    lambda x, fn=fn: loss(x, fn), matrix(3, 5), torch.tensor(1.0, device=DEVICE)
+                )
                 for fn in (softmax, torch.softmax)
             )
         torch.testing.assert_close(found, expected)

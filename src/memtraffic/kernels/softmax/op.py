@@ -94,7 +94,9 @@ def softmax(
     if out is not None:
         _check_kind_of_out(x, dtype, out)
         _check_memory_of_out(x, out)
-        increment_version(out)  # autograd may have saved what is about to be overwritten
+        increment_version(
+            out
+        )  # autograd may have saved what is about to be overwritten
     elif x.requires_grad and torch.is_grad_enabled():
         return _Softmax.apply(x, dim, dtype)
     return forward(x, dim, dtype, out)
