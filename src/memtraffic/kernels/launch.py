@@ -30,8 +30,9 @@ CACHE_SIZE = 4096  # plans
 def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> Tensor:
     """The tensor that a softmax of `x` is written to: `out`, or a new one like `x`.
 
-    Raises TypeError for anything but a dense tensor whose memory holds its values (that
-    of `z.conj().imag` holds minus them), and for a dtype or a device that `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
+    Raises TypeError for anything but a dense tensor whose memory holds its values
+    (`z.conj().imag` is negated when it is read), and for a dtype or a device that
+    `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
     for a shape that it cannot take, and for an `out` that has another shape, repeats
     its elements, or overlaps a part of `x`. The messages repeat the numbers.
     """
