@@ -136,7 +136,7 @@ def _check_kind(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
         raise RuntimeError(f"softmax: {columns} columns, more than {MAX_ROW}")
 
 
-def _index(dim: Any) -> int:
+def _index(dim: Any) -> Any:
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"softmax: dim is a {type(dim).__name__}, not an int")
     return dim if isinstance(dim, torch.SymInt) else operator.index(dim)
