@@ -6,9 +6,8 @@ own name. What `torch.compile` consists of is imported where it is used: that ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import torch
@@ -73,91 +72,3 @@ def refuse_to_recompile(limit: int) -> None:
 
     torch._dynamo.config.recompile_limit = limit
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-
-
-def load_generated(fn: Callable[..., Any], tensors: Iterable[Tensor]) -> Callable[..., Any]:
-    """What `torch.compile` makes of `fn` for the GPU that answers, for arguments like `tensors`.
-
-    The function launches the generated kernels, each in the first of the configurations that a GPU
-    would choose from. Raises what the compiler raises.
-    """
-    code = _inductor_code(fn, tensors)
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.runtime import triton_helpers, triton_heuristics
-
-    made: dict[str, Any] = {"__name__": "generated"}
-    with (
-        mock.patch.object(AsyncCompile, "triton", _load_kernel),
-        mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None),
-        stream_of_no_gpu(),
-    ):
-        exec(compile(code, "<generated>", "exec"), made)
-    made["empty_strided_cuda"] = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype
-    )
-    made["assert_size_stride"] = made["copy_if_misaligned"] = lambda x, *args: x
-
-    def run(*args: Tensor) -> Any:
-        with (
-            mock.patch.object(triton_heuristics.CachingAutotuner, "run", _run_kernel),
-            mock.patch.object(torch.cuda, "_DeviceGuard", nullcontext),
-        ):
-            results = made["call"](list(args))
-        return results[0] if len(results) == 1 else results
-
-    return run
-
-
-def _inductor_code(fn: Callable[..., Any], tensors: Iterable[Tensor]) -> str:
-    """The Python code that inductor writes for `fn`."""
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.graph import GraphLowering
-    from torch._subclasses import fake_tensor
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    class Written(Exception):
-        pass
-
-    written: list[str] = []
-
-    def stop(code: str) -> None:
-        written.append(code)
-        raise Written
-
-    def listed(*args: Tensor) -> Any:
-        result = fn(*args)
-        return result if isinstance(result, tuple) else (result,)
-
-    no_context = mock.patch.object(fake_tensor, "init_gpu_context", lambda device: None)
-    # The mode of `stand_in` would make the tensors on the CPU.
-    with torch._C.DisableTorchFunction(), no_context:
-        with FakeTensorMode():
-            fakes = [
-                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
-                for x in tensors
-            ]
-            graph = make_fx(listed, decomposition_table=select_decomp_table())(*fakes)
-        with mock.patch.object(GraphLowering, "save_output_code", staticmethod(stop)):
-            try:
-                compile_fx_inner(graph, fakes)
-            except Exception:
-                if not written:
-                    raise
-    return written[0]
-
-
-def _load_kernel(compiler: Any, name: str, source: str, device_str: str = "cuda") -> Any:
-    from torch._inductor.codecache import PyCodeCache
-
-    return getattr(PyCodeCache.load(source), name)
-
-
-def _run_kernel(tuner: Any, *args: Any, stream: object = None, **options: Any) -> None:
-    from torch._inductor.runtime.triton_heuristics import GridExpr
-
-    config = tuner.configs[0]
-    names = [name for name in tuner.fn.arg_names if name not in config.kwargs]
-    sizes = dict(zip(names, args, strict=False))
-    grid = GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(sizes | config.kwargs)
-    tuner.fn.run(*args, grid=grid, warmup=False, **config.kwargs)

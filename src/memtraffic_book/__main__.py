@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memtraffic import progress
-from memtraffic_book import build, colab, drift, survey
+from memtraffic_book import build, colab, drift
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,16 +30,6 @@ def parser() -> argparse.ArgumentParser:
     colabs = commands.add_parser("colab", help="write self-contained notebooks for Google Colab")
     colabs.add_argument("out", metavar="OUT", type=Path, help="the folder to write them into")
 
-    surveys = commands.add_parser("survey", help="count kernels that others published, on a CPU")
-    surveys.add_argument(
-        "tutorials",
-        nargs="?",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("tutorials"),
-        help="python/tutorials of Triton's repository",
-    )
-
     commands.add_parser("map", help="draw who is fastest where, from the published recording")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
@@ -59,9 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             build.execute_notebooks(args.paths)
         elif args.command == "colab":
             colab.main([str(args.out)])
-        elif args.command == "survey":
-            path, absent = survey.write(args.tutorials)
-            print(f"counted in {path}" + (f", without {', '.join(absent)}" if absent else ""))
         elif args.command == "map":
             print(build.draw_map())
         else:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from memtraffic import benchmark
 from memtraffic.benchmark.roof import roof
-from memtraffic_book import marked_counters, measurements, survey_counters
+from memtraffic_book import marked_counters, measurements
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 
@@ -100,7 +100,7 @@ LONG_COUNTERS = tuple(
     for column in (Column("impl"), M, N, *COUNTERS)
 )
 SURVEYED = (
-    *(Column(name) for name in survey_counters.FACTS),
+    *(Column(name) for name in ("package", "version", "kernel", "direction", "at")),
     Column("launches", "launches"),
     *(column for column in COMPILED_COUNTERS if column.name in marked_counters.AMOUNTS),
     Column("missing"),  # why a kernel did not run
@@ -417,7 +417,7 @@ _ROWS: tuple[tuple[str, Callable[..., pd.DataFrame], tuple[Column, ...], dict[st
     ("occupancy_programs", measurements.bench_programs, _option("programs"), PROGRAMS),
     ("occupancy_latency", measurements.pointer_latency, LATENCY, dict(hops=4096, distance=520)),
     ("occupancy_warps", _sweep, _option("num_warps"), WARPS),
-    ("survey_counters", survey_counters.measure, SURVEYED, SURVEYED_AT),
+    ("survey_counters", marked_counters.count_surveyed, SURVEYED, SURVEYED_AT),
     ("cdna_grids", measurements.grid_sizes, GRIDS, dict(ns=[1024, 4096, 16384], num_warps=8)),
     ("long_race", _bench, BENCH, dict(**LONG_RACE, budget=0.1)),
     ("long_race_bfloat16", _bench, BENCH, dict(**LONG_HALF, budget=0.1)),

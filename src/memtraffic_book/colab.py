@@ -31,6 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = "application/papermill.record/text/plain"
+FOLDERS = ("book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book")
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags
 METADATA = {
     "accelerator": "GPU",
@@ -134,7 +135,7 @@ def packed_files(root: Path, code: str) -> tuple[Path, ...]:
 
     return tuple(
         path
-        for folder in ("book/recordings", "src/memtraffic", "src/memtraffic_book")
+        for folder in FOLDERS
         for path in sorted((root / folder).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts and is_needed(path)
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -20,6 +22,7 @@ from memtraffic.meters import counters as hardware
 from memtraffic.op import find_op
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
+SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 
@@ -41,15 +44,18 @@ def counted() -> Iterator[None]:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def split(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """The rows of `counters` after each marker and before the next."""
+def _parts(report: str, calls: int) -> list[pd.DataFrame]:
+    """What ncu reports after each marker; raises CountersError if that is not of so many calls."""
+    frame = hardware.parse(report) if calls else pd.DataFrame({"kernel": []})
     begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
-    ends = [*begins[1:], len(frame)]
-    return [frame.iloc[begin + 1 : end] for begin, end in zip(begins, ends, strict=True)]
+    if len(begins) != calls:
+        raise CountersError(f"counters: {calls} calls were counted, ncu saw {len(begins)}")
+    pairs = itertools.pairwise([*begins, len(frame)])
+    return [frame.iloc[begin + 1 : end] for begin, end in pairs]
 
 
-def add_up(part: pd.DataFrame) -> dict[str, int]:
-    """How many `launches` a part of `split` has, and the sum of each amount over them."""
+def _add_up(part: pd.DataFrame) -> dict[str, int]:
+    """How many `launches` a part has, and the sum of each amount over them."""
     return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
 
 
@@ -73,15 +79,40 @@ def count_calls(
     cases = list(itertools.product(dtypes, shapes))
     worker = "from memtraffic_book.marked_counters import _worker; _worker()"
     report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
-    parts = split(hardware.parse(report))
-    if len(parts) != len(cases):
-        raise CountersError(f"count_calls: {len(cases)} calls, ncu saw {len(parts)}")
+    parts = _parts(report, len(cases))
     return pd.DataFrame(
         [
-            {"m": m, "n": n, "dtype": dtype} | add_up(part)
+            {"m": m, "n": n, "dtype": dtype} | _add_up(part)
             for (dtype, (m, n)), part in zip(cases, parts, strict=True)
         ]
     )
+
+
+def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
+    """What the hardware moved in passes of kernels of the survey, a row for each of them.
+
+    kernels, sizes: as of `run` in `examples/survey/measure.py`. Columns: `package`, its `version`,
+    `kernel`, `direction`; the sizes `at`, as the survey writes them; the number of `launches`; the
+    amounts, as of `count_calls`; `missing`, why there are none, and then the numbers are 0. A
+    kernel is missing if its package or its file is, or if it fails.
+
+    Raises CountersError for a kernel that is not in the survey, and what `counters.profile` raises.
+    """
+    worker = f"import json, sys; sys.path.insert(0, {str(SURVEY)!r}); import measure; "
+    worker += "measure.run(**json.loads(sys.argv[1]))"
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
+        report = hardware.profile(worker, job)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
+    rows = []
+    for outcome in outcomes:
+        begun, missing = outcome.pop("begun"), outcome.pop("missing")
+        found = _add_up(next(parts)) if begun else {}
+        nothing = dict.fromkeys(("launches", *AMOUNTS), 0)
+        rows.append(outcome | (nothing if missing else found) | {"missing": missing})
+    return pd.DataFrame(rows)
 
 
 def _worker() -> None:

@@ -53,7 +53,7 @@ def test_write_notebooks_one_for_each_chapter_of_the_toc(folder):
 
 
 def test_write_notebooks_same_bytes_from_another_checkout(folder, tmp_path):
-    for part in ("book", "src"):
+    for part in ("book", "examples", "src"):
         shutil.copytree(ROOT / part, tmp_path / part, copy_function=shutil.copyfile)
     shutil.copy(ROOT / "_config.yml", tmp_path)
     cache = tmp_path / "src/memtraffic/__pycache__"
@@ -79,11 +79,10 @@ def test_set_up_holds_the_package_and_the_recordings(folder, name):
     archive = ast.parse(set_up.source).body[-1].value.args[0].value
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as files:
         found = {file.name: files.extractfile(file).read() for file in files.getmembers()}
-    folders = "src/memtraffic", "src/memtraffic_book", "book/recordings"
-    kept = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    kept = [path for folder in colab.FOLDERS for path in (ROOT / folder).rglob("*")]
     wanted = {path.relative_to(ROOT).as_posix(): path for path in kept if path.is_file()}
     wanted = {name: path for name, path in wanted.items() if "__pycache__" not in name}
-    assert {"src/memtraffic/__init__.py", "book/recordings/README.md"} <= set(found)
+    assert {"src/memtraffic/__init__.py", "examples/survey/measure.py"} <= set(found)
     left_out = wanted.keys() - found.keys()
     assert found == {name: wanted[name].read_bytes() for name in wanted.keys() - left_out}
     assert all(it.endswith(".csv") and wanted[it].stat().st_size > colab.LARGE for it in left_out)

@@ -3,12 +3,16 @@
 import json
 import sys
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from memtraffic import runtime
 from memtraffic.errors import CountersError
 from memtraffic.meters import counters
-from memtraffic_book import marked_counters
+from memtraffic_book import exhibits, marked_counters
 from memtraffic_book.catalog import EXPERIMENTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -38,7 +42,7 @@ def test_count_calls_has_a_row_for_each_dtype_and_shape(monkeypatch):
 
 def test_count_calls_refuses_a_report_with_other_calls(monkeypatch):
     monkeypatch.setattr(counters, "profile", lambda worker, job: report(MARK, "a"))
-    with pytest.raises(CountersError, match="4 calls, ncu saw 1"):
+    with pytest.raises(CountersError, match="4 calls were counted, ncu saw 1"):
         marked_counters.count_calls(*CASES)
 
 
@@ -60,6 +64,67 @@ def test_count_calls_tells_the_worker_its_job(monkeypatch):
 def test_count_calls_refuses_an_unknown_label():
     with pytest.raises(LookupError):
         marked_counters.count_calls("nobody", [[4, 8]], ["float32"])
+
+
+@pytest.fixture
+def ncu(monkeypatch):
+    """Answers for ncu with a report, and with what the other process told of each kernel."""
+
+    def put(names, *outcomes):
+        def profile(worker, job):
+            compile(worker, "worker", "exec")
+            facts = dict.fromkeys(("package", "version", "kernel", "direction", "at"), "x")
+            told = [facts | {"begun": begun, "missing": why} for begun, why in outcomes]
+            Path(job["told"]).write_text(json.dumps(told))
+            return report(*names) if names else ""
+
+        monkeypatch.setattr(counters, "profile", profile)
+        kernels = ["a:b forward"] * len(outcomes)
+        return marked_counters.count_surveyed(kernels, {"M": 4, "N": 8})
+
+    return put
+
+
+def test_count_surveyed_adds_up_the_launches_of_each_pass(ncu):
+    frame = ncu([MARK, "a", "b", MARK, "c"], (True, ""), (True, ""))
+    assert list(frame["launches"]) == [2, 1]
+    assert list(frame["dram_read_bytes"]) == [1 + 2, 4]
+    assert list(frame.columns) == list(EXPERIMENTS["survey_counters"].schema)
+
+
+def test_count_surveyed_names_what_is_missing(ncu):
+    """A package that is not there, and a kernel that fails halfway, have numbers of none."""
+    names = ["warmup", MARK, "half", MARK, "a"]
+    frame = ncu(names, (False, "no package"), (True, "failed"), (True, ""))
+    assert list(frame["launches"]) == [0, 0, 1]
+    assert list(frame["l2_write_sectors"]) == [0, 0, 4]
+    assert list(frame["missing"]) == ["no package", "failed", ""]
+    assert list(ncu([], (False, "no package"))["launches"]) == [0]
+
+
+def test_count_surveyed_refuses_a_report_with_other_kernels(ncu):
+    with pytest.raises(CountersError, match="2 calls were counted, ncu saw 1"):
+        ncu([MARK, "a"], (True, ""), (True, ""))
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU counts itself")
+def test_counted_marks_where_a_kernel_begins(monkeypatch):
+    """The order of things: the profiler starts, the marker, the kernel, and the profiler stops."""
+    done = []
+    launch = {(1,): lambda x, READ: done.append("mark")}
+    calls = SimpleNamespace(
+        cudaProfilerStart=lambda: done.append("start"), cudaProfilerStop=lambda: done.append("stop")
+    )
+    monkeypatch.setattr(exhibits, MARK, launch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: calls)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda size, device: zeros(size))
+    with pytest.raises(RuntimeError, match="too old"):
+        with marked_counters.counted():
+            done.append("call")
+            raise RuntimeError("too old")
+    assert done == ["mark", "start", "mark", "call", "stop"]
 
 
 def test_worker_counts_one_call_of_each_case(monkeypatch):

@@ -115,7 +115,9 @@ def survey_of(calls, *installed):
         package = call.partition(".")[0].partition(":")[0]
         here = package in installed
         missing = "" if here else f"absent: PackageNotFoundError: {package}"
-        outcomes.append({"version": "0.8.5" if here else "", "begun": here, "missing": missing})
+        facts = {"package": package, "version": "0.8.5" if here else "", "kernel": call}
+        facts |= {"direction": "forward", "at": "M=4, N=8"}
+        outcomes.append(facts | {"begun": here, "missing": missing})
         metrics = dict.fromkeys(counters.METRICS, 10 * i)
         rows += [{"kernel": name} | metrics for name in ("_idle_kernel", "k")] if here else []
     return pd.DataFrame(rows, columns=counters.COLUMNS), outcomes
@@ -136,7 +138,7 @@ def test_experiment_replays_rows_of_packages_that_are_absent(book, in_mode, monk
         },
     )
 
-    def profile(worker, job, settings):
+    def profile(worker, job):
         frame, outcomes = survey_of(job["kernels"], *installed)
         Path(job["told"]).write_text(json.dumps(outcomes))
         return frame

@@ -1,193 +1,186 @@
-"""The survey of kernels that others published, made of kernels of our own."""
+"""The survey as a page shows it: ratios, the table, and counts beside counters."""
 
+import notebooks
+import pandas as pd
 import pytest
-import torch
 
-from memtraffic import runtime
-from memtraffic.inputs import find_inputs
-from memtraffic_book import survey
+import memtraffic_book
+from memtraffic_book import recording, survey, tables, units
+from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.recording import RecordingError, to_csv
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+FIELDS = survey.COLUMNS
 
 
-class Squares(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * x * weight
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        return 2 * x * weight * gradient, (x * x * gradient).sum(dim=0)
-
-
-def refusing(x):
-    raise TypeError("this GPU is too old\nfor it")
-
-
-class Broken(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.exp()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise RuntimeError("no backward yet")
+def row(kernel="our:sum", direction="forward", amounts="", at="", reason="", **more):
+    """A row of the survey; amounts: reads, writes, and the least of both, with `;` between."""
+    found = dict.fromkeys(FIELDS, "") | {"package": "torch", "version": "2.0+cpu"}
+    named = zip(survey.AMOUNTS, amounts.split(";") if amounts else [], strict=False)
+    return found | {
+        "kernel": kernel,
+        "direction": direction,
+        "inputs": "M,N",
+        "at": at,
+        "reason": reason,
+        **dict(named),
+        **more,
+    }
 
 
-def staircase(x):
-    return torch.zeros(4 * (x.shape[0] // 4))
-
-
-def rows_of(*kernels):
-    path = survey.Path("nowhere")
-    return [
-        row
-        for kernel in kernels
-        for row in survey._count_kernel(
-            survey.Published("ours", f"{__name__}:{kernel[0]}", *kernel[1:]), "1.0", path
-        )
-    ]
-
-
-@pytest.fixture(autouse=True)
-def found(monkeypatch):
-    """A path names an object of this file, which is no module to import."""
-    monkeypatch.setattr(
-        survey, "find_kernel", lambda path, tutorials: globals()[path.partition(":")[2]]
-    )
-
-
-def test_survey_of_both_passes():
-    forward, backward = rows_of(("Squares", "M,N N,"))
-    assert (forward.direction, forward.reads, forward.writes) == ("forward", "3MN + N", "2MN")
-    assert (forward.least_reads, forward.least_writes, forward.at) == ("MN + N", "MN", "")
-    assert (backward.direction, backward.least_reads) == ("backward", "2MN + N")
-    assert backward.least_writes == "MN + N"
-    assert (backward.reads, backward.writes) == ("9MN + N", "5MN + N")
-
-
-def test_survey_gives_numbers_where_there_is_no_formula():
-    [row] = rows_of(("staircase", "M,2"))
-    size = survey.AT["M"]
-    assert (row.reads, row.writes, row.at) == ("0", str(size // 4 * 4), f"M={size}")
-    assert (row.least_reads, row.least_writes) == (str(2 * size), str(size // 4 * 4))
-
-
-def test_survey_gives_numbers_of_more_than_two_sizes():
-    class_name = "matmul"
-    globals()[class_name] = torch.matmul
-    forward, backward = rows_of((class_name, "M,K K,N"))
-    m, k, n = (survey.AT[size] for size in "MKN")
-    assert (forward.reads, forward.writes) == (str(m * k + k * n), str(m * n))
-    assert forward.at == f"M={m}, K={k}, N={n}"
-    assert backward.least_writes == str(m * k + k * n)
-
-
-def test_survey_says_why_it_cannot_count():
-    [row] = rows_of(("refusing", "M,N"))
-    assert row.reason == "TypeError: this GPU is too old"
-    forward, backward = rows_of(("Broken", "M,N"))
-    assert (forward.reads, forward.reason) == ("MN", "")
-    assert (backward.reads, backward.reason) == ("", "RuntimeError: no backward yet")
-
-
-def test_survey_sets_arguments_by_name_and_by_position():
-    def three(x, sizes, y, *, scale):
-        assert (sizes, scale) == ([2], 3)
-        return x + y
-
-    globals()["three"] = three
-    forward, *_ = rows_of(("three", "M,N M,N", {1: [2], "scale": 3}))
-    assert (forward.reads, forward.writes) == ("2MN", "MN")
-
-
-def test_survey_keeps_the_first_configuration():
-    import kernels
-
-    globals()["differing"] = kernels.differing
-    globals()["tuned"] = kernels._differing_kernel
-    configs = list(kernels._differing_kernel.configs)
-    try:
-        [row] = rows_of(("differing", "M,N", {}, ":tuned"))
-    finally:
-        kernels._differing_kernel.configs[:] = configs
-    assert (row.reads, row.writes) == ("MN", "M")
-    assert row.note == "_masked_kernel: STORED=1"
-
-
-def test_kernels_of_the_survey():
-    """Each is there once, is counted at sizes that are known, and there are enough of them."""
-    seen = [(kernel.path, kernel.inputs) for kernel in survey.KERNELS]
-    assert len(seen) == len(set(seen))
-    for kernel in survey.KERNELS:
-        letters = find_inputs(kernel.inputs).sizes
-        assert set(letters) <= set(survey.AT)
-        assert not (kernel.compiled and letters)
-    assert len(seen) >= 40
-    assert len({kernel.package for kernel in survey.KERNELS}) >= 4
-
-
-def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "01-made-up.py"
-    file.write_text(
-        "import torch\n"
-        "def double(x):\n    return x + x\n"
-        "y = double(torch.zeros(2, device='cuda'))\n"
-        "def twice(x):\n    return double(double(x))\n"
-        "open('results.html', 'w').close()\n"
-    )
-    module = survey._load_tutorial(file)
-    assert module.twice(1) == 4 and not hasattr(module, "y")
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_count_all_leaves_out_absent_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        survey, "KERNELS", (survey.Published("no-such-package", "nowhere:fn", "M,N"),)
-    )
-    frame, absent = survey.count_all(tmp_path)
-    assert frame.empty and absent == ["no-such-package"]
+ROWS = [
+    row(amounts="MN;M;MN;M"),
+    row("our:norm", amounts="3MN + N;MN;MN + N;MN"),
+    row("our:norm", "backward", amounts="400;100;800;200", at="M=10, N=20", note="kept: B<4"),
+    row("our:mystery", reason="CountError: a <reason>"),
+]
+USED = {"survey": survey, "tables": tables, "units": units}
+FRAME = pd.DataFrame(ROWS, columns=FIELDS)
 
 
 def test_load_reads_what_was_written(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(tmp_path))
-    with pytest.raises(RecordingError, match=r"missing; .*memtraffic_book survey"):
+    with pytest.raises(RecordingError, match=r"missing; .*examples/survey/survey.py"):
         survey.load()
-    rows = rows_of(("Squares", "M,N N,"))
-    frame = survey.pd.DataFrame(map(vars, rows))
-    (tmp_path / survey.NAME).write_text(to_csv(frame))
-    assert survey.load().to_dict("records") == frame.to_dict("records")
-    (tmp_path / survey.NAME).write_text(to_csv(frame.drop(columns="reason")))
+    (tmp_path / "survey.csv").write_text(to_csv(FRAME))
+    assert survey.load().to_dict("records") == FRAME.to_dict("records")
+    (tmp_path / "survey.csv").write_text(to_csv(FRAME.drop(columns="reason")))
     with pytest.raises(RecordingError, match="has columns"):
         survey.load()
 
 
-def test_recorded_survey():
-    """Most kernels that were tried are counted, and nothing moves less than it must write."""
+def test_load_of_what_was_recorded():
+    """Most kernels that were tried are counted, and nothing writes less than it must."""
     frame = survey.load()
     tried = frame.groupby(["package", "kernel", "inputs"])
-    counted = sum((group["reason"] == "").any() for _, group in tried)
     assert len(tried) >= 40 and frame["package"].nunique() >= 4
-    assert counted >= 0.9 * len(tried)
-    known = {(kernel.package, kernel.path) for kernel in survey.KERNELS}
-    assert set(zip(frame["package"], frame["kernel"], strict=True)) <= known
-    for row in frame[frame["at"] != ""].to_dict("records"):
-        if row["direction"] == "forward":
-            assert int(row["writes"]) >= int(row["least_writes"]) or row["note"], row["kernel"]
+    assert sum((group["reason"] == "").any() for _, group in tried) >= 0.9 * len(tried)
+    for row in frame[(frame["at"] != "") & (frame["direction"] == "forward")].to_dict("records"):
+        assert int(row["writes"]) >= int(row["least_writes"]) or row["note"], row["kernel"]
 
 
-def test_recorded_survey_has_the_fused_attention_of_the_tutorials():
+def test_load_has_the_fused_attention_of_the_tutorials():
     """Its forward pass reads a block of queries once, and the keys and values up to it."""
     frame = survey.load()
     rows = frame[frame["kernel"] == "06-fused-attention:attention"]
     assert list(rows["direction"]) == ["forward", "backward"] and not rows["reason"].any()
-    size, block, heads, features = survey.AT["S"], 64, 2, 64
+    size, block, heads, features = 640, 64, 2, 64
     before = sum(range(block, size + 1, block))  # of each block, the keys up to its end
-    reads = heads * features * (size + 2 * before)
-    assert rows["reads"].iloc[0] == str(reads)
+    assert rows["reads"].iloc[0] == str(heads * features * (size + 2 * before))
     assert rows["writes"].iloc[0] == str(heads * size * (features + 1))
+
+
+def test_load_has_a_formula_of_each_kernel_that_is_measured():
+    frame = survey.load().set_index(["kernel", "direction"])
+    for kernel in EXPERIMENTS["survey_counters"].arguments["kernels"]:
+        path, direction, *_ = kernel.split()
+        row = frame.loc[path, direction].squeeze()
+        assert row["reads"] and not row["at"] and "BLOCK" not in row["note"], kernel
+
+
+def test_ratios_are_of_what_is_moved_to_the_least():
+    passes = survey.ratios(FRAME)
+    large = survey.LARGE
+    assert list(passes["kernel"]) == ["our:sum", "our:norm", "our:norm"]
+    assert passes["ratio"].iloc[0] == 1 and passes["ratio"].iloc[2] == 0.5
+    assert passes["ratio"].iloc[1] == (4 * large**2 + large) / (2 * large**2 + large)
+    assert passes["moved"].iloc[0] == large**2 + large
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "elements"),
+    [
+        ("5MN + 2M", {"M": 3, "N": 5}, 81),
+        ("5MN + 2M", {"N": 5, "M": 3}, 81),
+        ("(5/2)MM + (29/2)M - 1", {"M": 4}, 97),
+        ("364T", {"T": 2}, 728),
+        ("1234", {}, 1234),
+    ],
+)
+def test_evaluate(text, sizes, elements):
+    assert survey.evaluate(text, **sizes) == elements
+
+
+def test_evaluate_refuses_a_letter_without_a_size():
+    with pytest.raises(ValueError, match="K"):
+        survey.evaluate("MK", M=3)
+
+
+def test_share_up_to_counts_a_row_too_much_as_none():
+    passes = pd.DataFrame({"ratio": [0.5, 1.0, 1.009, 2.0, 9.0]})
+    assert list(survey.share_up_to(passes, [1.0, 2.0, 8.0])) == [60, 80, 80]
+
+
+def shown(monkeypatch, frame):
+    found = {}
+    monkeypatch.setattr(survey, "display", lambda data, raw: found.update(data))
+    survey.show(frame)
+    return found["text/plain"].splitlines(), found["text/html"]
+
+
+def test_show_has_a_line_for_each_pass(monkeypatch):
+    """The kernel with the highest ratio stands on top; the least is there where it is less."""
+    lines, _ = shown(monkeypatch, FRAME)
+    assert lines == [
+        "torch.compile 2.0: 3 kernels, 3 passes, 2 of them move no more than they must",
+        "norm: M,N",
+        "forward | 3MN + N (MN + N) | MN | 2.00x",
+        "backward | 400 (800) | 100 (200) | 0.50x",
+        "sum: M,N",
+        "forward | MN | M | 1.00x",
+        "mystery: M,N",
+        "forward | CountError: a <reason>",
+    ]
+
+
+def test_show_writes_html_that_shows_every_sign(monkeypatch):
+    _, page = shown(monkeypatch, FRAME)
+    assert "a &lt;reason&gt;" in page and "<reason>" not in page
+    assert page.count("<details>") == page.count("</details>") == 1
+    assert page.count("<tr>") == page.count("</tr>") == 1 + 7
+    assert "3MN + N<br>(MN + N)" in page
+
+
+def test_show_of_the_recorded_survey_names_every_kernel(monkeypatch):
+    frame = survey.load()
+    lines, page = shown(monkeypatch, frame)
+    assert page.count("<details>") == frame["package"].nunique() == len(survey.TITLES)
+    passes = [line for line in lines if line.startswith(("forward |", "backward |"))]
+    assert len(passes) == len(frame)
+
+
+def test_label():
+    backward = {"package": "liger-kernel", "kernel": "a.b:liger_norm", "direction": "backward"}
+    assert survey.label(backward) == "Liger: norm, backward"
+    assert survey.label(backward | {"direction": "forward"}) == "Liger: norm"
+
+
+def test_beside_gives_bytes_of_what_ran():
+    columns = list(EXPERIMENTS["survey_counters"].schema)
+    ran = dict.fromkeys(columns, 0) | {
+        **{"package": "torch", "kernel": "our:norm", "direction": "forward", "missing": ""},
+        **{"at": "M=2, N=8", "instruction_read_bytes": 7, "l2_write_sectors": 2},
+    }
+    absent = ran | {"missing": "PackageNotFoundError: none"}
+    assert survey.beside(FRAME, pd.DataFrame([absent], columns=columns)).empty
+    frame = survey.beside(FRAME, pd.DataFrame([absent, ran], columns=columns))
+    [found] = frame.to_dict("records")
+    assert found["counted_reads"] == (3 * 16 + 8) * 4 and found["counted_writes"] == 16 * 4
+    assert found["least_reads"] == (16 + 8) * 4
+    assert (found["requested"], found["to_l2"]) == (7, 64)
+
+
+def test_page_where_packages_are_absent(capsys):
+    """What is not installed is named, and the claims are of what did run."""
+    measured = recording.read(
+        recording.root() / recording.PUBLISHED, EXPERIMENTS["survey_counters"]
+    )
+    absent = (measured["package"] != "torch") & (measured["missing"] == "")
+    measured.loc[absent, "missing"] = "absent: PackageNotFoundError: none"
+    page = notebooks.load(recording.root().parent / "survey.ipynb")
+    [source] = [c.source for c in page.cells if "Set hardware counters" in c.source.split("\n")[0]]
+    table = survey.load()
+    exec(source, vars(memtraffic_book) | {"experiment": lambda id: measured, "table": table} | USED)
+    said = capsys.readouterr().out
+    assert said.count("not measured: ") == absent.sum() > 0
+    ran = (measured["missing"] == "").sum()
+    assert f"✓ In {ran} of {ran} passes, L2 gets what was counted" in said

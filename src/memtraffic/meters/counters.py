@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 import torch
@@ -88,11 +88,11 @@ def counters(
     return parse(profile(worker, job | {"warmup": warmup}))
 
 
-def profile(worker: str, job: object, settings: Mapping[str, str] | None = None) -> str:
+def profile(worker: str, job: object) -> str:
     """What `ncu` reports of a second process, for `parse`.
 
     worker: the code that it runs, between whose `cudaProfilerStart` and `cudaProfilerStop` kernels
-    are counted. job: what it finds, as JSON, in `sys.argv[1]`. settings: environment variables.
+    are counted. job: what it finds, as JSON, in `sys.argv[1]`.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if the process fails.
@@ -111,7 +111,7 @@ def profile(worker: str, job: object, settings: Mapping[str, str] | None = None)
                 *("--log-file", log.name),
                 *(sys.executable, "-c", worker, json.dumps(job)),
             ],
-            env={**os.environ, **(settings or {}), "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths},
             capture_output=True,
             text=True,
         )

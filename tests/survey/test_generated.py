@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
+from generated import generated
 
 from memtraffic import runtime
 from memtraffic.errors import CountError
-from memtraffic.meters.generated import generated
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -17,7 +17,7 @@ COMPILED = """
 import torch
 from memtraffic.stand_in import stand_in
 from memtraffic.meters.count import count
-from memtraffic.meters.generated import generated
+from generated import generated
 
 def softmax(x):
     return torch.softmax(x, dim=1)

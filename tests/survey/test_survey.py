@@ -1,0 +1,160 @@
+"""The survey of kernels that others published, made of kernels of our own."""
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import kernels
+import pandas as pd
+import pytest
+import survey
+import torch
+
+from memtraffic import runtime
+from memtraffic.inputs import find_inputs
+from memtraffic_book.survey import COLUMNS
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return 2 * x * weight * gradient, (x * x * gradient).sum(dim=0)
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no backward yet")
+
+
+def refusing(x):
+    raise TypeError("this GPU is too old\nfor it")
+
+
+def staircase(x):
+    return torch.zeros(4 * (x.shape[0] // 4))
+
+
+def three(x, sizes, y, *, scale):
+    assert (sizes, scale) == ([2], 3)
+    return x + y
+
+
+matmul, differing, tuned = torch.matmul, kernels.differing, kernels._differing_kernel
+
+
+@pytest.fixture
+def rows_of(monkeypatch):
+    """The survey's rows of a kernel of this file, which is no module to import."""
+    monkeypatch.setattr(
+        survey, "find_kernel", lambda path, tutorials: globals()[path.partition(":")[2]]
+    )
+    monkeypatch.setattr(tuned, "configs", list(tuned.configs))
+
+    def rows(name, inputs, **options):
+        kernel = survey.Published("numpy", f"ours:{name}", inputs, **options)
+        return list(survey.count_kernel(kernel, survey.Path("nowhere")))
+
+    return rows
+
+
+def moved(row):
+    return row.reads, row.writes, row.least_reads, row.least_writes
+
+
+def test_count_kernel_of_both_passes(rows_of):
+    forward, backward = rows_of("Squares", "M,N N,")
+    assert moved(forward) == ("3MN + N", "2MN", "MN + N", "MN")
+    assert moved(backward) == ("9MN + N", "5MN + N", "2MN + N", "MN + N")
+    assert [row.direction for row in (forward, backward)] == ["forward", "backward"]
+
+
+def test_count_kernel_gives_numbers_where_there_is_no_formula(rows_of):
+    [row] = rows_of("staircase", "M,2")
+    size = survey.AT["M"]
+    assert moved(row) == ("0", str(size // 4 * 4), str(2 * size), str(size // 4 * 4))
+    assert row.at == f"M={size}"
+
+
+def test_count_kernel_gives_numbers_of_more_than_two_sizes(rows_of):
+    forward, backward = rows_of("matmul", "M,K K,N")
+    m, k, n = (survey.AT[size] for size in "MKN")
+    assert (forward.reads, forward.writes) == (str(m * k + k * n), str(m * n))
+    assert forward.at == f"M={m}, K={k}, N={n}"
+    assert backward.least_writes == str(m * k + k * n)
+
+
+def test_count_kernel_says_why_it_cannot_count(rows_of):
+    [row] = rows_of("refusing", "M,N")
+    assert row.reason == "TypeError: this GPU is too old"
+    forward, backward = rows_of("Broken", "M,N")
+    assert (forward.reads, forward.reason) == ("MN", "")
+    assert (backward.reads, backward.reason) == ("", "RuntimeError: no backward yet")
+
+
+def test_with_fixed_sets_arguments_by_name_and_by_position(rows_of):
+    forward, *_ = rows_of("three", "M,N M,N", fixed='{"1": [2], "scale": 3}')
+    assert (forward.reads, forward.writes) == ("2MN", "MN")
+
+
+def test_keep_first_keeps_one_configuration_and_notes_it(rows_of):
+    [row] = rows_of("differing", "M,N", keep=":tuned", note="ours")
+    assert (row.reads, row.writes) == ("MN", "M")
+    assert row.note == "_masked_kernel: STORED=1; ours"
+
+
+def test_read_kernels_has_each_once_at_sizes_that_are_known():
+    found = survey.read_kernels()
+    assert len({(kernel.path, kernel.inputs) for kernel in found}) == len(found) == 122
+    for kernel in found:
+        letters = find_inputs(kernel.inputs).sizes
+        assert set(letters) <= set(survey.AT)
+        assert not (kernel.package == "torch" and letters)
+        survey.with_fixed(print, kernel.fixed)
+
+
+def test_published_release_of_an_absent_package():
+    with pytest.raises(PackageNotFoundError):
+        assert survey.Published("no-such-package", "nowhere:fn", "M,N").release
+
+
+def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "01-made-up.py"
+    file.write_text(
+        "import torch\n"
+        "def double(x):\n    return x + x\n"
+        "y = double(torch.zeros(2, device='cuda'))\n"
+        "def twice(x):\n    return double(double(x))\n"
+        "open('results.html', 'w').close()\n"
+    )
+    module = survey._load_tutorial(file)
+    assert module.twice(1) == 4 and not hasattr(module, "y")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "02-fused-softmax.py").write_text("def softmax(x):\n    return x.softmax(1)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    absent = survey.Published("no-such-package", "nowhere:fn", "M,N")
+    known = [kernel for kernel in survey.read_kernels() if kernel.package == survey.TUTORIALS]
+    monkeypatch.setattr(survey, "read_kernels", lambda: [absent, *known])
+    survey.main(tmp_path, tmp_path / "survey.csv")
+    assert "no-such-package is not installed" in capsys.readouterr().err
+    found = pd.read_csv(tmp_path / "survey.csv", keep_default_na=False)
+    assert tuple(found.columns) == COLUMNS
+    assert found["reads"][0] == found["writes"][0] == "MN"
+    assert found["reason"].iloc[-1].startswith("ModuleNotFoundError")
