@@ -77,6 +77,7 @@ ORDER = [
     {"stand_in", "meters", "testing"},
     {"benchmark"},
     {"reporting"},
+    {"cli"},
     {"__main__"},
 ]
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 COMMAND = r"^\$ python -m memtraffic (.*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)"
 RUN = """
 import sys, json
-from memtraffic.__main__ import main
+from memtraffic.cli import main
 for arguments in json.loads(sys.argv[1]):
     print("$")
     assert main(arguments) == 0

@@ -903,16 +903,6 @@ def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
     assert [list(it) if isinstance(it, tuple) else it for it in by_triton] == by_us
 
 
-@pytest.mark.parametrize(("kind", "told"), [("nb_type_0", True), ("pybind11_type", False)])
-def test_binds_with_nanobind_looks_at_what_is_bound(kind, told, monkeypatch):
-    bound = type(kind, (), {})()
-    library = SimpleNamespace(ir=SimpleNamespace(context=bound, VERSION="3"))
-    monkeypatch.setitem(sys.modules, "triton._C.libtriton", library)
-    assert launching.binds_with_nanobind() is told
-    monkeypatch.delitem(sys.modules, "triton._C.libtriton")
-    assert launching.binds_with_nanobind() is False
-
-
 def test_compile_kernel_is_a_warmup():
     told = []
     kernel = SimpleNamespace(warmup=lambda *args, **options: told.append((args, options)))

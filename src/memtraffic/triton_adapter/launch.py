@@ -173,10 +173,3 @@ def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tup
 
 def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in version("triton").split(".")[:2])
-
-
-def binds_with_nanobind() -> bool:
-    """Whether Triton binds its C++ with nanobind, which reports at exit what nobody has freed."""
-    library = sys.modules.get("triton._C.libtriton")
-    names = [type(it).__name__ for it in vars(library.ir).values()] if library else []
-    return any(name.startswith("nb_") for name in names)

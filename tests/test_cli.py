@@ -1,0 +1,614 @@
+"""The commands, in this process and from the shell."""
+
+import json
+import os
+import random
+import re
+import shlex
+import string
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+from memtraffic import benchmark, compile, progress, runtime
+from memtraffic.cli import commands, main
+from memtraffic.gpus import find_gpu
+from memtraffic.meters import counters as hardware
+from memtraffic.names import COMPARED, PEERS, import_function
+from memtraffic.residency import Occupancy, Resources
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+WITHOUT_GPU = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Runs a command, given as one text: its exit status, stdout and stderr."""
+    monkeypatch.setattr(progress, "_enabled", False)
+    return lambda text: (main(shlex.split(text)), *capsys.readouterr())
+
+
+@pytest.fixture
+def module(monkeypatch, tmp_path):
+    """Writes a module of the user's own, `mine`, into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield lambda text: (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    sys.modules.pop("mine", None)
+
+
+# ---- formula
+
+
+def test_formula_of_naive(command):
+    status, out, err = command("formula naive")
+    assert (status, out.splitlines()[0], err) == (0, "reads 5MN + 2M, writes 3MN + 2M", "")
+    assert "solved at" in out
+
+
+def test_formula_says_what_was_refused(command):
+    _, out, _ = command("formula fused")
+    with pytest.raises(ValueError) as refusal:
+        import_function("fused")(torch.ones(3, 5, device=runtime.device()))
+    assert f"refused: {refusal.value}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "reads"),
+    [
+        pytest.param("x.exp()", "", {"MN": 1, "M": 0, "N": 0, "1": 0}, id="matrix"),
+        pytest.param("x + o", "M,N N", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="vector"),
+        pytest.param("x + o", "M,N o=N:bf16", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="keyword"),
+        pytest.param("x + o", "M,16 3", {"M": 16, "1": 0}, id="number"),
+        pytest.param("x[:, ::2].exp()", "M,8", {"M": 4, "1": 0}, id="every-other"),
+    ],
+)
+def test_formula_as_json(body, inputs, reads, command, module):
+    module(f"def fn(x, o=None):\n    return {body}\n")
+    status, out, err = command("formula mine:fn --json" + f" --inputs '{inputs}'" * bool(inputs))
+    assert (status, json.loads(out)["reads"], err, out.count("\n")) == (0, reads, "", 1)
+
+
+def test_formula_in_fractions_as_json(command, module):
+    module("def half(x):\n    if x.shape[1] % 4: raise ValueError\n    return x[:, ::2].exp()\n")
+    assert json.loads(command("formula mine:half --json")[1])["reads"]["MN"] == "1/2"
+
+
+def test_formula_at_shapes_of_ones_own(command, module):
+    """A kernel that takes few shapes is solved and checked at those."""
+    module(
+        "def fn(x):\n    if x.shape[0] % 7 or x.shape[1] % 9: raise ValueError(x.shape)\n"
+        "    return x.exp()\n"
+    )
+    shapes = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
+    status, out, err = command(f"formula mine:fn {shapes}")
+    assert (status, out.splitlines()[0], err) == (0, "reads MN, writes MN", "")
+    assert "refused" not in out
+    assert command("formula mine:fn")[0] == 1
+
+
+def test_formula_and_count_backward(command, module):
+    module("def double(x):\n    return 2 * x\n")
+    _, out, _ = command("formula mine:double --backward")
+    lines = ["forward: reads MN, writes MN", "backward: reads MN, writes MN"]
+    assert out.splitlines()[:2] == lines
+    found = json.loads(command("formula mine:double --backward --json")[1])
+    assert found["backward"]["reads"] == {"MN": 1, "M": 0, "N": 0, "1": 0}
+    found = json.loads(command("count mine:double 3 5 --backward --json")[1])
+    assert [found[each]["read_elements"] for each in ("forward", "backward")] == [15, 15]
+    _, out, _ = command("count mine:double 3 5 --backward")
+    assert [line for line in out.splitlines() if line in ("forward", "backward")]
+
+
+@pytest.mark.parametrize("name", ["formula", "count"])
+def test_an_operation_makes_the_inputs(name, command, module):
+    module("def product(y, dy):\n    return y * dy\n")
+    sizes = "4 8" if name == "count" else ""
+    found = json.loads(command(f"{name} mine:product {sizes} --op softmax_backward --json")[1])
+    assert found.get("read_elements") == 64 if sizes else found["reads"]["MN"] == 2
+
+
+# ---- count
+
+
+def test_count(command):
+    status, out, err = command("count naive 3 5")
+    header, *lines = [line.split() for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert header == "read elements written elements read bytes written bytes".split()
+    assert lines == [
+        ["amax", "15", "3", "60", "12"],
+        ["sub", "18", "15", "72", "60"],
+        ["exp", "15", "15", "60", "60"],
+        ["sum", "15", "3", "60", "12"],
+        ["div", "18", "15", "72", "60"],
+        ["total", "81", "51", "324", "204"],
+    ]
+    assert command("count fused 64 1024")[1].splitlines()[-1].split()[1] == "65,536"
+
+
+def test_count_as_json(command):
+    status, out, err = command("count naive 3 5 --json")
+    found = json.loads(out)
+    ops = found.pop("ops")
+    names = ("read_elements", "written_elements", "read_bytes", "written_bytes")
+    assert (status, err) == (0, "")
+    assert found == dict(zip(names, (81, 51, 324, 204), strict=True))
+    assert ops[1] == {"name": "sub"} | dict(zip(names, (18, 15, 72, 60), strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_count_of_a_dtype(dtype, itemsize, command):
+    _, out, _ = command(f"count fused 4 8 --dtype {dtype} --json")
+    assert json.loads(out)["read_bytes"] == 4 * 8 * itemsize
+
+
+@pytest.mark.parametrize("sizes", ["3 4 5", "M=3 K=4 N=5", "3 N=5 K=4"])
+def test_count_of_sizes(sizes, command):
+    _, out, _ = command(f"count torch:matmul {sizes} --inputs 'M,K K,N' --json")
+    assert json.loads(out)["read_elements"] == 3 * 4 + 4 * 5
+
+
+def test_count_of_a_module_of_pytorch(command, module):
+    module("import torch\nlinear = torch.nn.Linear(8, 4, bias=False)\n")
+    _, out, _ = command("count mine:linear --inputs 3,8 --json")
+    assert json.loads(out)["read_elements"] == 3 * 8 + 4 * 8
+
+
+@pytest.mark.parametrize("call", [f"{2**42} 1", f"--inputs {2**42},1"])
+def test_count_without_arithmetic(call, command):
+    """So many elements would take minutes, and more memory than there is."""
+    assert json.loads(command(f"count naive {call} --json")[1])["read_elements"] == 7 * 2**42
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_count_of_a_function_that_prints(option, command, module):
+    """What the user's code prints does not mix with the result."""
+    module("print('imported')\ndef talking(x):\n    print('called')\n    return x.exp()\n")
+    status, out, err = command(f"count mine:talking 4 8 {option}")
+    assert (status, err) == (0, "imported\ncalled\n")
+    assert "called" not in out and ("128" in out)
+
+
+# ---- resources, occupancy
+
+
+def test_resources(command):
+    status, out, err = command("resources fused --target sm_90 --n 4096")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert out.startswith("_softmax_fused_kernel for sm_90, 8 warps: ")
+    assert out.endswith("loads: 4 of 128 bits; stores: 4 of 128 bits\n")
+
+
+def test_occupancy_as_json_is_that_of_the_resources(command):
+    options = "fused --target gfx942 --n 4096 --warps 4 --json"
+    [kernel] = json.loads(command(f"resources {options}")[1])
+    names = ("kernel", "target", "num_warps", "spill_bytes", "load_bits")
+    assert [kernel[it] for it in names] == ["_softmax_fused_kernel", "gfx942", 4, 0, {"128": 4}]
+    assert json.loads(command(f"occupancy {options}")[1]) == [
+        Occupancy.of(Resources(**kernel)).as_dict()
+    ]
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """What a compiler was asked for, which answers with two kernels."""
+    calls = []
+
+    def resources(fn, gpu, inputs, **options):
+        [x] = inputs.positional
+        calls.append((fn, gpu, tuple(x.shape), x.dtype, options))
+        return [
+            Resources("one", gpu.target, 4, 69, 0, 32784),
+            Resources("two", gpu.target, 1, 8, 0, 0),
+        ]
+
+    monkeypatch.setattr(compile, "resources", resources)
+    return calls
+
+
+def test_occupancy_is_a_line_for_each_kernel(command, compiler):
+    assert command("occupancy fused --target sm_90 --n 64")[1].splitlines() == [
+        "one for sm_90 (H200), 4 warps: 6 programs fit, by shared (limits: registers 7, "
+        "shared 6, warps 16, blocks 32); 792 programs on 132 processors",
+        "two for sm_90 (H200), 1 warps: 32 programs fit, by blocks (limits: registers 256, "
+        "shared 228, warps 64, blocks 32); 4224 programs on 132 processors",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "shape", "dtype", "given"),
+    [
+        pytest.param("--n 64", (16, 64), torch.float32, {}, id="columns"),
+        pytest.param("--n 64 --warps 2", (16, 64), torch.float32, {"num_warps": 2}, id="warps"),
+        pytest.param("3 48 --stages 3", (3, 48), torch.float32, {"num_stages": 3}, id="stages"),
+        pytest.param("N=48 M=3 --waves-per-eu 1", (3, 48), torch.float32, {"waves_per_eu": 1}),
+        pytest.param("M=3 --n 48 --dtype bfloat16", (3, 48), torch.bfloat16, {}, id="dtype"),
+    ],
+)
+def test_compiler_is_given_each_option(option, shape, dtype, given, command, compiler):
+    assert command(f"resources fused --target gfx942 {option}")[0] == 0
+    options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu")) | given
+    assert compiler == [(import_function("fused"), find_gpu("gfx942"), shape, dtype, options)]
+
+
+# ---- on a GPU, which is not here
+
+
+def test_counters_as_json(command, monkeypatch):
+    calls = []
+
+    def counters(*args, **options):
+        calls.append((args, options))
+        return pd.DataFrame([{"kernel": "k", "ns": 781}])
+
+    monkeypatch.setattr(hardware, "counters", counters)
+    status, out, err = command("counters naive 8 6 --dtype bfloat16 --json")
+    assert (status, json.loads(out), err) == (0, [{"kernel": "k", "ns": 781}], "")
+    assert calls == [(("naive", (8, 6)), {"dtype": "bfloat16", "inputs": "M,N"})]
+    assert command("counters naive 8 6")[1].split() == ["kernel", "ns", "k", "781"]
+
+
+@pytest.mark.parametrize("text", ["counters naive 8 8", "roof", "bench tiled"])
+def test_commands_that_need_a_gpu_say_so(text, command, monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    status, out, err = command(text)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "GPU" in err and "bench_beside_copy" not in err
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """What `bench` times; each implementation takes as many microseconds as its name is long."""
+    calls = []
+
+    def bench(impls, shapes, **options):
+        calls.append((impls, shapes, options))
+        rows = [
+            {"impl": name, "m": m, "n": n, "dtype": options["dtype"]}
+            | {"us": float("nan") if name in ("Liger", "naive") else len(name), "gb_per_s": 1.0}
+            | {"note": {"Liger": "absent: nowhere", "naive": "refused: why"}.get(name, "")}
+            for m, n in shapes
+            for name in impls
+        ]
+        return pd.DataFrame(rows)
+
+    monkeypatch.setattr(benchmark, "compare", bench)
+    monkeypatch.setattr(benchmark, "bench_beside_copy", bench)
+    return calls
+
+
+def test_bench(command, timed, tmp_path):
+    file = tmp_path / "found.csv"
+    text = "bench copy naive tiled --peers liger --shapes 64x256,8x512 --dtype bfloat16"
+    status, out, err = command(f"{text} --csv {file}")
+    assert (status, err) == (0, "Liger is left out: nowhere\n")
+    shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "op": "softmax"}
+    assert timed == [(["copy", "naive", "tiled", "Liger"], shapes, options)]
+    header, first, second, third, *_ = map(str.split, out.splitlines())
+    assert header == "impl m n dtype us gb_per_s %_of_copy note".split()
+    assert first == "copy 64 256 bfloat16 4.0 1.0 100.0".split()
+    assert second == "naive 64 256 bfloat16 - 1.0 - refused: why".split()
+    assert third[-1] == "80.0"
+    assert pd.read_csv(file)["impl"].tolist() == ["copy", "naive", "tiled"] * 2
+    assert json.loads(command("bench tiled --shapes 64x256 --json")[1])[0]["us"] == 5
+
+
+def test_bench_of_any_inputs(command, timed):
+    status, *_ = command('bench mine:f --inputs "M,N M:int64<N" --shapes 64x256')
+    [(impls, shapes, options)] = timed
+    assert (status, list(impls), shapes) == (0, ["mine:f"], [(64, 256)])
+    assert options == {"inputs": "M,N M:int64<N", "dtype": "float32"}
+
+
+def test_bench_of_everything(command, timed):
+    command("bench --peers ALL")
+    command("bench --op softmax_backward --peers all")
+    assert set(timed[0][0]) == {*COMPARED["softmax"], *PEERS} and (4096, 1024) in timed[0][1]
+    peers = {f"{peer} backward" for peer in PEERS if peer != "tutorial"}
+    assert set(timed[1][0]) == {*COMPARED["softmax_backward"], *peers}
+
+
+# ---- report
+
+
+def test_report_on_stdout_and_in_a_file(command, module, tmp_path):
+    module("def double(x):\n    return 2 * x\n")
+    status, out, err = command("report mine:double 4 8")
+    assert (status, err) == (0, "") and out.startswith("# Memory traffic of mine.double\n")
+    written = command("report mine:double 4 8 -o page.md")
+    assert written == (0, "wrote page.md\n", "")
+    assert (tmp_path / "page.md").read_text("utf-8") == out
+
+
+@pytest.mark.parametrize("output", ["folder.md", "page.html", "''", "none/page.md"])
+def test_report_that_cannot_be_written(output, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.md").mkdir()
+    status, out, err = command(f"report naive -o {output}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_report_has_no_json(command):
+    assert command("report naive --json")[2] == (
+        "memtraffic: a report is Markdown: the other commands print JSON\n"
+    )
+
+
+# ---- help
+
+
+def test_help_names_each_command_and_version(command):
+    status, out, _ = command("--help")
+    assert status == 0 and all(name in out for name in commands.commands)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", command("--version")[1])
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_help_of_a_command_tells_the_grammar_of_inputs(name, command):
+    status, out, _ = command(f"{name} --help")
+    assert status == 0 and ("`M,N:bf16`" in out) == (name != "roof")
+
+
+# ---- mistakes: one line and status 2 for a bad call, 1 for a failure
+
+BAD_CALLS = {
+    "": "Missing command",
+    "formul naive": "Did you mean 'formula'?",
+    "formula fusd": "did you mean 'fused'?",
+    "formula warps": "'tiled'",
+    "formula no_such_module:f": "'no_such_module'",
+    "formula kernels:softmux": "'softmux'",
+    "formula kernels:not_callable": "int",
+    "formula torch:Tensor": "is a class",
+    "formula naive 3": "unexpected extra argument",
+    "formula naive --inputs M,n": "lower case",
+    "formula naive --inputs M --op softmax": "leave out one",
+    "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
+    "formula naive --op sofmax": "did you mean 'softmax'",
+    "count naive 4": "N of 'M,N' has no number",
+    "count naive 0 8": "'0' is not a positive",
+    "count naive 4 1.5": "'1.5' is not a positive",
+    "count naive 4 8 2": "one size too many",
+    "count naive 4 K=8": "no size 'K'",
+    "count naive 4 8 --dtype int8": "int8",
+    "count naive 4 8 --jsn": "Did you mean '--json'?",
+    f"count naive {2**62} {2**62}": "cannot be made with M=4",
+    "resources fused --n 64": "--target",
+    "resources fused --target sm_90a --n 64": "mean sm_90?",
+    "resources fused --target sm_90": "N of 'M,N' has no number",
+    "resources fused --target sm_90 --n 64 --waves-per-eu 1": "waves_per_eu",
+    "occupancy fused --target gfx942 --n 64 --waves-per-eu 99": "holds 8",
+    "bench --peers quark": "no peer is named 'quark': give one of Liger",
+    "bench --shapes 12by": "'12by' is not",
+    "bench --inputs M,N": "needs the NAME",
+    "bench mine:f --inputs M,N --peers all": "no --peers",
+    "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
+    "report fused --target sm_91": "sm_91",
+    "report fused 4": "N of 'M,N' has no number",
+}
+FAILURES = {
+    "formula kernels:raises": "cannot take (2, 8)",
+    "count kernels:raises 3 5": "kernels:raises: TypeError: kernels: cannot take (3, 5)",
+    "count torch:rms_norm 3 5": "torch:rms_norm: TypeError: ",
+    "count kernels:dropped_mask 5 12": "outside the tensors",
+    "report kernels:raises": "kernels:raises: TypeError: kernels: cannot take",
+    "resources naive --target sm_90 --n 64": "naive launched no Triton kernel",
+    "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [*((it, 2) for it in BAD_CALLS), *((it, 1) for it in FAILURES)]
+)
+def test_mistake_is_one_line(text, status, command):
+    found, out, err = command(text)
+    assert (BAD_CALLS | FAILURES)[text] in err
+    assert err.startswith("memtraffic: ") and err.count("\n") == 1 and err.endswith("\n")
+    assert (found, out) == (status, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param("raise RuntimeError('two\\nlines')", "RuntimeError: two lines", id="lines"),
+        pytest.param("raise RuntimeError", "RuntimeError", id="no-words"),
+        pytest.param("return {}['k']", "KeyError: 'k'", id="key"),
+        pytest.param("raise Own('bad')", "mine.Own: bad", id="class-of-ones-own"),
+        pytest.param("import sys; sys.exit(0)", "SystemExit: 0", id="exits"),
+        pytest.param("raise ValueError(5000 * 'x')", f"ValueError: {979 * 'x'}…", id="long"),
+    ],
+)
+def test_function_that_raises_is_named(body, message, command, module):
+    module(f"class Own(BaseException): pass\ndef fn(x):\n    {body}\n")
+    assert command("count mine:fn 3 5") == (1, "", f"memtraffic: mine:fn: {message}\n")
+
+
+@pytest.mark.parametrize("text", ["def fn(x)\n    return", "raise OSError", "raise SystemExit(4)"])
+def test_module_that_cannot_be_imported_is_named(text, command, module):
+    module(text)
+    status, out, err = command("count mine:fn 3 5")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "'mine:fn' cannot be imported" in err
+
+
+def test_coroutine_is_refused_and_python_says_nothing(command, module):
+    module("async def later(x): return x\ndef fn(x): return later(x)\n")
+    for name in ("formula mine:fn", "resources mine:fn --target sm_90 --n 8", "report mine:fn"):
+        status, _, err = command(name)
+        assert status and err.count("\n") == 1 and "of type coroutine, before it" in err
+
+
+def test_interrupted(command, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hardware, "counters", interrupt)
+    status, out, err = command("counters naive 8 8")
+    assert (status, out, err.strip()) == (130, "", "")
+
+
+# ---- functions that insist on a GPU
+
+INSISTS = """\
+import torch, triton
+import triton.language as tl
+
+{at_import}
+
+@triton.jit
+def k(y, x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+def fn(x):
+    {check}
+    y = torch.empty_like(x)
+    k[(triton.cdiv(x.numel(), 128),)](y, x, x.numel(), BLOCK=128)
+    return y
+"""
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize(
+    ("text", "sms", "expected"),
+    [
+        ("formula mine:fn", 132, "reads MN, writes MN"),
+        ("count mine:fn 3 5 --json", 132, '"read_elements": 15'),
+        ("resources mine:fn --target sm_80 --n 1024", 108, "k for sm_80, 4 warps"),
+        ("resources mine:fn --target gfx942 --n 1024", 132, "k for gfx942, 4 warps"),
+        ("occupancy mine:fn --target sm_90 --n 1024", 132, "k for sm_90 (H200), 4 warps"),
+        ("report mine:fn 4 64 --target sm_80", 132, "# Memory traffic of mine.fn"),
+    ],
+)
+def test_stand_in_for_a_gpu(text, sms, expected, command, module):
+    """Also while the module is imported; a target of NVIDIA's is the GPU that answers."""
+    asked = "torch.cuda.get_device_properties(0).multi_processor_count"
+    module(INSISTS.format(at_import=f"assert {asked} == {sms}", check="assert x.is_cuda"))
+    status, out, err = command(f"{text} --stand-in")
+    assert (status, err) == (0, "") and expected in out
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize(
+    ("check", "hinted"),
+    [
+        ("assert x.is_cuda", True),
+        ("torch.cuda.current_device()", True),
+        ("raise ValueError('give a tensor on a GPU: cuda')", True),
+        ("if not x.is_cuda: return x.exp()", True),
+        ("assert x.shape[0] > 99", False),
+    ],
+)
+def test_hint_at_stand_in(check, hinted, command, module):
+    module(INSISTS.format(at_import="", check=check))
+    status, _, err = command("resources mine:fn --target sm_90 --n 64")
+    assert (status, err.count("\n")) == (1, 1)
+    assert ("give --stand-in" in err) == hinted
+
+
+# ---- bad command lines by the hundred
+
+LINES = [
+    "formula naive --inputs M,N --json", "count naive 2 3", "count naive M=2 N=3 --dtype float16",
+    "resources fused --target sm_90 --n 64", "occupancy fused --target gfx942 --n 64",
+    "report naive 2 3", "counters fused 2 4", "bench tiled --shapes 4x8", "roof",
+]  # fmt: skip
+JUNK = [
+    *string.punctuation, "", "--", "-0", "1.5", "1e9", "nan", "None", "M,", "M,,N", "M:int64<",
+    "m,n", "Ω,N", "x=", "a=b=c", "a:", ":b", "..", "os:system", "torch:Tensor", "--json=3", "--n=",
+    "--inputs", "--target", "日本", "9" * 40, "A,B,C,D,E,F", "__import__:os", "\x00", "a\nb:c",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_bad_command_line_gets_one_line(seed, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(progress, "_enabled", False)
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    monkeypatch.chdir(tmp_path)
+    rng, bad = random.Random(seed), 0
+    for _ in range(80):
+        line = rng.choice(LINES).split()
+        i = rng.randrange(len(line))
+        word, junk = line[i], rng.choice(JUNK)
+        at = rng.randrange(len(word) + 1)
+        changes = (
+            [word[:at] + junk + word[at:]],
+            [word[:at] + word[at + 1 :]],
+            [word, junk],
+            [],
+            [junk],
+        )
+        line[i : i + 1] = rng.choice(changes)
+        status = main(line)
+        out, err = capsys.readouterr()
+        assert status in (0, 1, 2), line
+        assert bool(out) == (status == 0), line
+        if status:
+            assert err.startswith("memtraffic: ") and err.count("\n") == 1, (line, err)
+        bad += status > 0
+    assert bad > 50
+
+
+# ---- from the shell
+
+
+def shell(text, folder):
+    """Runs a line of shell in which $M is `python -m memtraffic`: status, stdout, stderr."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "M": f"{sys.executable} -m memtraffic",
+    }
+    line = ["bash", "-o", "pipefail", "-c", text]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    ["count naive 3", "resources mine:fn --target sm_90 --n 64", "count mine:fn 3 5",
+     "formula nave", "formula mine:fn --json", "bench tiled"],
+)  # fmt: skip
+def test_shell_says_what_this_process_says(text, command, module, tmp_path):
+    """Status and lines are the same: the function is blamed for what it raises, and for no more."""
+    body = "raise TypeError('no')" if text.startswith("count mine") else "return 2 * x"
+    module(f"def fn(x):\n    {body}\n")
+    assert shell(f"$M {text}", tmp_path) == command(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        pytest.param("$M --help | true", (0, 1), "", id="closed-pipe"),
+        pytest.param("$M count naive 3 5 | true", (0, 1), "", id="result-into-a-closed-pipe"),
+        pytest.param("$M count naive 3 5 > /dev/full", (1,), "No space left", id="full-disk"),
+        pytest.param("$M report naive 2 3 > /dev/full", (1,), "No space left", id="full-report"),
+    ],
+)
+def test_shell_has_no_traceback(text, status, message, tmp_path):
+    found, out, err = shell(text, tmp_path)
+    assert (found in status, out) == (True, "")
+    assert message in err and err.count("\n") <= 1 and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_shell_formula_takes_hardly_longer_than_to_import_torch(tmp_path):
+    def cpu_seconds(text):
+        before = os.times()
+        shell(text, tmp_path)
+        after = os.times()
+        return sum(after[2:4]) - sum(before[2:4])
+
+    own, torch_alone = (
+        min(cpu_seconds(text) for _ in range(3))
+        for text in ("$M formula fused", f"{sys.executable} -c 'import torch'")
+    )
+    assert own < 2 * torch_alone
