@@ -1,0 +1,367 @@
+"""One Markdown document about a function: what it moves, and what its kernels use on each GPU."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pandas as pd
+import torch
+
+import memtraffic
+from memtraffic import runtime
+from memtraffic.compile import resources
+from memtraffic.errors import CompileError, CountersError, MemtrafficError
+from memtraffic.functions import as_function, function_name
+from memtraffic.gpus import TARGETS, AmdGpu, Gpu, NvidiaGpu, find_gpu
+from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
+from memtraffic.meters.count import Traffic, count
+from memtraffic.meters.formula import formula
+from memtraffic.op import Op
+from memtraffic.progress import progress
+from memtraffic.residency import Occupancy, Resources
+
+MOST_ELEMENTS = 2**20  # of a tensor, at the sizes that are chosen
+MOST_PROGRAMS = 2**12  # likewise, where a program takes one row: the interpreter's time
+
+
+def report(
+    fn: Callable[..., object],
+    inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    targets: Iterable[str | Gpu] | None = None,
+    dtype: str = "float32",
+    backward: bool = False,
+) -> str:
+    """What `fn` moves and what its kernels use on each target, as one Markdown document.
+
+    >>> from memtraffic.kernels.softmax import naive
+    >>> print(report(naive.softmax, shape=(16, 64)).splitlines()[0])
+    # Memory traffic of memtraffic.kernels.softmax.naive.softmax
+
+    It has the formula of the traffic; the traffic counted at the sizes of the report, beside the
+    least, which reads each argument once and writes each new result once; registers, spills, shared
+    memory and access widths of each kernel, compiled for each target; and how many programs fit. On
+    a GPU it has hardware counters and the time beside a copy's. Where one of these cannot be had,
+    a sentence says why.
+
+    fn, inputs, dtype, backward: as for `formula`. shape: a number for each size of the inputs, to
+    count, compile and measure at; by default `default_shape`. targets: GPUs or their names; by
+    default, each target of the table.
+
+    Raises LookupError for an unknown target; what `fn` raises, where nothing else can be said; and
+    what `as_function` and `find_inputs` raise.
+    """
+    made, function = find_inputs(inputs), as_function(fn)
+    at = default_shape(made) if shape is None else tuple(shape)
+    made.check(at)
+    gpus = [find_gpu(it) if isinstance(it, str) else it for it in targets or TARGETS.values()]
+    subject = Subject(function, made, at, dtype, backward)
+    parts, failures = [f"# Memory traffic of {function_name(fn)}", _versions(subject)], []
+    sections: dict[str, Callable[[], list[str]]] = {
+        "Formula": lambda: formula_section(subject),
+        "Counted": lambda: counted_section(subject),
+        "Compiled": lambda: compiled_section(subject, gpus),
+        "Measured": lambda: measured_section(subject, inputs),
+    }
+    for heading, section in sections.items():
+        try:
+            text = section()
+        except Exception as error:  # a function may raise what it likes
+            failures.append(error)
+            text = [_sentence(f"There is nothing to show here: {_said(error)}")]
+        parts += [f"## {heading}", *text]
+    if not subject.found:
+        raise failures[0]
+    return "\n\n".join(parts)
+
+
+def default_shape(made: Inputs) -> tuple[int, ...]:
+    """Sizes to report at, all the same power of two: what the interpreter counts in seconds.
+
+    >>> default_shape(find_inputs("M,N")), default_shape(find_inputs("M,K K,N"))
+    ((1024, 1024), (64, 64, 64))
+    """
+    sizes = len(made.sizes)
+    for n in (2**power for power in range(12, 0, -1)):
+        if made.elements((n,) * sizes) <= MOST_ELEMENTS and n ** (sizes - 1) <= MOST_PROGRAMS:
+            return (n,) * sizes
+    return (1,) * sizes
+
+
+@dataclass
+class Subject:
+    """What a report is about. found: the sections that have something to show."""
+
+    fn: Callable[..., Any]
+    made: Inputs
+    shape: tuple[int, ...]
+    dtype: str
+    backward: bool
+    found: list[str] = field(default_factory=list)
+
+    @property
+    def at(self) -> str:
+        """The sizes in words, such as "with M = 3, N = 5"."""
+        sizes = zip(self.made.sizes, self.shape, strict=True)
+        return "with " + (", ".join(f"{name} = {n}" for name, n in sizes) or "these inputs")
+
+    def arguments(self) -> Arguments:
+        """What the function is called with."""
+        return self.made.arguments(self.shape, self.dtype)
+
+
+# ---- the sections: each returns its paragraphs
+
+
+def formula_section(subject: Subject) -> list[str]:
+    options: dict[str, Any] = {"dtype": subject.dtype, "backward": subject.backward}
+    found = formula(subject.fn, subject.made, **options)
+    subject.found.append("formula")
+    checked = f"Solved at {len(found.fitted)} shapes, checked at {len(found.checked)} others"
+    if found.refused:
+        checked += f"; {len(found.refused)} were refused: {found.refused[0][-1]}"
+    return ["In elements:", f"```\n{found}\n```", _sentence(checked)]
+
+
+def counted_section(subject: Subject) -> list[str]:
+    results: list[object] = []
+
+    def called(*args: Any, **keywords: Any) -> object:
+        results.append(subject.fn(*args, **keywords))
+        return results[-1]
+
+    arguments = subject.arguments()
+    options: dict[str, Any] = {"inputs": arguments, "backward": subject.backward}
+    counted: Any = count(called, **options)
+    passes: list[Traffic] = list(counted) if subject.backward else [counted]
+    subject.found.append("count")
+    moved = passes[0].read_bytes + passes[0].written_bytes
+    least = least_bytes(subject.fn, arguments, results[0])
+    name = "the forward pass" if subject.backward else "the function"
+    text = f"{subject.at}, {name} moves {moved:,} bytes"
+    if least:
+        text += f", {moved / least:.2f} times the least of {least:,}"
+    if moved < least:
+        text += ": it does not touch every element of its arguments"
+    parts = [_sentence(text[:1].upper() + text[1:])]
+    for which, traffic in zip(("The forward pass:", "The backward pass:"), passes, strict=False):
+        parts += [which] * subject.backward + [_traffic_table(traffic)]
+    return parts
+
+
+def _traffic_table(traffic: Traffic) -> str:
+    frame = pd.DataFrame(traffic.ops).rename(columns={"name": "operation"})
+    kept = frame.groupby("operation", sort=False).sum()
+    times = frame["operation"].value_counts(sort=False)
+    kept.index = [
+        f"`{name}`" + (f" × {times[name]}" if times[name] > 1 else "") for name in kept.index
+    ]
+    kept.loc["total"] = kept.sum()
+    kept.columns = [name.replace("_", " ") for name in kept.columns]
+    return markdown(kept.rename_axis("operation").reset_index())
+
+
+def least_bytes(fn: object, arguments: Arguments, result: object) -> int:
+    """Bytes to read each argument and parameter once, and to write each new result once."""
+    from memtraffic.benchmark.sweeps import moved_once
+
+    weights = tuple(fn.parameters()) if isinstance(fn, torch.nn.Module) else ()
+    return moved_once(Arguments((*arguments.tensors, *weights)), result)
+
+
+def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
+    arguments, parts = subject.arguments(), []
+    call = _both_passes(subject.fn) if subject.backward else subject.fn
+    found: list[tuple[Gpu, Resources]] = []
+    for gpu in progress(gpus, "compiling"):
+        try:
+            kernels = resources(call, gpu, inputs=arguments)
+        except CompileError as error:
+            parts.append(_sentence(f"For {gpu.target}: {_said(error)[:300]}"))
+            continue
+        if not kernels:
+            hint = "launches one only for tensors on a GPU, compile it within `stand_in()`"
+            return [f"The function launched no Triton kernel. If it {hint}."]
+        found += [(gpu, kernel) for kernel in kernels]
+    if not found:
+        return parts
+    subject.found.append("resources")
+    limits = (
+        f"No {gpu.target} launches `{kernel.kernel}`: {kernel.unlaunchable}."
+        for gpu, kernel in found
+        if kernel.unlaunchable
+    )
+    uses = pd.DataFrame(
+        {
+            "target": f"{gpu.target} ({gpu.product})",
+            "kernel": f"`{kernel.kernel}`",
+            "warps": kernel.num_warps,
+            "registers per thread": kernel.registers,
+            "bytes spilled": kernel.spill_bytes,
+            "bytes shared": kernel.shared_bytes,
+            "loads, in bits": _widths(kernel.load_bits),
+            "stores, in bits": _widths(kernel.store_bits),
+        }
+        for gpu, kernel in found
+    )
+    fits = pd.DataFrame(_occupancy(gpu, kernel) for gpu, kernel in found)
+    return [
+        *parts,
+        f"Compiled {subject.at}; no kernel ran, and the GPUs need not be here.",
+        markdown(uses.drop_duplicates()),
+        *dict.fromkeys(limits),
+        "How many programs one SM, or on AMD one compute unit, holds at once; which limit allows "
+        "no more; and how many of its slots for warps the programs take:",
+        markdown(fits.drop_duplicates()),
+    ]
+
+
+def _widths(bits: dict[int, int]) -> str:
+    return " + ".join(f"{n} of {width}" for width, n in sorted(bits.items())) or "none"
+
+
+def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
+    one, slots = Occupancy.of(kernel, gpu), warp_slots(gpu)
+    warps = one.resident * kernel.num_warps
+    return {
+        "target": f"{gpu.target} ({gpu.product})",
+        "kernel": f"`{kernel.kernel}`",
+        "programs": one.resident,
+        "bound by": one.binding,
+        "warps": f"{warps} of {slots}",
+        "occupancy": f"{warps / slots:.0%}",
+    }
+
+
+def warp_slots(gpu: Gpu) -> int:
+    """The warps that one SM or compute unit holds at most.
+
+    >>> warp_slots(find_gpu("sm_90")), warp_slots(find_gpu("gfx942"))
+    (64, 32)
+    """
+    if isinstance(gpu, AmdGpu):
+        return gpu.max_waves_per_simd * gpu.simds
+    assert isinstance(gpu, NvidiaGpu)
+    return gpu.max_threads_per_sm // gpu.warp_size
+
+
+def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
+    """`fn` and its backward pass, as `count` makes it."""
+    from memtraffic.meters.count import differentiable, gradients_of, leaves_of, tensors_in
+
+    def call(*args: Any, **options: Any) -> None:
+        with torch.enable_grad():
+            results = tensors_in([differentiable(Arguments(args, options)).call(fn)])
+            outputs = [x for x in results if x.requires_grad]
+            gradients = gradients_of(outputs)
+            torch.autograd.grad(outputs, leaves_of(outputs), gradients, allow_unused=True)
+
+    return call
+
+
+def measured_section(subject: Subject, inputs: AnyInputs) -> list[str]:
+    if not runtime.HAS_GPU:
+        return ["This machine has no GPU, so there are no hardware counters and no times."]
+    if runtime.INTERPRETED:
+        return ["Kernels are interpreted here, so no counters were read and nothing timed."]
+    return [*_counters(subject, inputs), *_times(subject)]
+
+
+def _counters(subject: Subject, inputs: AnyInputs) -> list[str]:
+    from memtraffic.meters.counters import counters
+
+    given: dict[str, Any] = {"inputs": subject.made.name}
+    if isinstance(inputs, Op):
+        given = {"op": inputs}
+    try:
+        frame = counters(subject.fn, subject.shape, dtype=subject.dtype, **given)
+    except (CountersError, LookupError, ValueError) as error:
+        return [_sentence(f"There are no hardware counters: {_said(error)}")]
+    subject.found.append("counters")
+    shown = pd.DataFrame(
+        {
+            "kernel": "`" + frame["kernel"] + "`",
+            "L2 to L1, bytes": frame["l1_l2_read_bytes"],
+            "L1 to L2, bytes": 32 * frame["l2_write_sectors"],
+            "DRAM read, bytes": frame["dram_read_bytes"],
+            "DRAM written, bytes": frame["dram_write_bytes"],
+            "ns": frame["ns"],
+        }
+    )
+    text = f"What the hardware moved {subject.at}, in one call of the forward pass:"
+    return [text, markdown(shown)]
+
+
+def _times(subject: Subject) -> list[str]:
+    from memtraffic.benchmark import bench_beside_copy
+
+    impls, shapes = {"the function": subject.fn}, [subject.shape]
+    frame = bench_beside_copy(impls, shapes, inputs=subject.made, dtype=subject.dtype)
+    subject.found.append("bench")
+    copied, own = frame["us"]
+    shown = pd.DataFrame(
+        {
+            "": ["the fastest copy of the first tensor", "the function"],
+            "µs": frame["us"],
+            "20th percentile": frame["us_p20"],
+            "80th percentile": frame["us_p80"],
+        }
+    )
+    return [
+        f"Timed on {runtime.gpu_name()} {subject.at}, from a cold L2: the forward pass takes "
+        f"{own / copied:.2f} times as long as the copy.",
+        markdown(shown),
+    ]
+
+
+# ---- Markdown
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A DataFrame as a table; numbers are aligned to the right.
+
+    >>> print(markdown(pd.DataFrame({"name": ["a|b"], "bytes": [4096], "µs": [1.25]})))
+    | name | bytes | µs |
+    | --- | ---: | ---: |
+    | a\\|b | 4,096 | 1.2 |
+    """
+
+    def cell(value: object) -> str:
+        if isinstance(value, float):
+            return f"{value:,.1f}"
+        return (f"{value:,}" if isinstance(value, int) else str(value)).replace("|", "\\|")
+
+    numbers = [pd.api.types.is_numeric_dtype(frame[name]) for name in frame]
+    rule = ["---:" if number else "---" for number in numbers]
+    rows = [[cell(value) for value in row] for row in frame.astype(object).values.tolist()]
+    lines = [list(frame.columns), rule, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _said(error: BaseException) -> str:
+    """An error in one line, with its class where it is not this package's."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemtrafficError):
+        return text
+    return f"{type(error).__qualname__}: {text}".removesuffix(": ")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _versions(subject: Subject) -> str:
+    try:
+        triton = f"Triton {version('triton')}"
+    except PackageNotFoundError:
+        triton = "no Triton"
+    return (
+        f"Inputs: `{subject.made.name}`, {subject.dtype} where no dtype is named. Made by "
+        f"memtraffic {memtraffic.__version__} with Python {platform.python_version()}, PyTorch "
+        f"{torch.__version__} and {triton}."
+    )
