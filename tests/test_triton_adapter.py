@@ -1,5 +1,4 @@
 import importlib
-import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
