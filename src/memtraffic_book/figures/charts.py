@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -34,9 +34,6 @@ from memtraffic_book.figures.drawing import (
     text_width,
     wrap,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # Colour, marker and dashes of the lines of a chart, in their order.
 LINES: tuple[tuple[str, str, Any], ...] = (
@@ -164,36 +161,19 @@ def plot_lines(
     log2: bool = False,
     low: Mapping[str, pd.Series] | None = None,
     high: Mapping[str, pd.Series] | None = None,
-    level: str = "",
-    size: tuple[float, float] = (WIDTH, 2.9),
 ) -> Axes:
     """Lines, each with its name at its end, and the spread of what was measured as error bars.
 
     lines: by name, series whose index is x. log2: a logarithmic x axis, as `log2_axis` makes it.
     low, high: the ends of the spread, series by the names of lines; a line may have none.
-    level: the name of a line whose spread is a band: what lies in it is level with that line.
     """
-    ax = axes(xlabel, ylabel, size, title)
-    _draw_lines(ax, lines, log2, low or {}, high or {}, level)
-    return ax
-
-
-def _draw_lines(
-    ax: Axes,
-    lines: Mapping[str, pd.Series],
-    log2: bool,
-    low: Mapping[str, pd.Series],
-    high: Mapping[str, pd.Series],
-    level: str = "",
-) -> None:
+    ax, low, high = axes(xlabel, ylabel, title=title), low or {}, high or {}
     looks = itertools.cycle(LINES)
     for name, line in lines.items():
         color, marker, dashes = (MUTED, "|", "--") if name == "copy" else next(looks)
         look: dict[str, Any] = {"color": color, "marker": marker, "linestyle": dashes}
         look["markersize"] = 5
-        if name == level:
-            ax.fill_between(line.index, low[name], high[name], color=GRID, linewidth=0)
-        if name in low and name != level:
+        if name in low:
             spread = [line - low[name], high[name] - line]
             ax.errorbar(line.index, line, spread, capsize=3, elinewidth=1, **look)
         else:
@@ -208,11 +188,10 @@ def _draw_lines(
             annotation_clip=False,
             gid=END,
         )
-    if level:
-        ax.set_xlabel(f"{ax.get_xlabel()}\n(grey band: level with {level})".strip())
     if log2:
         log2_axis(ax, [x for line in lines.values() for x in line.index])
     _spread_ends(ax)
+    return ax
 
 
 def _spread_ends(ax: Axes) -> None:
@@ -265,8 +244,8 @@ def flights(
     roof: float,
     kernels: Mapping[str, float],
     *,
-    title: str = "",
-    roof_name: str = "roof",
+    title: str,
+    roof_name: str,
 ) -> Axes:
     """Bandwidth over the bytes in flight on each SM: what a GPU needs, and what kernels have.
 
@@ -274,9 +253,6 @@ def flights(
     SM. roof: GB/s. kernels: kB in flight per SM, by name.
     """
     lines = {str(name): curve[name].dropna() for name in curve}
-    if not title:
-        reached = (curve.max(axis=1) >= 0.95 * roof).idxmax()
-        title = f"An SM needs about {reached:.3g} kB in flight before memory is busy all the time."
     words = "kB in flight per SM, log scale", "bandwidth, GB/s"
     ax = plot_lines(lines, *words, title=title, log2=True)
     last = math.floor(math.log2(curve.index.max()))
@@ -294,7 +270,7 @@ def roofline(
     roofs: Mapping[str, float],
     points: Mapping[str, tuple[str, float]],
     *,
-    title: str = "",
+    title: str,
 ) -> Axes:
     """A roofline: a slope, a ceiling per kind of arithmetic, and what operations need of each.
 
@@ -302,14 +278,6 @@ def roofline(
     name in the plural, such as `exponentials`. points: for the name of an operation, the kind and
     how many operations of that kind it has for each byte that it moves.
     """
-    name, (kind, intensity) = min(points.items(), key=lambda it: roofs[it[1][0]] / it[1][1])
-    ridge = roofs[kind] / bandwidth
-    if not title:
-        sets = "memory" if intensity < ridge else "arithmetic"
-        title = (
-            f"{sets.capitalize()} sets the time of {name}: it has {intensity:.3g} {kind} per "
-            f"byte, and the ridge is at {ridge:.2g}."
-        )
     ax = axes("operations per byte", "operations per second", (WIDTH, 3.5), title)
     ridges = {it: roof / bandwidth for it, roof in roofs.items()}
     needs = [value for _, value in points.values()]

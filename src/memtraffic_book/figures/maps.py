@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,17 +30,6 @@ from memtraffic_book.figures.drawing import (
 )
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
-
-
-def relative_speed(frame: pd.DataFrame, option: str) -> pd.DataFrame:
-    """The speed over that of a copy, of a result of `bench_option`: values down, widths across.
-
-    >>> frame = pd.DataFrame({"rows": [1, 2], "n": [64, 64], "us": [20.0, 8.0], "copy_us": 10.0})
-    >>> relative_speed(frame, "rows")[64].to_dict()
-    {1: 0.5, 2: 1.25}
-    """
-    speed = frame.assign(speed=frame["copy_us"] / frame["us"])
-    return speed.pivot(index=option, columns="n", values="speed")
 
 
 def shade(value: float, low: float = 0.3, high: float = 1.1) -> tuple[str, str]:
@@ -156,22 +144,17 @@ def heatmap(
 def winners(
     frame: pd.DataFrame,
     *,
-    level: float = 0.0,
-    letters: Mapping[str, str] | None = None,
-    title: str = "",
+    level: float,
+    letters: Mapping[str, str],
+    title: str,
 ) -> Axes:
     """Who is fastest at each width, type and layout, and by how much.
 
     frame: a line for each cell of the map, with columns `n`, `dtype`, `layout`, `winner` and
     `percent`, by how much it is faster than the second. level: at most so many percent are none,
-    and the cell is level. letters: of the winners, which are in their cells with their hatches; by
-    default the first of each name that no other has.
+    and the cell is level. letters: of the winners, which are in their cells with their hatches.
     """
     names = list(frame["winner"].value_counts().index)
-    letters = letters or _letters(names)
-    if not title:
-        won = frame[frame["percent"] > level]["winner"].value_counts()
-        title = f"{won.index[0]} is the fastest in {won.iloc[0]} of {len(frame)} cases."
     widths = list(dict.fromkeys(frame["n"]))
     kinds = list(dict.fromkeys(zip(frame["dtype"], frame["layout"], strict=True)))
     looks = {
@@ -214,19 +197,3 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
         names = {"winner": first.impl, "second": second.impl, "percent": percent}
         cases.append(dict(zip(columns, case, strict=True)) | names)
     return pd.DataFrame(cases)
-
-
-def _letters(names: Sequence[str]) -> dict[str, str]:
-    """One or two letters for each name: its first that none before it has.
-
-    >>> _letters(["torch", "tiled", "compile(naive)", "compile(softmax)"])
-    {'torch': 'T', 'tiled': 'Ti', 'compile(naive)': 'C', 'compile(softmax)': 'CS'}
-    """
-    letters: dict[str, str] = {}
-    for name in names:
-        words = re.findall(r"\w+", name)
-        several = ["".join(word[0] for word in words).upper()] if len(words) > 1 else []
-        some = [name[0].upper(), *several, *(name[0].upper() + it for it in name[1:])]
-        some += map(str, range(len(names)))
-        letters[name] = next(it for it in some if it not in letters.values())
-    return letters

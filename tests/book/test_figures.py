@@ -1,0 +1,340 @@
+"""The figures: one judge for all of them, and what each says of its data."""
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import notebooks
+import pandas as pd
+from drawings import PHONE, SMALLEST, assert_legible, boxes, texts, ticks, title
+
+from memtraffic.compile import BlockedLayout
+from memtraffic.gpus import find_gpu
+from memtraffic.meters.count import Access, OpTraffic
+from memtraffic_book import figures
+from memtraffic_book.figures import drawing, hardware, maps
+
+pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
+
+BOOK = Path(__file__).resolve().parents[2] / "book"
+H200, MI300X = find_gpu("H200"), find_gpu("MI300X")
+SAYING = "A sentence that says what the figure shows, and that is longer than one line."
+MN, M = 67108864, 4096
+OPS = [OpTraffic("amax", MN, M, 4 * MN, 4 * M), OpTraffic("sub", MN + M, MN, 4 * MN, 4 * MN)]
+FUSED = OpTraffic("fused", MN, MN, 4 * MN, 4 * MN)
+CURVE = pd.DataFrame(
+    {"read": [337.0, 1296, 3855, 4436, 4465], "copy": [600.0, 1910, 3860, 3973, 3983]},
+    index=[1, 4, 16, 32, 128],
+)
+LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
+    [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]
+)}  # fmt: skip
+SHARES = pd.DataFrame(
+    {"ours": 1.0, "QuACK": [0.8, 0.9, 1.1, 1.2], "torch.softmax": [0.8, 0.5, 0.5, float("nan")]},
+    index=[256, 4096, 65536, 1048576],
+)
+VALUES = pd.DataFrame({1: [0.98, 0.5, None], 2: [0.9, 1.0, 0.65]}, index=[256, 1024, 32768])
+WORDS = {"rows": "columns", "columns": "warps", "frame": "the rule's choice"}
+CASES = itertools.product(("float32", "bfloat16"), ("packed", "odd", "transposed"), (256, 4096))
+WON = pd.DataFrame(CASES, columns=["dtype", "layout", "n"]).assign(
+    winner=["tiled"] * 6 + ["torch.softmax"] * 4 + ["compile(naive)"] * 2, percent=[12.0, 1.0] * 6
+)
+LETTERS = {"tiled": "Ti", "torch.softmax": "T", "compile(naive)": "C"}
+ROOFS = {"multiply-adds": 28e12, "exponentials": 4e12}
+LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
+LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
+TAKES = {"registers": (9216, 65536), "shared": (13808, 233472), "warps": "4 of 64"}
+STAIRS = {"registers": ([1, 2, 3, 4], [8, 4, 2, 2]), "with LDS": ([1, 2, 3, 4], [5, 5, 5, 5])}
+TOUCHED = [Access((i % 3, 0, 0), "read", "x_ptr", tuple(range(8 * i, 8 * i + 5))) for i in range(5)]
+
+
+def marked(ax, *marks):
+    for value, text in marks:
+        figures.mark_position(ax, value, text)
+    figures.mark_level(ax, 2.5, "roof")
+    return ax
+
+
+DRAWN = {
+    "bars": lambda: figures.plot_bars(
+        ["copy", "naive"], [4000, 800], ["4000 GB/s", "800 GB/s"], "GB/s", title=SAYING
+    ),
+    "five-trips": lambda: figures.five_trips(OPS, FUSED, title=SAYING),
+    "flights": lambda: figures.flights(
+        CURVE, 4270, {"tiled": 16, "persistent": 64}, title=SAYING, roof_name="roof"
+    ),
+    "heatmap": lambda: figures.heatmap(
+        VALUES, lambda n, warps: (n, warps) in [(256, 1), (32768, 2)], title=SAYING, **WORDS
+    ),
+    "heatmap-wide": lambda: figures.heatmap(
+        pd.DataFrame([[1.0] * 9] * 2, index=[1, 2], columns=[2**k for k in range(8, 17)]),
+        lambda row, n: True,
+        title=SAYING,
+        **WORDS,
+    ),
+    "layout": lambda: figures.plot_thread_layout(
+        BlockedLayout((1, 4), (2, 16), (2, 1)), (4, 64), SAYING, live=60
+    ),
+    "layout-of-two": lambda: figures.plot_thread_layout(
+        BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12), SAYING
+    ),
+    "lines": lambda: figures.plot_lines(LINES, "rows", "GB/s", title=SAYING),
+    "lines-log": lambda: figures.plot_lines(
+        LINES, "rows", "GB/s", title=SAYING, log2=True, low={"a": LINES["a"] - 1}, high=LINES
+    ),
+    "machine": lambda: figures.machine(H200, lit=LIT, sizes={"dram": "141 GB"}, title=SAYING),
+    "machine-amd": lambda: figures.machine(
+        MI300X, dies=8, sizes={"l2": "8 × 4 MiB", "mall": "256 MiB"}, title=SAYING
+    ),
+    **{
+        f"machine-{name}": lambda name=name: figures.machine(find_gpu(name), title=SAYING)
+        for name in ("T4", "B200", "MI100", "MI355X", "RX 7900 XTX")
+    },
+    "map": lambda: figures.plot_access_map(TOUCHED, (5, 8), "x_ptr", SAYING),
+    "marks": lambda: marked(
+        figures.plot_lines({"a": LINES["a"]}, "rows", "GB/s", title=SAYING),
+        *((60, "half of L2"), (120, "all of it, and some words more"), (125, "end")),
+    ),
+    "packing": lambda: figures.sm_packing(LIMITS, TAKES, title=SAYING),
+    "packing-amd": lambda: figures.sm_packing(
+        {"vgprs": 4, "waves": 8, "lds": 3}, title=SAYING, lengths={"lds": 0.5}
+    ),
+    "rivals": lambda: figures.rivals(SHARES, "ours", SAYING).axes[0],
+    "roofline": lambda: figures.roofline(
+        4e12, ROOFS, {"softmax": ("exponentials", 0.125)}, title=SAYING
+    ),
+    "staircase": lambda: figures.plot_staircase(
+        STAIRS, {"fused": (2, 4), "persistent": (3, 1)}, "registers", "programs", title=SAYING
+    ),
+    "times": lambda: figures.times({"adds": 6.1, "exponentials": 16.0}, title=SAYING),
+    "winners": lambda: figures.winners(WON, level=2, letters=LETTERS, title=SAYING),
+}
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_figure_is_legible_on_a_phone(name):
+    """It says its sentence, is as wide as all, and leaves Matplotlib's settings as they were."""
+    before = dict(plt.rcParams)
+    ax = DRAWN[name]()
+    assert title(ax) == SAYING
+    assert ax.figure.get_figwidth() == drawing.WIDTH
+    assert_legible(ax.figure)
+    assert dict(plt.rcParams) == before
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_figure_tells_lines_apart_by_more_than_colour(name):
+    for ax in DRAWN[name]().figure.axes:
+        named = [line for line in ax.lines if len(line.get_xdata()) > 2]
+        looks = {(line.get_marker(), str(line._dash_pattern)) for line in named}
+        assert len(looks) >= len({line.get_color() for line in named})
+
+
+def test_figures_all_is_what_pages_use():
+    pages = "".join(path.read_text("utf-8") for path in BOOK.glob("*.ipynb"))
+    made = "".join(Path(figures.__file__).parents[1].joinpath("build.py").read_text("utf-8"))
+    unused = [name for name in figures.__all__ if f"figures.{name}" not in pages + made]
+    assert not unused and all(hasattr(figures, name) for name in figures.__all__)
+
+
+@pytest.mark.parametrize(
+    ("what", "draw"),
+    [
+        ("pixels high", lambda ax: drawing.write(ax, 1, 0.5, "small", size=8)),
+        ("leaves the figure", lambda ax: drawing.write(ax, 3.9, 0.5, "beyond the edge")),
+        ("lies on", lambda ax: [drawing.write(ax, 1 + x, 0.5, "on it") for x in (0, 0.1)]),
+        ("powers", lambda ax: drawing.write(ax, 1, 0.5, "$10^9$")),
+    ],
+    ids=["small", "outside", "overlap", "power"],
+)
+def test_assert_legible_refuses(what, draw):
+    ax = drawing.board()
+    draw(ax)
+    drawing.finish(ax, 1, "")
+    with pytest.raises(AssertionError, match=what):
+        assert_legible(ax.figure)
+
+
+# ---- what each says of its data
+
+
+def test_wrap_does_not_part_a_number_from_its_unit():
+    lines = drawing.wrap("It needs 24 KiB to run and 3 MB to end", 0.75).split("\n")
+    assert len(lines) > 3
+    assert all(any(it in line for line in lines) for it in ("24 KiB", "3 MB"))
+
+
+def test_plot_lines_names_each_at_its_end():
+    ax = DRAWN["lines-log"]()
+    assert texts(ax) == ["torch.\nsoftmax", "compile\n(naive)", "a", "b", "c", "copy"]
+    assert [text.xy for text in ax.texts] == [(128, line.iloc[-1]) for line in LINES.values()]
+    drawn = [list(line.get_ydata()) for line in ax.lines if line.get_gid() is None][:2]
+    assert drawn == [list(line) for line in itertools.islice(LINES.values(), 2)]
+    [bars] = ax.collections
+    assert [tuple(it[:, 1]) for it in bars.get_segments()] == [(1, 2), (2, 3), (0, 1)]
+    assert ticks(ax.xaxis) == ["32", "64", "128"] and ax.get_ylim()[0] == 0
+
+
+def test_flights_marks_the_roof_and_what_kernels_have():
+    ax = DRAWN["flights"]()
+    level, *positions = ax.lines[2:]
+    assert list(level.get_ydata()) == [4270, 4270]
+    assert [line.get_xdata()[0] for line in positions] == [16, 64]
+    said = " ".join(texts(ax)).replace("\n", " ")
+    assert "roof: 4270 GB/s" in said and "tiled: 16.0 kB" in said
+
+
+def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
+    ax = DRAWN["roofline"]()
+    slope, fma, _, exp, _, point = ax.lines
+    assert all(y == pytest.approx(4e12 * x) for x, y in zip(*slope.get_data(), strict=True))
+    assert (fma.get_xdata()[0], fma.get_ydata()[0]) == (7, 28e12)
+    assert (exp.get_xdata()[0], exp.get_ydata()[0]) == (1, 4e12)
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == (0.125, 0.5e12)
+    assert {"28 T multiply-adds/s", "ridge 7", "4000 GB/s, the roof"} <= {*texts(ax)}
+
+
+def test_times_compares_the_longest_with_the_second():
+    ax = figures.times({"adds": 6.1, "exponentials": 16.0, "bytes": 126.0})
+    assert [bar.get_width() for bar in ax.patches] == [6.1, 16.0, 126.0]
+    assert texts(ax) == ["6.1 µs", "16.0 µs", "126 µs"]
+    assert title(ax) == "The bytes take 7.88x as long as the exponentials."
+
+
+def test_plot_staircase_has_steps_and_points():
+    *lines, kernels = DRAWN["staircase"]().lines
+    assert [tuple(map(list, line.get_data())) for line in lines] == list(STAIRS.values())
+    assert list(zip(*kernels.get_data(), strict=True)) == [(2, 4), (3, 1)]
+
+
+def test_heatmap_frames_the_chosen_cells():
+    ax = DRAWN["heatmap"]()
+    assert len(boxes(ax, "cell")) == 5 and len(boxes(ax, "frame")) == 2
+    assert [it.get_text() for it in ax.texts if it.get_weight() == "bold"] == ["98", "65"]
+    fills = [maps.shade(value)[0] for value in (0.2, 0.3, 0.6, 0.9, 1.1, 1.2)]
+    light = [sum(int(fill[i : i + 2], 16) for i in (1, 3, 5)) for fill in fills]
+    assert light == sorted(light, reverse=True) and fills[0] == fills[1] and fills[4] == fills[5]
+
+
+def test_winners_says_who_and_by_how_much():
+    ax = DRAWN["winners"]()
+    assert texts(ax).count("Ti\n+12 %") == 3 and texts(ax).count("T\n+12 %") == 2
+    assert len(boxes(ax, "tiled")) == 3 and len(boxes(ax, "level")) == texts(ax).count("=") == 6
+    numbered = figures.winners(
+        WON.assign(percent=range(1, 13)), level=0, letters=LETTERS, title=SAYING
+    )
+    found = {
+        it.get_text().split("+")[1]: it.get_position()
+        for it in numbered.texts
+        if "+" in it.get_text()
+    }
+    for (i, one), (j, other) in itertools.combinations(WON.iterrows(), 2):
+        (x, y), (there, below) = found[f"{i + 1} %"], found[f"{j + 1} %"]
+        assert (y == below) == (one["n"] == other["n"])
+        assert (x == there) == (
+            tuple(one[["dtype", "layout"]]) == tuple(other[["dtype", "layout"]])
+        )
+
+
+def test_machine_draws_what_the_table_says():
+    ax = DRAWN["machine"]()
+    assert len(boxes(ax, "processor")) == H200.num_sms and len(boxes(ax, "lane")) == 4 * 32
+    said = {"132 SMs", "with 256 KiB of registers", "memory (DRAM), 141 GB", *LIT.values()}
+    assert said | {"shared memory\nup to 228 KiB"} <= {*texts(ax)}
+    assert texts(ax).count("registers\n64 KiB") == 4
+    arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
+    strong = [it for it in arrows if it.get_linewidth() > 2]
+    assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS) - 1, len(LIT))
+    amd = {*texts(DRAWN["machine-amd"]())}
+    assert {"LDS\n64 KiB", "304 CUs", "Infinity Cache, 256 MiB", "registers\n128 KiB"} <= amd
+    with pytest.raises(ValueError, match=r"dram_to_l1.*known are dram_to_l2"):
+        figures.machine(H200, lit={"dram_to_l1": ""})
+
+
+def test_five_trips_shows_the_bytes_of_each_arrow():
+    ax = figures.five_trips(OPS, FUSED)
+    labels = [text for text in texts(ax) if text.endswith(("MB", "kB"))]
+    assert labels == ["268.4 MB", "16.4 kB", *["268.4 MB"] * 4]
+    assert title(ax).startswith("2 kernels move 805.3 MB") and "536.9 MB" in title(ax)
+
+
+def test_plot_access_map_shows_who_touched_what():
+    ax = DRAWN["map"]()
+    assert [text for text in texts(ax) if text.startswith("program")] == [
+        f"program {i % 3}" for i in range(5)
+    ]
+    colors = [box.get_facecolor() for box in ax.patches]
+    assert len(set(colors)) == 4 and colors.count((1, 1, 1, 1)) == 5 * 3
+    twice = figures.plot_access_map([*TOUCHED, TOUCHED[0]], (5, 8), "x_ptr", SAYING)
+    assert "4 (2×)" in texts(twice)
+
+
+def test_plot_thread_layout_numbers_lanes_within_their_warp():
+    ax = DRAWN["layout-of-two"]()
+    first, second = ["0", "1", "2"] * 2, ["3", "4", "5"] * 2
+    assert [text for text in texts(ax) if text.isdigit()] == [*(first + second) * 2, "3", "6", "9"]
+    assert "warp 1" in texts(ax) and len(boxes(ax)) == 24
+    assert len(boxes(DRAWN["layout"](), "dead")) == 4
+
+
+def test_sm_packing_fills_until_the_first_is_full():
+    ax = DRAWN["packing"]()
+    assert len(boxes(ax, "taken")) == 4 * 7 and len(boxes(ax, "free")) == 9 + 9 + 25
+    assert {"room for only 7", "room for 16", "one program: 9,216 of 65,536"} <= {*texts(ax)}
+    [rest, _], places = boxes(ax, "rest"), boxes(ax, "taken")
+    assert rest[2] / places[0][2] == pytest.approx((65536 - 7 * 9216) / 9216)
+    amd = DRAWN["packing-amd"]()
+    assert {"vector registers", "wave slots", "LDS", "room for only 3"} <= {*texts(amd)}
+
+
+def test_rivals_hatches_where_the_other_is_ahead():
+    figure = DRAWN["rivals"]().figure
+    assert [ax.texts[0].get_text() for ax in figure.axes] == ["QuACK", "torch.softmax"]
+    ahead = [[path for it in ax.collections for path in it.get_paths()] for ax in figure.axes]
+    assert [len(paths) for paths in ahead] == [1, 0]
+    left, right = ahead[0][0].get_extents().intervalx
+    assert 4096 < left < 65536 < right == 1048576
+
+
+# ---- drawings in files
+
+DRAWINGS = sorted((BOOK / "_static").glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
+def test_drawing_is_legible_on_a_phone(path):
+    """It has a white ground, which a dark page inverts, and texts that are large and inside."""
+    root = ET.parse(path).getroot()
+    _, _, wide, high = map(float, root.get("viewBox").split())
+    first = root.find(f"{SVG}path")
+    assert first.get("fill") == "#ffffff" and f"H{wide:g}" in first.get("d")
+    for text in root.iter(f"{SVG}text"):
+        size = float(text.get("font-size", root.get("font-size")))
+        assert size * PHONE / wide >= SMALLEST, text.text
+        length = 72 * drawing.text_width(text.text, size, text.get("font-weight", "normal"))
+        left = float(text.get("x"))
+        left -= length * {None: 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
+        assert -1 <= left and left + length <= wide + 1, text.text
+        assert 0 < float(text.get("y")) <= high, text.text
+
+
+def test_drawings_stand_on_a_page_with_their_words():
+    """Each is on one page, with an alternative text of a sentence or more."""
+    pages = "".join(notebooks.markdown(notebooks.load(it)) for it in sorted(BOOK.glob("*.ipynb")))
+    shown = re.findall(r"^!\[([^\]]+\.)\]\(_static/([\w-]+\.svg)\)$", pages, re.M)
+    assert sorted(name for _, name in shown) == [path.name for path in DRAWINGS]
+    assert all(len(words.split()) > 8 for words, _ in shown)
