@@ -1,0 +1,109 @@
+"""What a reader installs: the wheel holds the library alone, which needs what it names alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = {"click", "numpy", "pandas", "torch", "tqdm", "triton"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built without the network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=skipped)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "."]
+    subprocess.run(build, cwd=folder, check=True, capture_output=True)
+    [path] = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_library_and_its_command(wheel):
+    version = "memtraffic-0.1.0.dist-info"
+    assert {name.split("/")[0] for name in wheel.namelist()} == {"memtraffic", version}
+    source = (ROOT / "src/memtraffic").rglob("*.py")
+    modules = {str(path.relative_to(ROOT / "src")) for path in source}
+    assert modules | {"memtraffic/py.typed"} == {
+        name for name in wheel.namelist() if name.startswith("memtraffic/")
+    }
+    scripts = wheel.read(f"{version}/entry_points.txt").decode()
+    assert "memtraffic = memtraffic.cli:main" in scripts
+    lines = wheel.read(f"{version}/METADATA").decode().splitlines()
+    needs = [Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-Dist")]
+    assert {need.name for need in needs} == NEEDED
+
+
+def installed_with(names):
+    """The distributions that these need, themselves among them."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        found.add(name)
+        needs = map(Requirement, distribution(name).requires or [])
+        left += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    return found
+
+
+# Imported by each Python process that starts, those of the compiler too.
+BLOCK = """
+import os, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in os.environ["ABSENT"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+USE = """
+import importlib, pkgutil
+import memtraffic
+
+for module in pkgutil.walk_packages(memtraffic.__path__, "memtraffic."):
+    importlib.import_module(module.name)
+from memtraffic.kernels.softmax import fused
+
+print(memtraffic.formula(fused.softmax))
+print(memtraffic.report(fused.softmax, shape=(8, 64), targets=["sm_90", "gfx942"]))
+from memtraffic.cli import main
+
+for line in ("count fused 2 4 --json", "resources fused --target sm_90 --n 64 --json",
+             "occupancy fused --target gfx942 --n 64", "bench --help"):
+    assert main(line.split()) == 0, line
+"""
+
+
+@pytest.mark.slow
+def test_library_works_where_only_its_dependencies_can_be_imported(wheel, tmp_path):
+    wheel.extractall(tmp_path)
+    allowed = installed_with(NEEDED) | {"memtraffic"}
+    absent = [
+        name
+        for name, owners in packages_distributions().items()
+        if not allowed & {owner.lower().replace("_", "-") for owner in owners}
+    ]
+    assert {"IPython", "matplotlib", "nbformat", "pytest"} <= set(absent)
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"ABSENT": " ".join(absent), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", USE], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("reads MN, writes MN\n") and "sm_90 (H200)" in done.stdout
