@@ -39,7 +39,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
     ids: which experiments; all of them by default, and then what the folder held before is removed.
-    An experiment that fails does not stop the others. On the published GPU, the map of winners is
+    What this machine cannot measure is skipped by name, and an experiment that fails does not stop
+    the others. On the published GPU, the map of winners is
     drawn anew with its recording. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
@@ -52,6 +53,9 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
             path.unlink(missing_ok=True)
     failed: dict[str, Exception] = {}
     for subject in subjects:
+        if lacking := subject.needs.lacking():
+            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
+            continue
         start = time.monotonic()
         try:
             recording.write(folder, subject, subject.run())

@@ -29,11 +29,17 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     What re-executing the notebooks in mode `verify` has measured already is taken from there. The
     largest differences are written to `drift.csv` in the folder of this GPU's recordings.
 
-    ids: which experiments; all of them by default. Raises RuntimeError without a GPU,
-    LookupError for an unknown id, RecordingError if a recording of this GPU is missing or damaged.
+    ids: which experiments; all of them by default. What this machine cannot measure is skipped by
+    name. Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError if a
+    recording of this GPU is missing or damaged.
     """
     runtime.require_gpu("drift")
-    subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
+    subjects, folder = [], recording.folder_of_this_gpu()
+    for subject in find_experiments(ids):
+        if lacking := subject.needs.lacking():
+            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
+        else:
+            subjects.append(subject)
     recorded = [recording.read(folder, subject) for subject in subjects]
     sentences, rows = [], []
     for subject, was in zip(subjects, recorded, strict=True):

@@ -183,22 +183,7 @@ def softmax_autotuned(x: Tensor) -> Tensor:
     return y
 
 
-# ---- persistent: the number of stages, and what the cache of plans saves
-
-
-def softmax_1_stage(x: Tensor) -> Tensor:
-    """`persistent.softmax` with one stage: no tile is loaded ahead."""
-    return persistent.softmax(x, num_stages=1)
-
-
-def softmax_2_stages(x: Tensor) -> Tensor:
-    """`persistent.softmax` with two stages."""
-    return persistent.softmax(x, num_stages=2)
-
-
-def softmax_3_stages(x: Tensor) -> Tensor:
-    """`persistent.softmax` with three stages."""
-    return persistent.softmax(x, num_stages=3)
+# ---- persistent: what the cache of plans saves
 
 
 def softmax_uncached(x: Tensor) -> Tensor:
@@ -296,7 +281,11 @@ def _plan_copy(x, y, *, num_stages):
     return _plan_loop(_copy_persistent_kernel, x, y, num_stages=num_stages)
 
 
-def _copy_persistent(x: Tensor, num_stages: int) -> Tensor:
+def copy_persistent(x: Tensor, *, num_stages: int) -> Tensor:
+    """A copy by the loop of `persistent`.
+
+    With one stage, tiles go through registers; with more, through shared memory.
+    """
     y = check_operands("copy", x, None, MAX_COLS)
     if x.numel():
         with device_guard(x):
@@ -304,36 +293,6 @@ def _copy_persistent(x: Tensor, num_stages: int) -> Tensor:
             arguments = (y, *y.stride(), x, *x.stride(), *x.shape)
             launch_plan(plan, _copy_persistent_kernel, *arguments)
     return y
-
-
-def copy_1_stage(x: Tensor) -> Tensor:
-    """A copy by the loop of `persistent` with one stage: tiles go through registers."""
-    return _copy_persistent(x, 1)
-
-
-def copy_2_stages(x: Tensor) -> Tensor:
-    """A copy by the loop of `persistent` with two stages: tiles go through shared memory."""
-    return _copy_persistent(x, 2)
-
-
-def copy_3_stages(x: Tensor) -> Tensor:
-    """A copy by the loop of `persistent` with three stages."""
-    return _copy_persistent(x, 3)
-
-
-def softmax_tiled_8_warps(x: Tensor) -> Tensor:
-    """`tiled.softmax` with 8 warps."""
-    return tiled.softmax(x, num_warps=8)
-
-
-def softmax_1_stage_8_warps(x: Tensor) -> Tensor:
-    """`persistent.softmax` with one stage and 8 warps: two programs of 16384 columns fit an SM."""
-    return persistent.softmax(x, num_warps=8, num_stages=1)
-
-
-def softmax_1_stage_once(x: Tensor) -> Tensor:
-    """The same with a program for each tile, so that each loop makes one trip."""
-    return persistent.softmax(x, num_warps=8, num_stages=1, programs=max(1, x.shape[0]))
 
 
 def softmax_2_stages_twice(x: Tensor) -> Tensor:
@@ -345,14 +304,6 @@ def softmax_2_stages_twice(x: Tensor) -> Tensor:
             fitting = cached_plan(persistent.plan, x, y, **options).programs
         persistent.softmax(x, y, num_stages=2, programs=2 * fitting)
     return y
-
-
-def softmax_2_stages_once(x: Tensor) -> Tensor:
-    """`persistent.softmax` with two stages and a program for each tile.
-
-    A tile goes through shared memory as in the loop, but each loop makes one trip.
-    """
-    return persistent.softmax(x, num_stages=2, programs=max(1, x.shape[0]))
 
 
 def softmax_dynamic(x: Tensor) -> Tensor:
@@ -407,11 +358,6 @@ def softmax_split(x: Tensor, *, columns: int | None = None) -> Tensor:
         where = runtime.runs_on_gpu() or runtime.captured_gpu()
         _split_call(where, x.device, x.dtype, x.shape, columns)(y, x)
     return y
-
-
-def softmax_split_1024(x: Tensor) -> Tensor:
-    """The same with 1024 columns per program, so that few rows make many programs."""
-    return softmax_split(x, columns=1024)
 
 
 @functools.lru_cache(maxsize=64)

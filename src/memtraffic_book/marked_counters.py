@@ -9,7 +9,7 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from memtraffic.errors import CountersError
 from memtraffic.meters import counters as hardware
+from memtraffic.names import import_function, import_path
 from memtraffic.op import find_op
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
@@ -60,25 +61,23 @@ def _add_up(part: pd.DataFrame) -> dict[str, int]:
 
 
 def count_calls(
-    impl: str,
+    fn: Callable[..., Tensor],
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[str],
     op: str = "softmax",
 ) -> pd.DataFrame:
-    """What the hardware moved in a call of an implementation, for each dtype and shape.
+    """What the hardware moved in a call of `fn`, for each dtype and shape.
 
-    impl: a label of `measurements`. Columns: `m`, `n`, `dtype`, the number of `launches`, and the
-    amounts of `traffic.counters.counters`, such as `dram_read_bytes`, of all launches together.
+    fn: what another process can import. Columns: `m`, `n`, `dtype`, the number of `launches`, and
+    the amounts of `counters`, such as `dram_read_bytes`, of all launches together.
 
-    Raises LookupError for an unknown label or operation, and what `counters.profile` raises.
+    Raises LookupError for a function or operation that cannot be imported, and what
+    `counters.profile` raises.
     """
-    from memtraffic_book.measurements import implementation
-
-    implementation(impl)
     find_op(op)
     cases = list(itertools.product(dtypes, shapes))
     worker = "from memtraffic_book.marked_counters import _worker; _worker()"
-    report = hardware.profile(worker, {"impl": impl, "op": op, "cases": cases})
+    report = hardware.profile(worker, {"fn": import_path(fn), "op": op, "cases": cases})
     parts = _parts(report, len(cases))
     return pd.DataFrame(
         [
@@ -117,10 +116,8 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
 def _worker() -> None:
     """What runs under ncu."""
-    from memtraffic_book.measurements import implementation
-
     job = json.loads(sys.argv[1])
-    fn, op = implementation(job["impl"]), find_op(job["op"])
+    fn, op = import_function(job["fn"]), find_op(job["op"])
     for dtype, shape in job["cases"]:
         inputs = op.inputs(tuple(shape), dtype)
         for _ in range(WARMUP):

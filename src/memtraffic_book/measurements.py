@@ -1,7 +1,4 @@
-"""The functions that measure the book's experiments; their arguments are numbers and labels.
-
-A label names an implementation: a baseline, a rung, or one of `EXHIBITS`.
-"""
+"""The functions that measure the book's experiments, and what the arguments of those name."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -25,84 +22,68 @@ from memtraffic.benchmark.comparing import TIMES
 from memtraffic.benchmark.sweeps import describe_shape
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
-from memtraffic.names import import_function
+from memtraffic.names import OPS
+from memtraffic.op import find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import matrix
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
 
-# Named and not imported: the first chapters also work where Triton is not installed.
-EXHIBITS = {
-    "two blocks": "memtraffic.kernels.softmax.masked:softmax_two_blocks",
-    "few warps": "memtraffic_book.exhibits:softmax_few_warps",
-    "block of 512": "memtraffic_book.exhibits:softmax_block_of_512",
-    "autotuned": "memtraffic_book.exhibits:softmax_autotuned",
-    "uncached": "memtraffic_book.exhibits:softmax_uncached",
-    "1 stage": "memtraffic_book.exhibits:softmax_1_stage",
-    "2 stages": "memtraffic_book.exhibits:softmax_2_stages",
-    "3 stages": "memtraffic_book.exhibits:softmax_3_stages",
-    "tiled copy": "memtraffic_book.exhibits:copy_tiled",
-    "copy, 1 stage": "memtraffic_book.exhibits:copy_1_stage",
-    "copy, 2 stages": "memtraffic_book.exhibits:copy_2_stages",
-    "copy, 3 stages": "memtraffic_book.exhibits:copy_3_stages",
-    "tiled, 8 warps": "memtraffic_book.exhibits:softmax_tiled_8_warps",
-    "1 stage, 8 warps": "memtraffic_book.exhibits:softmax_1_stage_8_warps",
-    "1 stage, 8 warps, program per tile": "memtraffic_book.exhibits:softmax_1_stage_once",
-    "1 stage, 8 warps, dynamic order": "memtraffic_book.exhibits:softmax_dynamic",
-    "2 stages, twice the programs": "memtraffic_book.exhibits:softmax_2_stages_twice",
-    "2 stages, program per tile": "memtraffic_book.exhibits:softmax_2_stages_once",
-    "three passes": "memtraffic.kernels.softmax.online:softmax_three_passes",
-    "online": "memtraffic.kernels.softmax.online:softmax",
-    "split": "memtraffic_book.exhibits:softmax_split",
-    "split, 1024 columns": "memtraffic_book.exhibits:softmax_split_1024",
-    "our backward": "memtraffic_book.exhibits:backward_ours",
-    "PyTorch's backward": "memtraffic_book.exhibits:backward_torch",
-    "one line of PyTorch": "memtraffic_book.exhibits:backward_lines",
-    "backward from x": "memtraffic_book.exhibits:backward_from_x",
-    "add": "memtraffic.benchmark.baselines:copy",  # the roof of what reads two matrices
-    "torch.softmax, gradient": "memtraffic_book.measurements:torch_gradient",
-    "memtraffic.softmax, gradient": "memtraffic_book.measurements:own_gradient",
-    "RMS norm, row": "memtraffic_book.yours:rms_norm",
-    "RMS norm, loop": "memtraffic_book.yours:rms_norm_loop",
-    "RMS norm, both": "memtraffic_book.yours:rms_norms",
-    "RMS norm, PyTorch": "memtraffic_book.yours:torch_rms_norm",
-    "cross-entropy": "memtraffic_book.yours:cross_entropy",
-    "cross-entropy, PyTorch": "memtraffic_book.yours:torch_cross_entropy",
-}
+Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
 IN_A_ROW = 50  # steps of training
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
-def implementation(label: str) -> Callable[..., Any]:
-    """The function that a label stands for, such as one in the column `impl` of an experiment.
+def implementation(what: str | Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that an experiment's arguments name, with its options.
 
     >>> implementation("naive").__module__
     'memtraffic.kernels.softmax.naive'
+    >>> implementation({"fn": "persistent", "num_stages": 1}).keywords
+    {'num_stages': 1}
 
-    Raises LookupError for a label that names nothing.
+    what: a baseline, a rung or `module:function`; or a dict of that, under "fn", and options.
+    Raises LookupError for a name that leads nowhere.
     """
-    if label in EXHIBITS:
-        return import_function(EXHIBITS[label])
-    return benchmark.find_implementation(label)
+    if isinstance(what, str):
+        return benchmark.find_implementation(what)
+    options = {name: value for name, value in what.items() if name != "fn"}
+    return functools.partial(benchmark.find_implementation(what["fn"]), **options)
 
 
-def bench(impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any) -> pd.DataFrame:
-    """`benchmark.bench` of labels."""
-    return benchmark.bench({label: implementation(label) for label in impls}, shapes, **options)
+def implementations(impls: Sequence[str] | Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """The functions of several labels; the labels of a list are names themselves."""
+    named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
+    return {label: implementation(what) for label, what in named.items()}
 
 
-def bench_dtypes(impls: Sequence[str], dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
-    """`benchmark.bench` of labels in several types, one after the other. Columns: its own."""
-    frames = [bench(impls, dtype=dtype, **options) for dtype in dtypes]
+def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an experiment as its function takes them: with functions for their names.
+
+    >>> resolve({"fn": "naive", "shape": [4, 8]})["fn"] is implementation("naive")
+    True
+    """
+    found = dict(arguments)
+    for name, value in arguments.items():
+        if name in ("fn", "tuned"):
+            found[name] = implementation(value)
+        elif name in ("impls", "compiled"):
+            found[name] = implementations(value)
+        elif name == "inputs" and value in OPS:
+            found["op"] = find_op(found.pop("inputs"))
+    return found
+
+
+def bench_dtypes(dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
+    """`benchmark.bench` in several types, one after the other. Columns: its own."""
+    frames = [benchmark.bench(dtype=dtype, **options) for dtype in dtypes]
     return pd.concat(frames, ignore_index=True)
 
 
-def bench_cases(
-    impls: Sequence[str], cases: Sequence[dict[str, Any]], **options: Any
-) -> pd.DataFrame:
-    """`benchmark.bench` of labels in several cases, each of a type, a memory layout and shapes.
+def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -> pd.DataFrame:
+    """`benchmark.bench` in several cases, each of a type, a memory layout and shapes.
 
     cases: dicts with the keys `dtype`, `layout` and `shapes`. Columns: `layout`, and those of
     `bench`. What an implementation refuses or cannot compile has no row, and is printed.
@@ -113,17 +94,17 @@ def bench_cases(
         dtype, layout = case["dtype"], case["layout"]
         for shape in case["shapes"]:
             [x] = SOFTMAX.inputs(tuple(shape), dtype, layout)
-            able = [label for label in impls if _takes(label, x)]
-            frame = bench(able, [shape], dtype=dtype, layout=layout, **options)
+            able = {label: fn for label, fn in impls.items() if _takes(label, fn, x)}
+            frame = benchmark.bench(able, [shape], dtype=dtype, layout=layout, **options)
             frame.insert(0, "layout", layout)
             frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def _takes(label: str, x: Tensor) -> bool:
+def _takes(label: str, fn: Callable[..., Any], x: Tensor) -> bool:
     """Whether an implementation takes `x`; prints why not."""
     try:
-        implementation(label)(x)
+        fn(x)
     except Exception as error:  # a compiler raises what it likes
         reason = str(error).strip().split("\n")[0]
         where = f"{tuple(x.shape)} of strides {x.stride()}"
@@ -133,53 +114,50 @@ def _takes(label: str, x: Tensor) -> bool:
 
 
 def bench_beside_copy(
-    impls: Sequence[str],
+    impls: Impls,
     inputs: str,
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[str] = ("float32",),
 ) -> pd.DataFrame:
-    """`benchmark.bench_beside_copy` of labels, for each dtype."""
-    fns = {label: implementation(label) for label in impls}
+    """`benchmark.bench_beside_copy` for each dtype."""
     frames = [
-        benchmark.bench_beside_copy(fns, shapes, inputs=inputs, dtype=dtype) for dtype in dtypes
+        benchmark.bench_beside_copy(impls, shapes, inputs=inputs, dtype=dtype) for dtype in dtypes
     ]
     return pd.concat(frames, ignore_index=True)
 
 
 def bench_rounds(
-    impls: Sequence[str], n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
+    impls: Impls, n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
 ) -> pd.DataFrame:
-    """`benchmark.bench` of labels on so many rows per SM of this GPU, and some extra rows.
+    """`benchmark.bench` on so many rows per SM of this GPU, and some extra rows.
 
     rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
     """
     runtime.require_gpu("bench_rounds")
     num_sms, frames = gpus.this_gpu().num_sms, []
     for per_sm, more in itertools.product(rounds, extra):
-        frame = bench(impls, [[per_sm * num_sms + more, n]], **options)
+        frame = benchmark.bench(impls, [[per_sm * num_sms + more, n]], **options)
         frame.insert(0, "rounds", per_sm)
         frame.insert(1, "extra", more)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def bench_repeats(
-    impls: Sequence[str], shapes: Sequence[Sequence[int]], repeats: int
-) -> pd.DataFrame:
-    """`benchmark.bench` of labels, all of it several times in a row: the spread within one run.
+def bench_repeats(impls: Impls, shapes: Sequence[Sequence[int]], repeats: int) -> pd.DataFrame:
+    """`benchmark.bench`, all of it several times in a row: the spread within one run.
 
     Columns: `repeat`, counted from 1, and those of `bench`.
     """
     frames = []
     for repeat in range(1, repeats + 1):
-        frame = bench(impls, shapes)
+        frame = benchmark.bench(impls, shapes)
         frame.insert(0, "repeat", repeat)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
 def times_by_turn(
-    impls: Sequence[str], shapes: Sequence[Sequence[int]], launches: Sequence[int], cycles: int
+    impls: Impls, shapes: Sequence[Sequence[int]], launches: Sequence[int], cycles: int
 ) -> pd.DataFrame:
     """The calls of an implementation one after another, counted off: 1, 2, 3, 4, 1, 2 and so on.
 
@@ -190,7 +168,7 @@ def times_by_turn(
     runtime.require_gpu("times_by_turn")
     flush, rows = timing.flush_buffer(), []
     for impl, (m, n), count in itertools.product(impls, shapes, launches):
-        call = functools.partial(implementation(impl), *SOFTMAX.inputs((m, n)))
+        call = functools.partial(impls[impl], *SOFTMAX.inputs((m, n)))
         call()
         calls = []
         for _ in range(timing.LAUNCH_CYCLE * cycles):
@@ -223,46 +201,28 @@ def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.
 
 
 def bench_programs(
-    impl: str, shape: Sequence[int], programs_per_sm: Sequence[float]
+    fn: Callable[..., Any], shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
     """`benchmark.bench_option` over the number of programs, given per SM of this GPU."""
     num_sms = gpus.this_gpu().num_sms
     programs = [int(num_sms * value) for value in programs_per_sm]
-    return benchmark.bench_option(implementation(impl), [shape], "programs", programs)
-
-
-def bench_option(impl: str, **options: Any) -> pd.DataFrame:
-    """`benchmark.bench_option` of a label."""
-    return benchmark.bench_option(implementation(impl), **options)
-
-
-def launch_overhead(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
-    """`benchmark.launch_overhead` of labels."""
-    return benchmark.launch_overhead({label: implementation(label) for label in impls}, shape)
-
-
-def caller_times(
-    impls: Sequence[str], shapes: Sequence[Sequence[int]], **options: Any
-) -> pd.DataFrame:
-    """`benchmark.caller_times` of labels."""
-    fns = {label: implementation(label) for label in impls}
-    return benchmark.caller_times(fns, shapes, **options)
+    return benchmark.bench_option(fn, [shape], "programs", programs)
 
 
 def compare(
-    impls: Sequence[str],
+    impls: Impls,
     shapes: Sequence[Sequence[int]],
-    compiled: Sequence[str] = (),
+    compiled: Impls | None = None,
     compiled_shapes: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> pd.DataFrame:
-    """`benchmark.compare` of labels; where nothing was timed, times are 0, as CSV has no NaN.
+    """`benchmark.compare`; where nothing was timed, times are 0, as CSV has no NaN.
 
-    compiled: labels that are slow to compile, and are timed at `compiled_shapes` alone.
+    compiled: what is slow to compile, and is timed at `compiled_shapes` alone.
     """
-    fns = {label: implementation(label) for label in (*impls, *compiled)}
-    only = dict.fromkeys(compiled, compiled_shapes)
-    frame = benchmark.compare(fns, shapes, only=only, **options)
+    slow = compiled or {}
+    only = dict.fromkeys(slow, compiled_shapes)
+    frame = benchmark.compare({**impls, **slow}, shapes, only=only, **options)
     return frame.fillna(dict.fromkeys(TIMES, 0.0))
 
 
@@ -284,34 +244,25 @@ def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
     return torch.autograd.grad(softmax(leaf, 1), leaf, x)[0]
 
 
-def autotune_cost(impl: str, tuned: str, shapes: Sequence[Sequence[int]]) -> pd.DataFrame:
-    """`benchmark.autotune_cost` of labels."""
-    return benchmark.autotune_cost(implementation(impl), implementation(tuned), shapes)
+def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:
+    """The hardware counters of one implementation; pages show it under its label."""
+    [fn] = impls.values()
+    return hardware.counters(fn, tuple(shape), **options)
 
 
-def counters(impl: str, shape: Sequence[int], **options: Any) -> pd.DataFrame:
-    """The hardware counters of the implementation with a label, `traffic.counters.counters`."""
-    return hardware.counters(implementation(impl), tuple(shape), **options)
-
-
-def count_cases(cases: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.DataFrame:
     """The hardware counters of several implementations, each on a shape.
 
-    cases: dicts with the keys `impl` and `shape`. Columns: `impl`, `m`, `n`, and those of
-    `traffic.counters.counters`; a row for each kernel that ran.
+    cases: labels of `impls` and shapes. Columns: `impl`, `m`, `n`, and those of `counters`; a row
+    for each kernel that ran.
     """
     frames = []
-    for case in cases:
-        frame, (m, n) = counters(**case), case["shape"]
-        for place, (name, value) in enumerate({"impl": case["impl"], "m": m, "n": n}.items()):
+    for label, (m, n) in cases:
+        frame = hardware.counters(impls[label], (m, n))
+        for place, (name, value) in enumerate({"impl": label, "m": m, "n": n}.items()):
             frame.insert(place, name, value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
-
-
-def count_layouts(impl: str, shape: Sequence[int]) -> pd.DataFrame:
-    """The hardware counters in each memory layout, `traffic.counters.count_layouts`."""
-    return hardware.count_layouts(implementation(impl), tuple(shape))
 
 
 def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
@@ -557,8 +508,8 @@ def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def resident_plans(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
-    """What the kernels of labels use, and how many programs of each this GPU holds per SM.
+def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
+    """What several kernels use, and how many programs of each this GPU holds per SM.
 
     Columns: `impl`; `warps` of a program; `registers` per thread; `shared_bytes` per program;
     `resident`, programs per SM.
@@ -568,8 +519,8 @@ def resident_plans(impls: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
     from memtraffic.compile import resources
 
     gpu, [x], rows = gpus.this_gpu(), SOFTMAX.inputs(tuple(shape)), []
-    for label in impls:
-        [kernel] = resources(implementation(label), gpu, x)
+    for label, fn in impls.items():
+        [kernel] = resources(fn, gpu, x)
         used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
         resident = {"resident": residency.resident_programs(kernel, gpu)}
         rows.append({"impl": label, "warps": kernel.num_warps} | used | resident)

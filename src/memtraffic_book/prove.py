@@ -229,7 +229,7 @@ def counters(
     Raises AssertionError with both numbers, and what `experiment` raises.
     """
     [subject] = find_experiments([id])
-    (m, n), name = subject.arguments["shape"], subject.arguments["impl"]
+    (m, n), [name] = subject.arguments["shape"], subject.arguments["impls"]
     itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
     frame = experiment(id)
     if memory == "L2":

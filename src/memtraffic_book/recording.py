@@ -2,8 +2,9 @@
 
 `experiment` treats an experiment of `catalog.EXPERIMENTS` by mode:
 
-- `live`, the default on a GPU: it is measured, and the page names the GPU. Where the GPU's counters
-  cannot be read, the page says so and shows the recording;
+- `live`, the default on a GPU: it is measured, and the page names the GPU. Where the machine lacks
+  what the experiment needs, such as counters that can be read, the page says so and shows the
+  recording;
 - `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
   the recording's label. Rows of packages that are absent here are the recording's;
 - `replay`, the default without a GPU: it is read from the recording.
@@ -102,6 +103,9 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
     [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)
     if gpu or mode() == "replay":
         return read(folder, subject), label(folder, id)
+    if lacking := subject.needs.lacking():
+        why = f"{id} needs {lacking}, so this is a recording.\n" if mode() == "live" else ""
+        return read(folder, subject), why + label(folder, id)
     try:
         frame = from_csv(to_csv(_run(subject)))
     except CountersUnavailable as error:

@@ -1,14 +1,17 @@
 import dataclasses
+import functools
 import json
 
 import pandas as pd
 import pytest
+import torch
 
 from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
 from memtraffic_book import __main__ as commands
 from memtraffic_book import build, catalog, recording
 from memtraffic_book.build import execute_notebooks, normalize_outputs, record_experiments
+from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 
@@ -42,6 +45,30 @@ def test_record_experiments_writes_all_and_removes_what_was(recorded, drawn_map)
     }  # fmt: skip
     assert recording.load_machine(recorded.h200)["torch"] == "99"
     assert drawn_map == [1]
+
+
+def test_record_on_a_gpu_of_another_vendor(book, monkeypatch, capsys):
+    """Without ncu and the CUDA driver, 19 experiments are skipped by name; nothing has failed."""
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
+    monkeypatch.setenv("PATH", str(book.folder))
+    monkeypatch.setattr(catalog, "EXPERIMENTS", dict(EXPERIMENTS))
+    book.machine["gpu"] = "AMD Instinct MI300X"
+    for id, subject in EXPERIMENTS.items():
+        empty = pd.DataFrame(columns=list(subject.schema))
+        measure = functools.partial(lambda _empty, **arguments: _empty, empty)
+        catalog.EXPERIMENTS[id] = dataclasses.replace(subject, measure=measure)
+    assert commands.main(["record"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    skipped = dict(line.split(": skipped, needs ") for line in said if ": skipped" in line)
+    assert len(skipped) == 19 and len(EXPERIMENTS) == 80
+    assert "the command `ncu`, a GPU of nvidia, not an MI300X" in skipped["naive_counters"]
+    assert skipped["occupancy_driver"] == "a GPU of nvidia, not an MI300X"
+    folder = book.recordings / "amd-instinct-mi300x"
+    assert {path.stem for path in folder.glob("*.csv")} == EXPERIMENTS.keys() - skipped.keys()
+    assert commands.main(["record", "fused_counters"]) == 0
+    assert capsys.readouterr().out.startswith("fused_counters: skipped")
+    assert commands.main(["drift"]) == 0
 
 
 def test_record_experiments_of_some_keeps_the_others(recorded, drawn_map):

@@ -2,10 +2,11 @@ import inspect
 import json
 
 import pytest
+import torch
 
-from memtraffic_book import catalog, published, recording
-from memtraffic_book.catalog import EXPERIMENTS, Column, find_experiments
-from memtraffic_book.measurements import implementation
+from memtraffic import gpus
+from memtraffic_book import catalog, measurements, published, recording
+from memtraffic_book.catalog import EXPERIMENTS, Column, Needs, find_experiments
 
 
 def test_experiments_are_what_is_published():
@@ -20,7 +21,7 @@ def test_arguments_are_json_that_the_function_takes(id):
     subject = EXPERIMENTS[id]
     assert subject.id == id
     assert json.loads(json.dumps(subject.arguments)) == subject.arguments
-    inspect.signature(subject.measure).bind(**subject.arguments)
+    inspect.signature(subject.measure).bind(**measurements.resolve(subject.arguments))
 
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
@@ -59,28 +60,47 @@ def test_scoreboard_has_the_widths_of_the_published_tables():
         assert len({n for _, n in shapes}) == len(shapes)
 
 
-def labels(arguments):
-    return [
-        *arguments.get("impls", []),
-        *arguments.get("compiled", []),
-        *(arguments[k] for k in ("impl", "tuned") if k in arguments),
-        *(case["impl"] for case in arguments.get("cases", []) if "impl" in case),
-    ]
-
-
-def test_labels_name_functions_and_no_paths():
+def test_arguments_name_functions():
     pytest.importorskip("triton", reason="Triton is not installed")
-    used = {label for e in EXPERIMENTS.values() for label in labels(e.arguments)}
-    assert {"copy", "naive", "tiled", "few warps"} <= used
-    assert not [label for label in used if ":" in label]
-    assert all(callable(implementation(label)) for label in used)
+    for subject in EXPERIMENTS.values():
+        found = measurements.resolve(subject.arguments)
+        fns = [found.get("fn"), found.get("tuned")]
+        fns += [fn for name in ("impls", "compiled") for fn in found.get(name, {}).values()]
+        assert all(map(callable, filter(None, fns)))
+
+
+def test_needs_are_those_of_the_functions_that_measure():
+    """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
+    counting = {id for id in EXPERIMENTS if "counters" in id}
+    assert counting == {id for id, it in EXPERIMENTS.items() if it.needs.commands == ("ncu",)}
+    vendors = {id for id, it in EXPERIMENTS.items() if it.needs.vendor == "nvidia"}
+    assert vendors == counting | {"occupancy_driver"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "lacking"),
+    [
+        (Needs(), ""),
+        (Needs(("sh",), "amd", 2, 100), ""),
+        (Needs(("no-such-command",)), "the command `no-such-command`"),
+        (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
+        (Needs(gpus=4), "4 GPUs, not 2"),
+        (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
+        (Needs(("no-such-command",), "nvidia"), "the command `no-such-command`, a GPU of nvidia"),
+    ],
+)
+def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatch):
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
+    assert needs.lacking().startswith(lacking) and bool(needs.lacking()) == bool(lacking)
 
 
 def test_long_rows_are_all_of_one_size_and_counted_where_they_are_timed():
     raced, counted = (EXPERIMENTS[f"long_{it}"].arguments for it in ("race", "counters"))
-    shapes = [*raced["shapes"], *(case["shape"] for case in counted["cases"])]
+    shapes = [*raced["shapes"], *(shape for _, shape in counted["cases"])]
     assert {m * n for m, n in shapes} == {2**27}
-    found = {case["impl"] for case in counted["cases"] if case["shape"] == [1024, 131072]}
+    found = {label for label, shape in counted["cases"] if shape == [1024, 131072]}
     assert found == {"torch.softmax", "online", "split"} <= set(raced["impls"])
     assert [1024, 131072] in raced["shapes"]
 

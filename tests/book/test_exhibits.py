@@ -19,33 +19,38 @@ from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
 
-STAGES = (exhibits.softmax_1_stage, exhibits.softmax_2_stages, exhibits.softmax_3_stages)
-SUSPECTS = (
-    exhibits.softmax_tiled_8_warps,
-    exhibits.softmax_1_stage_8_warps,
-    exhibits.softmax_1_stage_once,
-    exhibits.softmax_2_stages_twice,
-    exhibits.softmax_2_stages_once,
-    exhibits.softmax_dynamic,
-)
-COPIES = (
-    exhibits.copy_tiled,
-    exhibits.copy_1_stage,
-    exhibits.copy_2_stages,
-    exhibits.copy_3_stages,
-)
-
-
-def name(fn):
-    return fn.__name__
+EACH_TILE = 2**20  # programs: more than there are tiles
+SUSPECTS = {  # with the warps and the stages that they are named for
+    "tiled, 8 warps": (partial(tiled.softmax, num_warps=8), (8, None)),
+    "1 stage, 8 warps": (partial(persistent.softmax, num_warps=8, num_stages=1), (8, 1)),
+    "3 stages": (partial(persistent.softmax, num_stages=3), (16, 3)),
+    "2 stages, twice the programs": (exhibits.softmax_2_stages_twice, (16, 2)),
+    "2 stages, program per tile": (
+        partial(persistent.softmax, num_stages=2, programs=EACH_TILE),
+        (16, 2),
+    ),
+    "dynamic order": (exhibits.softmax_dynamic, (8, 1)),
+}
+COPIES = {
+    "tiled copy": (exhibits.copy_tiled, (16, None)),
+    "copy, 1 stage": (partial(exhibits.copy_persistent, num_stages=1), (16, 1)),
+    "copy, 2 stages": (partial(exhibits.copy_persistent, num_stages=2), (16, 2)),
+    "copy, 3 stages": (partial(exhibits.copy_persistent, num_stages=3), (16, 3)),
+}
+SHOWN = {**SUSPECTS, **COPIES}
+FNS = {label: fn for label, (fn, _) in SHOWN.items()}
+RIGHT = {
+    "few warps": exhibits.softmax_few_warps,
+    "uncached": exhibits.softmax_uncached,
+    "twice": exhibits.softmax_2_stages_twice,
+    "dynamic": exhibits.softmax_dynamic,
+}
 
 
 @pytest.mark.parametrize("n", [1, 512, 781, 8320])
-@pytest.mark.parametrize(
-    "fn", [exhibits.softmax_few_warps, exhibits.softmax_uncached, *STAGES, *SUSPECTS], ids=name
-)
-def test_softmax_is_right(fn, n):
-    assert_softmax(fn, matrix(5, n))
+@pytest.mark.parametrize("label", RIGHT)
+def test_softmax_is_right(label, n):
+    assert_softmax(RIGHT[label], matrix(5, n))
 
 
 def launches(fn, x):
@@ -63,64 +68,33 @@ def test_softmax_few_warps_has_those_of_8192_columns():
     assert few.constants == most.constants
 
 
-def test_softmax_stages_are_those_of_the_loop():
-    stages = [launches(fn, matrix(8, 4096))[0].constants["STAGES"] for fn in STAGES]
-    assert stages == [1, 2, 3]
-
-
-@pytest.mark.parametrize("fn", [*SUSPECTS, *COPIES], ids=name)
-def test_suspects_move_the_least_in_every_layout(fn):
+@pytest.mark.parametrize("label", SHOWN)
+def test_suspects_move_the_least_in_every_layout(label):
     for layout in ("packed", "odd", "every other", "transposed"):
-        traffic = count(fn, matrix(7, 500, layout=layout))
-        asked = 7 + 4 if fn is exhibits.softmax_dynamic else 0  # each tile, and once per program
+        traffic = count(FNS[label], matrix(7, 500, layout=layout))
+        asked = 7 + 4 if label == "dynamic order" else 0  # each tile, and once per program
         moved = [(op.read_elements - asked, op.written_elements - asked) for op in traffic.ops]
         assert moved[-1] == (3500, 3500)
-
-
-@pytest.mark.parametrize("fn", [*SUSPECTS, *COPIES], ids=name)
-def test_suspects_of_nothing(fn):
-    assert fn(torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
+    assert FNS[label](torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
 
 
 @pytest.mark.parametrize("n", [1, 512, 781, 8320])
-@pytest.mark.parametrize("fn", COPIES, ids=name)
-def test_copies_are_copies(fn, n, dtype):
+@pytest.mark.parametrize("label", COPIES)
+def test_copies_are_copies(label, n, dtype):
     x = matrix(5, n, dtype)
-    y = fn(x)
+    y = FNS[label](x)
     assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
 
 
 def test_suspects_differ_in_what_they_are_named_for():
     x = matrix(8, 16384)
-
-    def facts(fn):
+    for label, (fn, facts) in SHOWN.items():
         [launch] = launches(fn, x)
-        return launch.options["num_warps"], launch.constants.get("STAGES")
-
-    assert {name(fn): facts(fn) for fn in (*SUSPECTS, *COPIES)} == {
-        "softmax_tiled_8_warps": (8, None),
-        "softmax_1_stage_8_warps": (8, 1),
-        "softmax_1_stage_once": (8, 1),
-        "softmax_2_stages_twice": (16, 2),
-        "softmax_2_stages_once": (16, 2),
-        "softmax_dynamic": (8, 1),
-        "copy_tiled": (16, None),
-        "copy_1_stage": (16, 1),
-        "copy_2_stages": (16, 2),
-        "copy_3_stages": (16, 3),
-    }
+        found = launch.options["num_warps"], launch.constants.get("STAGES")
+        assert found == facts, label
 
 
-@pytest.mark.parametrize(
-    ("fn", "programs"),
-    [
-        (exhibits.softmax_1_stage_8_warps, None),
-        (exhibits.softmax_1_stage_once, 4096),
-        (exhibits.softmax_2_stages_twice, 528),
-        (exhibits.softmax_2_stages_once, 4096),
-    ],
-)
-def test_suspects_launch_as_many_programs_as_they_are_named_for(fn, programs, monkeypatch):
+def test_suspects_launch_as_many_programs_as_they_are_named_for(monkeypatch):
     asked = []
 
     def plan(x, y, **options):
@@ -129,8 +103,8 @@ def test_suspects_launch_as_many_programs_as_they_are_named_for(fn, programs, mo
 
     monkeypatch.setattr(persistent, "plan", plan)
     monkeypatch.setattr(persistent, "launch", lambda *arguments: None)
-    fn(torch.empty(4096, 16384, device=runtime.device()))
-    assert asked[-1] == programs
+    exhibits.softmax_2_stages_twice(torch.empty(4096, 16384, device=runtime.device()))
+    assert asked == [None, 528]
 
 
 def test_softmax_dynamic_starts_from_what_the_last_launch_left():
@@ -157,13 +131,13 @@ def test_suspects_take_the_ways_they_are_named_for():
     """Tiles go through shared memory from two stages on; at 8 warps two loops fit an SM."""
     x = matrix(64, 16384)
     tile = 4 * 16384
-    for fn in (*SUSPECTS, *COPIES):
+    for label, (fn, (warps, loop)) in SHOWN.items():
         kernel = compiled(fn, x)
-        stages = int("2_stages" in name(fn)) + 2 * int("3_stages" in name(fn))
-        assert kernel.schedule.count("copy") == (stages + 1 if stages else 0), name(fn)
+        stages = (loop or 1) - 1
+        assert kernel.schedule.count("copy") == (loop if stages else 0), label
         assert 0 <= kernel.shared_bytes - stages * tile <= 1024
         assert kernel.spill_bytes == 0 and set(kernel.load_bits) == {128}
-        if "8_warps" in name(fn) or fn is exhibits.softmax_dynamic:
+        if warps == 8:
             assert residency.resident_programs(kernel) == 2
 
 
@@ -355,25 +329,25 @@ def test_pointer_chase_kernel_follows_the_chain():
 
 
 @pytest.mark.parametrize("n", [1, 781, 1024, 2500, 8193])
-@pytest.mark.parametrize(
-    "fn", [exhibits.softmax_split, exhibits.softmax_split_1024], ids=["split", "split-1024"]
-)
-def test_softmax_split_is_right_again_and_again(fn, n, dtype):
+@pytest.mark.parametrize("columns", [None, 1024])
+def test_softmax_split_is_right_again_and_again(columns, n, dtype):
     for seed in range(2):  # the second call has a cached plan
-        assert_softmax(fn, matrix(3, n, dtype, seed=seed))
+        assert_softmax(
+            partial(exhibits.softmax_split, columns=columns), matrix(3, n, dtype, seed=seed)
+        )
 
 
 @pytest.mark.parametrize(
-    ("fn", "dtype", "columns"),
+    ("asked", "dtype", "columns"),
     [
-        (exhibits.softmax_split, "float32", 8192),
-        (exhibits.softmax_split, "bfloat16", 16384),
-        (exhibits.softmax_split_1024, "float32", 1024),
-        (exhibits.softmax_split_1024, "bfloat16", 1024),
-        *((partial(exhibits.softmax_split, columns=n), "float32", n) for n in (512, 2048, 4096)),
+        (None, "float32", 8192),
+        (None, "bfloat16", 16384),
+        (1024, "bfloat16", 1024),
+        *((n, "float32", n) for n in (512, 1024, 2048, 4096)),
     ],
 )
-def test_softmax_split_takes_the_columns_that_it_is_named_for(fn, dtype, columns):
+def test_softmax_split_takes_the_columns_that_it_is_named_for(asked, dtype, columns):
+    fn = partial(exhibits.softmax_split, columns=asked)
     [launch] = launches(fn, matrix(2, 32768, dtype))
     assert launch.constants["BLOCK"] * launch.constants["CHUNKS"] == columns
     programs = {it.program for it in count(fn, matrix(1, 32768, dtype), trace=True).accesses}

@@ -11,6 +11,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.errors import CountersError
+from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
 from memtraffic_book import exhibits, marked_counters
 from memtraffic_book.catalog import EXPERIMENTS
@@ -18,7 +19,7 @@ from memtraffic_book.catalog import EXPERIMENTS
 pytest.importorskip("triton", reason="Triton is not installed")
 
 MARK = marked_counters.MARKER
-CASES = ("memtraffic.softmax", [[4, 8], [2, 16]], ["float32", "bfloat16"])
+CASES = (naive.softmax, [[4, 8], [2, 16]], ["float32", "bfloat16"])
 
 
 def report(*kernels):
@@ -56,14 +57,14 @@ def test_count_calls_tells_the_worker_its_job(monkeypatch):
 
     monkeypatch.setattr(marked_counters, "_worker", lambda: told.append("ran"))
     monkeypatch.setattr(counters, "profile", profile)
-    marked_counters.count_calls("copy", [[4, 8]], ["float32"], op="softmax_backward")
-    job = {"impl": "copy", "op": "softmax_backward", "cases": [["float32", [4, 8]]]}
+    marked_counters.count_calls(naive.softmax, [[4, 8]], ["float32"], op="softmax_backward")
+    job = {"fn": "naive", "op": "softmax_backward", "cases": [["float32", [4, 8]]]}
     assert told == [job, "ran"]
 
 
-def test_count_calls_refuses_an_unknown_label():
+def test_count_calls_refuses_what_another_process_cannot_import():
     with pytest.raises(LookupError):
-        marked_counters.count_calls("nobody", [[4, 8]], ["float32"])
+        marked_counters.count_calls(lambda x: x, [[4, 8]], ["float32"])
 
 
 @pytest.fixture
@@ -138,12 +139,13 @@ def test_worker_counts_one_call_of_each_case(monkeypatch):
         counted.append(calls[before:])
 
     monkeypatch.setattr(
-        "memtraffic_book.measurements.implementation",
-        lambda label: lambda x: calls.append((tuple(x.shape), str(x.dtype))),
+        marked_counters,
+        "import_function",
+        lambda name: lambda x: calls.append((tuple(x.shape), str(x.dtype))),
     )
     monkeypatch.setattr(marked_counters, "counted", double)
     cases = [("float32", [4, 8]), ("bfloat16", [2, 16])]
-    job = {"impl": "any", "op": "softmax", "cases": cases}
+    job = {"fn": "any", "op": "softmax", "cases": cases}
     monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
     marked_counters._worker()
     assert counted == [[((4, 8), "torch.float32")], [((2, 16), "torch.bfloat16")]]

@@ -332,7 +332,7 @@ def test_resources_of_no_kernel():
 @pytest.fixture
 def counted(monkeypatch):
     """An experiment `two` of two kernels, on 4 rows of 100 numbers of 2 bytes."""
-    arguments = {"impl": "naive", "shape": [4, 100], "dtype": "bfloat16"}
+    arguments = {"impls": ["naive"], "shape": [4, 100], "dtype": "bfloat16"}
     frame = pd.DataFrame(
         {
             "l1_l2_read_bytes": [800, 808],

@@ -14,8 +14,8 @@ from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
 from memtraffic.meters import counters
 from memtraffic.names import RUNGS
-from memtraffic_book import catalog, drift, measurements, recording
-from memtraffic_book.catalog import EXPERIMENTS, Column
+from memtraffic_book import catalog, drift, recording
+from memtraffic_book.catalog import EXPERIMENTS, Column, Needs
 from memtraffic_book.recording import (
     MODES,
     PUBLISHED,
@@ -128,6 +128,7 @@ def test_experiment_replays_rows_of_packages_that_are_absent(book, in_mode, monk
     installed = {"liger_kernel", "flag_gems", "torch"}
     subject = dataclasses.replace(
         EXPERIMENTS["survey_counters"],
+        needs=Needs(),
         arguments={
             "kernels": [
                 "liger_kernel.transformers.functional:liger_softmax forward",
@@ -181,6 +182,20 @@ def test_experiment_without_counters(recorded, in_mode, capsys):
     in_mode("verify")
     with pytest.raises(CountersUnavailable):
         experiment("speed")
+
+
+def test_experiment_that_the_machine_cannot_measure(recorded, in_mode, capsys):
+    """Live, the page says what is lacking; verified, it shows what it showed without a GPU."""
+    recorded.changes(measure=never, needs=Needs(commands=("no-such-command",)))
+    why = "speed needs the command `no-such-command`, so this is a recording.\n"
+    for mode, said in (("live", why + LABEL), ("verify", LABEL), ("replay", LABEL)):
+        in_mode(mode)
+        assert len(experiment("speed")) == 2
+        assert capsys.readouterr().out == said
+    assert not kept_path("speed").exists()
+    in_mode("verify")
+    assert drift.measure_again() == []
+    assert capsys.readouterr().out == "speed: skipped, needs the command `no-such-command`\n"
 
 
 def test_experiment_does_not_hide_other_failures(recorded, in_mode):
@@ -539,7 +554,7 @@ def test_replay_with_a_second_folder(replay, tmp_path, monkeypatch):
 
 
 def test_replay_with_a_renamed_function(replay, monkeypatch):
-    """Neither the name of a measuring function nor that of an implementation is recorded."""
+    """The name of a measuring function is not recorded."""
     before = replay()
 
     def another_name(**arguments):
@@ -548,8 +563,6 @@ def test_replay_with_a_renamed_function(replay, monkeypatch):
     for id, subject in EXPERIMENTS.items():
         renamed = dataclasses.replace(subject, measure=another_name)
         monkeypatch.setitem(catalog.EXPERIMENTS, id, renamed)
-    for label in measurements.EXHIBITS:
-        monkeypatch.setitem(measurements.EXHIBITS, label, "another.module:another_name")
     monkeypatch.setattr(catalog, "measurements", None)
     assert replay() == before
 

@@ -105,7 +105,7 @@ def wait_times(fns: Mapping[str, Implementation], inputs: Sequence[Tensor]) -> l
 
 
 def autotune_cost(
-    impl: Implementation,
+    fn: Implementation,
     tuned: Implementation,
     shapes: Sequence[Sequence[int]],
     *,
@@ -114,13 +114,13 @@ def autotune_cost(
 ) -> pd.DataFrame:
     """What `triton.autotune` costs at its first call at each shape, and what its choice gains.
 
-    impl, tuned: the same implementation, with options chosen by rule and by the autotuner. Columns:
+    fn, tuned: the same implementation, with options chosen by rule and by the autotuner. Columns:
     the sizes, `dtype`; `host_first_ms`, the first call of `tuned` in milliseconds on the host's
-    clock, compilation included; `us` and `tuned_us`, the medians of `impl` and `tuned` in
+    clock, compilation included; `us` and `tuned_us`, the medians of `fn` and `tuned` in
     microseconds. Raises as `bench` does.
     """
     runtime.require_gpu("autotune_cost")
-    fns, op, rows = [find_implementation(impl), find_implementation(tuned)], find_op(op), []
+    fns, op, rows = [find_implementation(fn), find_implementation(tuned)], find_op(op), []
     for shape in progress(shapes, "tuning"):
         inputs = op.inputs(tuple(shape), dtype)
         torch.cuda.synchronize()

@@ -146,7 +146,7 @@ def bench_beside_copy(
 
 
 def bench_option(
-    impl: Implementation,
+    fn: Implementation,
     shapes: Sequence[Sequence[int]],
     option: str,
     values: Sequence[Any],
@@ -161,12 +161,12 @@ def bench_option(
     shape has no row there. Raises as `bench` does.
     """
     runtime.require_gpu("bench_option")
-    fn, op, rows = find_implementation(impl), find_op(op), []
+    function, op, rows = find_implementation(fn), find_op(op), []
     for shape in progress(shapes, "timing"):
         inputs = op.inputs(tuple(shape), dtype)
         calls: dict[Any, Callable[[], object]] = {}
         for value in values:
-            call = functools.partial(fn, *inputs, **{option: value})
+            call = functools.partial(function, *inputs, **{option: value})
             try:
                 call()
             except ValueError:
@@ -184,7 +184,7 @@ def bench_option(
 
 
 def bench_layouts(
-    impl: Implementation,
+    fn: Implementation,
     shape: Sequence[int],
     *,
     dtype: str = "float32",
@@ -195,9 +195,9 @@ def bench_layouts(
     Columns: `layout`, and those of `bench` after `impl`. Raises as `bench` does.
     """
     runtime.require_gpu("bench_layouts")
-    fn, op = find_implementation(impl), find_op(op)
+    function, op = find_implementation(fn), find_op(op)
     inputs = [op.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
-    samples = time_interleaved([bind(fn, tensors) for tensors in inputs])
+    samples = time_interleaved([bind(function, tensors) for tensors in inputs])
     return pd.DataFrame(
         [
             {"layout": layout}
