@@ -16,6 +16,7 @@ import torch
 from memtraffic import benchmark, compile, progress, runtime
 from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
+from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import COMPARED, PEERS, import_function
 from memtraffic.residency import Occupancy, Resources
@@ -259,7 +260,7 @@ def test_commands_that_need_a_gpu_say_so(text, command, monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     status, out, err = command(text)
     assert (status, out, err.count("\n")) == (1, "", 1)
-    assert "GPU" in err and "bench_beside_copy" not in err
+    assert "GPU" in err
 
 
 @pytest.fixture
@@ -267,7 +268,7 @@ def timed(monkeypatch):
     """What `bench` times; each implementation takes as many microseconds as its name is long."""
     calls = []
 
-    def bench(impls, shapes, **options):
+    def bench(impls, *, shapes, **options):
         calls.append((impls, shapes, options))
         rows = [
             {"impl": name, "m": m, "n": n, "dtype": options["dtype"]}
@@ -278,8 +279,7 @@ def timed(monkeypatch):
         ]
         return pd.DataFrame(rows)
 
-    monkeypatch.setattr(benchmark, "compare", bench)
-    monkeypatch.setattr(benchmark, "bench_beside_copy", bench)
+    monkeypatch.setattr(benchmark, "bench", bench)
     return calls
 
 
@@ -288,7 +288,8 @@ def test_bench(command, timed, tmp_path):
     text = "bench copy naive tiled --peers liger --shapes 64x256,8x512 --dtype bfloat16"
     status, out, err = command(f"{text} --csv {file}")
     assert (status, err) == (0, "Liger is left out: nowhere\n")
-    shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "op": "softmax"}
+    shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "inputs": SOFTMAX}
+    options |= {"judge": True, "budget": 0.1}
     assert timed == [(["copy", "naive", "tiled", "Liger"], shapes, options)]
     header, first, second, third, *_ = map(str.split, out.splitlines())
     assert header == "impl m n dtype us gb_per_s %_of_copy note".split()
@@ -303,7 +304,7 @@ def test_bench_of_any_inputs(command, timed):
     status, *_ = command('bench mine:f --inputs "M,N M:int64<N" --shapes 64x256')
     [(impls, shapes, options)] = timed
     assert (status, list(impls), shapes) == (0, ["mine:f"], [(64, 256)])
-    assert options == {"inputs": "M,N M:int64<N", "dtype": "float32"}
+    assert options == {"inputs": "M,N M:int64<N", "dtype": "float32", "beside_copy": True}
 
 
 def test_bench_of_everything(command, timed):

@@ -176,7 +176,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(runtime, "gpu_name", lambda: "some GPU")
     monkeypatch.setattr(hardware, "counters", lambda *args, **options: frame)
-    monkeypatch.setattr(benchmark, "bench_beside_copy", lambda *args, **options: times)
+    monkeypatch.setattr(benchmark, "bench", lambda *args, **options: times)
 
 
 def test_report_with_a_gpu(gpu):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from memtraffic.benchmark.comparing import ABSENT
+from memtraffic.benchmark.loop import ABSENT
 from memtraffic.inputs import find_inputs
 from memtraffic.meters.count import differentiable, gradients_of, leaves_of, tensors_in
 from memtraffic_book.marked_counters import WARMUP, counted

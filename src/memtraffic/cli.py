@@ -420,17 +420,20 @@ def bench(
             raise click.UsageError("--inputs needs the NAME of a function, and takes no --peers")
         for shape in shapes:
             call.made.check(shape)
-    from memtraffic.benchmark import bench_beside_copy, compare
+    from memtraffic import benchmark
+    from memtraffic.op import find_op
 
     if call.inputs is not None:
-        frame = bench_beside_copy(call.name, shapes, inputs=call.inputs, dtype=call.dtype)
+        options: dict[str, Any] = {"inputs": call.inputs, "beside_copy": True}
+        frame = benchmark.bench(call.name, shapes=shapes, dtype=call.dtype, **options)
     else:
         op = call.op or "softmax"
         asked: list[str] = [*itertools.chain(*peers)]
         if op == "softmax_backward":
             asked = [f"{name} backward" for name in asked if name != "tutorial"]
         impls = list(dict.fromkeys([*(call.name or names.COMPARED.get(op, ("copy",))), *asked]))
-        frame = compare(impls, shapes, dtype=call.dtype, op=op)
+        options = {"inputs": find_op(op), "judge": True, "budget": 0.1}
+        frame = benchmark.bench(impls, shapes=shapes, dtype=call.dtype, **options)
         absent = frame["note"].str.startswith("absent: ")
         for name, note in frame[absent].groupby("impl", sort=False)["note"].first().items():
             click.echo(f"{name} is left out: {note.removeprefix('absent: ')}", err=True)

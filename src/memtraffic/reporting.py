@@ -168,7 +168,7 @@ def _traffic_table(traffic: Traffic) -> str:
 
 def least_bytes(fn: object, arguments: Arguments, result: object) -> int:
     """Bytes to read each argument and parameter once, and to write each new result once."""
-    from memtraffic.benchmark.sweeps import moved_once
+    from memtraffic.benchmark.loop import moved_once
 
     weights = tuple(fn.parameters()) if isinstance(fn, torch.nn.Module) else ()
     return moved_once(Arguments((*arguments.tensors, *weights)), result)
@@ -298,10 +298,10 @@ def _counters(subject: Subject, inputs: AnyInputs) -> list[str]:
 
 
 def _times(subject: Subject) -> list[str]:
-    from memtraffic.benchmark import bench_beside_copy
+    from memtraffic.benchmark import bench
 
     impls, shapes = {"the function": subject.fn}, [subject.shape]
-    frame = bench_beside_copy(impls, shapes, inputs=subject.made, dtype=subject.dtype)
+    frame = bench(impls, subject.made, shapes, dtype=subject.dtype, beside_copy=True)
     subject.found.append("bench")
     copied, own = frame["us"]
     shown = pd.DataFrame(

@@ -19,10 +19,9 @@ import pandas as pd
 import torch
 
 from memtraffic import benchmark, gpus
-from memtraffic.benchmark import overhead
 from memtraffic.benchmark.roof import roof
 from memtraffic.meters.counters import count_layouts
-from memtraffic_book import marked_counters, measurements
+from memtraffic_book import marked_counters, measurements, timings
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 
@@ -476,7 +475,7 @@ CROSS_ENTROPIES = dict(
 ONLINE_AND_SPLIT = dict(impls={"online": ONLINE, "split": SPLIT}, shape=[64, 131072])
 
 _bench = benchmark.bench
-_layouts, _sweep = benchmark.bench_layouts, benchmark.bench_option
+_layouts, _sweep = timings.bench_layouts, timings.bench_option
 _dtypes, _compare = measurements.bench_dtypes, measurements.compare
 _beside_copy = measurements.bench_beside_copy
 _plans, _residents = measurements.launch_plans, measurements.resident_plans
@@ -495,7 +494,7 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("l2_read", measurements.l2_read, L2_READ, dict(mib=READ_MIB)),
     ("timing_repeats", measurements.bench_repeats, REPEATS, REPEATED),
     ("timing_turns", measurements.times_by_turn, TURNS, COUNTED_OFF),
-    ("timing_host", overhead.caller_times, CALLER, CALLED),
+    ("timing_host", timings.caller_times, CALLER, CALLED),
     ("naive_elementwise", measurements.elementwise, ELEMENTWISE, dict(shape=WIDE)),
     _counted("naive_counters", "naive", shape=WIDE),
     _counted("compiled_counters", "compile(naive)", COMPILED_COUNTERS, shape=WIDE),
@@ -522,9 +521,9 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("tiled_map_bfloat16", _sweep, _option("num_warps"), dict(**TILED_WARPS, dtype=_BF16)),
     ("tiled_rule_float32", _sweep, _option("num_warps"), dict(**RULE, dtype=_F32)),
     ("tiled_rule_bfloat16", _sweep, _option("num_warps"), dict(**RULE, dtype=_BF16)),
-    ("tiled_tuning", overhead.autotune_cost, TUNING, TUNED),
+    ("tiled_tuning", timings.autotune_cost, TUNING, TUNED),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    ("persistent_host", overhead.launch_overhead, OVERHEAD, dict(impls=CALLS, shape=[64, 256])),
+    ("persistent_host", timings.launch_overhead, OVERHEAD, dict(impls=CALLS, shape=[64, 256])),
     ("persistent_float32", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_F32)),
     ("persistent_bfloat16", _bench, BENCH, dict(impls=LOOPS, shapes=LARGE, dtype=_BF16)),
     ("persistent_stages_bfloat16", _bench, BENCH, dict(impls=STAGES, shapes=BIG, dtype=_BF16)),
@@ -559,7 +558,7 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("scoreboard_backward_float32", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_F32)),
     ("scoreboard_backward_bfloat16", _compare, COMPARED, dict(**SCORED_BACKWARD, dtype=_BF16)),
     ("scoreboard_counters", marked_counters.count_calls, SHAPES_COUNTERS, SCORED_COUNTERS, _NCU),
-    ("scoreboard_host", overhead.caller_times, CALLER, SCORED_HOST),
+    ("scoreboard_host", timings.caller_times, CALLER, SCORED_HOST),
     ("your_kernel_rms", _beside_copy, BENCH, RMS_NORMS),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),
     ("your_kernel_race", _beside_copy, BENCH, CROSS_ENTROPIES),

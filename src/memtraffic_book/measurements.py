@@ -18,14 +18,14 @@ from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import timing
-from memtraffic.benchmark.comparing import TIMES
-from memtraffic.benchmark.sweeps import describe_shape
+from memtraffic.benchmark.loop import TIMES, describe_shape
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
-from memtraffic.op import find_op
+from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import matrix
+from memtraffic_book import timings
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
@@ -72,7 +72,7 @@ def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif name in ("impls", "compiled"):
             found[name] = implementations(value)
         elif name == "inputs" and value in OPS:
-            found["op"] = find_op(found.pop("inputs"))
+            found[name] = find_op(value)
     return found
 
 
@@ -95,7 +95,7 @@ def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -
         for shape in case["shapes"]:
             [x] = SOFTMAX.inputs(tuple(shape), dtype, layout)
             able = {label: fn for label, fn in impls.items() if _takes(label, fn, x)}
-            frame = benchmark.bench(able, [shape], dtype=dtype, layout=layout, **options)
+            frame = benchmark.bench(able, None, [shape], dtype=dtype, layout=layout, **options)
             frame.insert(0, "layout", layout)
             frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -119,9 +119,9 @@ def bench_beside_copy(
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[str] = ("float32",),
 ) -> pd.DataFrame:
-    """`benchmark.bench_beside_copy` for each dtype."""
+    """`benchmark.bench` beside a copy, for each dtype."""
     frames = [
-        benchmark.bench_beside_copy(impls, shapes, inputs=inputs, dtype=dtype) for dtype in dtypes
+        benchmark.bench(impls, inputs, shapes, dtype=dtype, beside_copy=True) for dtype in dtypes
     ]
     return pd.concat(frames, ignore_index=True)
 
@@ -136,7 +136,7 @@ def bench_rounds(
     runtime.require_gpu("bench_rounds")
     num_sms, frames = gpus.this_gpu().num_sms, []
     for per_sm, more in itertools.product(rounds, extra):
-        frame = benchmark.bench(impls, [[per_sm * num_sms + more, n]], **options)
+        frame = benchmark.bench(impls, None, [[per_sm * num_sms + more, n]], **options)
         frame.insert(0, "rounds", per_sm)
         frame.insert(1, "extra", more)
         frames.append(frame)
@@ -150,7 +150,7 @@ def bench_repeats(impls: Impls, shapes: Sequence[Sequence[int]], repeats: int) -
     """
     frames = []
     for repeat in range(1, repeats + 1):
-        frame = benchmark.bench(impls, shapes)
+        frame = benchmark.bench(impls, None, shapes)
         frame.insert(0, "repeat", repeat)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -203,10 +203,10 @@ def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.
 def bench_programs(
     fn: Callable[..., Any], shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
-    """`benchmark.bench_option` over the number of programs, given per SM of this GPU."""
+    """`timings.bench_option` over the number of programs, given per SM of this GPU."""
     num_sms = gpus.this_gpu().num_sms
     programs = [int(num_sms * value) for value in programs_per_sm]
-    return benchmark.bench_option(fn, [shape], "programs", programs)
+    return timings.bench_option(fn, [shape], "programs", programs)
 
 
 def compare(
@@ -216,13 +216,14 @@ def compare(
     compiled_shapes: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> pd.DataFrame:
-    """`benchmark.compare`; where nothing was timed, times are 0, as CSV has no NaN.
+    """`benchmark.bench`, judged; where nothing was timed, times are 0, as CSV has no NaN.
 
     compiled: what is slow to compile, and is timed at `compiled_shapes` alone.
     """
     slow = compiled or {}
     only = dict.fromkeys(slow, compiled_shapes)
-    frame = benchmark.compare({**impls, **slow}, shapes, only=only, **options)
+    fns = {**impls, **slow}
+    frame = benchmark.bench(fns, shapes=shapes, only=only, judge=True, **options)
     return frame.fillna(dict.fromkeys(TIMES, 0.0))
 
 
@@ -247,6 +248,8 @@ def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
 def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:
     """The hardware counters of one implementation; pages show it under its label."""
     [fn] = impls.values()
+    if isinstance(options.get("inputs"), Op):
+        options["op"] = options.pop("inputs")
     return hardware.counters(fn, tuple(shape), **options)
 
 
@@ -645,8 +648,8 @@ def step_times(
     `host_wait_us`, the median of 100 steps that are waited for one by one.
     """
     runtime.require_gpu("step_times")
-    from memtraffic.benchmark.overhead import wait_times
     from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
+    from memtraffic_book.timings import wait_times
 
     rows = []
     for name, launch in itertools.product(softmaxes, ("eager", "graph")):

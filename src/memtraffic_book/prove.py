@@ -280,7 +280,7 @@ def speed(
     from memtraffic import benchmark
 
     impls: dict[str, str | Callable[..., Tensor]] = {"copy": "copy", "fn": fn}
-    frame = benchmark.bench(impls, [shape], op=_operation(op), dtype=dtype)
+    frame = benchmark.bench(impls, find_op(_operation(op)), [shape], dtype=dtype)
     us = frame.set_index("impl")["us"]
     share = us["copy"] / us["fn"]
     found = f"{_name(fn)} reaches {units.format_ratio(share)} of a copy's bandwidth"

@@ -31,7 +31,7 @@ import pandas as pd
 import torch
 
 from memtraffic import runtime
-from memtraffic.benchmark.comparing import ABSENT
+from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersUnavailable, MemtrafficError
 from memtraffic_book.catalog import Experiment, find_experiments
 

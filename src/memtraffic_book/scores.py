@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from memtraffic.benchmark.comparing import ABSENT
+from memtraffic.benchmark.loop import ABSENT
 from memtraffic.benchmark.peers import BACKWARD
 from memtraffic.names import PEERS, RUNGS
 from memtraffic.tensors import SECTOR_BYTES

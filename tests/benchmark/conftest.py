@@ -4,7 +4,7 @@ import pytest
 
 import memtraffic.runtime as runtime  # isort: skip
 
-from memtraffic.benchmark import comparing, copying, overhead, roof, sweeps, timing
+from memtraffic.benchmark import copying, loop, roof, timing
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def timed(monkeypatch):
         return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
 
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    for module in (comparing, copying, overhead, roof, sweeps, timing):
+    for module in (copying, loop, roof, timing):
         monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     return calls

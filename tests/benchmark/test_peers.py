@@ -277,10 +277,10 @@ def test_compiling_ahead_without_quack(started, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", peers.IMPLEMENTATIONS)
 def test_peers_that_are_here_compute_a_softmax(name, dtype):
-    from memtraffic.benchmark.comparing import judge
+    from memtraffic.benchmark.loop import judge_result
     from memtraffic.kernels.softmax.definitions import SOFTMAX
 
     if reason := peers.absent(peers.find_peer(name)):
         pytest.skip(reason)
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
-    judge(op, peers.IMPLEMENTATIONS[name], *op.inputs((64, 1024), dtype))
+    judge_result(op, peers.IMPLEMENTATIONS[name], *op.inputs((64, 1024), dtype))

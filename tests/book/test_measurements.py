@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, comparing, copying, overhead, peers, sweeps, timing
+from memtraffic.benchmark import baselines, copying, loop, peers, timing
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.names import import_function
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
-from memtraffic_book import build, catalog, measurements, recording
+from memtraffic_book import build, catalog, measurements, recording, timings
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
@@ -57,7 +57,7 @@ def test_bench_programs_are_those_of_this_gpu(monkeypatch):
     calls = []
     gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=10)
     monkeypatch.setattr(gpus, "this_gpu", lambda: gpu)
-    monkeypatch.setattr(benchmark, "bench_option", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(timings, "bench_option", lambda *arguments: calls.append(arguments))
     measurements.bench_programs(naive.softmax, [64, 8], [0.25, 1, 24])
     assert calls == [(naive.softmax, [[64, 8]], "programs", [2, 10, 240])]
 
@@ -82,7 +82,7 @@ def timed(monkeypatch):
     gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=2)
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
-    for module in (benchmark, copying, overhead, sweeps):
+    for module in (benchmark, copying, loop, timings):
         monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     return calls
 
@@ -409,12 +409,12 @@ def test_count_cases_has_the_rows_of_each_case(monkeypatch):
 def test_compare_writes_0_where_nothing_was_timed(monkeypatch):
     asked = []
 
-    def compare(fns, shapes, **options):
+    def compare(fns, *, shapes, judge, **options):
         asked.append((list(fns.values()), shapes, options))
         rows = [[name, 8, value, value, ""] for name, value in zip(fns, (2.0, NAN), strict=False)]
         return pd.DataFrame(rows, columns=["impl", "n", "us", "gb_per_s", "note"])
 
-    monkeypatch.setattr(benchmark, "compare", compare)
+    monkeypatch.setattr(benchmark, "bench", compare)
     shapes, few = [[4, 8], [4, 16]], [[4, 16]]
     frame = measurements.compare(
         implementations("copy"),
@@ -443,10 +443,10 @@ def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monke
             fn()
         return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
 
-    for module in (comparing, copying, overhead, sweeps):
+    for module in (copying, loop, timings):
         monkeypatch.setattr(module, "time_interleaved", time_interleaved)
-    monkeypatch.setattr(overhead, "ROUNDS", 1)
-    monkeypatch.setattr(overhead, "WAITS", 1)
+    monkeypatch.setattr(timings, "ROUNDS", 1)
+    monkeypatch.setattr(timings, "WAITS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
     arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
@@ -559,7 +559,7 @@ def test_step_times_compares_losses_after_as_many_steps(trains):
     assert list(EXPERIMENTS["backward_host"].run().columns) == list(frame.columns)
     del trains[4:]
     assert [options["capturable"] for _, _, options, _ in trains] == [False, True] * 2
-    timed = measurements.IN_A_ROW + overhead.WAITS
+    timed = measurements.IN_A_ROW + timings.WAITS
     assert [steps.count("replayed") for *_, steps in trains] == [0, 17 + timed] * 2
     assert [len(steps) for *_, steps in trains] == [20 + timed] * 4
 

@@ -391,7 +391,7 @@ def test_speed_without_a_gpu(monkeypatch, capsys):
 def test_speed_beside_a_copy(monkeypatch, capsys):
     times = pd.DataFrame({"impl": ["copy", "fn"], "us": [95.0, 100.0]})
     monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(benchmark, "bench", lambda fns, shapes, **options: times)
+    monkeypatch.setattr(benchmark, "bench", lambda fns, inputs, shapes, **options: times)
     assert prove.speed(pytorch, (4, 8))
     assert capsys.readouterr().out == (
         "✓ Timed at 4 x 8: pytorch reaches 0.95x of a copy's bandwidth, at least 0.90x.\n"

@@ -1,30 +1,96 @@
-"""What a call costs the host, and what `triton.autotune` costs before its first result."""
+"""Times of an option, of memory layouts, of the host, and of `triton.autotune`: for experiments."""
 
 from __future__ import annotations
 
 import functools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.benchmark.baselines import find_implementation
-from memtraffic.benchmark.sweeps import (
+from memtraffic.benchmark.baselines import copy, find_implementation
+from memtraffic.benchmark.loop import (
     Implementation,
     bench,
+    bind,
     describe_shape,
     find_implementations,
 )
-from memtraffic.benchmark.timing import time_interleaved
+from memtraffic.benchmark.timing import summary, time_interleaved
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
+from memtraffic.tensors import MEMORY_LAYOUTS
 
 ROUNDS = 20
 WAITS = 100
+
+
+def bench_option(
+    fn: Implementation,
+    shapes: Sequence[Sequence[int]],
+    option: str,
+    values: Sequence[Any],
+    *,
+    dtype: str = "float32",
+    op: str | Op = "softmax",
+) -> pd.DataFrame:
+    """Times one implementation with several values of a keyword option, beside the fastest copy.
+
+    Columns: one named after `option`; those of `bench` after `impl`; `copy_us`, the median time of
+    the copy in microseconds. A value that the implementation refuses with a ValueError at some
+    shape has no row there. Raises as `bench` does.
+    """
+    runtime.require_gpu("bench_option")
+    function, op, rows = find_implementation(fn), find_op(op), []
+    for shape in progress(shapes, "timing"):
+        inputs = op.inputs(tuple(shape), dtype)
+        calls: dict[Any, Callable[[], object]] = {}
+        for value in values:
+            call = functools.partial(function, *inputs, **{option: value})
+            try:
+                call()
+            except ValueError:
+                continue
+            calls[value] = call
+        timed = [bind(copy, inputs), *calls.values()]
+        n_bytes = op.least_bytes(*inputs)
+        copied, *times = (
+            summary(samples, n_bytes) for samples in time_interleaved(timed, budget=0.1)
+        )
+        for value, found in zip(calls, times, strict=True):
+            row = {option: value} | describe_shape(op, shape, dtype) | found
+            rows.append(row | {"copy_us": copied["us"]})
+    return pd.DataFrame(rows)
+
+
+def bench_layouts(
+    fn: Implementation,
+    shape: Sequence[int],
+    *,
+    dtype: str = "float32",
+    op: str | Op = "softmax",
+) -> pd.DataFrame:
+    """Times one implementation on inputs in each of the memory layouts in `tensors.MEMORY_LAYOUTS`.
+
+    Columns: `layout`, and those of `bench` after `impl`. Raises as `bench` does.
+    """
+    runtime.require_gpu("bench_layouts")
+    function, op = find_implementation(fn), find_op(op)
+    inputs = [op.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
+    samples = time_interleaved([bind(function, tensors) for tensors in inputs])
+    return pd.DataFrame(
+        [
+            {"layout": layout}
+            | describe_shape(op, shape, dtype)
+            | summary(times, op.least_bytes(*tensors))
+            for layout, tensors, times in zip(MEMORY_LAYOUTS, inputs, samples, strict=True)
+        ]
+    )
 
 
 def launch_overhead(
@@ -82,7 +148,7 @@ def caller_times(
     runtime.require_gpu("caller_times")
     fns, op, frames = find_implementations(impls), find_op(op), []
     for shape in shapes:
-        on_gpu = bench(fns, [shape], dtype=dtype, op=op).drop(columns="gb_per_s")
+        on_gpu = bench(fns, op, [shape], dtype=dtype).drop(columns="gb_per_s")
         host = launch_overhead(fns, shape, dtype=dtype, op=op, calls=calls)["host_us"]
         waits = wait_times(fns, op.inputs(tuple(shape), dtype))
         frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))

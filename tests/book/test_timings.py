@@ -4,10 +4,35 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.benchmark import overhead
-from memtraffic.benchmark.overhead import autotune_cost, caller_times, launch_overhead
+from memtraffic.benchmark import copying, loop
+from memtraffic.tensors import MEMORY_LAYOUTS
+from memtraffic_book import timings
+from memtraffic_book.timings import (
+    autotune_cost,
+    bench_layouts,
+    bench_option,
+    caller_times,
+    launch_overhead,
+)
 
 CLOCK, WAIT = "clock", "wait"
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """The calls that were timed, as (functions, options)."""
+    calls = []
+
+    def time_interleaved(fns, **options):
+        calls.append((list(fns), options))
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    for module in (copying, loop, timings):
+        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    return calls
 
 
 @pytest.fixture
@@ -22,7 +47,7 @@ def events(monkeypatch, timed):
         log.append(CLOCK)
         return float(log.count(CLOCK))
 
-    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(timings, "time", SimpleNamespace(perf_counter=perf_counter))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append(WAIT))
     return log
 
@@ -39,6 +64,8 @@ def test_overhead_without_a_gpu(monkeypatch):
         lambda: launch_overhead(["copy"], (8, 8)),
         lambda: autotune_cost("naive", "naive", [(8, 8)]),
         lambda: caller_times(["copy"], [(8, 8)]),
+        lambda: bench_option("naive", [(8, 8)], "rows", [1]),
+        lambda: bench_layouts("naive", (8, 8)),
     ):
         with pytest.raises(RuntimeError, match="needs a GPU"):
             call()
@@ -59,7 +86,7 @@ def test_launch_overhead_does_not_wait_for_the_calls(events, logged):
 def test_launch_overhead_is_the_median_of_its_rounds(logged, monkeypatch):
     readings = iter([0.0, 900.0] + 19 * [0.0, 3.0])
     clock = SimpleNamespace(perf_counter=lambda: next(readings))
-    monkeypatch.setattr(overhead, "time", clock)
+    monkeypatch.setattr(timings, "time", clock)
     frame = launch_overhead({"ours": logged("ours")}, (4, 8), calls=3)
     assert frame["host_us"].tolist() == pytest.approx([1e6])
 
@@ -89,6 +116,48 @@ def test_autotune_cost_times_the_first_call_on_the_host(events, logged):
     ]
     first = [WAIT, CLOCK, ("tuned", (4, 8)), WAIT, CLOCK]
     assert events[:7] == [*first, ("fixed", (4, 8)), ("tuned", (4, 8))]
+
+
+TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]
+
+
+def keys(frame):
+    """The rows without their times."""
+    return [tuple(row) for row in frame.drop(columns=TIMES).itertuples(index=False)]
+
+
+def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    shapes = [(4, 64), (2, 4096)]
+    frame = bench_option("tiled", shapes, "num_warps", [1, 3, 4], dtype="bfloat16")
+    assert list(frame.columns) == ["num_warps", "m", "n", "dtype", *TIMES, "copy_us"]
+    assert keys(frame) == [
+        (1, 4, 64, "bfloat16", pytest.approx(1)),
+        (4, 4, 64, "bfloat16", pytest.approx(1)),
+        (4, 2, 4096, "bfloat16", pytest.approx(1)),
+    ]
+    assert frame["us"].tolist() == pytest.approx([2, 3, 2])
+    assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 64 * 2 / 2e3)
+    [(tried, _), (first, _), *_] = timed
+    assert first[0] is tried[0]
+    assert [call.keywords for call in first[1:]] == [{"num_warps": 1}, {"num_warps": 4}]
+
+
+def test_bench_option_of_what_is_no_option(timed):
+    with pytest.raises(TypeError, match="rows"):
+        bench_option("naive", [(4, 64)], "rows", [1])
+
+
+def test_bench_layouts_has_a_row_for_each_layout(timed):
+    frame = bench_layouts("naive", [4, 6], dtype="float16")
+    assert list(frame.columns) == ["layout", "m", "n", "dtype", *TIMES]
+    assert keys(frame) == [(layout, 4, 6, "float16") for layout in MEMORY_LAYOUTS]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4])
+    assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 6 * 2 / 1e3)
+    [(calls, _)] = timed
+    strides = [MEMORY_LAYOUTS[layout](4, 6) for layout in frame["layout"]]
+    assert [call.args[0].stride() for call in calls] == strides
+    assert {call.args[0].dtype for call in calls} == {torch.float16}
 
 
 @pytest.mark.gpu

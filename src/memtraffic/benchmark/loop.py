@@ -1,0 +1,286 @@
+"""Times implementations beside one another, at one shape after the other; judges them, if asked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from memtraffic import runtime
+from memtraffic.benchmark import peers
+from memtraffic.benchmark.baselines import copy, find_implementation
+from memtraffic.benchmark.copying import fastest_copy
+from memtraffic.benchmark.timing import summary, time_interleaved
+from memtraffic.functions import as_function
+from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
+from memtraffic.op import Op, find_op
+from memtraffic.progress import progress
+from memtraffic.testing import assert_correct
+
+Implementation = str | Callable[..., Any]
+Shapes = Sequence[Sequence[int]]
+ABSENT = "absent: "  # the note of a package that is not here starts with it
+LOOSE = 16  # ulps of a row's largest element that a result may be off and still be timed
+TIMES = ("us", "us_p20", "us_p80", "us_reversed", "gb_per_s")
+
+
+class _Lost(Exception):
+    """The GPU answers this process no more."""
+
+
+def find_implementations(
+    impls: Sequence[str] | Mapping[str, Implementation],
+) -> dict[str, Callable[..., Any]]:
+    """The functions to compare, by name; see `find_implementation`."""
+    named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
+    return {name: find_implementation(impl) for name, impl in named.items()}
+
+
+def bind(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    cold: bool = True,
+) -> Callable[[], object]:
+    """The call of `fn` that is timed; the fastest of several copies where `fn` is `copy`.
+
+    Raises ValueError for a copy of anything but one tensor, or two of one shape.
+    """
+    if fn is not copy:
+        return functools.partial(as_function(fn), *inputs, **(keywords or {}))
+    shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in inputs]
+    if keywords or len(shapes) not in (1, 2) or not isinstance(shapes[0], tuple):
+        shapes = [*shapes, *(f"{name}=" for name in keywords or {})]
+        raise ValueError(f"copy takes one tensor, or two of one shape, not {shapes}")
+    if shapes[0] != shapes[-1]:
+        raise ValueError(f"copy takes two tensors of one shape, not of {shapes}")
+    return fastest_copy(*inputs, cold=cold)
+
+
+def moved_once(arguments: Arguments, result: object) -> int:
+    """Bytes to read each tensor of `arguments` once and to write each new one of `result` once.
+
+    >>> import torch
+    >>> x = torch.zeros(2, 4)
+    >>> moved_once(Arguments((x, 3)), (x, x + 1))
+    64
+    """
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    known = {x.data_ptr() for x in arguments.tensors}
+    new = [x for x in results if isinstance(x, Tensor) and x.data_ptr() not in known]
+    return sum(x.numel() * x.element_size() for x in (*arguments.tensors, *new))
+
+
+def describe_shape(op: Op | Inputs, shape: Sequence[int], dtype: str) -> dict[str, Any]:
+    """The columns that say what was timed: the sizes of `op` in lower case, and `dtype`."""
+    return dict(zip(map(str.lower, op.sizes), shape, strict=True)) | {"dtype": dtype}
+
+
+def bench(
+    impls: Sequence[str] | Mapping[str, Implementation],
+    inputs: AnyInputs = None,
+    shapes: Shapes = ((4096, 1024), (4096, 16384)),
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
+    judge: bool = False,
+    beside_copy: bool = False,
+    only: Mapping[str, Shapes] | None = None,
+    cold: bool = True,
+    budget: float = 0.3,
+) -> pd.DataFrame:
+    """Times implementations of an operation: one row for each shape and implementation.
+
+    >>> shapes = [(4096, 781), (4096, 1024)]
+    >>> bench(["copy", "torch.softmax", "masked"], shapes=shapes)  # doctest: +SKIP
+
+    impls: names of baselines, names of rungs or `module:function`; or functions by name. `copy` is
+    the fastest of several copies at each shape, `fastest_copy`. inputs: an `Op`, by default the
+    softmax of a matrix; or what each function is called with, such as "M,N N:bf16", see
+    `inputs.find_inputs`. shapes: one number for each size. layout: of matrices, as of
+    `tensors.matrix`. only: for the names of implementations that are slow to compile, the only
+    shapes that they are tried at. cold, budget: as for `time_interleaved`.
+
+    Columns: `impl`; the sizes (`m` and `n` for a softmax) and `dtype`; `us`, `us_p20` and `us_p80`,
+    the median and the 20th and 80th percentile in microseconds; `gb_per_s`, the least traffic over
+    the median: that of the `Op`, or of each tensor read once and each new tensor that the first
+    implementation returns written once.
+
+    judge: each result of the `Op` is judged before it is timed, but for `copy`, and nothing stops
+    the others. What is not installed, refuses a shape or is wrong there has NaN for times. Further
+    columns: `us_reversed`, the median of those rounds, every second one, that were in reverse
+    order; `version`, of a peer; `note`, why an implementation was not timed, or by how much a
+    result is less precise than the judge allows, otherwise "".
+
+    beside_copy: the first row of each shape is the fastest copy of the first tensor, and `gb_per_s`
+    is what this copy moves over the time.
+
+    Raises RuntimeError without a GPU, LookupError for an unknown name, ValueError for a shape of
+    another number of sizes, for `judge` without an `Op` and for `beside_copy` without a tensor.
+    """
+    runtime.require_gpu("bench")
+    fns, subject = find_implementations(impls), find_op("softmax") if inputs is None else inputs
+    made_by, rows, lost = find_inputs(subject), [], ""
+    sizes = [tuple(shape) for shape in shapes]
+    for shape in sizes:
+        made_by.check(shape)
+    op = subject if isinstance(subject, Op) else None
+    if judge and op is None:
+        raise ValueError("bench: judges the results of an Op, which has their reference")
+    tried = {name: {tuple(shape) for shape in where} for name, where in (only or {}).items()}
+    here = {name: peers.find_peer(name) for name in fns} if judge else {}
+    absent = {name: peers.absent(peer) for name, peer in here.items() if peer}
+    versions = {name: peers.version(peer) for name, peer in here.items() if peer}
+    widths = [shape[-1] for shape in sizes if shape]
+    ahead = peers.compiling_ahead(list(fns), widths, dtype) if judge else contextlib.nullcontext()
+    with ahead:
+        for shape in progress(sizes, "timing"):
+            named = {name: fn for name, fn in fns.items() if shape in tried.get(name, [shape])}
+            key = describe_shape(made_by, shape, dtype)
+            if not judge or op is None:
+                times = _time(named, op, made_by.arguments(shape, dtype, layout),
+                              beside_copy, cold, budget)  # fmt: skip
+                rows += [{"impl": name} | key | found for name, found in times.items()]
+                continue
+            notes = {name: ABSENT + absent[name] for name in named if absent.get(name)}
+            times = {}
+            if not lost:
+                able = {name: fn for name, fn in named.items() if name not in notes}
+                make = functools.partial(made_by.arguments, shape, dtype, layout)
+                try:
+                    times = _judge_and_time(able, op, make, shape, cold, budget, notes)
+                except _Lost as error:
+                    lost = str(error)
+            for name in named:
+                missing = {} if name in times or name in notes or not lost else {name: lost}
+                rows.append(
+                    {"impl": name}
+                    | key
+                    | times.get(name, dict.fromkeys(TIMES, float("nan")))
+                    | {"version": versions.get(name, "")}
+                    | {"note": (notes | missing).get(name, "")}
+                )
+    return pd.DataFrame(rows)
+
+
+def _time(
+    fns: Mapping[str, Callable[..., Any]],
+    op: Op | None,
+    arguments: Arguments,
+    beside_copy: bool,
+    cold: bool,
+    budget: float,
+) -> dict[str, dict[str, float]]:
+    """The times of `fns` on the same arguments, which are those of `op` if there is one."""
+    positional, keywords = arguments.positional, arguments.keywords
+    calls: dict[str, Callable[[], object]] = {}
+    if beside_copy:
+        if not arguments.tensors:
+            raise ValueError("bench: the inputs have no tensor, so there is no copy beside")
+        calls["copy"] = fastest_copy(arguments.tensors[0], cold=cold)
+    calls |= {name: bind(fn, positional, keywords, cold=cold) for name, fn in fns.items()}
+    if beside_copy:
+        n_bytes = 2 * arguments.tensors[0].nbytes
+    elif op:
+        n_bytes = op.least_bytes(*positional)
+    else:
+        n_bytes = moved_once(arguments, next(iter(calls.values()))())
+    samples = time_interleaved(list(calls.values()), cold=cold, budget=budget)
+    return {name: summary(times, n_bytes) for name, times in zip(calls, samples, strict=True)}
+
+
+def _judge_and_time(
+    fns: Mapping[str, Callable[..., Any]],
+    op: Op,
+    make: Callable[[], Arguments],
+    shape: tuple[int, ...],
+    cold: bool,
+    budget: float,
+    notes: dict[str, str],
+) -> dict[str, dict[str, float]]:
+    """The times of those of `fns` that are right at a shape; adds to `notes` what there is to say.
+
+    Raises _Lost, after it has noted the reason.
+    """
+    calls: dict[str, Callable[[], object]] = {}
+    try:
+        inputs = make().positional
+    except torch.OutOfMemoryError as error:
+        notes |= dict.fromkeys(fns, _reason("not timed", error))
+        return {}
+    for name, fn in fns.items():
+        try:
+            if fn is not copy and (note := judge_result(op, _settled(name, fn, inputs), *inputs)):
+                notes[name] = note
+            calls[name] = bind(fn, inputs, cold=cold)
+        except AssertionError as error:
+            notes[name] = _reason("wrong", error)
+        except Exception as error:  # a compiler raises what it likes
+            notes[name] = _reason("refused", error)
+        _check_gpu(name, shape, notes)
+    try:
+        samples = time_interleaved(list(calls.values()), cold=cold, budget=budget, reverse=True)
+    except Exception as error:
+        notes |= dict.fromkeys(calls, _reason("not timed", error))
+        _check_gpu(" or ".join(calls), shape, notes)
+        return {}
+    n_bytes, found = op.least_bytes(*inputs), {}
+    for name, durations in zip(calls, samples, strict=True):
+        back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
+        times = summary(durations, n_bytes) | back
+        found[name] = {column: times[column] for column in TIMES}
+    return found
+
+
+def _settled(name: str, fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """A function to judge for `fn`: of `torch.compile` one that only has the result.
+
+    The judge calls it under a setting of PyTorch for which everything would be compiled again.
+    """
+    if not name.startswith("compile("):
+        return fn
+    result = fn(*inputs)
+    return lambda *inputs: result
+
+
+def judge_result(op: Op, fn: Callable[..., Tensor], *inputs: Tensor) -> str:
+    """What `assert_correct` has against a result that is only imprecise; "" if nothing.
+
+    >>> from memtraffic.kernels.softmax.definitions import SOFTMAX
+    >>> judge_result(SOFTMAX, lambda x: torch.softmax(x, dim=1), torch.zeros(3, 5))
+    ''
+
+    Raises AssertionError for a wrong result, and what `fn` raises.
+    """
+    try:
+        assert_correct(op, fn, *inputs)
+    except AssertionError as error:
+        assert_correct(dataclasses.replace(op, roundings=LOOSE, checks_row_sums=False), fn, *inputs)
+        return _reason("imprecise", error)
+    return ""
+
+
+def _reason(what: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:160] or type(error).__name__
+    return (
+        f"{what}: {text}"
+        if isinstance(error, AssertionError | ValueError)
+        else (f"{what}: {type(error).__name__}: {text}")
+    )
+
+
+def _check_gpu(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> None:
+    """Raises _Lost where an error of a kernel has made the GPU useless to this process."""
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        lost = f"not timed: after {name} at {shape} the GPU answered no more"
+        notes.setdefault(name, _reason("broken", error))
+        raise _Lost(lost) from error

@@ -1,0 +1,305 @@
+import functools
+import math
+
+import pytest
+import torch
+
+from memtraffic import runtime
+from memtraffic.benchmark import bench, loop, peers
+from memtraffic.benchmark.baselines import copy
+from memtraffic.benchmark.loop import judge_result
+from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+
+TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]
+COLUMNS = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s version note".split()
+
+
+compare = functools.partial(bench, judge=True, budget=0.1)
+
+
+def keys(frame):
+    """The rows without their times."""
+    return [tuple(row) for row in frame.drop(columns=TIMES).itertuples(index=False)]
+
+
+def softmax(x):
+    return torch.softmax(x, dim=1)
+
+
+def imprecise(x):
+    return softmax(x) * (1 + 8 * torch.finfo(x.dtype).eps)
+
+
+def refusing(x):
+    if x.shape[1] > 8:
+        raise RuntimeError("at most 8\ncolumns")
+    return softmax(x)
+
+
+@pytest.fixture
+def gpu(timed, monkeypatch):
+    """The fake timer, and a GPU that answers; no peer is here."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
+    return timed
+
+
+@pytest.mark.parametrize("options", [{"judge": True}, {"beside_copy": True}, {}], ids=str)
+def test_bench_without_a_gpu(options, monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match=r"^bench needs a GPU"):
+        bench(["copy"], shapes=[(8, 8)], **options)
+
+
+def test_bench_finds_an_unknown_name_before_it_times(timed):
+    with pytest.raises(LookupError, match=r"torch\.softmux"):
+        bench(["copy", "torch.softmux"], shapes=[(8, 8)])
+    assert timed == []
+
+
+def test_bench_has_a_row_for_each_shape_and_name(timed):
+    frame = bench(["copy", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16", cold=False)
+    assert list(frame.columns) == ["impl", "m", "n", "dtype", *TIMES]
+    assert keys(frame) == [
+        ("copy", 4, 8, "bfloat16"),
+        ("naive", 4, 8, "bfloat16"),
+        ("copy", 2, 16, "bfloat16"),
+        ("naive", 2, 16, "bfloat16"),
+    ]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
+    assert frame["gb_per_s"].tolist() == pytest.approx([0.128, 0.064, 0.128, 0.064])
+    assert [options for _, options in timed] == [
+        {"cold": False, "budget": 0},  # the trial of copies
+        {"cold": False, "budget": 0.3},
+    ] * 2
+
+
+def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
+    tried = []
+    fastest = lambda x, cold: tried.append((x, cold)) or x.clone  # noqa: E731
+    monkeypatch.setattr(loop, "fastest_copy", fastest)
+    bench({"naive": "naive", "roof": copy}, shapes=[(4, 8)], budget=0.1)
+    [([rung, copied], options)] = timed
+    assert options == {"cold": True, "budget": 0.1}
+    assert rung.args[0] is tried[0][0] and tried[0][1]
+    assert copied == tried[0][0].clone
+
+
+@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
+def test_bench_of_a_layout(layout, timed):
+    frame = bench(["naive"], shapes=[(4, 6)], layout=layout)
+    [([call], _)] = timed
+    assert call.args[0].stride() == MEMORY_LAYOUTS[layout](4, 6)
+    assert keys(frame) == [("naive", 4, 6, "float32")]
+
+
+def test_bench_of_functions_by_name(timed):
+    frame = bench(
+        {"half": lambda x: x / 2, "naive": naive.softmax, "rung": "naive"}, shapes=[(4, 8)]
+    )
+    assert frame["impl"].tolist() == ["half", "naive", "rung"]
+    [(calls, options)] = timed
+    assert calls[1].func is calls[2].func is naive.softmax
+    assert all(call.args[0] is calls[0].args[0] for call in calls)
+    assert options == {"cold": True, "budget": 0.3}
+
+
+def test_bench_of_an_op_with_two_inputs(timed):
+    """Bandwidth comes from the op's least traffic: 3MN elements for the backward."""
+    inputs = []
+
+    def backward(y, dy):
+        inputs.append((y, dy))
+        return SOFTMAX_BACKWARD.reference(y, dy)
+
+    frame = bench({"ours": backward, "copy": "copy"}, shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)
+    assert keys(frame) == [("ours", 4, 8, "float32"), ("copy", 4, 8, "float32")]
+    assert [x.shape for x in inputs[0]] == [(4, 8), (4, 8)]
+    assert [len(fns) for fns, _ in timed] == [5, 2]  # what adds two inputs, and the fastest of it
+    assert frame["gb_per_s"][0] == pytest.approx(3 * 4 * 8 * 4 / 1e3)
+    assert keys(bench({"ours": backward}, shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)) == keys(
+        frame[:1]
+    )
+    with pytest.raises(ValueError):
+        bench({"ours": backward}, shapes=[(4, 8, 2)], inputs=SOFTMAX_BACKWARD)
+
+
+def test_bench_of_inputs(timed):
+    """Bandwidth is of the tensors and of the new ones that the first implementation returns."""
+    impls = {"add": lambda x, w, eps: x + w + eps, "in place": lambda x, w, eps: x.add_(w)}
+    frame = bench(impls, shapes=[(4, 8)], inputs="M,N N:float64 eps=1e-6")
+    assert keys(frame) == [("add", 4, 8, "float32"), ("in place", 4, 8, "float32")]
+    n_bytes = 4 * 8 * 4 + 8 * 8 + 4 * 8 * 8  # x, w, and a sum in float64
+    assert frame["gb_per_s"][0] == pytest.approx(n_bytes / 1e3)
+    frame = bench({"in place": impls["in place"]}, shapes=[(4, 8)], inputs="M,N N eps=1e-6")
+    assert frame["gb_per_s"][0] == pytest.approx((4 * 8 * 4 + 8 * 4) / 1e3)
+
+
+@pytest.mark.parametrize("inputs", ["M,N N", "M,N M,N M,N", "3 M,N", "x=M,N"])
+def test_bench_of_a_copy_of_what_it_does_not_take(inputs, timed):
+    with pytest.raises(ValueError, match="copy takes"):
+        bench(["copy"], shapes=[(4, 8)], inputs=inputs)
+    assert timed == []
+
+
+def test_bench_beside_a_copy(timed):
+    """The copy of the first tensor stands first; all bandwidths are of what it moves."""
+    frame = bench({"add": lambda x, w: x + w}, "M,N N", [(4, 8), (2, 16)], beside_copy=True)
+    assert frame["impl"].tolist() == ["copy", "add"] * 2
+    assert frame["gb_per_s"].tolist() == pytest.approx([0.256, 0.128] * 2)
+    with pytest.raises(ValueError, match="no tensor"):
+        bench({"f": abs}, "3", [()], beside_copy=True)
+
+
+def test_bench_judges_ops_alone(timed):
+    with pytest.raises(ValueError, match="an Op"):
+        bench(["naive"], "M,N", [(4, 8)], judge=True)
+    assert timed == []
+
+
+def test_bench_judged_finds_mistakes_before_it_times(gpu):
+    with pytest.raises(LookupError, match="tilde"):
+        compare(["tilde"], shapes=[(8, 8)])
+    with pytest.raises(ValueError, match=r"softmax: a shape is M, N, not \(8,\)"):
+        compare(["copy"], shapes=[(8, 8), (8,)])
+    assert gpu == []
+
+
+def test_bench_judged_has_a_row_for_each_shape_and_name(gpu):
+    frame = compare(["copy", "torch.softmax", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
+    assert list(frame.columns) == COLUMNS
+    assert frame["impl"].tolist() == ["copy", "torch.softmax", "naive"] * 2
+    assert frame[["m", "n"]].drop_duplicates().to_numpy().tolist() == [[4, 8], [2, 16]]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3] * 2)
+    assert frame["us_reversed"].tolist() == pytest.approx([1, 2, 3] * 2)
+    assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 8 * 2 / 1e3)
+    assert set(frame["note"]) == set(frame["version"]) == {""}
+    assert [options for _, options in gpu if options["budget"]] == [
+        {"cold": True, "budget": 0.1, "reverse": True}
+    ] * 2
+
+
+def test_bench_judged_tells_the_rounds_in_reverse_order_apart(gpu, monkeypatch):
+    samples = [1e-6, 3e-6] * 10
+    monkeypatch.setattr(loop, "time_interleaved", lambda fns, **options: [samples] * len(fns))
+    frame = compare(["naive"], shapes=[(4, 8)])
+    assert frame[["us", "us_reversed"]].to_numpy()[0] == pytest.approx([2, 3])
+
+
+def test_bench_judged_gives_reasons_in_place_of_times(gpu):
+    impls = {
+        "copy": "copy",
+        "wrong": torch.zeros_like,
+        "imprecise": imprecise,
+        "refusing": refusing,
+        "Liger": "Liger",
+        "right": softmax,
+    }
+    frame = compare(impls, shapes=[(4, 8), (4, 16)])
+    notes = frame[frame["n"] == 16].set_index("impl")["note"]
+    assert notes["wrong"].startswith("wrong: ") and notes["imprecise"].startswith("imprecise: ")
+    assert notes["refusing"] == "refused: RuntimeError: at most 8 columns"
+    assert notes["Liger"] == "absent: Liger is not installed"
+    assert notes["copy"] == notes["right"] == ""
+    timed = frame.assign(timed=frame["us"].notna()).pivot(index="impl", columns="n", values="timed")
+    assert timed[8].to_dict() == dict.fromkeys(impls, True) | {"wrong": False, "Liger": False}
+    assert timed[16].to_dict() == timed[8].to_dict() | {"refusing": False}
+
+
+def test_bench_judged_of_slow_compilers_at_few_shapes(gpu):
+    frame = compare(["copy", "naive"], shapes=[(4, 8), (4, 16)], only={"naive": [[4, 16]]})
+    assert list(zip(frame["impl"], frame["n"], strict=True)) == [
+        ("copy", 8),
+        ("copy", 16),
+        ("naive", 16),
+    ]
+
+
+def test_bench_judged_of_the_backward(gpu):
+    frame = compare(["copy", "torch.softmax backward"], shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)
+    assert set(frame["note"]) == {""}
+    assert frame["gb_per_s"].tolist() == pytest.approx([3 * 4 * 8 * 4 / 1e3, 3 * 4 * 8 * 4 / 2e3])
+
+
+def test_bench_judged_when_the_timer_fails(gpu, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("out of events")
+
+    monkeypatch.setattr(loop, "time_interleaved", fail)
+    frame = compare(["torch.softmax"], shapes=[(4, 8)])
+    assert frame["note"].tolist() == ["not timed: RuntimeError: out of events"]
+    assert math.isnan(frame["us"][0])
+
+
+def test_bench_judged_keeps_what_was_measured_before_the_gpu_was_lost(gpu, monkeypatch):
+    broken = []
+
+    def breaks(x):
+        if x.shape[1] == 16:
+            broken.append(1)
+        return softmax(x)
+
+    def synchronize():
+        if broken:
+            raise RuntimeError("illegal access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    impls = {"breaks": breaks, "torch.softmax": "torch.softmax", "Liger": "Liger"}
+    frame = compare(impls, shapes=[(4, 8), (4, 16), (4, 32)]).set_index(["n", "impl"])
+    timed = ["breaks", "torch.softmax"]
+    assert frame.loc[8].loc[timed, "us"].notna().all()
+    assert frame.loc[[16, 32], "us"].isna().all()
+    assert frame.loc[(16, "breaks"), "note"] == "broken: RuntimeError: illegal access"
+    lost = "not timed: after breaks at (4, 16) the GPU answered no more"
+    assert {frame.loc[(n, "torch.softmax"), "note"] for n in (16, 32)} == {lost}
+    assert frame.loc[(32, "Liger"), "note"].startswith("absent")
+
+
+def test_bench_judged_judges_what_torch_compile_made_by_one_result(gpu):
+    calls = []
+
+    def compiled(x):
+        calls.append(torch.are_deterministic_algorithms_enabled())
+        return softmax(x)
+
+    compare({"compile(mine)": compiled, "mine": compiled}, shapes=[(4, 8)])
+    assert calls == [False, True, False, False]  # of each its judge, then the timer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_judge_result(dtype):
+    x = matrix(5, 781, dtype)
+    assert judge_result(SOFTMAX, softmax, x) == ""
+    assert judge_result(SOFTMAX, imprecise, x).startswith("imprecise: ")
+    for wrong in (torch.zeros_like, lambda x: softmax(x) * (1 + 40 * torch.finfo(x.dtype).eps)):
+        with pytest.raises(AssertionError):
+            judge_result(SOFTMAX, wrong, x)
+    with pytest.raises(AssertionError, match="NaN"):
+        judge_result(SOFTMAX, torch.empty_like, x)
+    assert (
+        judge_result(SOFTMAX_BACKWARD, SOFTMAX_BACKWARD.reference, *SOFTMAX_BACKWARD.inputs((3, 5)))
+        == ""
+    )
+
+
+@pytest.mark.gpu
+def test_bench_judged_on_a_gpu():
+    frame = compare(
+        ["copy", "torch.softmax", "tiled", "Liger"], shapes=[(4096, 1024), (4096, 65536)]
+    )
+    timed = frame.set_index(["n", "impl"])["us"]
+    assert (timed[1024][["copy", "torch.softmax", "tiled"]] > 1).all()
+    assert math.isnan(timed[65536]["tiled"])
+    assert frame["note"].str.startswith("refused").sum() >= 1
+
+
+@pytest.mark.gpu
+def test_bench_on_a_gpu():
+    frame = bench(["copy", "torch.softmax", "naive", "fused"], [(4096, 1024), (4096, 4096)])
+    assert list(frame["impl"]) == ["copy", "torch.softmax", "naive", "fused"] * 2
+    assert (frame["us"] > 1).all()
+    assert (frame["us_p20"] <= frame["us"]).all() and (frame["us"] <= frame["us_p80"]).all()
+    bandwidth = 2 * frame["m"] * frame["n"] * 4 / frame["us"] * 1e-3
+    assert frame["gb_per_s"].tolist() == pytest.approx(bandwidth.tolist())
