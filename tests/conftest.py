@@ -24,3 +24,27 @@ def bounds_checked():
 
     with testing.bounds_checked():
         yield
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """The calls that were timed, as (functions, options), by a timer that needs no GPU.
+
+    It calls what it times once, and the i-th function takes i + 1 µs.
+    """
+    from memtraffic import benchmark, runtime
+    from memtraffic.benchmark import copying, loop, roof, timing
+    from memtraffic_book import timings
+
+    calls = []
+
+    def time_interleaved(fns, **options):
+        calls.append((list(fns), options))
+        for fn in fns:
+            fn()
+        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
+
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    for module in (benchmark, copying, loop, roof, timing, timings):
+        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
+    return calls

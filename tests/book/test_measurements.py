@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, copying, loop, peers, timing
+from memtraffic.benchmark import baselines, peers, timing
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.names import import_function
@@ -69,22 +69,11 @@ TIMES = ["us", "us_p20", "us_p80"]
 
 
 @pytest.fixture
-def timed(monkeypatch):
+def timed(timed, monkeypatch):
     """The functions that were timed, and with what options, on a GPU with two SMs."""
-    calls = []
-
-    def time_interleaved(fns, **options):
-        calls.append((list(fns), options))
-        for fn in fns:
-            fn()
-        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
-
     gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=2)
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
-    for module in (benchmark, copying, loop, timings):
-        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
-    return calls
+    return timed
 
 
 def test_bench_cases_go_through_types_layouts_and_shapes(timed):
@@ -435,16 +424,9 @@ SCOREBOARD = [id for id in EXPERIMENTS if id.startswith("scoreboard_")]
 
 
 @pytest.mark.parametrize("id", [id for id in SCOREBOARD if "us" in EXPERIMENTS[id].schema])
-def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, monkeypatch):
+def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, timed, monkeypatch):
     """Everything but the timer and the compiler runs, at two widths."""
 
-    def time_interleaved(fns, **options):
-        for fn in fns:
-            fn()
-        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
-
-    for module in (copying, loop, timings):
-        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     monkeypatch.setattr(timings, "ROUNDS", 1)
     monkeypatch.setattr(timings, "WAITS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

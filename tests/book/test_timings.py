@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.benchmark import copying, loop
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import timings
 from memtraffic_book.timings import (
@@ -16,23 +15,6 @@ from memtraffic_book.timings import (
 )
 
 CLOCK, WAIT = "clock", "wait"
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """The calls that were timed, as (functions, options)."""
-    calls = []
-
-    def time_interleaved(fns, **options):
-        calls.append((list(fns), options))
-        for fn in fns:
-            fn()
-        return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
-
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    for module in (copying, loop, timings):
-        monkeypatch.setattr(module, "time_interleaved", time_interleaved)
-    return calls
 
 
 @pytest.fixture
