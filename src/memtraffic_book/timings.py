@@ -22,7 +22,7 @@ from memtraffic.benchmark.loop import (
     find_implementations,
 )
 from memtraffic.benchmark.timing import summary, time_interleaved
-from memtraffic.op import Op, find_op
+from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS
 
@@ -37,7 +37,6 @@ def bench_option(
     values: Sequence[Any],
     *,
     dtype: str = "float32",
-    op: str | Op = "softmax",
 ) -> pd.DataFrame:
     """Times one implementation with several values of a keyword option, beside the fastest copy.
 
@@ -46,9 +45,9 @@ def bench_option(
     shape has no row there. Raises as `bench` does.
     """
     runtime.require_gpu("bench_option")
-    function, op, rows = find_implementation(fn), find_op(op), []
+    function, rows = find_implementation(fn), []
     for shape in progress(shapes, "timing"):
-        inputs = op.inputs(tuple(shape), dtype)
+        inputs = SOFTMAX.inputs(tuple(shape), dtype)
         calls: dict[Any, Callable[[], object]] = {}
         for value in values:
             call = functools.partial(function, *inputs, **{option: value})
@@ -58,12 +57,12 @@ def bench_option(
                 continue
             calls[value] = call
         timed = [bind(copy, inputs), *calls.values()]
-        n_bytes = op.least_bytes(*inputs)
+        n_bytes = SOFTMAX.least_bytes(*inputs)
         copied, *times = (
             summary(samples, n_bytes) for samples in time_interleaved(timed, budget=0.1)
         )
         for value, found in zip(calls, times, strict=True):
-            row = {option: value} | describe_shape(op, shape, dtype) | found
+            row = {option: value} | describe_shape(SOFTMAX, shape, dtype) | found
             rows.append(row | {"copy_us": copied["us"]})
     return pd.DataFrame(rows)
 
@@ -73,21 +72,20 @@ def bench_layouts(
     shape: Sequence[int],
     *,
     dtype: str = "float32",
-    op: str | Op = "softmax",
 ) -> pd.DataFrame:
     """Times one implementation on inputs in each of the memory layouts in `tensors.MEMORY_LAYOUTS`.
 
     Columns: `layout`, and those of `bench` after `impl`. Raises as `bench` does.
     """
     runtime.require_gpu("bench_layouts")
-    function, op = find_implementation(fn), find_op(op)
-    inputs = [op.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
+    function = find_implementation(fn)
+    inputs = [SOFTMAX.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
     samples = time_interleaved([bind(function, tensors) for tensors in inputs])
     return pd.DataFrame(
         [
             {"layout": layout}
-            | describe_shape(op, shape, dtype)
-            | summary(times, op.least_bytes(*tensors))
+            | describe_shape(SOFTMAX, shape, dtype)
+            | summary(times, SOFTMAX.least_bytes(*tensors))
             for layout, tensors, times in zip(MEMORY_LAYOUTS, inputs, samples, strict=True)
         ]
     )
@@ -98,7 +96,6 @@ def launch_overhead(
     shape: Sequence[int],
     *,
     dtype: str = "float32",
-    op: str | Op = "softmax",
     calls: int = 300,
 ) -> pd.DataFrame:
     """The time that a call takes on the host, before the GPU starts: a row for each implementation.
@@ -108,8 +105,8 @@ def launch_overhead(
     the calls. impls and errors: as for `bench`.
     """
     runtime.require_gpu("launch_overhead")
-    fns, op = find_implementations(impls), find_op(op)
-    inputs = op.inputs(tuple(shape), dtype)
+    fns = find_implementations(impls)
+    inputs = SOFTMAX.inputs(tuple(shape), dtype)
     seconds: dict[str, list[float]] = {name: [] for name in fns}
     for _ in progress(range(ROUNDS), "timing"):
         for name, fn in fns.items():
@@ -123,7 +120,7 @@ def launch_overhead(
     return pd.DataFrame(
         [
             {"impl": name}
-            | describe_shape(op, shape, dtype)
+            | describe_shape(SOFTMAX, shape, dtype)
             | {"host_us": statistics.median(samples) * 1e6}
             for name, samples in seconds.items()
         ]
@@ -135,7 +132,6 @@ def caller_times(
     shapes: Sequence[Sequence[int]],
     *,
     dtype: str = "float32",
-    op: str | Op = "softmax",
     calls: int = 300,
 ) -> pd.DataFrame:
     """The time of a call on the GPU, beside what its caller sees on the host's clock.
@@ -146,11 +142,11 @@ def caller_times(
     for `launch_overhead`.
     """
     runtime.require_gpu("caller_times")
-    fns, op, frames = find_implementations(impls), find_op(op), []
+    fns, frames = find_implementations(impls), []
     for shape in shapes:
-        on_gpu = bench(fns, op, [shape], dtype=dtype).drop(columns="gb_per_s")
-        host = launch_overhead(fns, shape, dtype=dtype, op=op, calls=calls)["host_us"]
-        waits = wait_times(fns, op.inputs(tuple(shape), dtype))
+        on_gpu = bench(fns, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
+        host = launch_overhead(fns, shape, dtype=dtype, calls=calls)["host_us"]
+        waits = wait_times(fns, SOFTMAX.inputs(tuple(shape), dtype))
         frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
     return pd.concat(frames, ignore_index=True)
 
@@ -176,7 +172,6 @@ def autotune_cost(
     shapes: Sequence[Sequence[int]],
     *,
     dtype: str = "float32",
-    op: str | Op = "softmax",
 ) -> pd.DataFrame:
     """What `triton.autotune` costs at its first call at each shape, and what its choice gains.
 
@@ -186,9 +181,9 @@ def autotune_cost(
     microseconds. Raises as `bench` does.
     """
     runtime.require_gpu("autotune_cost")
-    fns, op, rows = [find_implementation(fn), find_implementation(tuned)], find_op(op), []
+    fns, rows = [find_implementation(fn), find_implementation(tuned)], []
     for shape in progress(shapes, "tuning"):
-        inputs = op.inputs(tuple(shape), dtype)
+        inputs = SOFTMAX.inputs(tuple(shape), dtype)
         torch.cuda.synchronize()
         start = time.perf_counter()
         fns[1](*inputs)
@@ -197,5 +192,5 @@ def autotune_cost(
         samples = time_interleaved([functools.partial(fn, *inputs) for fn in fns])
         us, tuned_us = (statistics.median(times) * 1e6 for times in samples)
         times = {"host_first_ms": first * 1e3, "us": us, "tuned_us": tuned_us}
-        rows.append(describe_shape(op, shape, dtype) | times)
+        rows.append(describe_shape(SOFTMAX, shape, dtype) | times)
     return pd.DataFrame(rows)
