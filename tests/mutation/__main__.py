@@ -1,7 +1,7 @@
 """Plants one-line faults in the package, by Cosmic Ray, and lists those that no test sees.
 
     python -m tests.mutation                  a sample from all modules
-    python -m tests.mutation ladder gpus.py   a sample from these
+    python -m tests.mutation memtraffic/meters    a sample from these
     python -m tests.mutation --all            every mutant, which takes hours
 
 Each worker mutates a copy of its own of the working tree, so nothing here changes. `survivors.csv`
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -37,44 +37,34 @@ import pytest
 import torch
 from cosmic_ray.commands import init
 from cosmic_ray.mutating import mutate_code, use_mutation
-from cosmic_ray.plugins import get_operator
+from cosmic_ray.plugins import OPERATOR_PROVIDERS, get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
 
+from tests.mutation.operators import OPERATORS
+
 ROOT = Path(__file__).parents[2]
-PACKAGE = Path("src/memtraffic")
+PACKAGE = Path("src")
 SESSION = ROOT / "_build" / "mutants.sqlite"
 MODULES = (
-    *("gpus.py", "residency/*.py", "ladder/*.py", "compile/*.py", "traffic/*.py"),
-    *("book/recording.py", "book/drift.py"),
+    "memtraffic/**/*.py",
+    *(
+        f"memtraffic_book/{name}.py"
+        for name in ("attention", "build", "catalog", "drift", "exhibits")
+    ),
+    *(f"memtraffic_book/{name}.py" for name in ("marked_counters", "measurements", "prove")),
+    *(f"memtraffic_book/{name}.py" for name in ("recording", "scores", "survey", "units", "yours")),
 )
 LEAST = 0.9  # of the mutants that are not explained must be killed
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider")
 QUICK, SLOW = ("not slow and not browser and not gpu", "slow and not browser and not gpu")
-# One-line faults that people make.
-OPERATORS = {
-    *("AddNot", "NumberReplacer", "ZeroIterationForLoop"),
-    *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
-    *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
-    *(f"ReplaceUnaryOperator_Delete_{name}" for name in ("Not", "USub", "Invert")),
-    *(
-        f"ReplaceComparisonOperator_{names}"
-        for names in "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is".split()
-    ),
-    *(
-        f"ReplaceBinaryOperator_{names}"
-        for names in "Add_Sub Sub_Add Mul_Add Mul_FloorDiv Div_Mul FloorDiv_Mul FloorDiv_Div "
-        "Mod_FloorDiv BitAnd_BitOr".split()
-    ),
-}
-
 Change = tuple[str, str, str, str]  # module, function, line before, line after
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("modules", nargs="*", help="such as ladder, traffic/count.py")
+    parser.add_argument("modules", nargs="*", help="such as memtraffic/gpus.py")
     parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
     parser.add_argument("--sample", type=int, default=200, help="how many mutants (200)")
     parser.add_argument("--seed", type=int, default=0, help="which sample (0)")
@@ -83,6 +73,8 @@ def main() -> int:
     args = parser.parse_args()
 
     os.chdir(ROOT)
+    OPERATOR_PROVIDERS.clear()
+    OPERATOR_PROVIDERS["people"] = OPERATORS
     with use_db(":memory:") as every:
         init(sorted(path for glob in MODULES for path in PACKAGE.glob(glob)), every, {})
         mutants = [item for item in every.work_items if _is_realistic(item.mutations[0])]
@@ -111,14 +103,12 @@ def main() -> int:
 
 def _is_realistic(mutation: MutationSpec) -> bool:
     """Whether somebody might make this fault."""
-    if mutation.operator_name.removeprefix("core/") not in OPERATORS:
-        return False
     (row, first), (_, last) = mutation.start_pos, mutation.end_pos
     line = _lines(mutation.module_path)[row - 1]
     if line[first:].startswith("*,"):  # before keyword-only parameters
         return False
     # A bandwidth of 4.8e12 + 1 bytes per second is no mistake.
-    return mutation.operator_name != "core/NumberReplacer" or "e" not in line[first:last]
+    return mutation.operator_name != "people/NumberReplacer" or "e" not in line[first:last]
 
 
 @functools.cache
@@ -211,17 +201,19 @@ def _explained(mutants: list[WorkItem]) -> dict[str, str]:
 
 
 def _tests(module: Path) -> list[str]:
-    """The tests of a module of its own, then those of its folder."""
+    """The tests of a module: those of its name, of its folder, and those that ask all kernels."""
     place = module.relative_to(PACKAGE)
-    folder = Path("tests") / place.parent
     name = place.parent.name if place.stem == "__init__" else place.stem
-    own = folder / f"test_{name}.py"
-    others = {
-        "": Path("tests/residency").glob("test_*.py"),
-        "book": [folder / "test_recording.py", folder / "test_drift.py"],
-    }.get(place.parent.name, folder.glob("test_*.py"))
-    tests = [own, *sorted(set(others) - {own})]
-    return [str(path) for path in tests if path.exists()]
+    folders = {"kernels": "softmax", "triton_adapter": "compile", "memtraffic_book": "book"}
+    folder = Path("tests") / folders.get(place.parent.name, place.parent.name)
+    tests = set(Path("tests").rglob(f"test_{name}.py"))
+    if folder.name == "memtraffic":
+        tests |= set(Path("tests/meters").glob("test_*.py"))
+    elif folder.name != "book":
+        tests |= set(folder.glob("test_*.py"))
+    if folder.name == "softmax":
+        tests |= set(Path("tests/contract").glob("test_*.py"))
+    return sorted(str(path) for path in tests)
 
 
 def _run(session: WorkDB, workers: int) -> None:
@@ -232,13 +224,14 @@ def _run(session: WorkDB, workers: int) -> None:
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         ProcessPoolExecutor(workers, initializer=_enter_copy, initargs=(folder,)) as pool,
     ):
-        groups = {frozenset(paths) for paths in tests.values()}
-        limits = dict(zip(groups, pool.map(_unmutated, groups), strict=True))
+        files = sorted({path for paths in tests.values() for path in paths})
+        seconds = dict(zip(files, pool.map(_unmutated, files), strict=True))
         results = {}
         for item in items:
             [mutation] = item.mutations
-            paths = tests[mutation.module_path]
-            results[pool.submit(_test, mutation, paths, limits[frozenset(paths)])] = item
+            quick_first = sorted(tests[mutation.module_path], key=lambda path: seconds[path])
+            limit = 30 + 2 * sum(seconds[path] for path in quick_first)
+            results[pool.submit(_test, mutation, quick_first, limit)] = item
         for number, result in enumerate(as_completed(results), 1):
             session.set_result(results[result].job_id, result.result())
             print(f"\r{number} of {len(items)} mutants", end="", file=sys.stderr, flush=True)
@@ -263,13 +256,13 @@ def _enter_copy(parent: str) -> None:
         importlib.import_module(name)
 
 
-def _unmutated(tests: Iterable[str]) -> float:
-    """The seconds that a mutant may take, by the time of the tests without a fault."""
+def _unmutated(path: str) -> float:
+    """The seconds that a file of tests takes without a fault."""
     start = time.monotonic()
-    passed, output = _run_tests(sorted(tests), 1800)
+    passed, output = _run_tests([path], 1800)
     if not passed:
-        raise RuntimeError(f"tests fail without a fault: {sorted(tests)}\n{output}")
-    return 30 + 2 * (time.monotonic() - start)
+        raise RuntimeError(f"tests fail without a fault: {path}\n{output}")
+    return time.monotonic() - start
 
 
 def _test(mutation: MutationSpec, tests: list[str], limit: float) -> WorkResult:
@@ -277,7 +270,7 @@ def _test(mutation: MutationSpec, tests: list[str], limit: float) -> WorkResult:
     with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
         passed, output = _run_tests(tests, limit)
         if passed:  # then what takes long, and the examples in the docstrings
-            passed, output = _run_tests(tests[:1], 600, SLOW)
+            passed, output = _run_tests(tests, 600, SLOW)
         if passed:
             passed, output = _run_tests([str(mutation.module_path)], limit)
     lines = (text.splitlines() for text in (before, after))
