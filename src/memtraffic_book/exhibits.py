@@ -10,17 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import runtime
 from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.call import Call
-from memtraffic.kernels.launch import (
-    Plan,
-    cached_plan,
-    check_operands,
-    launch_plan,
-    plan_resident,
-)
+from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
+from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax import masked, persistent, split, tiled
 from memtraffic.kernels.softmax.chunks import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.softmax.op import backward
@@ -29,7 +22,6 @@ from memtraffic.kernels.softmax.rows import softmax_kernel
 from memtraffic.kernels.tiling import (
     MAX_COLS,
     MAX_ELEMENTS_PER_LANE,
-    MAX_ROW,
     common_divisor,
     max_warps,
     num_warps_of_row,
@@ -191,7 +183,7 @@ def softmax_uncached(x: Tensor) -> Tensor:
     y = check_operands("uncached", x, None, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            persistent.launch(persistent.plan(x, y), y, x)
+            persistent.plan(x, y)(y, x)
     return y
 
 
@@ -267,14 +259,17 @@ def _plan_loop(
     num_stages: int,
     num_warps: int | None = None,
     gpu: Gpu | None = None,
-) -> Plan:
-    """A plan like that of `persistent` for a kernel that takes `before` and then the same."""
+) -> Launch:
+    """A launch like that of `persistent` for a kernel that takes `before` and then the same."""
     (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), gpu or planning_gpu(x)
     tile = tile_shape(n_cols, itemsize, gpu, num_warps=num_warps)
     tile = replace(tile, align=common_divisor(x, y), stages=num_stages)
     arguments = (*before, y, *y.stride(), x, *x.stride(), *x.shape)
     n_tiles = triton.cdiv(n_rows, tile.rows)
-    return plan_resident(kernel, arguments, tile, n_tiles, gpu, min_stages=num_stages)
+    return resident_launch(
+        kernel, arguments, tile.constants, n_tiles, gpu,
+        num_warps=tile.num_warps, min_stages=num_stages,
+    )  # fmt: skip
 
 
 def _plan_copy(x, y, *, num_stages):
@@ -289,9 +284,7 @@ def copy_persistent(x: Tensor, *, num_stages: int) -> Tensor:
     y = check_operands("copy", x, None, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            plan = cached_plan(_plan_copy, x, y, num_stages=num_stages)
-            arguments = (y, *y.stride(), x, *x.stride(), *x.shape)
-            launch_plan(plan, _copy_persistent_kernel, *arguments)
+            cached_launch(_plan_copy, y, x, num_stages=num_stages)(y, x)
     return y
 
 
@@ -301,7 +294,7 @@ def softmax_2_stages_twice(x: Tensor) -> Tensor:
     if x.numel():
         options = {"rows": None, "num_warps": None, "num_stages": 2, "programs": None}
         with device_guard(x):
-            fitting = cached_plan(persistent.plan, x, y, **options).programs
+            fitting = cached_launch(persistent.plan, y, x, **options).grid[0]
         persistent.softmax(x, y, num_stages=2, programs=2 * fitting)
     return y
 
@@ -311,10 +304,9 @@ def softmax_dynamic(x: Tensor) -> Tensor:
     y = check_operands("dynamic", x, None, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            plan = cached_plan(_plan_dynamic, x, y)
-            counter = _counter(x.device, triton.cdiv(x.shape[0], plan.tiling.rows), plan.programs)
-            arguments = (counter, y, *y.stride(), x, *x.stride(), *x.shape)
-            launch_plan(plan, _softmax_dynamic_kernel, *arguments)
+            launch = cached_launch(_plan_dynamic, y, x)
+            n_tiles = triton.cdiv(x.shape[0], launch.constants["ROWS"])
+            launch(_counter(x.device, n_tiles, launch.grid[0]), y, x)
     return y
 
 
@@ -345,36 +337,17 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
 
 
 def softmax_split(x: Tensor, *, columns: int | None = None) -> Tensor:
-    """`split.softmax` whose plan is cached, so that a call costs the host little.
+    """`split.softmax` with at most `columns` columns per program.
 
-    x: a packed matrix of shape (M, N) that starts at a multiple of 16 bytes. columns: per program,
-    by default at most as many as `memtraffic.softmax` takes. Raises as `split.softmax` does, and
-    ValueError for another layout.
+    columns: by default as many as `memtraffic.softmax` takes. Raises as `split.softmax` does.
     """
-    y = check_operands("split", x, None, MAX_ROW)
-    if not x.is_contiguous() or x.data_ptr() % 16:
-        raise ValueError(f"split: a plan for packed rows, and x has strides {x.stride()}")
-    if x.numel():
-        where = runtime.runs_on_gpu() or runtime.captured_gpu()
-        _split_call(where, x.device, x.dtype, x.shape, columns)(y, x)
-    return y
-
-
-@functools.lru_cache(maxsize=64)
-def _split_call(
-    where: object, device: torch.device, dtype: torch.dtype, shape: torch.Size, columns: int | None
-) -> Call:
-    """The planned launch for packed matrices of a shape. where: what runs or captures it."""
-    x = torch.empty(shape, dtype=dtype, device=device)
-    n_rows, n_cols = shape
-    align = common_divisor(x, x)
-    parts = split.best_split(n_cols, x.element_size(), 1, align, planning_gpu(x))
-    if columns is not None:
-        block, chunks = min(parts.block, columns), max(1, columns // parts.block)
-        num_warps = max(1, parts.num_warps * block // parts.block)
-        parts = split.split_row(n_cols, block, chunks, num_warps)
-    arguments = x, *x.stride(), x, *x.stride()
-    return split.split_call(split.split_kernel, arguments, n_rows, n_cols, parts, align=align)
+    if columns is None or not x.numel():
+        return split.softmax(x)
+    size, align = x.element_size(), common_divisor(x, x)
+    parts = split.best_split(x.shape[1], size, 1, align, planning_gpu(x))
+    block, chunks = min(parts.block, columns), max(1, columns // parts.block)
+    num_warps = max(1, parts.num_warps * block // parts.block)
+    return split.softmax(x, block=block, chunks=chunks, num_warps=num_warps)
 
 
 # ---- chunks

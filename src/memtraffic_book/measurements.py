@@ -504,9 +504,10 @@ def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFr
     for n in ns:
         x = matrix(m, n, dtype)
         plan = persistent.plan(x, x)
-        shape = {"n": n, "warps": plan.tiling.num_warps, "stages": plan.tiling.stages}
-        used = {"registers": plan.registers, "shared_bytes": plan.shared_bytes}
-        grid = {"resident": plan.programs_per_sm, "programs": plan.programs}
+        assert plan.used is not None  # it is compiled
+        shape = {"n": n, "warps": plan.used.num_warps, "stages": plan.constants["STAGES"]}
+        used = {"registers": plan.used.registers, "shared_bytes": plan.used.shared_bytes}
+        grid = {"resident": plan.per_sm, "programs": plan.grid[0]}
         rows.append({**shape, **used, **grid})
     return pd.DataFrame(rows)
 
@@ -588,12 +589,12 @@ def compare_with_driver(m: int) -> pd.DataFrame:
             plan = persistent.plan(x, x, num_warps=num_warps, num_stages=num_stages)
         except (ValueError, RuntimeError):
             continue  # more than a lane, or an SM, can hold
-        assert plan.registers is not None and plan.shared_bytes is not None  # it is compiled
-        sizes = [(num_warps, plan.shared_bytes)]
+        assert plan.used is not None  # it is compiled
+        sizes = [(num_warps, plan.used.shared_bytes)]
         sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
         for i, (size, shared_bytes) in enumerate(sizes):
-            ours = nvidia.resident_programs(plan.registers, shared_bytes, size, gpu)
-            theirs = nvidia.driver_resident_programs(plan.kernel, size, shared_bytes)
+            ours = nvidia.resident_programs(plan.used.registers, shared_bytes, size, gpu)
+            theirs = nvidia.driver_resident_programs(plan.compiled, size, shared_bytes)
             equal["other sizes" if i else "as compiled"].append(ours == theirs)
     rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])

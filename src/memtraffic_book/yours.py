@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.call import takes_ptx
+from memtraffic.kernels.launch import takes_ptx
 from memtraffic.kernels.softmax.chunks import (
     load_chunks,
     max_of_chunks,

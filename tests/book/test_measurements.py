@@ -584,9 +584,9 @@ def fake_plan(x, y, *, num_warps=None, num_stages=None):
     if num_warps and num_warps > 4:
         refusals = {8: ValueError, 16: RuntimeError}
         raise refusals.get(num_warps, ValueError)("more than a lane can hold")
-    tiling = SimpleNamespace(num_warps=num_warps or x.shape[1], stages=2)
-    plan = {"tiling": tiling, "kernel": num_warps, "registers": 32, "shared_bytes": 64}
-    return SimpleNamespace(**plan, programs_per_sm=5, programs=x.shape[0])
+    used = SimpleNamespace(num_warps=num_warps or x.shape[1], registers=32, shared_bytes=64)
+    plan = {"used": used, "compiled": num_warps, "constants": {"STAGES": 2}}
+    return SimpleNamespace(**plan, per_sm=5, grid=(x.shape[0], 1))
 
 
 @pytest.fixture

@@ -265,17 +265,17 @@ def test_resident_programs_as_the_driver_says(capsys):
             for num_stages in (1, 3):
                 options = {"num_warps": num_warps, "num_stages": num_stages}
                 plan = persistent.plan(x, x.clone(), **options)
-                sizes = [(num_warps, plan.shared_bytes), (4, 6272), (4, 6273)]
+                sizes = [(num_warps, plan.used.shared_bytes), (4, 6272), (4, 6273)]
                 for warps in range(1, 33):
                     most = gpu.shared_per_program
                     sizes += [(warps, shared) for shared in (0, most, most // warps)]
                     sizes += [(warps, draw.randint(0, most)) for _ in range(3)]
                 for warps, shared in sizes:
-                    ours = nvidia.resident_programs(plan.registers, shared, warps, gpu)
-                    theirs = nvidia.driver_resident_programs(plan.kernel, warps, shared)
+                    ours = nvidia.resident_programs(plan.used.registers, shared, warps, gpu)
+                    theirs = nvidia.driver_resident_programs(plan.compiled, warps, shared)
                     asked += 1
                     if ours != theirs:
-                        wrong.append((plan.registers, warps, shared, ours, theirs))
+                        wrong.append((plan.used.registers, warps, shared, ours, theirs))
     with capsys.disabled():
         print(f"driver: {asked} answers, {len(wrong)} differ")
     assert not wrong, wrong[:3]

@@ -169,7 +169,7 @@ def test_loaded_resources_are_those_that_the_assembly_says():
     plan = persistent.plan(x, x)
     [launch] = capture_launches(persistent.softmax, x, gpu=this_gpu())
     [kernel] = compile_launches([(launch, this_gpu())])
-    loaded = residency.loaded_resources(plan.kernel, this_gpu())
+    loaded = residency.loaded_resources(plan.compiled, this_gpu())
     read_from_code = {"load_bits", "store_bits", "layout", "schedule", "instructions"}
     for name, value in loaded.as_dict().items():
         if name not in read_from_code:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memtraffic import runtime
 from memtraffic.compile import resources
-from memtraffic.kernels.launch import DTYPES
+from memtraffic.kernels.operands import DTYPES
 from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, split, tiled
 from memtraffic.kernels.tiling import MAX_COLS
 from memtraffic.meters.count import count

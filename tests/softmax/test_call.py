@@ -10,8 +10,8 @@ import triton.language as tl
 
 from memtraffic import runtime
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels import call
-from memtraffic.kernels.call import Call, takes_ptx, zero_words
+from memtraffic.kernels import launch
+from memtraffic.kernels.launch import Launch, takes_ptx, zero_words
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
@@ -42,17 +42,17 @@ def _arrivals_kernel(y_ptr, slots_ptr, n_slots, BLOCK: tl.constexpr):
 def scale(y, x, factor=3):
     constants = {"FACTOR": factor, "BLOCK": triton.next_power_of_2(x.shape[-1])}
     grid = (x.shape[1], x.shape[0])
-    return Call(_scale_kernel, grid, (y, x, x.shape[-1]), constants, num_warps=1)
+    return Launch(_scale_kernel, grid, (y, x, x.shape[-1]), constants, num_warps=1)
 
 
 def arrivals(programs, slots):
     y = torch.zeros(programs, dtype=torch.int64, device=DEVICE)
     constants = {"BLOCK": triton.next_power_of_2(slots)}
     example = (y, y, slots)
-    return Call(_arrivals_kernel, (programs, 1), example, constants, num_warps=1, slots=slots), y
+    return Launch(_arrivals_kernel, (programs, 1), example, constants, num_warps=1, slots=slots), y
 
 
-def test_call_runs_on_the_tensors_of_each_call():
+def test_launch_runs_on_the_tensors_of_each_call():
     x = matrix(6, 5).view(2, 3, 5)
     run = scale(torch.empty_like(x), x)
     for other in (x, x + 1):
@@ -61,7 +61,7 @@ def test_call_runs_on_the_tensors_of_each_call():
         assert torch.equal(y, 3 * other)
 
 
-def test_call_fills_its_slots_with_zeros_each_time():
+def test_launch_fills_its_slots_with_zeros_each_time():
     run, y = arrivals(5, 7)
     for _ in range(3):
         assert kernels.ended(run, y, seconds=20) is None
@@ -69,7 +69,7 @@ def test_call_fills_its_slots_with_zeros_each_time():
         y.zero_()
 
 
-def test_call_allocates_as_many_slots_as_it_is_told():
+def test_launch_allocates_as_many_slots_as_it_is_told():
     def planned_and_run():  # what is planned before, a GPU runs at once, and no meter sees it
         run, y = arrivals(5, 7)
         run(y)
@@ -79,7 +79,7 @@ def test_call_allocates_as_many_slots_as_it_is_told():
     assert kernel.written_elements == 5 + 5
 
 
-def test_call_wants_as_many_tensors_as_it_was_planned_for():
+def test_launch_wants_as_many_tensors_as_it_was_planned_for():
     x = matrix(2, 5).view(1, 2, 5)
     run = scale(torch.empty_like(x), x)
     for tensors in ((x,), (x, x, x)):
@@ -88,15 +88,15 @@ def test_call_wants_as_many_tensors_as_it_was_planned_for():
 
 
 class FakeGpu:
-    """What `Call` asks Triton and PyTorch for on a GPU, written down."""
+    """What `Launch` asks Triton and PyTorch for on a GPU, written down."""
 
     def __init__(self, monkeypatch):
         self.stream, self.started, self.compiled = 1, [], []
         monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
-        monkeypatch.setattr(call, "compile_kernel", self.compile)
-        monkeypatch.setattr(call, "starter", self.starter)
+        monkeypatch.setattr(launch, "compile_kernel", self.compile)
+        monkeypatch.setattr(launch, "starter", self.starter)
         stream = lambda index: (index, self.stream)  # noqa: E731
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream, raising=False)
+        monkeypatch.setattr(launch, "raw_stream", stream)
 
     def compile(self, kernel, *arguments, **options):
         self.compiled.append((kernel, arguments, options))
@@ -115,7 +115,7 @@ def fake_gpu(monkeypatch):
     return FakeGpu(monkeypatch)
 
 
-def test_call_compiles_once_and_passes_addresses(fake_gpu):
+def test_launch_compiles_once_and_passes_addresses(fake_gpu):
     x, other = matrix(6, 5).view(2, 3, 5), matrix(6, 5).view(2, 3, 5)
     run = scale(y := torch.empty_like(x), x, factor=2)
     [(kernel, arguments, options)] = fake_gpu.compiled
@@ -131,7 +131,7 @@ def test_call_compiles_once_and_passes_addresses(fake_gpu):
     assert len(fake_gpu.compiled) == 1
 
 
-def test_call_asks_for_the_stream_each_time(fake_gpu):
+def test_launch_asks_for_the_stream_each_time(fake_gpu):
     x = matrix(6, 5).view(2, 3, 5)
     run = scale(x, x)
     for fake_gpu.stream in (7, 8):
@@ -140,7 +140,7 @@ def test_call_asks_for_the_stream_each_time(fake_gpu):
     assert [stream for stream, _ in fake_gpu.started] == [(index, 7), (index, 8)]
 
 
-def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
+def test_launch_that_waits_is_an_ordinary_launch(fake_gpu):
     """A cooperative one could not start beside other work."""
     run, y = arrivals(5, 7)
     [(_, _, options)] = fake_gpu.compiled
@@ -156,7 +156,7 @@ def test_call_that_waits_is_an_ordinary_launch(fake_gpu):
 
 @pytest.fixture
 def no_supplies(monkeypatch):
-    monkeypatch.setattr(call, "_supplies", {})
+    monkeypatch.setattr(launch, "_supplies", {})
 
 
 def words_at(address, n, owner):
@@ -166,7 +166,7 @@ def words_at(address, n, owner):
 
 def test_launches_on_the_default_stream_share_no_word(no_supplies):
     taken, owners = [], []
-    for n in (1, 5, 1000, call.SUPPLY // 8) * 10:
+    for n in (1, 5, 1000, launch.SUPPLY // 8) * 10:
         address, owner = zero_words(n, DEVICE, stream=0)
         words = words_at(address, n, owner)
         assert len(words) == n and not words.any()
@@ -178,20 +178,20 @@ def test_launches_on_the_default_stream_share_no_word(no_supplies):
 
 
 def test_words_are_zeroed_for_many_launches_at_once(no_supplies):
-    owners = [zero_words(n, DEVICE, stream=0)[1] for n in (3, 4) * call.LAUNCHES]
+    owners = [zero_words(n, DEVICE, stream=0)[1] for n in (3, 4) * launch.LAUNCHES]
     assert len({owner.data_ptr() for owner in owners}) == 2
-    assert sum(map(len, call._supplies.values())) == 0
-    assert len(owners[0]) == 4 * call.LAUNCHES
+    assert sum(map(len, launch._supplies.values())) == 0
+    assert len(owners[0]) == 4 * launch.LAUNCHES
 
 
 def test_threads_share_no_word(no_supplies):
     with ThreadPoolExecutor(8) as pool:
         took = pool.map(lambda _: zero_words(3, DEVICE, stream=0), range(4000))
     addresses = [address for address, _ in took]
-    assert len({address // call.SECTOR_BYTES for address in addresses}) == len(addresses)
+    assert len({address // launch.SECTOR_BYTES for address in addresses}) == len(addresses)
 
 
-@pytest.mark.parametrize(("n", "stream"), [(5, 7), (call.SUPPLY // 8 + 1, 0)])
+@pytest.mark.parametrize(("n", "stream"), [(5, 7), (launch.SUPPLY // 8 + 1, 0)])
 def test_other_launches_zero_their_own_words(n, stream, no_supplies):
     """A supply is not known to be zeroed where another stream is, or a captured graph is replayed.
 
@@ -202,20 +202,20 @@ def test_other_launches_zero_their_own_words(n, stream, no_supplies):
         assert (address, len(owner)) == (owner.data_ptr(), n)
         assert not owner.any()
         owner.fill_(-1)
-    assert call._supplies == {}
+    assert launch._supplies == {}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
 def test_launches_share_no_sector(n, no_supplies):
-    taken = [zero_words(n, DEVICE, stream=0)[0] for _ in range(call.LAUNCHES)]
-    sectors = [{(at + 8 * i) // call.SECTOR_BYTES for i in range(n)} for at in taken]
+    taken = [zero_words(n, DEVICE, stream=0)[0] for _ in range(launch.LAUNCHES)]
+    sectors = [{(at + 8 * i) // launch.SECTOR_BYTES for i in range(n)} for at in taken]
     assert len(set().union(*sectors)) == sum(map(len, sectors))
 
 
 def test_one_list_serves_the_sizes_up_to_a_power_of_two(no_supplies):
     for n in (5, 6, 7, 8):
         zero_words(n, DEVICE, stream=0)
-    assert list(call._supplies) == [(DEVICE.index, 8)]
+    assert list(launch._supplies) == [(DEVICE.index, 8)]
 
 
 def test_words_are_on_the_gpu_that_asks(no_supplies, monkeypatch):
@@ -241,12 +241,12 @@ def test_a_supply_that_another_thread_has_emptied(no_supplies):
         def __len__(self):
             return 1
 
-    call._supplies[DEVICE.index, 4] = Emptied()
+    launch._supplies[DEVICE.index, 4] = Emptied()
     assert not zero_words(3, DEVICE, stream=0)[1].any()
 
 
 @pytest.mark.parametrize("stream", [0, 7])
-def test_call_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream):
+def test_launch_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream):
     alive, asked, started = [], [], []
 
     class Owner:
@@ -261,9 +261,9 @@ def test_call_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream):
     def start(on, addresses):
         started.append((on, addresses[1:], alive[-1]() is not None))
 
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: stream, raising=False)
-    monkeypatch.setattr(call, "zero_words", words)
-    monkeypatch.setattr(call, "starter", lambda *arguments: start)
+    monkeypatch.setattr(launch, "raw_stream", lambda i: stream)
+    monkeypatch.setattr(launch, "zero_words", words)
+    monkeypatch.setattr(launch, "starter", lambda *arguments: start)
     run, y = arrivals(5, 7)
     run(y)
     assert asked == [(7, stream)] and started == [(stream, [4096], True)]
@@ -284,7 +284,7 @@ def test_takes_ptx_where_kernels_are_compiled(name, expected):
 
 
 @pytest.mark.gpu
-def test_call_on_the_current_stream():
+def test_launch_on_the_current_stream():
     """A launch on another stream than the current one would not wait for what comes before."""
     x = torch.zeros(64, 1024, 1024, device="cuda")
     y = torch.empty_like(x)
@@ -303,7 +303,7 @@ def test_call_on_the_current_stream():
 
 
 @pytest.mark.gpu
-def test_call_that_waits_fills_its_slots_each_time():
+def test_launch_that_waits_fills_its_slots_each_time():
     run, y = arrivals(100, 128)
     for _ in range(10):
         run(y)

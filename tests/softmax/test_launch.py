@@ -10,15 +10,8 @@ import torch
 from memtraffic import runtime
 from memtraffic.gpus import TARGETS, find_gpu
 from memtraffic.kernels import launch
-from memtraffic.kernels.launch import (
-    Plan,
-    cached_plan,
-    check_operands,
-    has_internal_overlap,
-    launch_plan,
-    partially_overlaps,
-    plan_resident,
-)
+from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
+from memtraffic.kernels.operands import check_operands, has_internal_overlap, partially_overlaps
 from memtraffic.kernels.softmax import fused, masked, persistent, tiled
 from memtraffic.kernels.tiling import Tiling
 from memtraffic.residency import Resources
@@ -210,32 +203,33 @@ def test_softmax_of_a_cpu_tensor_where_a_gpu_runs(fn):
         fn(torch.zeros(2, 4))
 
 
-# ---- cached_plan
+# ---- cached_launch, Plans
 
 
 @pytest.fixture
-def plans(monkeypatch):
+def plans():
     """An empty cache, and a maker of plans that are told apart by their number."""
-    monkeypatch.setattr(launch, "_plans", {})
+    launch._launches.forget()
     made = []
 
     def make(x, y, **options):
         made.append(options)
-        return Plan(Tiling(1, 1, 1), len(made))
+        return len(made)
 
-    return SimpleNamespace(make=make, made=made)
+    yield SimpleNamespace(make=make, made=made)
+    launch._launches.forget()
 
 
 OPTIONS = {"rows": None, "num_warps": None, "num_stages": None, "programs": None}
 
 
-def test_cached_plan_of_the_same_call(plans):
+def test_cached_launch_of_the_same_call(plans):
     x, y = matrix(6, 64), matrix(6, 64)
-    first = cached_plan(plans.make, x, y, **OPTIONS)
-    assert cached_plan(plans.make, y.clone(), x, **OPTIONS) is first
+    first = cached_launch(plans.make, y, x, **OPTIONS)
+    assert cached_launch(plans.make, x, y.clone(), **OPTIONS) is first
     further = torch.zeros(400, device=DEVICE)[4:388].view(6, 64)  # by 16 bytes
-    assert cached_plan(plans.make, further, x, **OPTIONS) is first
-    assert cached_plan(plans.make, x, further, **OPTIONS) is first
+    assert cached_launch(plans.make, x, further, **OPTIONS) is first
+    assert cached_launch(plans.make, further, x, **OPTIONS) is first
     assert plans.made == [OPTIONS]
 
 
@@ -265,28 +259,34 @@ def other_calls(x, y):
     }
 
 
-def test_cached_plan_of_any_other_call_is_its_own(plans):
+def test_cached_launch_of_any_other_call_is_its_own(plans):
     x, y = matrix(6, 64), matrix(6, 64)
-    found = [cached_plan(plans.make, x, y, **OPTIONS)]
+    found = [cached_launch(plans.make, y, x, **OPTIONS)]
     for case, (x_, y_, options) in other_calls(x, y).items():
-        plan = cached_plan(plans.make, x_, y_, **OPTIONS | options)
+        plan = cached_launch(plans.make, y_, x_, **OPTIONS | options)
         assert plan not in found, case
-        assert cached_plan(plans.make, x_, y_, **OPTIONS | options) is plan, case
+        assert cached_launch(plans.make, y_, x_, **OPTIONS | options) is plan, case
         found.append(plan)
-    assert cached_plan(lambda *args, **options: None, x, y, **OPTIONS) is None  # another kernel
+    assert cached_launch(lambda *args, **options: "other", y, x, **OPTIONS) == "other"
 
 
-def test_cached_plan_drops_what_was_not_used_for_longest(plans, monkeypatch):
-    monkeypatch.setattr(launch, "CACHE_SIZE", 3)
-    x = {n: matrix(4, n) for n in range(3, 8)}
-    for n in (3, 4, 5, 3, 6):  # 6 takes the place of 4
-        cached_plan(plans.make, x[n], x[n])
-    assert (len(plans.made), len(launch._plans)) == (4, 3)
-    for n in (5, 3, 6):
-        cached_plan(plans.make, x[n], x[n])
-    assert len(plans.made) == 4
-    cached_plan(plans.make, x[4], x[4])
-    assert (len(plans.made), len(launch._plans)) == (5, 3)
+def test_plans_forget_what_was_not_asked_for_for_longest(monkeypatch):
+    monkeypatch.setattr(launch, "CACHE_SIZE", 6)
+    plans, made = Plans(), []
+
+    def ask(key):
+        return plans.find(key, lambda: made.append(key) or f"plan of {key}")
+
+    for key in (1, 2, 3, 1, 4, 1, 5, 6, 1):  # 1 comes again and again
+        assert ask(key) == f"plan of {key}"
+    assert made == [1, 2, 3, 4, 5, 6]
+    ask(7)
+    for key in (1, 5, 6, 7):
+        ask(key)
+    assert made == [1, 2, 3, 4, 5, 6, 7], "one that was asked for lately was made again"
+    assert len(plans.latest) + len(plans.before) <= 6
+    ask(2)
+    assert made[-1] == 2, "the oldest is still kept"
 
 
 class Elsewhere:
@@ -302,12 +302,12 @@ class Elsewhere:
         return 0
 
 
-def test_cached_plan_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
+def test_cached_launch_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
     monkeypatch.setattr(runtime, "INTERPRETED", False)
     x = torch.zeros(4, 8, device=DEVICE)
 
     def number(x=x):
-        return cached_plan(plans.make, x, x).programs
+        return cached_launch(plans.make, x, x)
 
     assert (number(), number(Elsewhere())) == (1, 2)
     with runtime.capturing_launches():
@@ -319,7 +319,7 @@ def test_cached_plan_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
     assert number() == 1
 
 
-# ---- plan_resident, with a stand-in for the compiler
+# ---- resident_launch, with a stand-in for the compiler
 
 
 @pytest.fixture
@@ -327,9 +327,9 @@ def compiler(monkeypatch):
     """A compiler of which a test sets what a kernel uses, and sees what it was given."""
     state = SimpleNamespace(shared=lambda stages: 0, used={"registers": 32}, calls=[], launched=[])
 
-    def compile_kernel(kernel, *args, num_warps):
-        state.calls.append((args, num_warps))
-        stages = args[-1]
+    def compile_kernel(kernel, *args, num_warps, **constants):
+        state.calls.append(((*args, *constants.values()), num_warps))
+        stages = constants["STAGES"]
         return SimpleNamespace(shared=state.shared(stages), num_warps=num_warps)
 
     def loaded_resources(compiled, gpu):
@@ -342,36 +342,48 @@ def compiler(monkeypatch):
     monkeypatch.setattr(launch, "compile_kernel", compile_kernel)
     monkeypatch.setattr(launch, "shared_bytes", lambda compiled: compiled.shared)
     monkeypatch.setattr(launch, "loaded_resources", loaded_resources)
-    monkeypatch.setattr(launch, "launch_compiled", lambda *args: state.launched.append(args))
+    monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
+
+    def starter(compiled, grid, arguments, places):
+        def start(stream, addresses):
+            given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
+            state.launched.append((compiled, grid, *given.values()))
+
+        return start
+
+    monkeypatch.setattr(launch, "starter", starter)
     return state
 
 
 H200 = find_gpu("H200")
 SHARED = H200.shared_per_program
 KERNEL = persistent._softmax_persistent_kernel
+MATRIX = torch.zeros(1, device=DEVICE)
 
 
 def plan(stages=3, num_warps=4, n_tiles=10**6, gpu=H200, **options):
-    tiling = Tiling(1, 4096, num_warps, 4, stages)
-    return plan_resident(KERNEL, ("y", "x"), tiling, n_tiles, gpu, **options)
+    constants = Tiling(1, 4096, num_warps, 4, stages).constants
+    options["num_warps"] = num_warps
+    return resident_launch(KERNEL, (MATRIX, MATRIX), constants, n_tiles, gpu, **options)
 
 
 @pytest.mark.parametrize(
     ("bytes_per_stage", "stages"),
     [(SHARED // 3, 3), (SHARED // 3 + 1, 2), (SHARED // 2 + 1, 1), (SHARED, 1)],
 )
-def test_plan_resident_takes_fewer_stages_where_shared_memory_is_short(
+def test_resident_launch_takes_fewer_stages_where_shared_memory_is_short(
     compiler, bytes_per_stage, stages
 ):
     compiler.shared = lambda stages: stages * bytes_per_stage
     found = plan()
-    assert (found.tiling.stages, found.shared_bytes) == (stages, stages * bytes_per_stage)
-    expected = [("y", "x", 1, 4096, 4, n) for n in range(3, stages - 1, -1)]
-    assert [args for args, _ in compiler.calls] == expected
+    assert found.constants["STAGES"] == stages
+    assert found.used.shared_bytes == stages * bytes_per_stage
+    tried = [args[2:] for args, _ in compiler.calls]
+    assert tried == [(1, 4096, 4, n) for n in (*range(3, stages - 1, -1), stages)]
 
 
 @pytest.mark.parametrize(("min_stages", "tried"), [(1, 3), (2, 2), (3, 1)])
-def test_plan_resident_of_too_much_shared_memory(compiler, min_stages, tried):
+def test_resident_launch_of_too_much_shared_memory(compiler, min_stages, tried):
     compiler.shared = lambda stages: SHARED + stages
     with pytest.raises(RuntimeError, match=f" {SHARED + min_stages} bytes .* H200 has {SHARED}$"):
         plan(min_stages=min_stages)
@@ -379,11 +391,11 @@ def test_plan_resident_of_too_much_shared_memory(compiler, min_stages, tried):
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
-def test_plan_resident_of_just_enough_shared_memory(compiler, target):
+def test_resident_launch_of_just_enough_shared_memory(compiler, target):
     gpu = find_gpu(target)
     compiler.used = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
     compiler.shared = lambda stages: gpu.shared_per_program
-    assert plan(1, gpu=gpu).programs_per_sm == 1
+    assert plan(1, gpu=gpu).per_sm == 1
     compiler.shared = lambda stages: gpu.shared_per_program + 1
     with pytest.raises(RuntimeError, match=f"{gpu.product} has {gpu.shared_per_program}$"):
         plan(1, gpu=gpu)
@@ -401,13 +413,13 @@ def test_plan_resident_of_just_enough_shared_memory(compiler, target):
         pytest.param(10000, 64, 0, {"num_warps": 8}, 4, 132 * 4, id="more-warps"),
     ],
 )
-def test_plan_resident_launches_what_fits(
+def test_resident_launch_launches_what_fits(
     compiler, n_tiles, registers, shared, options, per_sm, programs
 ):
     compiler.used, compiler.shared = {"registers": registers}, lambda stages: shared
     found = plan(n_tiles=n_tiles, **options)
-    assert (found.programs_per_sm, found.programs) == (per_sm, programs)
-    assert (found.registers, found.shared_bytes) == (registers, shared)
+    assert (found.per_sm, found.grid) == (per_sm, (programs, 1))
+    assert (found.used.registers, found.used.shared_bytes) == (registers, shared)
 
 
 FEW = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
@@ -447,36 +459,36 @@ SCALAR = {"registers": 60, "allocated_vgprs": 60, "allocated_sgprs": 106}
         pytest.param("gfx1201", FEW, 0, 2, 32, id="gfx1201-workgroups"),
     ],
 )
-def test_plan_resident_on_any_gpu(compiler, target, used, shared, num_warps, per_sm):
+def test_resident_launch_on_any_gpu(compiler, target, used, shared, num_warps, per_sm):
     gpu = find_gpu(target)
     compiler.used, compiler.shared = used, lambda stages: shared
     found = plan(1, num_warps, gpu=gpu)
-    assert (found.programs_per_sm, found.programs) == (per_sm, per_sm * gpu.num_sms)
-    assert (found.shared_bytes, found.registers) == (shared, used["registers"])
+    assert (found.per_sm, found.grid) == (per_sm, (per_sm * gpu.num_sms, 1))
+    assert (found.used.shared_bytes, found.used.registers) == (shared, used["registers"])
 
 
 def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
     compiler.shared = lambda stages: 10**6 * (stages - 1)
     x = matrix(64, 4096)
-    assert persistent.plan(x, x, gpu=find_gpu("H200")).tiling.stages == 1
+    assert persistent.plan(x, x, gpu=find_gpu("H200")).constants["STAGES"] == 1
     with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
         persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
 
 
-def test_plan_resident_uses_what_a_wave_is_allocated(compiler):
+def test_resident_launch_uses_what_a_wave_is_allocated(compiler):
     """`waves_per_eu` may have a wave hold more registers than it uses."""
     for vgprs, sgprs, per_sm in ((32, 16, 8), (168, 16, 3), (32, 106, 7)):
         compiler.used = FEW | {"allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
-        assert plan(1, gpu=find_gpu("gfx942")).programs_per_sm == per_sm
+        assert plan(1, gpu=find_gpu("gfx942")).per_sm == per_sm
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m", [1, 7, 10**6])
-def test_plan_resident_is_never_empty(compiler, target, m):
+def test_resident_launch_is_never_empty(compiler, target, m):
     for compiler.used in (FEW, MANY):
         found = plan(1, n_tiles=m, gpu=find_gpu(target))
-        assert 1 <= found.programs <= m
-        assert found.programs <= found.programs_per_sm * find_gpu(target).num_sms
+        assert 1 <= found.grid[0] <= m
+        assert found.grid[0] <= found.per_sm * find_gpu(target).num_sms
 
 
 @pytest.mark.parametrize(
@@ -490,7 +502,7 @@ def test_plan_resident_is_never_empty(compiler, target, m):
         pytest.param("gfx1100", 257, 4, id="gfx1100-more-than-a-wave-can-address"),
     ],
 )
-def test_plan_resident_of_a_program_that_no_sm_holds(compiler, target, registers, num_warps):
+def test_resident_launch_of_a_program_that_no_sm_holds(compiler, target, registers, num_warps):
     gpu = find_gpu(target)
     compiler.used = FEW | {"registers": registers, "allocated_vgprs": registers}
     message = f"{num_warps} warps of {registers} registers do not fit an SM of {gpu.product}$"
@@ -498,32 +510,28 @@ def test_plan_resident_of_a_program_that_no_sm_holds(compiler, target, registers
         plan(1, num_warps, gpu=gpu)
 
 
-# ---- launch_plan
-
-
-def test_launch_plan_of_a_compiled_kernel(compiler):
-    found = plan(2)
-    launch_plan(found, KERNEL, "y", "x")
-    assert compiler.launched == [(found.kernel, found.programs, "y", "x", 1, 4096, 4, 2)]
-
-
-def test_softmax_launches_what_it_compiled(compiler, monkeypatch):
-    monkeypatch.setattr(launch, "_plans", {})
+def test_softmax_launches_what_it_compiled(compiler):
+    launch._launches.forget()
     x, out = matrix(70, 9), torch.empty(9, 70, device=DEVICE).t()
     assert persistent.softmax(x, out) is out
-    [(args, num_warps)] = compiler.calls
-    [(_, programs, *launched)] = compiler.launched
-    assert (programs, num_warps) == (3, 1)
+    [(args, num_warps), again] = compiler.calls  # to know how many fit, and to be launched
+    [(_, grid, *launched)] = compiler.launched
+    assert again == (args, num_warps) and (grid, num_warps) == ((3, 1), 1)
     expected = {
         "y_row_stride": 1, "y_col_stride": 70, "x_row_stride": 9, "x_col_stride": 1,
         "n_rows": 70, "n_cols": 9, "ROWS": 32, "BLOCK": 16, "ALIGN": 1, "STAGES": 1,
     }  # fmt: skip
     for given in (args, launched):
         bound = inspect.signature(KERNEL.fn).bind(*given).arguments
-        assert (bound.pop("y_ptr") is out, bound.pop("x_ptr") is x) == (True, True)
+        y_ptr, x_ptr = bound.pop("y_ptr"), bound.pop("x_ptr")
+        if given is args:
+            assert y_ptr is out and x_ptr is x
+        else:
+            assert (y_ptr, x_ptr) == (out.data_ptr(), x.data_ptr())
         assert bound == expected
     persistent.softmax(x, out)
-    assert (len(compiler.calls), len(compiler.launched)) == (1, 2)
+    assert (len(compiler.calls), len(compiler.launched)) == (2, 2)
+    launch._launches.forget()
 
 
 # ---- on two GPUs

@@ -2,10 +2,9 @@ import math
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from memtraffic import runtime
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import op, planning, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
-from memtraffic.kernels.softmax.op import backward, backward_into, softmax
+from memtraffic.kernels.softmax.op import backward, softmax
 from memtraffic.kernels.softmax.split import split_row
 from memtraffic.kernels.tiling import MAX_ROW, Tiling
 from memtraffic.meters.count import count
@@ -34,8 +33,9 @@ DTYPES = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)  # over t
 
 
 @pytest.fixture(autouse=True)
-def _no_plans(monkeypatch):
-    monkeypatch.setattr(op, "_plans", {})
+def _no_plans():
+    for it in (op._FORWARD, op._BACKWARD):
+        it.plans.forget()
 
 
 @pytest.fixture
@@ -297,8 +297,9 @@ def test_softmax_of_impatient_programs_is_equal_bit_for_bit(small, monkeypatch, 
     x, dy = matrix(5, n, dtype), matrix(5, n, dtype, seed=1)
     y = softmax(x)
     dx = backward(dy, y, 1, y.dtype)
-    monkeypatch.setattr(op, "_plans", {})
-    monkeypatch.setattr(planning, "split_call", partial(split.split_call, looks=0))
+    for it in (op._FORWARD, op._BACKWARD):
+        it.plans.forget()
+    monkeypatch.setattr(planning, "split_launch", partial(split.split_launch, looks=0))
     assert torch.equal(softmax(x), y)
     assert torch.equal(softmax(x, out=x), y)
     assert torch.equal(backward(dy, y, 1, y.dtype), dx)
@@ -660,8 +661,10 @@ def test_plans_are_made_once_per_kind_of_call(monkeypatch):
         "y-strides": lambda: backward(dy, y.t(), 1, y.dtype),
         "dy-alignment": lambda: backward(memory[2:66].view(8, 8), y, 1, y.dtype),
         "y-alignment": lambda: backward(dy, memory[2:66].view(8, 8), 1, y.dtype),
-        "dx-strides": lambda: backward_into(wide.clone()[:, :8], y, dy),
-        "dx-alignment": lambda: backward_into(torch.empty(65, device=DEVICE)[1:].view(8, 8), y, dy),
+        "dx-strides": lambda: backward(dy, y, -1, y.dtype, out=wide.clone()[:, :8]),
+        "dx-alignment": lambda: backward(
+            dy, y, -1, y.dtype, out=torch.empty(65, device=DEVICE)[1:].view(8, 8)
+        ),
         "captured": lambda: count(softmax, x) if DEVICE.type == "cuda" else softmax(x[:3]),
     }
     for name, call in calls.items():
@@ -676,14 +679,7 @@ def test_plans_are_those_of_the_gpu_that_is_planned_for():
     for name in ("H200", "MI300X"):
         with runtime.capturing_launches(find_gpu(name)):
             softmax(x)
-    assert len(op._plans) == 2
-
-
-def test_plans_are_as_many_as_are_kept(monkeypatch):
-    monkeypatch.setattr(op, "MAX_PLANS", 3)
-    for n in (4, 5, 6, 7, 4, 8):
-        assert_softmax(softmax, matrix(2, n))
-        assert len(op._plans) <= 3
+    assert len(op._FORWARD.plans.latest) == 2
 
 
 SECONDS = {
@@ -793,7 +789,7 @@ def test_backward_offsets_outgrow_int32(either, which, axis):
     tensors = {"y": y, "dy": dy, "dx": dx}
     far = torch.empty_strided(y.shape, strides, dtype=y.dtype, device=DEVICE)
     tensors[which] = far.copy_(tensors[which].nan_to_num())
-    backward_into(tensors["dx"], tensors["y"], tensors["dy"])
+    backward(tensors["dy"], tensors["y"], -1, tensors["y"].dtype, out=tensors["dx"])
     torch.testing.assert_close(tensors["dx"], expected, atol=1e-3, rtol=0)
 
 
@@ -945,10 +941,10 @@ def test_opcheck_of_backward(dtype):
 @pytest.mark.parametrize("dim", [0, -1])
 def test_the_registered_operation_is_equal_to_softmax(either, dim):
     x = matrix(2, 40)
-    assert torch.equal(torch.ops.memtraffic.softmax(x, dim), softmax(x, dim))
+    assert torch.equal(torch.ops.memtraffic.softmax(x, dim, None), softmax(x, dim))
     registered, eager = (
         gradient(lambda x, fn=fn: fn(x, dim), x, matrix(2, 40, seed=1))
-        for fn in (torch.ops.memtraffic.softmax, softmax)
+        for fn in (partial(torch.ops.memtraffic.softmax, dtype=None), softmax)
     )
     assert torch.equal(registered, eager)
 
@@ -1050,7 +1046,7 @@ def test_dim_under_vmap_is_one_that_a_sample_has(dim):
     backward_op = torch.ops.memtraffic.softmax_backward
     for fn in (
         lambda x: softmax(x, dim),
-        lambda x: torch.ops.memtraffic.softmax(x, dim),
+        lambda x: torch.ops.memtraffic.softmax(x, dim, None),
         lambda x: backward_op(x, x, dim, torch.float32),
     ):
         with pytest.raises(IndexError, match=rf"dim {dim} is out .* 2 dimensions \(3, 4\)"):
@@ -1329,70 +1325,6 @@ def test_a_second_result_is_like_the_first_and_apart_from_it():
             assert first.dtype == second.dtype == (dtype or x.dtype)
             assert first.stride() == second.stride() == (8, 1)
             assert first.data_ptr() != second.data_ptr()
-
-
-def test_a_result_is_allocated_on_the_current_gpu_where_kernels_run(monkeypatch):
-    given, shape = [], torch.Size([2, 3])
-    monkeypatch.setattr(op, "empty_on_current_gpu", lambda *like: given.append(like) or "new")
-    result = SimpleNamespace(shape=shape, stride=lambda: (3, 1), dtype=torch.float16)
-    result.device = torch.device("cuda", 0)
-    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
-    op._remember("gpu", None, result)
-    op._remember("cpu", None, torch.empty(2, 3))
-    monkeypatch.setattr(runtime, "runs_on_gpu", lambda: False)
-    op._remember("captured", None, result)
-    assert op._plans["gpu"][1]() == "new" and given == [((2, 3), (3, 1), torch.float16)]
-    assert {op._plans[key][1].func for key in ("cpu", "captured")} == {torch.empty_strided}
-
-
-class FarTensor:
-    """A tensor on a GPU, as far as `forward` looks before that is the current one."""
-
-    def __init__(self, index=1):
-        self.index = index
-
-    def get_device(self):
-        return self.index
-
-    @property
-    def dtype(self):
-        raise LookupError(f"GPU {op.current_gpu()}")
-
-
-@pytest.mark.parametrize("current", [0, 1])
-@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
-def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, call, current):
-    used = [current]
-
-    @contextmanager
-    def device(index):
-        used.append(index)
-        yield
-        used.pop()
-
-    monkeypatch.setattr(op, "current_gpu", lambda: used[-1])
-    monkeypatch.setattr(torch.cuda, "device", device)
-    with pytest.raises(LookupError, match="GPU 1"):
-        call(FarTensor())
-
-
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_every_argument_reaches_the_other_gpu(monkeypatch, name):
-    call, given, x = getattr(op, name), [], FarTensor()
-    arguments = {"forward": (x, 0, torch.half, "out"), "backward": (x, x, 0, torch.half, "out")}
-    monkeypatch.setattr(op, "current_gpu", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    monkeypatch.setattr(op, name, lambda *arguments: given.append(arguments))
-    call(*arguments[name])
-    assert given == [arguments[name]]
-
-
-@pytest.mark.parametrize("call", [op.forward, lambda x: backward(x, x, 1, torch.float32)])
-def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch, call):
-    monkeypatch.setattr(op, "current_gpu", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
-    with pytest.raises(LookupError):
-        call(FarTensor(-1))
 
 
 @pytest.mark.gpu

@@ -18,8 +18,8 @@ H200 = find_gpu("H200")
 
 
 @pytest.fixture(autouse=True)
-def _no_cached_plans(monkeypatch):
-    monkeypatch.setattr(launch, "_plans", {})
+def _no_cached_plans():
+    launch._launches.forget()
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_launch_runs_a_plan_that_is_not_cached():
     def uncached(x):
         y = torch.empty_like(x)
         with runtime.device_guard(x):
-            persistent.launch(persistent.plan(x, y), y, x)
+            persistent.plan(x, y)(y, x)
         return y
 
     assert_softmax(uncached, matrix(5, 9))
-    assert not launch._plans
+    assert not launch._launches.latest
 
 
 # ---- plan
@@ -92,14 +92,14 @@ def test_launch_runs_a_plan_that_is_not_cached():
 @pytest.mark.parametrize("m", [1, 2, 3, 10])
 def test_plan_never_has_more_programs_than_tiles(captured, m):
     x = matrix(m, 600)
-    assert persistent.plan(x, x).programs == min(m, INTERPRETED_PROGRAMS)
-    assert persistent.plan(x, x, programs=3).programs == min(m, 3)
+    assert persistent.plan(x, x).grid[0] == min(m, INTERPRETED_PROGRAMS)
+    assert persistent.plan(x, x, programs=3).grid[0] == min(m, 3)
 
 
 def test_plan_of_a_larger_tile_takes_fewer_stages(captured):
     x = matrix(64, 1024)
     found = persistent.plan(x, x, num_warps=16, rows=32)
-    assert (found.tiling.stages, found.programs) == (2, 2)
+    assert (found.constants["STAGES"], found.grid) == (2, (2, 1))
 
 
 @pytest.mark.parametrize("name", ["programs", "num_stages"])
@@ -125,28 +125,26 @@ def test_plan_wants_one_program_and_stage_or_more(name, value):
 )
 def test_plan_chooses_the_stages(captured, n, dtype, stages):
     x = matrix(2, n, dtype)
-    assert persistent.plan(x, x, num_stages=4).tiling.stages == 4
+    assert persistent.plan(x, x, num_stages=4).constants["STAGES"] == 4
     tile = tile_shape(n, x.element_size(), H200)
     expected = (tile.rows, tile.block, common_divisor(x, x), stages)
-    assert persistent.plan(x, x).tiling.constants == expected
+    assert tuple(persistent.plan(x, x).constants.values()) == expected
 
 
 def test_plan_is_for_the_gpu_it_is_given(captured):
     x = matrix(2, 32768)
     for gpu, num_warps, stages in (("H200", 32, 2), ("L4", 32, 1), ("MI300X", 16, 1)):
-        tiling = persistent.plan(x, x, gpu=find_gpu(gpu)).tiling
-        assert (tiling.num_warps, tiling.stages) == (num_warps, stages)
+        found = persistent.plan(x, x, gpu=find_gpu(gpu))
+        assert (found.options["num_warps"], found.constants["STAGES"]) == (num_warps, stages)
     with runtime.capturing_launches(find_gpu("MI300X")):
-        assert persistent.plan(x, x).tiling.num_warps == 16
+        assert persistent.plan(x, x).options["num_warps"] == 16
 
 
-def test_softmax_passes_its_options_to_the_plan(captured, monkeypatch):
-    plans = []
-    monkeypatch.setattr(persistent, "launch", lambda plan, y, x: plans.append(plan))
+def test_softmax_passes_its_options_to_the_plan(captured):
     persistent.softmax(matrix(40, 512), rows=4, num_warps=2, num_stages=1, programs=3)
-    [found] = plans
-    assert (found.tiling.num_warps, found.programs) == (2, 3)
-    assert (found.tiling.stages, found.tiling.rows) == (1, 4)
+    [found] = launch._launches.latest.values()
+    assert (found.options["num_warps"], found.grid) == (2, (3, 1))
+    assert (found.constants["STAGES"], found.constants["ROWS"]) == (1, 4)
 
 
 # ---- compiled
@@ -207,11 +205,11 @@ def test_softmax_stages_are_tiles_in_flight(stages):
 def test_softmax_of_a_cached_plan_is_that_of_a_new_one(n):
     x = matrix(1000, n, "bfloat16")
     cached = [persistent.softmax(x) for _ in range(2)]
-    [plan] = [entry.plan for entry in launch._plans.values()]
-    assert plan.registers > 0 and plan.programs_per_sm > 0
-    assert plan.programs <= this_gpu().num_sms * plan.programs_per_sm
+    [plan] = launch._launches.latest.values()
+    assert plan.used.registers > 0 and plan.per_sm > 0
+    assert plan.grid[0] <= this_gpu().num_sms * plan.per_sm
     y = torch.empty_like(x)
-    persistent.launch(persistent.plan(x, y), y, x)
+    persistent.plan(x, y)(y, x)
     assert all(torch.equal(y, other) for other in cached)
     assert_softmax(persistent.softmax, x)
 

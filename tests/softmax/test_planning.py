@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memtraffic import runtime
 from memtraffic.compile import resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
-from memtraffic.kernels.call import Call
+from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.softmax import planning
 from memtraffic.kernels.softmax.op import backward, forward
 from memtraffic.kernels.softmax.planning import (
@@ -296,13 +296,13 @@ CASES = {
 def test_plan_chooses_the_kernel(make, dim, name, monkeypatch):
     made = []
 
-    class Named(Call):
+    class Named(Launch):
         def __init__(self, kernel, *args, **options):
             made.append(kernel.__name__)
             super().__init__(kernel, *args, **options)
 
-    monkeypatch.setattr(planning, "Call", Named)
-    monkeypatch.setattr("memtraffic.kernels.softmax.split.Call", Named)
+    monkeypatch.setattr(planning, "Launch", Named)
+    monkeypatch.setattr("memtraffic.kernels.softmax.split.Launch", Named)
     with runtime.capturing_launches(H200):  # it plans for that GPU, and compiles nothing
         assert isinstance(planned(make(), dim), Named)
     assert made == [name]
@@ -312,7 +312,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
     def wrong(*arguments, **options):
         raise ValueError("not the number of programs")
 
-    monkeypatch.setattr(planning, "split_call", wrong)
+    monkeypatch.setattr(planning, "split_launch", wrong)
     with pytest.raises(ValueError, match="not the number"):
         planned(torch.empty(2, 100000))
 
@@ -324,7 +324,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
 def test_plan_has_programs_for_all_rows(m, n, rows):
     with runtime.capturing_launches(H200):
         run = planned(torch.empty(m, n))
-    assert run._grid == (-(-m // rows), 1)
+    assert run.grid == (-(-m // rows), 1)
 
 
 def test_plan_of_more_batches_than_a_grid_has(monkeypatch):
@@ -411,7 +411,7 @@ def test_registers_are_limited_where_a_forward_would_spill(n, gpu, backward, nam
     with runtime.capturing_launches(find_gpu(gpu)):
         run = planning.plan(lambda *tensors: None, tensors, -1, backward)
     limited = (n in (3584, 7168), gpu, backward, name) == (True, "H200", False, "float32")
-    assert (run._options.get("maxnreg") == 255) == limited
+    assert (run.options.get("maxnreg") == 255) == limited
 
 
 @pytest.mark.parametrize("n", [3584, 7168])

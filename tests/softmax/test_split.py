@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from memtraffic import runtime
 from memtraffic.compile import assembly, capture_launches, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
-from memtraffic.kernels.call import Call
+from memtraffic.kernels import launch
+from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.long_backward import split_backward_kernel
 from memtraffic.kernels.softmax.op import backward
@@ -48,15 +49,21 @@ def few_sms(monkeypatch):
     monkeypatch.setattr(split, "planning_gpu", lambda x: replace(DEFAULT_GPU, num_sms=8))
 
 
+@pytest.fixture(autouse=True)
+def _no_launches():
+    launch._launches.forget()
+
+
 def one_after_the_other(monkeypatch):
     """A program of the interpreter starts when the one before has ended."""
+    launch._launches.forget()
 
-    class Plain(Call):
+    class Plain(Launch):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            self._options.pop("launch_cooperative_grid", None)
+            self.options.pop("launch_cooperative_grid", None)
 
-    monkeypatch.setattr(split, "Call", Plain)
+    monkeypatch.setattr(split, "Launch", Plain)
 
 
 def in_any_order(monkeypatch, seed):
@@ -158,17 +165,17 @@ def test_longer_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected)
 
 @pytest.mark.parametrize(("n", "whole"), [(65536, 16), (65532, 0), (73728, 16), (50257, 0)])
 def test_parts_need_no_mask_where_all_of_them_are_full(n, whole):
-    [launch] = capture_launches(split.softmax, torch.empty(2, n, device=DEVICE), gpu=H200)
-    assert launch.constants["WHOLE"] == whole
-    assert whole in (0, launch.constants["CHUNKS"])
+    [found] = capture_launches(split.softmax, torch.empty(2, n, device=DEVICE), gpu=H200)
+    assert found.constants["WHOLE"] == whole
+    assert whole in (0, found.constants["CHUNKS"])
 
 
 def test_softmax_splits_as_it_is_asked():
     x = torch.empty(2, 65536, device=DEVICE)
 
     def constants(**options):
-        [launch] = capture_launches(partial(split.softmax, **options), x, gpu=find_gpu("H200"))
-        return tuple(launch.constants[name] for name in ("BLOCK", "CHUNKS"))
+        [found] = capture_launches(partial(split.softmax, **options), x, gpu=find_gpu("H200"))
+        return tuple(found.constants[name] for name in ("BLOCK", "CHUNKS"))
 
     assert constants() == (512, 16)
     assert constants(chunks=1) == (512, 1)
@@ -265,7 +272,7 @@ def test_softmax_of_hard_rows(few_sms, name, looks):
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("x_dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("n", [40, 88, 89], ids=["even", "parts-of-24-columns", "odd"])
-def test_split_call_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
+def test_split_launch_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
     x = matrix(5, n, x_dtype)
     align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
     found = []
@@ -273,7 +280,9 @@ def test_split_call_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
         y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
         arguments = (y, *y.stride(), x, *x.stride())
         parts = split_row(n, 8, 3, 1)
-        run = split.split_call(split.split_kernel, arguments, 5, n, parts, align=align, looks=looks)
+        run = split.split_launch(
+            split.split_kernel, arguments, 5, n, parts, align=align, looks=looks
+        )
         run(y, x)
         assert_softmax(lambda _, y=y: y, x.to(y.dtype))
         found.append(y)
@@ -306,7 +315,7 @@ def into_itself(kernel, tensors, looks, chunks=2):
     tensors = (tensors[-1], *tensors)
     arguments = tuple(it for tensor in tensors for it in (tensor, *tensor.stride()))
     parts = split_row(n, 8, chunks, 1)
-    split.split_call(kernel, arguments, m, n, parts, align=1, looks=looks)(*tensors)
+    split.split_launch(kernel, arguments, m, n, parts, align=1, looks=looks)(*tensors)
     return tensors[0]
 
 
@@ -478,7 +487,7 @@ def exchanged(x, silent=-1, looks=10_000):
     y = torch.full((parts, 2, 64), NAN, device=DEVICE)
     example = (y, x, x.to(torch.int64), parts)
     constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks, "PTX": not runtime.INTERPRETED}
-    Call(_exchange_kernel, (parts, 1), example, constants, num_warps=2, slots=parts)(y, x)
+    Launch(_exchange_kernel, (parts, 1), example, constants, num_warps=2, slots=parts)(y, x)
     assert (y[..., parts:] == 0).all()  # where there is no slot
     return y[..., :parts]
 
@@ -627,7 +636,7 @@ def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dty
     def run(dx, looks):
         tensors = (dx, y, dy)
         arguments = tuple(it for tensor in tensors for it in (tensor, *tensor.stride()))
-        call = split.split_call(
+        call = split.split_launch(
             split_backward_kernel, arguments, m, n, parts, align=align, looks=looks
         )
         call(*tensors)
@@ -657,7 +666,7 @@ def test_softmax_launches_while_the_gpu_of_x_is_the_current_one(monkeypatch):
 
     monkeypatch.setattr(runtime, "device_guard", guard)
     monkeypatch.setattr(
-        split, "split_call", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
+        split, "split_launch", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
     )
     x = matrix(2, 64)
     split.softmax(x)

@@ -1,217 +1,246 @@
-"""What launchers share: checks of their operands, plans, and a cache of plans."""
+"""Launches that are planned once, and then cost the host as little as a launch can."""
 
-import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from memtraffic import runtime
 from memtraffic.gpus import Gpu
-from memtraffic.kernels.tiling import Tiling
-from memtraffic.residency import loaded_resources, resident_programs
-from memtraffic.tensors import span
-from memtraffic.triton_adapter.launch import (
-    compile_kernel,
-    launch_compiled,
-    shared_bytes,
-)
+from memtraffic.residency import Resources, loaded_resources, resident_programs
+from memtraffic.runtime import capture
+from memtraffic.tensors import SECTOR_BYTES
+from memtraffic.torch_adapter import raw_stream
+from memtraffic.triton_adapter.launch import compile_kernel, shared_bytes, starter
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MAX_ROWS = 2**30  # the number of a row, rounded up to a tile, stays within 32 bits
+T = TypeVar("T")
+
 INTERPRETED_PROGRAMS = 4  # where no GPU says how many fit: enough to see them stride
-CACHE_SIZE = 4096  # plans
+CACHE_SIZE = 4096  # kinds of calls
+WORD_BYTES = 8
+SUPPLY = 2**18  # words that are zeroed at once, 2 MiB
+LAUNCHES = 512  # that they are for, at most
 
 
-def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> Tensor:
-    """The tensor that a softmax of `x` is written to: `out`, or a new one like `x`.
-
-    Raises TypeError for anything but a dense tensor whose memory holds its values
-    (`z.conj().imag` is negated when it is read), and for a dtype or a device that
-    `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
-    for a shape that it cannot take, and for an `out` that has another shape, repeats
-    its elements, or overlaps a part of `x`. The messages repeat the numbers.
-    """
-    _check_dense(rung, "x", x)
-    if out is not None:
-        _check_dense(rung, "out", out)
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{rung}: float32, float16 or bfloat16, not {x.dtype}")
-    if not x.is_cuda and runtime.HAS_GPU and not runtime.INTERPRETED:
-        raise TypeError(f"{rung}: the tensor is on the {x.device.type}, not on a GPU")
-    requires_grad = x.requires_grad or (out is not None and out.requires_grad)
-    if requires_grad and torch.is_grad_enabled():
-        name = "x" if x.requires_grad else "out"
-        raise RuntimeError(
-            f"{rung}: {name} requires a gradient, and there is no backward here: "
-            "detach it, or call this under torch.no_grad()"
-        )
-    if x.dim() != 2:
-        raise ValueError(f"{rung}: 2 dimensions, not {x.dim()}: {tuple(x.shape)}")
-    n_rows, n_cols = x.shape
-    if n_cols > max_cols:
-        raise ValueError(f"{rung}: {n_cols} columns, more than {max_cols}")
-    if n_rows > MAX_ROWS:
-        raise ValueError(f"{rung}: {n_rows} rows, more than {MAX_ROWS}")
-    if out is None:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-    if out.dtype != x.dtype or out.device != x.device:
-        raise TypeError(
-            f"{rung}: out is {out.dtype} on {out.device}, not {x.dtype} on {x.device}"
-        )
-    if out.shape != x.shape:
-        raise ValueError(f"{rung}: out is {tuple(out.shape)}, not {tuple(x.shape)}")
-    if has_internal_overlap(out):
-        raise ValueError(
-            f"{rung}: out repeats its elements: its strides are {out.stride()}"
-        )
-    if partially_overlaps(out, x):
-        apart = out.data_ptr() - x.data_ptr()
-        raise ValueError(
-            f"{rung}: out starts {apart} bytes after x, and overlaps a part of it"
-        )
-    increment_version(out)  # autograd may have saved what is about to be overwritten
-    return out
+# ---- one launch
 
 
-def _check_dense(rung: str, name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{rung}: {name} is a {type(x).__name__}, not a tensor")
-    if x.layout is not torch.strided or x.is_meta:
-        kind = "meta" if x.is_meta else str(x.layout)
-        raise TypeError(f"{rung}: {name} is a {kind} tensor: a dense one is needed")
-    if x.is_neg():
-        raise TypeError(
-            f"{rung}: {name} is negated when it is read: pass {name}.resolve_neg()"
-        )
+def takes_ptx(gpu: Gpu) -> bool:
+    """Whether kernels may hold instructions of NVIDIA's; not where interpreted."""
+    compiled = runtime.runs_on_gpu() or runtime.captured_gpu() is not None
+    return compiled and gpu.vendor == "nvidia"
 
 
-def has_internal_overlap(matrix: Tensor) -> bool:
-    """Whether two elements of `matrix` have the same address."""
-    (m, n), (row_stride, col_stride) = matrix.shape, matrix.stride()
-    if m < 2 or n < 2:
-        return m * n > 1 and (row_stride if m > 1 else col_stride) == 0
-    # So many rows down are as far as so many columns back.
-    step = math.gcd(row_stride, col_stride)
-    return step == 0 or (col_stride // step < m and row_stride // step < n)
+class Launch:
+    """A planned launch of a Triton kernel: only its tensors change from call to call.
 
+    A call costs one look-up of the current stream, and the launch. It specialises
+    nothing, so its tensors must be like those of the plan: of the same dtypes and
+    strides, on the same GPU, and aligned to 16 bytes where those were. That GPU must be
+    the current one.
 
-def partially_overlaps(a: Tensor, b: Tensor) -> bool:
-    """Whether `a` and `b`, of equal shape, share memory without being the same view.
+    kernel: its last parameters are the constants. grid: of programs. arguments: for all
+    parameters before the constants; its tensors stand for those of the calls.
+    constants: by name, in the kernel's order. maxnreg: registers of a lane, at most, an
+    option of NVIDIA's GPUs. slots: if not 0, each call passes so many words of 64 bits,
+    which are 0, after the tensors. Programs may wait for what others write there; in
+    the interpreter they take turns.
 
-    Only checked for dense tensors; False where one of them has gaps.
-    """
-    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
-        return False
-    apart = abs(a.data_ptr() - b.data_ptr())
-    dense = all(span(x) == x.numel() for x in (a, b))
-    return dense and apart < a.numel() * a.element_size()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to run a persistent kernel: its tiling, its grid, and the compiled kernel.
-
-    programs: in all. kernel: None where kernels are interpreted or captured; then the
-    fields after it are None, too. registers: per thread. shared_bytes: per program.
-    programs_per_sm: how many an SM, or a compute unit, holds at once.
+    Attributes, beside these: `compiled`, the compiled kernel; `used`, its `Resources`,
+    and `per_sm`, how many programs an SM holds at once, where a launcher asked for them.
+    All are None where kernels are interpreted or captured.
     """
 
-    tiling: Tiling
-    programs: int
-    kernel: Any = None
-    registers: int | None = None
-    shared_bytes: int | None = None
-    programs_per_sm: int | None = None
+    used: Resources | None = None
+    per_sm: int | None = None
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        arguments: tuple[Any, ...],
+        constants: dict[str, Any],
+        *,
+        num_warps: int,
+        maxnreg: int | None = None,
+        slots: int = 0,
+    ) -> None:
+        places = [i for i, it in enumerate(arguments) if isinstance(it, Tensor)]
+        self.kernel, self.grid, self.constants = kernel, grid, constants
+        self.options: dict[str, Any] = {"num_warps": num_warps}
+        if maxnreg:
+            self.options["maxnreg"] = maxnreg
+        if slots and not runtime.runs_on_gpu():
+            # The interpreter's sign that programs run side by side, as on a GPU.
+            self.options["launch_cooperative_grid"] = True
+        self._arguments = [0 if isinstance(it, Tensor) else it for it in arguments]
+        self._device = arguments[places[0]].device
+        self._places, self._slots = places, slots
+        self.compiled: Any = None
+        self._start: Any = None
+        self._stream: Any = raw_stream
+        if runtime.runs_on_gpu():
+            self.compiled = compile_kernel(
+                kernel, *arguments, **constants, **self.options
+            )
+            every = [*self._arguments, *constants.values()]
+            self._start = starter(self.compiled, grid, every, places)
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launches the kernel on the current stream of the current GPU."""
+        if self._start is None:
+            self._run(*tensors)
+            return
+        stream = self._stream(self._device.index)
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self._slots:
+            address, _owner = zero_words(self._slots, self._device, stream)
+            addresses.append(address)
+        self._start(stream, addresses)
+
+    def _run(self, *tensors: Tensor) -> None:
+        """A launch that is interpreted, or seen by a meter."""
+        if self._slots:
+            zeros = torch.zeros(self._slots, dtype=torch.int64, device=self._device)
+            tensors = (*tensors, zeros)
+        arguments = self._arguments.copy()
+        for place, tensor in zip(self._places, tensors, strict=True):
+            arguments[place] = tensor
+        with runtime.device_guard(tensors[0]):
+            self.kernel[self.grid](*arguments, **self.constants, **self.options)
 
 
-def plan_resident(
+def resident_launch(
     kernel: Any,
     arguments: tuple[Any, ...],
-    tiling: Tiling,
+    constants: dict[str, int],
     n_tiles: int,
     gpu: Gpu,
     *,
+    num_warps: int,
     min_stages: int = 1,
     programs: int | None = None,
-) -> Plan:
-    """The plan that launches as many programs as `gpu` holds at once.
+) -> Launch:
+    """The launch of as many programs as `gpu` holds at once, each over many tiles.
 
-    kernel: a Triton kernel whose parameters are `arguments`, then ROWS, BLOCK, ALIGN
-    and STAGES. If it needs more shared memory than a program may have, it is compiled
-    again with one stage less, down to `min_stages`. programs: instead of what fits.
+    kernel, arguments, constants: of a `Launch`; among the constants are STAGES. If it
+    needs more shared memory than a program may have, it is compiled again with one
+    stage less, down to `min_stages`. programs: instead of what fits.
 
     Raises RuntimeError where a program needs too much shared memory, and where not a
     single one fits an SM.
     """
-    if not runtime.runs_on_gpu():
-        return Plan(tiling, min(n_tiles, programs or INTERPRETED_PROGRAMS))
-    options = {"num_warps": tiling.num_warps}
-    compiled = compile_kernel(kernel, *arguments, *tiling.constants, **options)
-    while (shared := shared_bytes(compiled)) > gpu.shared_per_program:
-        if tiling.stages <= min_stages:
-            raise RuntimeError(
-                f"{kernel.__name__}: a program needs {shared} bytes of shared memory, "
-                f"{gpu.product} has {gpu.shared_per_program}"
+    used, per_sm, fitting = None, None, INTERPRETED_PROGRAMS
+    if runtime.runs_on_gpu():
+        compiled = compile_kernel(kernel, *arguments, **constants, num_warps=num_warps)
+        while (shared := shared_bytes(compiled)) > gpu.shared_per_program:
+            if constants["STAGES"] <= min_stages:
+                raise RuntimeError(
+                    f"{kernel.__name__}: a program needs {shared} bytes of shared "
+                    f"memory, {gpu.product} has {gpu.shared_per_program}"
+                )
+            constants = constants | {"STAGES": constants["STAGES"] - 1}
+            compiled = compile_kernel(
+                kernel, *arguments, **constants, num_warps=num_warps
             )
-        tiling = replace(tiling, stages=tiling.stages - 1)
-        compiled = compile_kernel(kernel, *arguments, *tiling.constants, **options)
-    used = loaded_resources(compiled, gpu)
-    per_sm = resident_programs(used, gpu)
-    if per_sm < 1:
-        raise RuntimeError(
-            f"{kernel.__name__}: {tiling.num_warps} warps of {used.registers} "
-            f"registers do not fit an SM of {gpu.product}"
-        )
-    programs = min(n_tiles, programs or gpu.num_sms * per_sm)
-    return Plan(tiling, programs, compiled, used.registers, shared, per_sm)
+        used = loaded_resources(compiled, gpu)
+        per_sm = resident_programs(used, gpu)
+        fitting = per_sm * gpu.num_sms
+        if per_sm < 1:
+            raise RuntimeError(
+                f"{kernel.__name__}: {num_warps} warps of {used.registers} "
+                f"registers do not fit an SM of {gpu.product}"
+            )
+    grid = min(n_tiles, programs or fitting), 1
+    launch = Launch(kernel, grid, arguments, constants, num_warps=num_warps)
+    launch.used, launch.per_sm = used, per_sm
+    return launch
 
 
-@dataclass
-class _Entry:
-    plan: Plan
-    last_use: int
+# ---- words of 0
+
+# By GPU and number of words, a power of two: those that nobody was given yet, as their
+# address and the tensor that owns them. Several threads may take from a list at once.
+_supplies: dict[tuple[int | None, int], list[tuple[int, Tensor]]] = {}
 
 
-_plans: dict[tuple[Any, ...], _Entry] = {}
-_uses = itertools.count()
+def zero_words(n: int, device: torch.device, stream: int) -> tuple[int, Tensor]:
+    """The address of `n` words of 0 for one launch, and the tensor that owns them.
+
+    The tensor has to live until the launch. Words for the default stream (0) are zeroed
+    for many launches at once: a launch on that stream comes after that, and is not
+    captured into a CUDA graph, whose second replay would find them written. On other
+    streams each call zeroes its own.
+    """
+    if stream != 0 or n > SUPPLY // 8:
+        owner = torch.zeros(n, dtype=torch.int64, device=device)
+        return owner.data_ptr(), owner
+    kind = device.index, 1 << (n - 1).bit_length()
+    try:
+        return _supplies[kind].pop()
+    except (KeyError, IndexError):
+        _supplies[kind] = supply = _zeroed(kind[1], device)
+        return supply.pop()
 
 
-def cached_plan(
-    make_plan: Callable[..., Plan], x: Tensor, y: Tensor, **options: int | None
-) -> Plan:
-    """`make_plan(x, y, **options)`, or the plan of an earlier call like this one.
+def _zeroed(n: int, device: torch.device) -> list[tuple[int, Tensor]]:
+    """What `zero_words` gives to many launches; no two have words in one sector."""
+    size = max(n * WORD_BYTES, SECTOR_BYTES)
+    launches = min(LAUNCHES, SUPPLY * WORD_BYTES // size)
+    owner = torch.zeros(launches * size // WORD_BYTES, dtype=torch.int64, device=device)
+    first = owner.data_ptr()
+    return [(first + i * size, owner) for i in range(launches)]
+
+
+# ---- plans that are kept
+
+
+class Plans:
+    """What was planned for the kinds of calls that came last.
+
+    A call looks its key up in `latest`, and only where that has none asks `find`. Once
+    `latest` is full, all of it is `before`, from which a call that comes again takes its
+    plan along; what did not come again until `latest` is full once more is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[tuple[object, ...], Any] = {}
+        self.before: dict[tuple[object, ...], Any] = {}
+
+    def find(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """The plan of `key`; `make` makes one that is not kept."""
+        plan = self.latest.get(key)
+        if plan is None:
+            plan = self.before.get(key)
+            plan = make() if plan is None else plan
+            if len(self.latest) >= CACHE_SIZE // 2:
+                self.before = self.latest.copy()
+                self.latest.clear()
+            self.latest[key] = plan
+        return plan
+
+    def forget(self) -> None:
+        """Forgets them all."""
+        self.before = {}
+        self.latest.clear()
+
+
+def facts(x: Tensor | None) -> tuple[object, ...] | None:
+    """What a compiled kernel depends on of a tensor that it is given."""
+    return None if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15)
+
+
+_launches = Plans()
+
+
+def cached_launch(
+    make: Callable[..., Launch], y: Tensor, x: Tensor, **options: int | None
+) -> Launch:
+    """`make(x, y, **options)`, or what it returned to an earlier call like this one.
 
     The key holds everything that a compiled kernel depends on, so that a call costs one
-    look-up. The cache keeps the CACHE_SIZE plans that were used last.
+    look-up.
     """
-    key = (
-        make_plan, runtime.runs_on_gpu() or runtime.captured_gpu(),
-        x.device, x.dtype, x.shape, x.stride(), y.stride(),
-        x.data_ptr() % 16, y.data_ptr() % 16, *options.values(),
-    )  # fmt: skip
-    entry = _plans.get(key)
-    if entry is None:
-        if len(_plans) >= CACHE_SIZE:
-            oldest, _ = min(list(_plans.items()), key=lambda item: item[1].last_use)
-            _plans.pop(oldest, None)
-        entry = _plans[key] = _Entry(make_plan(x, y, **options), 0)
-    entry.last_use = next(_uses)
-    return entry.plan
-
-
-def launch_plan(plan: Plan, kernel: Any, *arguments: Any) -> None:
-    """Run `kernel`, which `plan` was made for, on these arguments.
-
-    A compiled kernel is started directly: Triton would look at each argument again,
-    which takes longer than a small matrix.
-    """
-    arguments += plan.tiling.constants
-    if plan.kernel is None:
-        kernel[(plan.programs,)](*arguments, num_warps=plan.tiling.num_warps)
-    else:
-        launch_compiled(plan.kernel, plan.programs, *arguments)
+    key = make, capture(), x.device, facts(x), facts(y), *options.values()
+    return _launches.find(key, lambda: make(x, y, **options))

@@ -34,9 +34,11 @@ class Tiling:
     stages: int = 1
 
     @functools.cached_property
-    def constants(self) -> tuple[int, int, int, int]:
-        """ROWS, BLOCK, ALIGN, STAGES: the last arguments of a persistent kernel."""
-        return self.rows, self.block, self.align, self.stages
+    def constants(self) -> dict[str, int]:
+        """The constants of a kernel that loops over tiles, by name, in their order."""
+        return {
+            "ROWS": self.rows, "BLOCK": self.block, "ALIGN": self.align, "STAGES": self.stages,
+        }  # fmt: skip
 
 
 def max_warps(gpu: Gpu) -> int:

@@ -10,13 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.launch import (
-    Plan,
-    cached_plan,
-    check_operands,
-    launch_plan,
-    plan_resident,
-)
+from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
+from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.tiled import _softmax_tile
 from memtraffic.kernels.tiling import (
@@ -27,7 +22,7 @@ from memtraffic.kernels.tiling import (
 )
 from memtraffic.runtime import device_guard
 
-__all__ = ["launch", "plan", "reference", "softmax"]
+__all__ = ["plan", "reference", "softmax"]
 
 
 @triton.jit
@@ -59,10 +54,10 @@ def plan(
     num_stages: int | None = None,
     programs: int | None = None,
     gpu: Gpu | None = None,
-) -> Plan:
-    """Plan the softmax of `x` into `y`, without the cache. Options: as for `softmax`.
+) -> Launch:
+    """The launch of the softmax of `x` into `y`, to be called with `y` and `x`.
 
-    gpu: what to plan for; by default the GPU that runs the kernel.
+    Options: as for `softmax`. gpu: what to plan for; by default the GPU that runs it.
 
     Raises ValueError for fewer than 1 program or stage and for options as `tile_shape`
     does; RuntimeError where a program needs more shared memory or registers than an SM
@@ -76,24 +71,16 @@ def plan(
     tile = tile_shape(n_cols, itemsize, gpu, rows=rows, num_warps=num_warps)
     align, tile_bytes = common_divisor(x, y), tile.rows * tile.block * itemsize
     stages = num_stages or choose_num_stages(tile_bytes, align * itemsize, gpu)
-    return plan_resident(
+    return resident_launch(
         _softmax_persistent_kernel,
-        _arguments(y, x),
-        replace(tile, align=align, stages=stages),
+        (y, *y.stride(), x, *x.stride(), *x.shape),
+        replace(tile, align=align, stages=stages).constants,
         triton.cdiv(n_rows, tile.rows),
         gpu,
+        num_warps=tile.num_warps,
         min_stages=num_stages or 1,
         programs=programs,
     )
-
-
-def launch(plan: Plan, y: Tensor, x: Tensor) -> None:
-    """Run `plan` on `x`, and write the softmax of its rows into `y`."""
-    launch_plan(plan, _softmax_persistent_kernel, *_arguments(y, x))
-
-
-def _arguments(y: Tensor, x: Tensor) -> tuple[Tensor | int, ...]:
-    return y, *y.stride(), x, *x.stride(), *x.shape
 
 
 def softmax(
@@ -116,9 +103,9 @@ def softmax(
     y = check_operands("persistent", x, out, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            found = cached_plan(
-                plan, x, y, rows=rows, num_warps=num_warps,
+            launch = cached_launch(
+                plan, y, x, rows=rows, num_warps=num_warps,
                 num_stages=num_stages, programs=programs,
             )  # fmt: skip
-            launch(found, y, x)
+            launch(y, x)
     return y

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.call import Call, takes_ptx
+from memtraffic.kernels.launch import Launch, takes_ptx
 from memtraffic.kernels.softmax.long_backward import (
     passes_backward_kernel,
     split_backward_kernel,
@@ -20,8 +20,8 @@ from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_ker
 from memtraffic.kernels.softmax.split import (
     TooManyPrograms,
     best_split,
-    split_call,
     split_kernel,
+    split_launch,
 )
 from memtraffic.kernels.tiling import VECTOR_BYTES
 
@@ -176,9 +176,11 @@ class Slices:
 def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     """What computes a softmax, or its backward, into the first of `tensors` from the others.
 
-    tensors: of one shape; no dimension is 0. run: what does the same for a part of the tensors
+    tensors: of one shape. run: what does the same for a part of the tensors
     along their last dimension; it is called where one launch cannot reach all rows.
     """
+    if not tensors[0].numel():
+        return lambda *tensors: None
     if not tensors[0].dim():
         return lambda *tensors: run(*(tensor.view(1) for tensor in tensors))
     sizes, strides = as_rows(tensors, dim % tensors[0].dim())
@@ -219,7 +221,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
             and whole
             and (itemsize, tile.chunks, tile.num_warps) in SPILLING
         )
-        return Call(
+        return Launch(
             softmax_backward_kernel if backward else softmax_kernel,
             (triton.cdiv(n_rows, tile.rows), batches),
             (*arguments, n_rows, n_cols),
@@ -234,7 +236,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         kernel = split_backward_kernel if backward else split_kernel
         split = best_split(n_cols, itemsize, inputs, align, gpu)
         try:
-            return split_call(
+            return split_launch(
                 kernel, tuple(arguments), n_rows, n_cols, split, align=align
             )
         except TooManyPrograms:
@@ -243,7 +245,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     rows = loop.rows if packed else 32
     block = loop.block if packed else min(loop.block, 128)
     constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
-    return Call(
+    return Launch(
         passes_backward_kernel if backward else online_kernel,
         (triton.cdiv(n_rows, rows), 1),
         (*arguments, n_rows, n_cols),

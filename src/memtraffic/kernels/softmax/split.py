@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.call import Call, takes_ptx
-from memtraffic.kernels.launch import check_operands
+from memtraffic.kernels.launch import Launch, cached_launch, takes_ptx
+from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.chunks import (
     exponential,
     load_chunks,
@@ -30,7 +31,7 @@ from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max
 from memtraffic.residency import loaded_resources, resident_programs
 from memtraffic.triton_adapter.launch import compile_kernel
 
-__all__ = ["look", "publish", "reference", "softmax", "split_call", "split_kernel"]
+__all__ = ["look", "publish", "reference", "softmax", "split_kernel", "split_launch"]
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 LOOKS = 4096  # at a word that is not there yet
@@ -219,7 +220,7 @@ def split_kernel(
             tl.store(y_ptr + start * y_col_stride, y, mask=mask)
 
 
-class TooManyPrograms(ValueError):
+class TooManyPrograms(MemtrafficError, ValueError):
     """A row needs more programs than fit the GPU at once."""
 
 
@@ -275,7 +276,7 @@ def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) ->
     return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
 
 
-def split_call(
+def split_launch(
     kernel: Any,
     arguments: tuple[Any, ...],
     n_rows: int,
@@ -284,7 +285,7 @@ def split_call(
     *,
     align: int,
     looks: int = LOOKS,
-) -> Call:
+) -> Launch:
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
@@ -317,7 +318,9 @@ def split_call(
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
     programs = n_rows * split.parts
-    return Call(kernel, (programs, 1), arguments, constants, slots=programs, **options)
+    return Launch(
+        kernel, (programs, 1), arguments, constants, slots=programs, **options
+    )
 
 
 def softmax(
@@ -343,18 +346,33 @@ def softmax(
     """
     y = check_operands("split", x, out, MAX_ROW)
     if x.numel():
-        (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
-        if block is None and chunks is None and num_warps is None:
-            split = best_split(n_cols, x.element_size(), 1, align, gpu)
-        else:
-            vector = VECTOR_BYTES // x.element_size()
-            block = block or PART_LANES * vector
-            warps = max(1, min(max_warps(gpu), block // vector // gpu.warp_size))
-            split = split_row(n_cols, block, chunks or 8, num_warps or warps)
-        arguments = y, *y.stride(), x, *x.stride()
-        call = split_call(
-            split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
-        )
         with runtime.device_guard(x):
-            call(y, x)
+            launch = cached_launch(
+                plan, y, x, block=block, chunks=chunks, num_warps=num_warps, looks=looks
+            )
+            launch(y, x)
     return y
+
+
+def plan(
+    x: Tensor,
+    y: Tensor,
+    *,
+    block: int | None = None,
+    chunks: int | None = None,
+    num_warps: int | None = None,
+    looks: int = LOOKS,
+) -> Launch:
+    """The launch of the softmax of `x` into `y`. Options and errors: as for `softmax`."""
+    (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
+    if block is None and chunks is None and num_warps is None:
+        split = best_split(n_cols, x.element_size(), 1, align, gpu)
+    else:
+        vector = VECTOR_BYTES // x.element_size()
+        block = block or PART_LANES * vector
+        warps = max(1, min(max_warps(gpu), block // vector // gpu.warp_size))
+        split = split_row(n_cols, block, chunks or 8, num_warps or warps)
+    arguments = y, *y.stride(), x, *x.stride()
+    return split_launch(
+        split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
+    )

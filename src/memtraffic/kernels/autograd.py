@@ -1,0 +1,387 @@
+"""From planned kernels to an operation of PyTorch: autograd, torch.compile, vmap and `out`.
+
+An operation is two operators, its forward and its backward, each of which is planned once per kind
+of call. `operator` makes one of them, `operation` joins them:
+
+    FORWARD = operator("scale", "(Tensor x, float factor) -> Tensor", plan_forward, results)
+    BACKWARD = operator("scale_backward", "(Tensor dy, float factor) -> Tensor", plan_backward, ...)
+    SCALE = operation(FORWARD, BACKWARD, save, reference)
+
+    def scale(x, factor):
+        return SCALE.apply(x, factor)
+
+Arguments are always tensors first, then options; both as the schema says. An option is hashable,
+and a plan is made for its value.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from memtraffic import runtime, torch_adapter
+from memtraffic.kernels.launch import Plans, facts
+from memtraffic.kernels.operands import partially_overlaps
+from memtraffic.runtime import capture
+from memtraffic.torch_adapter import active_modes, has_storage, is_transformed
+
+__all__ = ["Operation", "Operator", "operation", "operator"]
+
+PLAIN = (Tensor, torch.nn.Parameter)
+STRIDED = torch.strided
+is_compiling = torch.compiler.is_dynamo_compiling
+current_gpu = torch_adapter.current_gpu if runtime.HAS_GPU else None
+
+Run = Callable[..., None]
+Results = list[tuple[Sequence[int], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What `operator` makes: a planned function that `torch.ops.memtraffic` has by its name.
+
+    tensors: how many of its arguments are tensors; they come first. single: whether it has
+    one result; otherwise it returns a tuple. launch: runs it on plain tensors, without
+    autograd and without PyTorch's dispatcher. registered: the same, by way of the dispatcher.
+    """
+
+    name: str
+    tensors: int
+    single: bool
+    results: Callable[..., Results]
+    check: Callable[..., None]
+    plans: Plans
+    launch: Callable[..., Any]
+    registered: Any
+
+
+def operator(
+    name: str,
+    schema: str,
+    plan: Callable[..., Run],
+    results: Callable[..., Results],
+    check: Callable[..., None] = lambda *arguments: None,
+    batch: Callable[..., Any] | None = None,
+) -> Operator:
+    """Registers `memtraffic::name`, a function of tensors that is planned once per kind of call.
+
+    schema: as PyTorch writes it, without default values, such as
+        "(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)".
+    plan: `plan(results, tensors, *options)` returns what writes the results, as
+        `run(*results, *tensors)`: such as a `Launch`. A tensor that may be absent is None in
+        `tensors` and for `run`. It is asked for empty tensors as well.
+    results: `results(*tensors, *options)` returns shape and dtype of each result; they are
+        allocated packed, on the device of the first tensor.
+    check: `check(*tensors, *options)` raises what the kernels do not take. It may not look at
+        memory, which meta tensors do not have. Of a call that is planned, it is not asked.
+    batch: the rule of `torch.func.vmap`, as of `torch.library.register_vmap`; by default, the
+        operator runs on one sample after the other.
+
+    An error of `check` or `plan` is remembered by nobody.
+    """
+    arguments, returns = schema.split("->")
+    n_tensors = sum(it.strip("( ").startswith("Tensor") for it in arguments.split(","))
+    several = returns.strip().startswith("(")
+    more, plans = n_tensors - 1, Plans()
+    latest = plans.latest
+
+    def launch(first: Tensor, *rest: Any, out: Tensor | None = None) -> Any:
+        index = first.get_device()
+        if current_gpu and index not in (-1, current_gpu()):
+            with torch.cuda.device(index):
+                return launch(first, *rest, out=out)
+        key: tuple[object, ...] = (
+            first.dtype, first.shape, first.stride(), first.data_ptr() & 15, index, rest, capture(),
+        )  # fmt: skip
+        if more:
+            key = (*key[:-2], *map(facts, rest[:more]), rest[more:], key[-1])
+        if out is not None:
+            key = (*key, facts(out))
+        planned = latest.get(key)
+        if planned is None:
+            planned = plans.find(
+                key, lambda: prepare((first, *rest[:more]), rest[more:], out)
+            )
+        run, allocate = planned
+        made = allocate() if out is None else out
+        if several:
+            run(*made, first, *rest[:more])
+        elif more:
+            run(made, first, *rest[:more])
+        else:
+            run(made, first)
+        return made
+
+    def prepare(
+        tensors: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
+    ) -> tuple[Run, Callable[[], Any]]:
+        check(*tensors, *options)
+        device = tensors[0].device
+        for it in tensors:
+            if it is not None and not it.is_cuda and not _runs_on_cpu():
+                raise RuntimeError(
+                    f"{name}: the tensor is on the {it.device.type}, not on a GPU"
+                )
+            if it is not None and it.device != device:
+                raise RuntimeError(f"{name}: tensors on {device} and on {it.device}")
+        makers = [_allocator(*like, device) for like in results(*tensors, *options)]
+        made = [make() for make in makers] if out is None else [out]
+        run = plan(tuple(made), tensors, *options)
+        return run, (lambda: tuple(make() for make in makers)) if several else makers[0]
+
+    def fake(*arguments: Any) -> Any:
+        check(*arguments)
+        device = arguments[0].device
+        made = tuple(
+            torch.empty(shape, dtype=dtype, device=device)
+            for shape, dtype in results(*arguments)
+        )
+        return made if several else made[0]
+
+    def one_by_one(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        samples = [
+            registered(*(
+                it if at is None else it.select(at, i)
+                for it, at in zip(arguments, in_dims, strict=True)
+            ))
+            for i in range(info.batch_size)
+        ]  # fmt: skip
+        if not several:
+            return torch.stack(samples), 0
+        stacked = tuple(map(torch.stack, zip(*samples, strict=True)))
+        return stacked, (0,) * len(stacked)
+
+    registered = torch.library.custom_op(
+        f"memtraffic::{name}",
+        lambda *arguments: launch(*arguments),
+        mutates_args=(),
+        schema=schema,
+    )
+    registered.register_fake(fake)
+    registered.register_vmap(batch or one_by_one)
+    overload = getattr(torch.ops.memtraffic, name)
+    return Operator(
+        name, n_tensors, not several, results, check, plans, launch, overload
+    )
+
+
+def _runs_on_cpu() -> bool:
+    return runtime.INTERPRETED or runtime.is_capturing()
+
+
+def _allocator(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """What allocates a packed tensor, on the current GPU if on any."""
+    strides = torch.empty(shape, device="meta").stride()
+    empty = torch_adapter.empty_on_current_gpu
+    if empty and runtime.runs_on_gpu() and device.type == "cuda":
+        return functools.partial(empty, tuple(shape), strides, dtype)
+    return functools.partial(
+        torch.empty_strided, tuple(shape), strides, dtype=dtype, device=device
+    )
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether `x` has memory with its values, and no mode of PyTorch watches what is done to it."""
+    return (
+        type(x) in PLAIN
+        and x.layout is STRIDED
+        and not x.is_meta
+        and not x.is_neg()  # its memory holds minus what it stands for
+        and not is_transformed()
+        and (active_modes() == 0 or runtime.is_capturing())
+    )
+
+
+def _all_plain(tensors: Iterable[Tensor | None]) -> bool:
+    return all(x is None or is_plain(x) for x in tensors)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What `operation` makes.
+
+    apply: the operation of tensors and options, by the cheapest way that is right for them.
+        Raises NotImplementedError for a tensor with a tangent, which would be lost.
+    into: `into(out, *arguments)` is the same written into `out`, where there is one result.
+        Raises RuntimeError where a gradient is required, and for an `out` of another dtype, shape
+        or device, that repeats its elements, or that overlaps a part of a tensor.
+    """
+
+    apply: Callable[..., Tensor]
+    into: Callable[..., Tensor]
+
+
+def operation(
+    forward: Operator,
+    backward: Operator,
+    save: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]],
+    reference: Callable[..., Any],
+) -> Operation:
+    """Joins an operator with the one that computes its gradients.
+
+    forward: its first result is that of the operation; any others are only saved.
+    backward: of `(dy, *saved)` and options of its own, to a gradient for each tensor of `forward`,
+        in their order; with as many results. That of an absent tensor is not looked at.
+    save: `save(tensors, options, results)` returns `(saved, options)`, which backward is given.
+    reference: what backward computes, in lines of PyTorch and of the same arguments: its gradients
+        are those of the gradient. It computes anew what `forward` saves beside its first result.
+    """
+    name, more, single = forward.name, forward.tensors - 1, forward.single
+    launch, registered = forward.launch, forward.registered
+    function = _function(forward, backward, save)
+    _register_gradients(forward, backward, save, reference)
+
+    def apply(first: Tensor, *rest: Any) -> Tensor:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, (first, *rest[:more]))
+        if (
+            is_compiling()
+            or not is_plain(first)
+            or (more and not _all_plain(rest[:more]))
+        ):
+            made = registered(first, *rest)
+        elif torch.is_grad_enabled() and (
+            first.requires_grad or (more and _requires_gradient(rest[:more]))
+        ):
+            return function.apply(first, *rest)
+        else:
+            made = launch(first, *rest)
+        return made if single else made[0]
+
+    def into(out: Tensor, *arguments: Any) -> Tensor:
+        tensors = arguments[: more + 1]
+        _refuse_tangents(name, tensors)
+        if torch.is_grad_enabled() and _requires_gradient((out, *tensors)):
+            which = "out" if out.requires_grad else "x"
+            raise RuntimeError(
+                f"{name}: out= does not work with autograd: {which} requires a gradient"
+            )
+        [(shape, dtype)], device = forward.results(*arguments), tensors[0].device
+        if out.dtype != dtype or out.device != device or out.shape != shape:
+            raise RuntimeError(
+                f"{name}: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the "
+                f"result is {dtype} {tuple(shape)} on {device}"
+            )
+        if is_compiling() or not _all_plain((out, *tensors)):
+            return out.copy_(registered(*arguments))
+        _check_memory(name, out, tensors)
+        increment_version(
+            out
+        )  # autograd may have saved what is about to be overwritten
+        launch(*arguments, out=out)
+        return out
+
+    return Operation(apply, into)
+
+
+def _requires_gradient(tensors: Iterable[Tensor | None]) -> bool:
+    return any(x is not None and x.requires_grad for x in tensors)
+
+
+def _check_memory(name: str, out: Tensor, tensors: Iterable[Tensor | None]) -> None:
+    sizes = zip(out.shape, out.stride(), strict=True)
+    if any(n > 1 and step == 0 for n, step in sizes):
+        raise RuntimeError(
+            f"{name}: out repeats its elements: its strides are {out.stride()}"
+        )
+    for x in tensors:
+        if x is not None and partially_overlaps(out, x):
+            apart = out.data_ptr() - x.data_ptr()
+            raise RuntimeError(
+                f"{name}: out starts {apart} bytes after x, and overlaps a part of it"
+            )
+
+
+def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
+    """A tangent that is lost would be a derivative of zero."""
+    for x in tensors:
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name}: no derivative in forward mode")
+
+
+def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any]) -> Any:
+    """The operation in eager mode: cheaper than the registered operators, and equal to them."""
+    n_tensors = forward_.tensors
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Tensor:
+            made = forward_.launch(*arguments)
+            results = (made,) if forward_.single else made
+            tensors, options = arguments[:n_tensors], arguments[n_tensors:]
+            saved, ctx.options = save(tensors, options, results)
+            ctx.save_for_backward(*saved)
+            return results[0]
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            tensors = dy, *ctx.saved_tensors
+            # A gradient of the gradient is asked for, or gradients by the batch, which have no
+            # storage; and what is saved may be replaced by hooks.
+            watched = (
+                torch.is_grad_enabled()
+                or not _all_plain(tensors)
+                or not has_storage(dy)
+            )
+            run = backward_.registered if watched else backward_.launch
+            found = run(*tensors, *ctx.options)
+            return _wanted(ctx, (found,) if backward_.single else found)
+
+    return Function
+
+
+def _wanted(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """A gradient, or None, for each argument of the forward."""
+    options = (None,) * (len(ctx.needs_input_grad) - len(gradients))
+    wanted = zip((*gradients, *options), ctx.needs_input_grad, strict=True)
+    return tuple(it if needed else None for it, needed in wanted)
+
+
+def _register_gradients(
+    forward: Operator,
+    backward: Operator,
+    save: Callable[..., Any],
+    reference: Callable[..., Any],
+) -> None:
+    def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors, options = inputs[: forward.tensors], inputs[forward.tensors :]
+        results = (output,) if forward.single else output
+        saved, ctx.options = save(tensors, options, results)
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(*results[1:])
+
+    def gradient(ctx: Any, dy: Tensor, *ignored: Any) -> tuple[Tensor | None, ...]:
+        found = backward.registered(dy, *ctx.saved_tensors, *ctx.options)
+        return _wanted(ctx, (found,) if backward.single else found)
+
+    def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[: backward.tensors])
+        ctx.options = inputs[backward.tensors :]
+
+    def second(ctx: Any, *ddx: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        given = [i for i, it in enumerate(saved) if it is not None]
+
+        def of_given(*tensors: Tensor) -> Any:
+            every = list(saved)
+            for i, it in zip(given, tensors, strict=True):
+                every[i] = it
+            return reference(*every, *ctx.options)
+
+        pull: Any = torch.func.vjp(of_given, *(saved[i] for i in given))[1]
+        found = dict(zip(given, pull(ddx[0] if backward.single else ddx), strict=True))
+        return *(found.get(i) for i in range(len(saved))), *(None for _ in ctx.options)
+
+    torch.library.register_autograd(
+        f"memtraffic::{forward.name}", gradient, setup_context=save_forward
+    )
+    torch.library.register_autograd(
+        f"memtraffic::{backward.name}", second, setup_context=save_backward
+    )

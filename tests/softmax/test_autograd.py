@@ -1,0 +1,275 @@
+"""What `operator` and `operation` promise to any kernel, by one with all that they offer."""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from memtraffic import runtime
+from memtraffic.kernels import autograd
+from memtraffic.kernels.autograd import operation, operator
+from memtraffic.kernels.softmax import op
+from memtraffic.tensors import matrix
+
+DEVICE = runtime.device()
+PLANNED = []
+
+
+# y = eps * x * weight, and the mean of x, which is saved; weight may be absent
+
+
+def plan_forward(results, tensors, eps):
+    PLANNED.append((tuple(it if it is None else it.shape for it in tensors), eps))
+
+    def run(y, mean, x, weight):
+        y.copy_(eps * x if weight is None else eps * x * weight)
+        mean.copy_(x.detach().mean(-1))
+
+    return run
+
+
+def plan_backward(results, tensors, eps):
+    def run(dx, dweight, dy, x, weight, mean):
+        assert torch.equal(mean, x.detach().mean(-1))
+        dx.copy_(eps * dy if weight is None else eps * dy * weight)
+        dweight.copy_((eps * dy * x).sum(0))
+
+    return run
+
+
+def reference(dy, x, weight, mean, eps):
+    return eps * dy if weight is None else eps * dy * weight, (eps * dy * x).sum(0)
+
+
+def refuse(x, weight, eps):
+    if eps < 0:
+        raise ValueError(f"weighted: eps is {eps}")
+
+
+FORWARD = operator(
+    "test_weighted",
+    "(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    plan_forward,
+    lambda x, weight, eps: [(x.shape, x.dtype), (x.shape[:-1], x.dtype)],
+    refuse,
+)
+BACKWARD = operator(
+    "test_weighted_backward",
+    "(Tensor dy, Tensor x, Tensor? weight, Tensor mean, float eps) -> (Tensor, Tensor)",
+    plan_backward,
+    lambda dy, x, weight, mean, eps: [(x.shape, x.dtype), (x.shape[-1:], x.dtype)],
+)
+WEIGHTED = operation(
+    FORWARD,
+    BACKWARD,
+    save=lambda tensors, options, results: ((*tensors, results[1]), options),
+    reference=reference,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_plans():
+    for it in (FORWARD, BACKWARD):
+        it.plans.forget()
+    PLANNED.clear()
+
+
+def inputs(**options):
+    x, weight = matrix(3, 4, **options), matrix(1, 4, seed=1, **options)[0]
+    return x.requires_grad_(), weight.requires_grad_()
+
+
+def test_apply_returns_the_first_result():
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for it in (weight, None):
+        y = WEIGHTED.apply(x, it, 2.0)
+        assert torch.equal(y, 2 * x if it is None else 2 * x * it)
+        assert torch.equal(y, FORWARD.registered(x, it, 2.0)[0])
+
+
+def test_gradients_of_every_tensor_once_and_twice():
+    x, weight = inputs(dtype="float64")
+    fn = lambda x, weight: WEIGHTED.apply(x, weight, 0.5)  # noqa: E731
+    assert gradcheck(fn, (x, weight)) and gradgradcheck(fn, (x, weight))
+    assert gradcheck(lambda x: WEIGHTED.apply(x, None, 0.5), (x,))
+    assert gradgradcheck(lambda x: WEIGHTED.apply(x, None, 0.5), (x,))
+    assert gradcheck(lambda weight: WEIGHTED.apply(x.detach(), weight, 0.5), (weight,))
+
+
+def test_gradients_of_the_registered_operator_are_those_of_eager_mode():
+    x, weight = inputs()
+    for of in (weight, None):
+        given = [it for it in (x, of) if it is not None]
+        eager = torch.autograd.grad(WEIGHTED.apply(x, of, 2.0).square().sum(), given)
+        y, mean = FORWARD.registered(x, of, 2.0)
+        assert not mean.requires_grad  # what is saved is no result of the operation
+        assert all(map(torch.equal, torch.autograd.grad(y.square().sum(), given), eager))
+
+
+def test_opcheck():
+    x, weight = inputs()
+    for of in (weight, None):
+        torch.library.opcheck(FORWARD.registered.default, (x, of, 2.0))
+        mean = x.detach().mean(-1)
+        torch.library.opcheck(BACKWARD.registered.default, (x.detach(), x, of, mean, 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+def test_compiled():
+    torch._dynamo.reset()
+    fn = lambda x, weight: WEIGHTED.apply(x.sin(), weight, 2.0)  # noqa: E731
+    compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
+    x, weight = inputs()
+    found, expected = (
+        torch.autograd.grad(it(x, weight).square().sum(), (x, weight)) for it in (compiled, fn)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (1, 0), (None, 1)])
+def test_vmap_of_an_operator_without_a_rule(in_dims):
+    x = matrix(3, 8).view(3, 2, 4) if in_dims[0] is not None else matrix(3, 4)
+    weight = matrix(4, 4, seed=1)[0 if in_dims[1] is None else slice(None)]
+    weight = weight[: x.shape[in_dims[0]]] if in_dims == (1, 0) else weight
+    found, expected = (
+        torch.vmap(fn, in_dims=in_dims)(x, weight)
+        for fn in (lambda x, w: WEIGHTED.apply(x, w, 2.0), lambda x, w: 2 * x * w)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_by_the_batch():
+    x, weight = inputs()
+    dys = matrix(10, 6, seed=2).view(5, 3, 4)
+    found, expected = (
+        torch.autograd.grad(fn(x, weight), (x, weight), dys, is_grads_batched=True)
+        for fn in (lambda x, w: WEIGHTED.apply(x, w, 2.0), lambda x, w: 2 * x * w)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_plan_is_made_once_per_kind_of_call():
+    x, weight = matrix(3, 8), matrix(1, 9)[0]
+    calls = {
+        "first": lambda: WEIGHTED.apply(x, weight[:8], 2.0),
+        "option": lambda: WEIGHTED.apply(x, weight[:8], 3.0),
+        "no-weight": lambda: WEIGHTED.apply(x, None, 2.0),
+        "alignment-of-weight": lambda: WEIGHTED.apply(x, weight[1:], 2.0),
+        "dtype-of-weight": lambda: WEIGHTED.apply(x, weight[:8].double(), 2.0),
+        "strides-of-x": lambda: WEIGHTED.apply(x.t().contiguous().t(), weight[:8], 2.0),
+    }
+    for name, call in calls.items():
+        before = len(PLANNED)
+        call()
+        call()
+        assert len(PLANNED) == before + 1, name
+
+
+def test_nothing_wrong_is_remembered():
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for _ in range(2):
+        for fn in (WEIGHTED.apply, FORWARD.registered):
+            with pytest.raises(ValueError, match="eps is -1"):
+                fn(x, weight, -1.0)
+        with pytest.raises(ValueError, match="eps is -1"):
+            WEIGHTED.apply(x.to("meta"), weight.to("meta"), -1.0)
+    assert not PLANNED and not FORWARD.plans.latest
+
+
+def test_tensors_that_are_negated_when_they_are_read():
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for given in ((torch._neg_view(x), weight), (x, torch._neg_view(weight))):
+        assert torch.equal(WEIGHTED.apply(*given, 2.0), -2 * x * weight)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_tangent_is_not_lost(at):
+    tensors = [matrix(3, 4), matrix(1, 4)[0]]
+    with torch.autograd.forward_ad.dual_level():
+        tensors[at] = torch.autograd.forward_ad.make_dual(tensors[at], tensors[at])
+        with pytest.raises(NotImplementedError, match=r"test_weighted: .*forward mode"):
+            WEIGHTED.apply(*tensors, 2.0)
+
+
+# ---- on a GPU that need not be here
+
+
+def test_results_are_apart_from_one_another_and_packed():
+    for x in (matrix(6, 8), matrix(8, 6).t(), matrix(6, 16)[:, ::2]):
+        for dtype in (None, torch.float16, torch.float64):
+            first, second = (op.forward(x, -1, dtype) for _ in range(2))
+            assert first.dtype == second.dtype == (dtype or x.dtype)
+            assert first.stride() == second.stride() == (8, 1)
+            assert first.data_ptr() != second.data_ptr()
+
+
+def test_results_are_allocated_on_the_current_gpu_where_kernels_run(monkeypatch):
+    given = []
+    empty = lambda *like: given.append(like) or "new"  # noqa: E731
+    monkeypatch.setattr(autograd.torch_adapter, "empty_on_current_gpu", empty)
+    like = (2, 3), torch.float16
+    for runs, device, expected in ((True, "cuda", "new"), (True, "cpu", None)):
+        monkeypatch.setattr(runtime, "runs_on_gpu", lambda runs=runs: runs)
+        made = autograd._allocator(*like, torch.device(device))()
+        assert made == expected or made.shape == (2, 3)
+    assert given == [((2, 3), (3, 1), torch.float16)]
+
+
+class FarTensor:
+    """A tensor on a GPU, as far as a launch looks before that is the current one."""
+
+    def __init__(self, index=1):
+        self.index = index
+
+    def get_device(self):
+        return self.index
+
+    @property
+    def dtype(self):
+        raise LookupError(f"GPU {autograd.current_gpu()}")
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, current):
+    used = [current]
+
+    @contextmanager
+    def device(index):
+        used.append(index)
+        yield
+        used.pop()
+
+    monkeypatch.setattr(autograd, "current_gpu", lambda: used[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with pytest.raises(LookupError, match="GPU 1"):
+        op.forward(FarTensor(), -1, None)
+
+
+def test_every_argument_reaches_the_other_gpu(monkeypatch):
+    current, seen = [0], []
+    monkeypatch.setattr(autograd, "current_gpu", lambda: current[0])
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda index: current.__setitem__(0, index) or nullcontext()
+    )
+    monkeypatch.setattr(autograd, "facts", lambda x: x.dtype)
+
+    def find(key, make):
+        seen.append(key)
+        return lambda *tensors: seen.extend(tensors), None
+
+    monkeypatch.setattr(op._BACKWARD.plans, "find", find)
+    like = {"stride": lambda: (1,), "data_ptr": lambda: 0, "get_device": lambda: 1}
+    dy, y, out = (SimpleNamespace(dtype=name, shape=(1,), **like) for name in ("dy", "y", "out"))
+    op.backward(dy, y, 0, torch.half, out=out)
+    key, *tensors = seen
+    assert {"dy", "y", "out", (0, torch.half)} < {*key} and tensors == [out, dy, y]
+
+
+def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch):
+    monkeypatch.setattr(autograd, "current_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
+    with pytest.raises(LookupError):
+        op.forward(FarTensor(-1), -1, None)
