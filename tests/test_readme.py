@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-COMMAND = r"^\$ python -m memtraffic (.*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)"
+COMMAND = r"^\$ memtraffic (.*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)"
 RUN = """
 import sys, json
 from memtraffic.cli import main
