@@ -88,7 +88,7 @@ def operator(
     n_tensors = sum(it.strip("( ").startswith("Tensor") for it in arguments.split(","))
     several = returns.strip().startswith("(")
     more, plans = n_tensors - 1, Plans()
-    latest = plans.latest
+    latest, one_to_one = plans.latest, not more and not several
 
     def launch(first: Tensor, *rest: Any, out: Tensor | None = None) -> Any:
         index = first.get_device()
@@ -104,18 +104,18 @@ def operator(
             key = (*key, facts(out))
         planned = latest.get(key)
         if planned is None:
-            planned = plans.find(
-                key, lambda: prepare((first, *rest[:more]), rest[more:], out)
-            )
+            planned = find(key, first, rest, out)
         run, allocate = planned
         made = allocate() if out is None else out
-        if several:
-            run(*made, first, *rest[:more])
-        elif more:
-            run(made, first, *rest[:more])
-        else:
+        if one_to_one:
             run(made, first)
+        else:
+            run(*(made if several else (made,)), first, *rest[:more])
         return made
+
+    def find(key: Any, first: Tensor, rest: tuple[Any, ...], out: Tensor | None) -> Any:
+        # Apart from `launch`, whose variables would be slower if a lambda there used them.
+        return plans.find(key, lambda: prepare((first, *rest[:more]), rest[more:], out))
 
     def prepare(
         tensors: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
