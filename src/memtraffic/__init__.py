@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memtraffic.benchmark import bench
     from memtraffic.compile import occupancy, resources
     from memtraffic.gpus import find_gpu
+    from memtraffic.kernels.rms_norm.op import rms_norm
     from memtraffic.kernels.softmax.op import softmax
     from memtraffic.meters.count import count
     from memtraffic.meters.counters import counters
@@ -39,6 +40,7 @@ __all__ = [
     "occupancy",
     "report",
     "resources",
+    "rms_norm",
     "softmax",
     "testing",
 ]
@@ -53,6 +55,7 @@ _MODULES = {
     "occupancy": "memtraffic.compile",
     "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
+    "rms_norm": "memtraffic.kernels.rms_norm.op",
     "softmax": "memtraffic.kernels.softmax.op",
 }
 

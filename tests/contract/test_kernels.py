@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import runtime
+from memtraffic.kernels.rms_norm import op as rms
 from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, split, tiled
 from memtraffic.kernels.tiling import MAX_COLS, MAX_ROW
 from memtraffic.meters.count import count
@@ -50,15 +51,16 @@ class Subject:
     fn: of the tensors that `make` makes for m, n and a dtype, and of `out` if `takes_out`; its
     result is that of `op`. traffic: in elements, as `formula` prints it. touches: how often it
     touches each element of what a pointer of the kernel points to. words: pointers to what programs
-    tell one another. limit: columns; more are refused. any_width: not only powers of two.
-    any_strides: columns need not be adjacent. errors: what it raises, see REFUSED.
+    tell one another, to vectors and to parts. beside: PyTorch's operations around the kernel.
+    limit: columns; more are refused. any_width: not only powers of two. any_strides: columns need
+    not be adjacent. errors: what it raises, see REFUSED.
     """
 
     name: str
     fn: Callable[..., torch.Tensor]
     traffic: tuple[str, str]
     touches: dict[str, int]
-    op: str = "softmax"
+    op: str | Op = "softmax"
     make: Callable[..., tuple[torch.Tensor, ...]] = matrix_of
     dtypes: tuple[str, ...] = (*SINGLE, *HALF)
     limit: int = MAX_COLS
@@ -66,6 +68,7 @@ class Subject:
     any_strides: bool = True
     takes_out: bool = True
     words: frozenset[str] = frozenset()
+    beside: tuple[str, ...] = ()
     errors: str | None = "rung"
 
     def judge(self, dtype: str) -> Op:
@@ -91,6 +94,40 @@ def softmax_backward(y, dy):
     return torch.ops.memtraffic.softmax_backward(dy, y, 1, y.dtype)
 
 
+EPS = 1e-6
+
+
+def matrix_and_weight(m, n, dtype):
+    return matrix(m, n, dtype), matrix(1, n, dtype, seed=1)[0]
+
+
+def rms_norm(x, weight=None):
+    return rms.rms_norm(x, weight, EPS)
+
+
+def rms_norm_gradient_inputs(m, n, dtype):
+    """Of any rstd, so that what cancels out elsewhere does not here."""
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    rstd = torch.linspace(0.2, 0.6, m, device=DEVICE, dtype=wide)
+    return *matrix_and_weight(m, n, dtype), matrix(m, n, dtype, seed=2), rstd
+
+
+def rms_norm_gradient(x, weight, dy, rstd):
+    return rms.backward(dy, x, weight, rstd, EPS)[0]
+
+
+def exact_rms_norm_gradient(x, weight, dy, rstd):
+    xhat = x * rstd[:, None]
+    return rstd[:, None] * (dy * weight - xhat * (dy * weight * xhat).mean(1, keepdim=True))
+
+
+def judged_by(name, reference):
+    softmax = find_op("softmax")
+    return replace(softmax, name=name, reference=reference, roundings=8, checks_row_sums=False)
+
+
+RMS_NORM = judged_by("rms_norm", partial(rms.reference, eps=EPS))
+RMS_NORM_GRADIENT = judged_by("rms_norm_gradient", exact_rms_norm_gradient)
 ONCE = {"x_ptr": 1, "y_ptr": 1}
 MN = "MN", "MN"
 FLOATS = (*SINGLE, *HALF, *DOUBLE)
@@ -110,11 +147,11 @@ SUBJECTS = [
     ),
     Subject(
         "split", split.softmax, ("MN + 2M", "MN + 2M"), ONCE, limit=MAX_ROW,
-        words=frozenset({"slots_ptr"}),
+        words=frozenset({"slots_ptr"}), beside=("zeros",),
     ),
     Subject(
         "split-in-three", split_in_three, ("", ""), ONCE, limit=MAX_ROW,
-        words=frozenset({"slots_ptr"}),
+        words=frozenset({"slots_ptr"}), beside=("zeros",),
     ),
     Subject(
         "softmax", memtraffic.softmax, MN, ONCE, dtypes=FLOATS, limit=MAX_ROW, errors="operation"
@@ -123,6 +160,17 @@ SUBJECTS = [
         "softmax-backward", softmax_backward, ("2MN", "MN"),
         {"y_ptr": 1, "dy_ptr": 1, "dx_ptr": 1}, "softmax_backward", softmax_and_gradient,
         dtypes=FLOATS, limit=MAX_ROW, takes_out=False, errors=None,
+    ),
+    Subject(
+        "rms-norm", rms_norm, ("", ""), ONCE, RMS_NORM, matrix_and_weight, dtypes=FLOATS,
+        limit=MAX_ROW, takes_out=False, words=frozenset({"weight_ptr", "rstd_ptr"}),
+        errors="operation",
+    ),
+    Subject(
+        "rms-norm-gradient", rms_norm_gradient, ("", ""), {"x_ptr": 1, "dy_ptr": 1, "dx_ptr": 1},
+        RMS_NORM_GRADIENT, rms_norm_gradient_inputs, dtypes=FLOATS, limit=MAX_ROW, takes_out=False,
+        words=frozenset({"weight_ptr", "rstd_ptr", "parts_ptr"}), beside=("sum", "copy"),
+        errors=None,
     ),
 ]  # fmt: skip
 
@@ -266,8 +314,7 @@ def test_a_part_of_a_long_row_unlike_the_others(it):
 def test_sums_are_of_float32(it):
     """One in float16 is infinite past 65504, one in bfloat16 stays at 256."""
     for dtype in HALF:
-        x = torch.ones(2, 4096, dtype=getattr(torch, dtype), device=DEVICE)
-        tensors = [x] * len(it.make(1, 1, dtype))
+        tensors = [torch.ones_like(each) for each in it.make(2, 4096, dtype)]
         assert_correct(it.op, it.fn, *tensors)
 
 
@@ -382,15 +429,14 @@ def assert_touches(it, tensors, out=None):
     options = {} if out is None else {"out": out}
     results = []
     traffic = count(lambda _: results.append(it.fn(*tensors, **options)), tensors[0], trace=True)
-    kernels = [op.name for op in traffic.ops if op.name != "zeros"]
-    assert len(kernels) == 1, kernels
+    [_] = [op.name for op in traffic.ops if op.name not in it.beside]
     touched = {name: Counter() for name in it.touches}
     for access in traffic.accesses:
         assert access.argument in {*it.touches, *it.words}
         if access.argument in it.touches:
             touched[access.argument].update(access.offsets)
-    by_pointer = dict(zip([*it.touches][: len(tensors)], tensors, strict=True))
-    by_pointer |= dict.fromkeys([*it.touches][len(tensors) :], results[0])
+    matrices = [x for x in (*tensors, results[0]) if x.dim() == 2]
+    by_pointer = dict(zip(it.touches, matrices, strict=True))
     for pointer, times in it.touches.items():
         x = by_pointer[pointer]
         offsets = torch.arange(x.shape[0])[:, None] * x.stride(0) + torch.arange(
@@ -407,7 +453,8 @@ def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut, dtype):
     adjacent = layout.get("col_step", 1) == 1 and not layout.get("transposed")
     if not it.takes(n - cut) or not (adjacent or it.any_strides):
         pytest.skip("a view that it does not take")
-    tensors = [x[:, : n - cut] for x in relaid(it.make(5, n, dtype), **layout)]
+    tensors = relaid(it.make(5, n, dtype), **layout)
+    tensors = [x[..., : n - cut] if x.shape[-1] == n else x for x in tensors]
     assert_touches(it, tensors)
     if it.takes_out and layout.get("row_step"):
         assert_touches(it, tensors, laid_out(of_result(it, 5, n - cut, dtype), **layout))
@@ -424,7 +471,7 @@ def test_each_width_touches_each_element_as_often_as_is_said(it, n):
 
 @each(lambda it: all(it.traffic))
 def test_traffic_is_that_of_the_formula(it):
-    inputs = "M,N M,N" if it.op.endswith("backward") else "M,N"
+    inputs = "M,N M,N" if it.op == "softmax_backward" else "M,N"
     assert_traffic(it.fn, *it.traffic, inputs=inputs)
 
 
@@ -442,6 +489,8 @@ def test_offsets_outgrow_int32(it, strides):
         pytest.skip("columns that it does not take")
     tensors = it.make(4, 4, "float16")
     for i, x in enumerate(tensors):
+        if x.dim() == 1:
+            continue
         apart = [*tensors[:i], far(x, strides), *tensors[i + 1 :]]
         assert_correct(it.op, it.fn, *apart)
     if it.takes_out:
@@ -522,7 +571,7 @@ def assert_refuses(it, call, of_rung, of_operation, says):
     for _ in range(2):  # nothing wrong is remembered
         with pytest.raises(error) as raised:
             call()
-        assert re.match(rf"[a-z ]+: .*{says}", str(raised.value)), raised.value
+        assert re.match(rf"[a-z_ ]+: .*{says}", str(raised.value)), raised.value
 
 
 @each(lambda it: it.errors)
@@ -579,7 +628,7 @@ def test_result_past_two_to_the_31_elements(it):
     tensors = it.make(1, n, "bfloat16")
     if torch.cuda.mem_get_info()[0] < (len(tensors) + 2) * m * n * 2:
         pytest.skip(f"tensors of {m} x {n} are more than this GPU has free")
-    tensors = [x.repeat(m, 1) for x in tensors]
+    tensors = [x.repeat(m, 1) if x.dim() == 2 else x for x in tensors]
     y = it.fn(*tensors)
     assert torch.equal(y[-1], y[0])
     assert_correct(it.op, lambda *_: y[-3:], *(x[-3:] for x in tensors))

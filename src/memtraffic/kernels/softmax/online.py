@@ -1,6 +1,6 @@
 """Row softmax of rows of any width, tile by tile: a running maximum, a running sum.
 
-Traffic: reads 2MN, writes MN. `softmax_three_passes` reads 3MN.
+Traffic: `softmax` reads 2MN, `softmax_three_passes` 3MN; both write MN.
 """
 
 import triton

@@ -1,0 +1,1 @@
+"""RMS norm: a second operation, on what the softmax kernels share."""

@@ -1,0 +1,170 @@
+"""The gradients of RMS norm with respect to its input and its weight, by programs that stay.
+
+With `xhat = x * rstd`: `dx = rstd * (dy * weight - xhat * mean(dy * weight * xhat))`, and `dweight`
+is the sum of `dy * xhat` over the rows. A program strides over rows, adds up their part of dweight
+in registers, and writes that once; the parts are then added up.
+
+Traffic: reads 2MN + M, and N for the weight for each tile of rows, which the caches hold; writes
+MN, and N numbers of float32 for each program, which are read again. Where a row of x and dy
+outgrows the registers, they are read twice, the second time from the caches.
+"""
+
+import triton
+import triton.language as tl
+
+from memtraffic.kernels.rms_norm.forward import load_weight
+from memtraffic.kernels.softmax.chunks import forget, store_chunk
+
+__all__ = ["long_rms_norm_backward_kernel", "rms_norm_backward_kernel"]
+
+
+@triton.jit
+def load_chunk(
+    ptr, col_stride, i: tl.constexpr, live, cols, n_cols,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    if i < WHOLE:
+        return tl.load(ptr + i * BLOCK * col_stride)
+    mask = live & (cols < n_cols - i * BLOCK)
+    return tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=0)
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    dx_ptr, dx_row_stride, dx_col_stride,
+    parts_ptr,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    weight_ptr, weight_stride,
+    rstd_ptr,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    KEPT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    ACC: tl.constexpr = rstd_ptr.dtype.element_ty
+    VECTOR: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    dx_col_stride = tl.cast(dx_col_stride, tl.int64)  # offsets outgrow int32
+    dy_col_stride = tl.cast(dy_col_stride, tl.int64)
+    x_col_stride = tl.cast(x_col_stride, tl.int64)
+    weight_stride = tl.cast(weight_stride, tl.int64)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    every = tl.full((1, 1), True, tl.int1)
+    weight_ptrs = weight_ptr + cols * weight_stride
+    parts = ()
+    for _ in tl.static_range(CHUNKS if WEIGHTED else 0):
+        parts = parts + (tl.zeros((ROWS, BLOCK), ACC),)  # noqa: RUF005 - Triton adds tuples
+    for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+        rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+        live = rows < n_rows
+        rstd = tl.load(rstd_ptr + rows, mask=live, other=0)
+        dy_ptrs = dy_ptr + rows * dy_row_stride + cols * dy_col_stride  # (ROWS, BLOCK)
+        x_ptrs = x_ptr + rows * x_row_stride + cols * x_col_stride
+        xs, dys, added = (), (), ()
+        products = tl.zeros((ROWS, BLOCK // VECTOR), ACC)
+        for i in tl.static_range(CHUNKS):
+            x = load_chunk(x_ptrs, x_col_stride, i, live, cols, n_cols, BLOCK, WHOLE)
+            dy = load_chunk(dy_ptrs, dy_col_stride, i, live, cols, n_cols, BLOCK, WHOLE)
+            xs, dys = xs + (x,), dys + (dy,)  # noqa: RUF005
+            xhat, gradient = x.to(ACC) * rstd, dy.to(ACC)
+            if WEIGHTED:
+                added = added + (parts[i] + gradient * xhat,)  # noqa: RUF005
+                gradient *= load_chunk(
+                    weight_ptrs, weight_stride, i, every, cols, n_cols, BLOCK, WHOLE
+                ).to(ACC)
+            # A lane adds up its vector at once, and has registers left for dweight.
+            products += tl.sum(
+                tl.reshape(gradient * xhat, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2
+            )
+        parts = added
+        mean = tl.sum(products, axis=1, keep_dims=True) / n_cols  # (ROWS, 1)
+        dx_ptrs = dx_ptr + rows * dx_row_stride + cols * dx_col_stride
+        # From the end: what was read last is still near.
+        for i in tl.static_range(CHUNKS - 1, -1, -1):
+            if i < KEPT:
+                x, dy = forget(xs[i], CHUNKS, PTX), forget(dys[i], CHUNKS, PTX)
+            else:
+                x = load_chunk(
+                    x_ptrs, x_col_stride, i, live, cols, n_cols, BLOCK, WHOLE
+                )
+                dy = load_chunk(
+                    dy_ptrs, dy_col_stride, i, live, cols, n_cols, BLOCK, WHOLE
+                )
+            gradient = dy.to(ACC)
+            if WEIGHTED:
+                gradient *= load_chunk(
+                    weight_ptrs, weight_stride, i, every, cols, n_cols, BLOCK, WHOLE
+                ).to(ACC)
+            dx = (rstd * (gradient - x.to(ACC) * rstd * mean)).to(
+                dx_ptr.dtype.element_ty
+            )
+            store_chunk(
+                dx_ptrs, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE
+            )
+    if WEIGHTED:
+        parts_ptr += tl.program_id(0).to(tl.int64) * n_cols
+        for i in tl.static_range(CHUNKS):
+            at = cols + i * BLOCK
+            part = tl.sum(parts[i], axis=0, keep_dims=True)  # (1, BLOCK)
+            tl.store(parts_ptr + at, part, mask=at < n_cols)
+
+
+@triton.jit
+def long_rms_norm_backward_kernel(
+    dx_ptr, dx_row_stride, dx_col_stride,
+    parts_ptr,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    weight_ptr, weight_stride,
+    rstd_ptr,
+    n_rows, n_cols,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    # The part of dweight outgrows the registers, too: it is added up in memory.
+    ACC: tl.constexpr = rstd_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    first = tl.program_id(0)
+    parts_ptr += first.to(tl.int64) * n_cols
+    for tile in tl.range(first, n_rows, tl.num_programs(0)):
+        row = tl.cast(tile, tl.int64)
+        dx_row = dx_ptr + row * (dx_row_stride // ALIGN * ALIGN)
+        dy_row = dy_ptr + row * (dy_row_stride // ALIGN * ALIGN)
+        x_row = x_ptr + row * (x_row_stride // ALIGN * ALIGN)
+        rstd = tl.load(rstd_ptr + row)
+        products = tl.zeros((BLOCK,), ACC)
+        for start in tl.range(0, n_cols, BLOCK):
+            cols = (start + tl.arange(0, BLOCK)).to(tl.int64)
+            mask = cols < n_cols
+            xhat = (
+                tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
+            )
+            dy = tl.load(dy_row + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+            if WEIGHTED:
+                dy *= load_weight(weight_ptr, weight_stride, cols, n_cols, 0, 0).to(ACC)
+            products += dy * xhat
+        mean = tl.sum(products, axis=0) / n_cols
+        for start in tl.range(0, n_cols, BLOCK):
+            cols = (start + tl.arange(0, BLOCK)).to(tl.int64)
+            mask = cols < n_cols
+            xhat = (
+                tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
+            )
+            dy = tl.load(dy_row + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+            if WEIGHTED:
+                part = tl.load(parts_ptr + cols, mask=mask & (row > first), other=0)
+                tl.store(parts_ptr + cols, part + dy * xhat, mask=mask)
+                dy *= load_weight(weight_ptr, weight_stride, cols, n_cols, 0, 0).to(ACC)
+            dx = (rstd * (dy - xhat * mean)).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_row + cols * dx_col_stride, dx, mask=mask)

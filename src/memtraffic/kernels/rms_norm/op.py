@@ -1,0 +1,291 @@
+"""`memtraffic.rms_norm`: what `torch.nn.functional.rms_norm` computes, with the least traffic."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.kernels.autograd import Results, Run, operation, operator
+from memtraffic.kernels.launch import Launch, resident_launch, takes_ptx
+from memtraffic.kernels.rms_norm.backward import (
+    long_rms_norm_backward_kernel,
+    rms_norm_backward_kernel,
+)
+from memtraffic.kernels.rms_norm.forward import long_rms_norm_kernel, rms_norm_kernel
+from memtraffic.kernels.softmax.online import online_tile
+from memtraffic.kernels.softmax.planning import Tile, row_tile
+from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
+
+__all__ = ["backward", "forward", "reference", "rms_norm"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Of the backward: the widest row, in columns, for each number of warps, by the bytes of an element;
+# and the widest whose x and dy the registers hold beside dweight. By compiling for sm_90.
+WARPS = {
+    2: {4: 2048, 8: 8192, 16: 32768},
+    4: {4: 2048, 8: 8192, 16: 32768},
+    8: {4: 1024, 8: 4096, 16: 8192},
+}
+WIDEST_KEPT = {2: 16384, 4: 16384, 8: 8192}
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """`x / sqrt(mean(x**2) + eps) * weight` along the last dimension, as PyTorch computes it.
+
+    >>> from memtraffic import runtime
+    >>> rms_norm(torch.full((2, 4), 3.0, device=runtime.device()), eps=0.0)[0].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+
+    x: tensor of shape (..., N), of float32, float16, bfloat16 or float64, on a GPU or, where
+    kernels are interpreted, on the CPU. weight: of shape (N,), of any of these dtypes. eps: by
+    default that of float32, or of float64 for an `x` of it. Returns a packed tensor of x's shape
+    and dtype; sums are of float32, or of float64.
+
+    Each element is read once and written once, in rows of up to 32768 columns, and 16 bytes at a
+    time where rows are aligned to them; longer rows are read twice. The weight is read once per
+    program, from the caches. Columns may lie apart, which is slower; only leading dimensions that
+    do not follow one another in memory are copied.
+
+    It works with autograd, also twice, `torch.compile` and `torch.func.vmap`. Errors are of
+    PyTorch's kinds: NotImplementedError for another dtype, RuntimeError for a scalar, for a weight
+    of another shape, for another device and for rows of more than 2**24 columns.
+    """
+    for name, it in (("x", x), ("weight", weight)):
+        if not isinstance(it, Tensor) and not (it is None and name == "weight"):
+            raise TypeError(f"rms_norm: {name} is a {type(it).__name__}, not a tensor")
+    if eps is None:
+        eps = torch.finfo(_accumulated(x)).eps
+    elif isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"rms_norm: eps is a {type(eps).__name__}, not a float")
+    return _RMS_NORM.apply(x, weight, float(eps))
+
+
+def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """The same in lines of PyTorch, of float64 for an `x` of it."""
+    y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return y if weight is None else y * weight
+
+
+def _accumulated(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _check(x: Tensor, weight: Tensor | None, eps: float) -> None:
+    for it in (x, x if weight is None else weight):
+        if it.dtype not in FLOATS:
+            names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
+            raise NotImplementedError(
+                f"rms_norm: not implemented for {it.dtype}: {names}"
+            )
+    if not x.dim():
+        raise RuntimeError("rms_norm: x is a scalar, which has no rows")
+    n = x.shape[-1]
+    if weight is not None and tuple(weight.shape) != (n,):
+        raise RuntimeError(f"rms_norm: weight is {tuple(weight.shape)}, not {(n,)}")
+    if isinstance(n, int) and n > MAX_ROW:
+        raise RuntimeError(f"rms_norm: {n} columns, more than {MAX_ROW}")
+
+
+# ---- plans
+
+
+def backward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> tuple[Tile, int] | None:
+    """The tile of a program, and how many chunks of its row it keeps; None if none fits.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> backward_tile(32768, 2, find_gpu("H200"))
+    (Tile(rows=1, block=4096, chunks=8, num_warps=16), 0)
+    """
+    narrow = row_tile(n_cols, itemsize, 2, gpu)
+    if narrow and narrow.rows > 1:
+        # A lane adds up whole vectors.
+        whole = replace(narrow, block=max(narrow.block, VECTOR_BYTES // itemsize))
+        return whole, whole.chunks
+    fitting = (warps for warps, widest in WARPS[itemsize].items() if n_cols <= widest)
+    num_warps = next(fitting, 0)
+    lanes = max(num_warps * 32, gpu.warp_size)
+    if not num_warps or lanes > gpu.max_threads_per_program:
+        return None
+    block = VECTOR_BYTES // itemsize * lanes
+    chunks = triton.cdiv(n_cols, block)
+    kept = chunks if n_cols <= WIDEST_KEPT[itemsize] else 0
+    return Tile(1, block, chunks, lanes // gpu.warp_size), kept
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The rows of `x` as a matrix: a view wherever there is one."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _align(*matrices: Tensor) -> int:
+    """What divides width and row strides, to 16 bytes; 1 where columns lie apart."""
+    if any(x.stride(1) != 1 for x in matrices):
+        return 1
+    widest = max(VECTOR_BYTES // x.element_size() for x in matrices)
+    return math.gcd(widest, matrices[0].shape[1], *(x.stride(0) for x in matrices))
+
+
+def _constants(
+    tile: Tile, n_cols: int, weight: Tensor | None, gpu: Gpu
+) -> dict[str, Any]:
+    whole = n_cols // tile.block if tile.rows == 1 else 0
+    return {
+        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": tile.chunks, "WHOLE": whole,
+        "WEIGHTED": weight is not None, "PTX": takes_ptx(gpu),
+    }  # fmt: skip
+
+
+def _ordered(constants: dict[str, Any], kernel: Any) -> dict[str, Any]:
+    """Constants in the order of the kernel's parameters."""
+    return {name: constants[name] for name in kernel.arg_names if name in constants}
+
+
+def _nothing(*tensors: Tensor | None) -> None:
+    """What an empty tensor needs."""
+
+
+def _no_rows(dx: Tensor, dweight: Tensor, *tensors: Tensor | None) -> None:
+    dweight.zero_()
+
+
+def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
+    (y, rstd), (x, weight) = results, tensors
+    if not x.numel():
+        return _nothing
+    gpu, matrices = planning_gpu(x), (_rows(y), _rows(x))
+    n_rows, n_cols = matrices[1].shape
+    strides = [it for matrix in matrices for it in (matrix, *matrix.stride())]
+    of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
+    arguments = *strides, *of_weight, rstd, n_rows, n_cols
+    constants = {"EPS": eps, "ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
+    tile = row_tile(n_cols, x.element_size(), 1, gpu)
+    kernel: Any = rms_norm_kernel
+    if tile is None:
+        long, kernel = online_tile(n_cols, x.element_size(), gpu), long_rms_norm_kernel
+        constants |= {"BLOCK": long.block}
+        grid, num_warps = n_rows, long.num_warps
+    else:
+        constants |= _constants(tile, n_cols, weight, gpu)
+        grid, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
+    constants = _ordered(constants, kernel)
+    launch = Launch(kernel, (grid, 1), arguments, constants, num_warps=num_warps)
+
+    def run(y: Tensor, rstd: Tensor, x: Tensor, weight: Tensor | None) -> None:
+        launch(_rows(y), _rows(x), x if weight is None else weight, rstd)
+
+    return run
+
+
+def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
+    (dx, _), (dy, x, weight, rstd) = results, tensors
+    if not x.numel():
+        return _no_rows
+    gpu, matrices = planning_gpu(x), (_rows(dx), _rows(dy), _rows(x))
+    n_rows, n_cols = matrices[2].shape
+    parts = torch.empty(1, n_cols, dtype=rstd.dtype, device=x.device)
+    strides = [(matrix, *matrix.stride()) for matrix in matrices]
+    of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
+    arguments = (
+        *strides[0],
+        parts,
+        *strides[1],
+        *strides[2],
+        *of_weight,
+        rstd,
+        n_rows,
+        n_cols,
+    )
+    constants = {"ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
+    found = backward_tile(n_cols, x.element_size(), gpu)
+    kernel: Any = rms_norm_backward_kernel
+    if found is None:
+        long, kernel = (
+            online_tile(n_cols, 2 * x.element_size(), gpu),
+            long_rms_norm_backward_kernel,
+        )
+        constants |= {"BLOCK": long.block}
+        n_tiles, num_warps = n_rows, long.num_warps
+    else:
+        tile, kept = found
+        constants |= _constants(tile, n_cols, weight, gpu) | {"KEPT": kept}
+        n_tiles, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
+    constants = _ordered(constants, kernel)
+    launch = resident_launch(
+        kernel, arguments, constants, n_tiles, gpu, num_warps=num_warps
+    )
+    programs = launch.grid[0] if weight is not None else 1
+
+    def run(
+        dx: Tensor,
+        dweight: Tensor,
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        rstd: Tensor,
+    ) -> None:
+        parts = torch.empty(programs, n_cols, dtype=rstd.dtype, device=x.device)
+        launch(
+            _rows(dx), parts, _rows(dy), _rows(x), x if weight is None else weight, rstd
+        )
+        if weight is not None:
+            dweight.copy_(parts.sum(0))
+
+    return run
+
+
+# ---- the two operators
+
+
+def _results(x: Tensor, weight: Tensor | None, eps: float) -> Results:
+    return [(x.shape, x.dtype), (x.shape[:-1], _accumulated(x))]
+
+
+def _results_of_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, eps: float
+) -> Results:
+    of_weight = ((0,), x.dtype) if weight is None else (weight.shape, weight.dtype)
+    return [(x.shape, x.dtype), of_weight]
+
+
+def _backward_in_pytorch(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """What the backward computes, from `x` anew, so that it has gradients."""
+    wide = _accumulated(x)
+    wide_x, wide_dy = x.to(wide), dy.to(wide)
+    rstd = (wide_x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    xhat = wide_x * rstd
+    inner = wide_dy if weight is None else wide_dy * weight.to(wide)
+    dx = rstd * (inner - xhat * (inner * xhat).mean(-1, keepdim=True))
+    if weight is None:
+        return dx.to(x.dtype), x.new_empty(0)
+    return dx.to(x.dtype), (wide_dy * xhat).flatten(0, -2).sum(0).to(weight.dtype)
+
+
+_FORWARD = operator(
+    "rms_norm",
+    "(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    _plan_forward,
+    _results,
+    _check,
+)
+_BACKWARD = operator(
+    "rms_norm_backward",
+    "(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, float eps) -> (Tensor, Tensor)",
+    _plan_backward,
+    _results_of_backward,
+)
+_RMS_NORM = operation(
+    _FORWARD,
+    _BACKWARD,
+    save=lambda tensors, options, results: ((*tensors, results[1]), options),
+    reference=_backward_in_pytorch,
+)
+forward = _FORWARD.launch  # of x, weight and eps, to y and 1 / sqrt(mean(x**2) + eps)
+backward = _BACKWARD.launch  # of dy, x, weight, that, and eps, to dx and dweight

@@ -1,1 +1,0 @@
-"""What the folded cells of a chapter do, a module for each chapter and a function for each cell."""

@@ -1,0 +1,246 @@
+"""What holds for `memtraffic.rms_norm` beside the contract of all kernels."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import memtraffic
+from memtraffic import runtime
+from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.gpus import find_gpu
+from memtraffic.kernels.rms_norm import op
+from memtraffic.kernels.rms_norm.op import WARPS, backward, backward_tile, forward, rms_norm
+from memtraffic.kernels.tiling import MAX_ROW
+from memtraffic.meters.count import count
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_close
+
+DEVICE = runtime.device()
+torch_rms_norm = torch.nn.functional.rms_norm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bounds_checked(bounds_checked):
+    """A kernel that leaves its tensors fails its test and does not end the process."""
+
+
+def gradients(fn, dy, *tensors):
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    y = fn(*tensors)
+    return y, *torch.autograd.grad(y, tensors, dy)
+
+
+def assert_as_in_float64(x, weight, dy, eps=1e-6):
+    """The result, and both gradients, to a few roundings of their rows."""
+    found = gradients(lambda x, w: rms_norm(x, w, eps), dy, x, weight)
+    exact = gradients(
+        lambda x, w: torch_rms_norm(x, w.shape, w, eps), dy.double(), x.double(), weight.double()
+    )
+    for got, expected, like in zip(found, exact, (x, x, weight), strict=True):
+        assert_close(got.detach(), expected.detach(), like.dtype, roundings=16)
+
+
+WIDTHS = [1, 7, 8, 33, 128, 1025, 2048, 32768, 32769]
+SHAPES = [(3 if n > 9000 else 9, n) for n in WIDTHS]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rms_norm_and_its_gradients(shape, dtype):
+    if shape[1] > 1:  # of one column, what is left of the gradient is eps
+        x, dy = matrix(*shape, dtype), matrix(*shape, dtype, seed=1)
+        assert_as_in_float64(x, matrix(1, shape[1], dtype, seed=2)[0], dy)
+    else:
+        y = rms_norm(torch.full(shape, 3.0, dtype=dtype, device=DEVICE), eps=0.0)
+        assert (y == 1).all()
+
+
+def test_rms_norm_of_another_dtype_than_its_weight():
+    x, dy = matrix(9, 40, "bfloat16"), matrix(9, 40, "bfloat16", seed=1)
+    assert_as_in_float64(x, matrix(1, 40, seed=2)[0], dy)
+    assert_as_in_float64(x.double(), matrix(1, 40, seed=2)[0], dy.double())
+
+
+def test_rms_norm_without_a_weight():
+    x, dy = matrix(9, 40), matrix(9, 40, seed=1)
+    found = gradients(rms_norm, dy, x)
+    for got, expected in zip(
+        found, gradients(lambda x: torch_rms_norm(x, (40,)), dy, x), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64"])
+def test_eps_is_by_default_that_of_pytorch(name):
+    """Of numbers so small that it decides."""
+    x = (matrix(3, 40) * 3e-4).to(getattr(torch, name)) * (1e-5 if name == "float64" else 1)
+    torch.testing.assert_close(rms_norm(x), torch_rms_norm(x, (40,)))
+    zeros = torch.zeros_like(x)
+    assert torch.equal(rms_norm(zeros), zeros)
+
+
+def test_eps_is_added_to_the_mean():
+    x = torch.full((2, 8), 3.0, device=DEVICE)
+    assert torch.equal(rms_norm(x, eps=16.0), x / 5)
+    _, rstd = forward(x, None, 16.0)
+    assert (rstd - 0.2).abs().max() < 1e-7 and rstd.shape == (2,)
+
+
+def test_rms_norm_of_any_leading_dimensions():
+    x, weight = matrix(12, 40), matrix(1, 40, seed=2)[0]
+    expected = rms_norm(x, weight)
+    for view in (x.view(3, 4, 40), x.view(3, 4, 40).transpose(0, 1), x.view(2, 3, 2, 40)):
+        y = rms_norm(view, weight)
+        assert torch.equal(y, torch_rms_norm(view, (40,), weight, torch.finfo(x.dtype).eps)) or (
+            torch.allclose(y, torch_rms_norm(view, (40,), weight))
+        )
+        assert y.is_contiguous()
+    assert torch.equal(rms_norm(x[0], weight), expected[0])
+
+
+def test_dweight_is_of_all_rows_and_of_every_program():
+    """Each of the interpreter's 4 programs has several rows, and the last tile is not full."""
+    x = torch.ones(11, 40, device=DEVICE)
+    dy = torch.arange(11.0, device=DEVICE)[:, None].expand(11, 40)
+    for columns in (40, 1040):
+        x, dy = x[:, :1].expand(11, columns), dy[:, :1].expand(11, columns)
+        weight = torch.ones(columns, device=DEVICE)
+        _, _, dweight = gradients(lambda x, w: rms_norm(x, w, 0.0), dy, x, weight)
+        assert (dweight == 55).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0)], ids=["no-rows", "no-columns"])
+def test_gradients_of_nothing(shape):
+    x, weight = torch.empty(shape, device=DEVICE), torch.empty(shape[1], device=DEVICE)
+    y, dx, dweight = gradients(rms_norm, torch.empty(shape, device=DEVICE), x, weight)
+    assert y.shape == dx.shape == shape and not dweight.any()
+
+
+def test_gradcheck():
+    x, weight = (
+        it.requires_grad_() for it in (matrix(3, 7, "float64"), matrix(1, 7, "float64")[0])
+    )
+    for tensors in ((x, weight), (x,)):
+        assert gradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
+        assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_opcheck(weighted):
+    x, dy = matrix(3, 5).requires_grad_(), matrix(3, 5, seed=1).requires_grad_()
+    weight = matrix(1, 5, seed=2)[0].requires_grad_() if weighted else None
+    torch.library.opcheck(torch.ops.memtraffic.rms_norm.default, (x, weight, 1e-6))
+    rstd = torch.ones(3, device=DEVICE)
+    arguments = (dy.detach(), x.detach(), weight, rstd, 1e-6)
+    torch.library.opcheck(torch.ops.memtraffic.rms_norm_backward.default, arguments)
+
+
+def test_vmap():
+    x, weight = matrix(12, 5).view(4, 3, 5), matrix(4, 5, seed=1)
+    for in_dims in ((0, 0), (0, None), (1, None)):
+        w = weight if in_dims[1] == 0 else weight[0]
+        found, expected = (
+            torch.func.vmap(fn, in_dims=in_dims)(x, w)
+            for fn in (rms_norm, lambda x, w: torch_rms_norm(x, (5,), w))
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_rms_norm_of_meta_tensors():
+    y = rms_norm(torch.empty(2, 3, device="meta", dtype=torch.float16))
+    assert (y.shape, y.dtype, y.device.type) == ((2, 3), torch.float16, "meta")
+
+
+def test_rms_norm_is_what_the_package_offers():
+    assert memtraffic.rms_norm is rms_norm
+
+
+def zeros(*shape, **options):
+    return torch.zeros(shape, device=DEVICE, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        pytest.param(lambda: rms_norm([1.0]), TypeError, "x is a list", id="a-list"),
+        pytest.param(lambda: rms_norm(zeros(3), 2.0), TypeError, "weight is a float", id="weight"),
+        pytest.param(lambda: rms_norm(zeros(3), eps="a"), TypeError, "eps is a str", id="eps"),
+        pytest.param(lambda: rms_norm(zeros()), RuntimeError, "scalar", id="scalar"),
+        pytest.param(
+            lambda: rms_norm(zeros(2, 3), zeros(4)), RuntimeError, r"\(4,\), not \(3,\)", id="shape"
+        ),
+        pytest.param(
+            lambda: rms_norm(zeros(2, 3), zeros(3).int()), NotImplementedError, "int32", id="dtype"
+        ),
+        pytest.param(
+            lambda: rms_norm(zeros(1).expand(MAX_ROW + 1)), RuntimeError, f"{MAX_ROW + 1} columns",
+            id="too-wide",
+        ),
+    ],
+)  # fmt: skip
+def test_rms_norm_refuses(call, error, says):
+    with pytest.raises(error, match=f"^rms_norm: .*{says}"):
+        call()
+
+
+# ---- what it moves
+
+
+def test_traffic_of_rms_norm():
+    """A program has a row, so it reads the weight anew; 4 programs have parts of dweight."""
+    m, n = 9, 2048
+    x, weight = matrix(m, n), matrix(1, n)[0]
+    traffic = count(lambda x: rms_norm(x, weight), x)
+    assert (traffic.read_elements, traffic.written_elements) == (2 * m * n, m * n + m)
+    rstd = torch.ones(m, device=DEVICE)
+    [kernel, added, stored] = count(lambda x: backward(x, x, weight, rstd, 1e-6), x.clone()).ops
+    assert kernel.read_elements == 2 * m * n + 2 * m * n + m  # x, dy; the weight twice; rstd
+    assert kernel.written_elements == m * n + 4 * n
+    assert (added.read_elements, stored.written_elements) == (4 * n, n)
+
+
+@pytest.mark.parametrize("n", [32768, 32769])
+def test_a_row_that_outgrows_the_registers_is_read_twice(n):
+    x, rstd = matrix(2, n), torch.ones(2, device=DEVICE)
+    traffic = count(lambda x: backward(x, x.clone(), None, rstd, 1e-6), x)
+    kernel = next(it for it in traffic.ops if "kernel" in it.name)
+    assert kernel.read_elements == 4 * 2 * n + 2
+
+
+# ---- compiled
+
+
+def test_backward_tile_covers_the_row():
+    for itemsize, warps in WARPS.items():
+        for n in (1, 7, 300, 2049, max(warps.values())):
+            tile, kept = backward_tile(n, itemsize, find_gpu("H200"))
+            assert (tile.chunks - 1) * tile.block < n <= tile.chunks * tile.block
+            assert kept in (0, tile.chunks) and tile.num_warps <= 16
+        assert backward_tile(max(warps.values()) + 1, itemsize, find_gpu("H200")) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [2048, 4096, 8192, 12672, 16384, 32768])
+def test_rms_norm_keeps_memory_busy_on_sm_90(n, name):
+    """No spills, 128 bits an access, and more bytes in flight than the 25 kB that an SM needs."""
+    x, weight = torch.empty(64, n, dtype=getattr(torch, name), device=DEVICE), matrix(1, n, name)[0]
+    rstd = torch.empty(64, device=DEVICE)
+    for matrices, fn in (
+        (1, lambda x: forward(x, weight, 1e-6)),
+        (2, lambda x: backward(x, x.clone(), weight, rstd, 1e-6)),
+    ):
+        [launch] = capture_launches(fn, x, gpu=find_gpu("H200"))
+        [kernel] = compile_launches([(launch, "sm_90")])
+        # ptxas spills two registers where 16-bit rows, and dweight beside them, fill them all.
+        assert kernel.spill_bytes <= (8 if (n, name, matrices) == (32768, "bfloat16", 2) else 0)
+        assert set(kernel.load_bits) - {32} == set(kernel.store_bits) - {32} == {128}
+        programs = 65536 // (kernel.registers * kernel.num_warps * 32) or 1
+        assert programs * matrices * n * x.element_size() >= 25_000
+
+
+def test_no_plan_is_made_twice():
+    x = matrix(2, 24)
+    op._FORWARD.plans.forget()
+    for _ in range(3):
+        rms_norm(x)
+    assert len(op._FORWARD.plans.latest) == 1
