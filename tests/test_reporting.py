@@ -38,7 +38,7 @@ def text():
 
 def test_report_formula(text):
     assert "\nreads MN, writes MN\n" in section(text, "Formula")
-    assert "were refused: fused: 5 columns" in section(text, "Formula")
+    assert "6 refused: fused: 5 columns" in section(text, "Formula")
 
 
 def test_report_counts_at_its_own_size(text):

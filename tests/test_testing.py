@@ -338,18 +338,16 @@ def test_assert_traffic():
 
 @NEEDS_TRITON
 def test_assert_traffic_says_what_differs_and_why():
-    """Term by term; the operations and the kernels' arguments that have these terms, not others."""
     import kernels
 
-    head, term, by_operation, by_argument = lines_of(kernels.twice, "MN", "MN")
-    assert head == "kernels.twice reads 2MN, not MN (with M=4, N=2 16, not 8)"
-    assert term == "  MN 2, not 1"
-    assert by_operation == "  by operation: _twice_kernel 2MN"
-    assert by_argument == "  by argument of the kernels: x_ptr 2MN"
+    head, by_operation, by_argument = lines_of(kernels.twice, "MN", "MN")
+    assert head == "kernels.twice reads 2MN, not MN: at 4 x 2 16 elements, not 8"
+    assert by_operation == "  by operation: _twice_kernel 16"
+    assert by_argument.endswith(": x_ptr 16, of 8 elements several times")
 
-    head, *terms, by_operation = lines_of(lambda x: (x - x[:, :1]).sum(), "2MN", "MN + 1")
-    assert head.endswith("reads 2MN + M, not 2MN (with M=4, N=2 20, not 16)")
-    assert (terms, by_operation) == (["  M 1, not 0"], "  by operation: sub MN + M")
+    head, by_operation = lines_of(lambda x: (x - x[:, :1]).sum(), "2MN", "MN + 1")
+    assert head.endswith("reads 2MN + M, not 2MN: at 4 x 2 20 elements, not 16")
+    assert by_operation == "  by operation: sub 12, sum 8"
 
 
 def test_assert_traffic_of_writes_and_of_both_sides():
@@ -358,26 +356,65 @@ def test_assert_traffic_of_writes_and_of_both_sides():
     assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
 
 
-def test_assert_traffic_sees_one_shape():
+@pytest.mark.parametrize("odd", [(5, 781), (301, 4), (301, 4099)])
+def test_assert_traffic_sees_one_shape(odd):
     """What is wrong at a single shape that is only checked is wrong."""
-    wrong = lambda x: x.exp() if x.shape != (5, 781) else x.exp().exp()  # noqa: E731
-    head, _, *_ = lines_of(wrong, "MN", "MN")
-    assert "no sum of products of its sizes, not MN (with M=5, N=781 7810, not 3905)" in head
+    head, *_ = lines_of(lambda x: x.exp() if x.shape != odd else x.exp().exp(), "MN", "MN")
+    m, n = odd
+    assert f"at {m} x {n} {2 * m * n} elements, not {m * n}" in head
+
+
+def test_assert_traffic_pins_bytes():
+    def widens(x):
+        return x.exp().float()
+
+    testing.assert_traffic(torch.exp, "MN", "MN", dtype="bfloat16", write_bytes="2MN")
+    testing.assert_traffic(widens, "2MN", "2MN", dtype="bfloat16", write_bytes="6MN")
+    said = lines_of(widens, "2MN", "2MN", dtype="bfloat16", read_bytes="4MN", write_bytes="4MN")
+    assert "writes, in bytes, 6MN, not 4MN: at 4 x 2 48 bytes, not 32" in said[0]
+    assert said[1] == "  by operation: exp 16, _to_copy 32"
+    options = {"dtype": "bfloat16", "backward": ("2MN", "MN", None, "4MN")}
+    assert "writes, in bytes, 2MN, not 4MN" in lines_of(torch.exp, "MN", "MN", **options)[0]
 
 
 def test_assert_traffic_backward():
     square = lambda x: x * x  # noqa: E731
     testing.assert_traffic(square, "2MN", "MN", backward=("6MN", "3MN"))
-    head, *_, by_operation = lines_of(square, "2MN", "MN", backward=("5MN", "3MN"))
+    head, by_operation = lines_of(square, "2MN", "MN", backward=("5MN", "3MN"))
     assert head.startswith("the backward pass of ") and "reads 6MN, not 5MN" in head
-    assert by_operation == "  by operation: mul 2MN, mul 2MN, add 2MN"
+    assert by_operation == "  by operation: mul 16, mul 16, add 16"
 
 
-def test_assert_traffic_of_a_function_that_refuses_every_shape():
+@NEEDS_TRITON
+def test_assert_traffic_of_kernels_that_work_in_blocks():
+    import blocked_kernels
+
+    fn = blocked_kernels.add_bias(64, 64)
+    assert "reads MN + N at all but" in lines_of(fn, "MN + N", "MN")[0]
+    fit = [(64, 1), (128, 5), (192, 8), (256, 3), (64, 16), (192, 7)]
+    testing.assert_traffic(fn, "(65/64)MN", "MN", fit=fit, held_out=[(320, 9)])
+    assert "at 320 x 9" in lines_of(fn, "(33/32)MN", "MN", fit=[(320, 9)], held_out=[])[0]
+
+
+@NEEDS_TRITON
+def test_assert_traffic_of_a_kernel_that_leaves_its_tensors():
+    import kernels
+
+    said = lines_of(kernels.dropped_mask, "MN", "MN")[0]
+    assert said.startswith("kernels.dropped_mask is wrong at 3 x 5: ")
+
+
+def test_assert_traffic_of_a_function_that_refuses_every_shape_or_keeps_results():
+    kept = {}
+
     def refuse(x):
         raise ValueError("never")
 
+    def cached(x):
+        return kept[x.shape] if x.shape in kept else kept.setdefault(x.shape, x.exp())
+
     assert "refuses every shape" in lines_of(refuse, "MN", "MN")[0]
+    assert "keep results" in lines_of(cached, "MN", "MN")[0]
 
 
 # ---- assert_resources

@@ -30,7 +30,8 @@ from generated import generated
 from memtraffic.functions import as_function
 from memtraffic.gpus import DEFAULT_GPU
 from memtraffic.inputs import find_inputs
-from memtraffic.meters.formula import Counts, Shape, polynomial, solve
+from memtraffic.meters.formula import Counts, solve
+from memtraffic.meters.polynomials import Shape, polynomial
 from memtraffic.stand_in import stand_in
 from torch import Tensor
 
@@ -252,13 +253,13 @@ def _solved(fn: Callable[..., Any], inputs: str, backward: bool) -> list[dict[st
 
     def quantities(which: int) -> dict[str, dict[Shape, int]]:
         return {
-            "reads": counts.elements(which, "reads"),
-            "writes": counts.elements(which, "writes"),
+            "reads": counts.moved(which, "reads"),
+            "writes": counts.moved(which, "writes"),
         } | _least({shape: seen[shape] for shape in counts.traffic}, which)
 
     passes = range(2 if backward else 1)
     columns = []
-    for which in passes if fit and not counts.too_few() else ():
+    for which in passes if len(counts.fitted) > 2 ** len(sizes) else ():
         solutions = {name: solve(found, counts) for name, found in quantities(which).items()}
         columns.append({name: polynomial(found) for name, found in solutions.items() if found})
     if columns and all(len(each) == 4 for each in columns):

@@ -269,18 +269,18 @@ def formula(call: Call, fit: Shapes, check: Shapes, backward: bool, as_json: boo
     if as_json:
         passes = {"forward": found, "backward": found.backward}
         sides = {name: formula_sides(each) for name, each in passes.items() if each}
-        return json.dumps(sides if backward else sides["forward"])
-    text = f"{found}\nsolved at {len(found.fitted)} shapes, checked at {len(found.checked)} others"
-    if found.refused:
-        text += f", {len(found.refused)} refused: {found.refused[0][-1]}"
-    return text
+        tried = {"tried": found.tried, "together": found.together, "steps": found.steps}
+        return json.dumps((sides if backward else sides["forward"]) | tried)
+    return f"{found}\n{found.evidence}"
 
 
 def formula_sides(found: Formula) -> dict[str, dict[str, int | str]]:
     """The coefficients of a formula for JSON: whole numbers, or fractions as text."""
+    from memtraffic.meters.formula import SIDES
+
     return {
         side: {term: int(c) if c.denominator == 1 else str(c) for term, c in terms.items()}
-        for side, terms in (("reads", found.reads), ("writes", found.writes))
+        for side, terms in ((side, getattr(found, side)) for side in SIDES)
     }
 
 

@@ -18,6 +18,10 @@ class CountError(MemtrafficError):
     """What a function does cannot be counted exactly; the message says why."""
 
 
+class AccessError(CountError):
+    """A kernel reaches outside the tensors that it was given; the message says where."""
+
+
 class FormulaError(MemtrafficError):
     """A function's traffic is no sum of products of its sizes; the message says where."""
 

@@ -122,10 +122,8 @@ def formula_section(subject: Subject) -> list[str]:
     options: dict[str, Any] = {"dtype": subject.dtype, "backward": subject.backward}
     found = formula(subject.fn, subject.made, **options)
     subject.found.append("formula")
-    checked = f"Solved at {len(found.fitted)} shapes, checked at {len(found.checked)} others"
-    if found.refused:
-        checked += f"; {len(found.refused)} were refused: {found.refused[0][-1]}"
-    return ["In elements:", f"```\n{found}\n```", _sentence(checked)]
+    evidence = found.evidence.replace("\n", "; ")
+    return ["In elements:", f"```\n{found}\n```", _sentence(evidence[:1].upper() + evidence[1:])]
 
 
 def counted_section(subject: Subject) -> list[str]:

@@ -10,12 +10,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import AnyInputs
@@ -26,7 +28,9 @@ from memtraffic.triton_adapter.interpret import interpreting
 
 if TYPE_CHECKING:
     from memtraffic.meters.count import Traffic
-    from memtraffic.meters.formula import Counts, Formula
+    from memtraffic.meters.formula import Counts
+
+MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
 
 
 def _require(condition: bool, message: str) -> None:
@@ -241,98 +245,107 @@ def assert_traffic(
     writes: str,
     inputs: AnyInputs = None,
     *,
-    backward: tuple[str, str] | None = None,
+    read_bytes: str | None = None,
+    write_bytes: str | None = None,
+    backward: Sequence[str | None] | None = None,
+    fit: Sequence[tuple[int, ...]] | None = None,
+    held_out: Sequence[tuple[int, ...]] | None = None,
     dtype: str = "float32",
 ) -> None:
-    """Assert that `fn` reads and writes these numbers of elements, at every shape that it takes.
+    """Assert that `fn` reads and writes these numbers of elements, at small and at large shapes.
 
     >>> assert_traffic(lambda x, w: x * w, reads="MN + N", writes="MN", inputs="M,N N")
     >>> assert_traffic(lambda x: x.exp(), "MN", "MN", backward=("2MN", "MN"))
+    >>> assert_traffic(lambda x: x.exp(), "MN", "MN", write_bytes="2MN", dtype="bfloat16")
 
-    reads, writes: sums of products of the sizes, as `formula` prints them. inputs, dtype: as for
-    `memtraffic.formula`; by default one matrix M,N. backward: the same of the backward pass, which
-    is then counted, too.
+    reads, writes: sums of products of the sizes, as `formula` prints them. read_bytes, write_bytes:
+    the same in bytes, which pins the dtypes, too; None is not compared. backward: what the backward
+    pass reads and writes and, after them, its bytes. inputs, fit, held_out, dtype: as for
+    `memtraffic.formula`.
 
-    Raises AssertionError with the coefficients that differ and the operations and arguments of
-    kernels that have them, ValueError for text that is no formula, and what `count` raises.
+    Raises AssertionError with what was found, and what each operation and each argument of a kernel
+    has of it; also for a kernel that reaches outside its tensors and for counts that are not
+    repeatable. Raises ValueError for text that is no formula, and what `count` raises.
     """
-    from memtraffic.meters.formula import Counts, parse_formula, plan
+    from memtraffic.meters.formula import Counts
 
     counts = Counts(fn, inputs, backward=backward is not None, dtype=dtype)
-    passes = [(reads, writes), *([backward] if backward else [])]
-    expected = [parse_formula(*texts, counts.symbols) for texts in passes]
-    first, *more = plan(len(counts.symbols))
-    counts.add(*first)
-    while more and counts.too_few():
-        counts.add(*more.pop(0))
-    _require(not counts.too_few(), f"{function_name(fn)}: {counts.too_few()}")
-    differences = [
-        _traffic_difference(counts, which, verb, formula)
-        for which, formula in enumerate(expected)
-        for verb in ("reads", "writes")
+    passes = [(reads, writes, read_bytes, write_bytes), *([backward] if backward else [])]
+    check_traffic(counts, passes, fit, held_out)
+
+
+def check_traffic(
+    counts: "Counts",
+    passes: Sequence[Sequence[str | None]],
+    fit: Sequence[tuple[int, ...]] | None = None,
+    held_out: Sequence[tuple[int, ...]] | None = None,
+) -> None:
+    """Counts, and asserts what `assert_traffic` does.
+
+    passes: the texts of each, in the order of `meters.formula.SIDES`.
+    """
+    from memtraffic.meters.formula import SIDES, shape_text
+    from memtraffic.meters.polynomials import odd_ones, parse
+
+    expected = [
+        (which, side, parse(text, counts.symbols))
+        for which, texts in enumerate(passes)
+        for side, text in zip(SIDES, texts, strict=False)
+        if text is not None
     ]
-    _require(not any(differences), "\n".join(filter(None, differences)))
+    name = function_name(counts.fn)
+    try:
+        counts.run(fit, held_out, least=None if fit is None else min(MIN_SHAPES, len(fit)))
+    except FormulaError as error:
+        raise AssertionError(str(error)) from error
+    except AccessError as error:
+        at = f" at {shape_text(counts.shape)}" if counts.shape else ""
+        raise AssertionError(f"{name} is wrong{at}: {error}") from error
+    wrong = [
+        _traffic_difference(counts, which, side, right)
+        for which, side, right in expected
+        if odd_ones(right, counts.symbols, counts.moved(which, side))
+    ]
+    _require(not wrong, "\n".join(wrong))
 
 
-def _traffic_difference(counts: "Counts", which: int, verb: str, formula: "Formula") -> str:
-    """How the traffic of one pass differs from a formula; "" where it does not."""
-    from memtraffic.meters.formula import polynomial, solve
+def _traffic_difference(counts: "Counts", which: int, side: str, right: dict[str, Fraction]) -> str:
+    """How one side of a pass differs from a formula, and what has how much of it."""
+    from memtraffic.meters.formula import SIDES, shape_text
+    from memtraffic.meters.polynomials import odd_ones, polynomial
 
-    side = ("reads", "writes").index(verb)
-    elements, expected = counts.elements(which, verb), (formula.reads, formula.writes)[side]
-    right = {shape: formula.elements(*shape)[side] for shape in elements}
-    if elements == right:
-        return ""
-    shape = min((shape for shape in elements if elements[shape] != right[shape]), key=math.prod)
+    moved = counts.moved(which, side)
+    odd = odd_ones(right, counts.symbols, moved)
+    shape = min(odd, key=math.prod)
     name = function_name(counts.fn)
     name = f"the backward pass of {name}" if which else name
-    found = solve(elements, counts)
-    text = "no sum of products of its sizes" if found is None else polynomial(found)
-    sizes = ", ".join(f"{name}={n}" for name, n in zip(counts.symbols, shape, strict=True))
-    at = f"with {sizes or 'these inputs'} {elements[shape]}, not {right[shape]}"
-    lines = [f"{name} {verb} {text}, not {polynomial(expected)} ({at})"]
-    terms = {term: (found or {}).get(term, 0) for term in [*(found or {}), *expected]}
-    wrong = {term for term, value in terms.items() if value != expected.get(term, 0)}
-    if found is not None:
-        each = (f"{term} {terms[term]}, not {expected.get(term, 0)}" for term in terms)
-        lines += [f"  {line}" for line, term in zip(each, terms, strict=True) if term in wrong]
-    for kind, parts in _parts(counts, which, verb).items():
-        solved = {part: solve(n, counts) for part, n in parts.items()}
-        blamed = [
-            f"{name} {polynomial(each) if each else '(no such sum)'}"
-            for (name, _), each in solved.items()
-            if each is None or found is None or any(each.get(term) for term in wrong)
-        ]
-        lines += [f"  by {kind}: {', '.join(blamed)}"] if blamed else []
+    at = f"at {shape_text(shape)} " if shape else ""
+    unit = "bytes" if "bytes" in side else "elements"
+    lines = [
+        f"{name} {counts.describe(which, side)}, not {polynomial(right)}: "
+        f"{at}{moved[shape]} {unit}, not {odd[shape]}"
+    ]
+    traffic = counts.trace(shape)[which]
+    operations = (f"{op.name} {getattr(op, SIDES[side])}" for op in traffic.ops)
+    lines.append(f"  by operation: {', '.join(operations) or 'there is none'}")
+    kind = SIDES[side].partition("_")[0]
+    touched = Counter(
+        (access.argument, offset)
+        for access in traffic.accesses
+        if access.kind == kind
+        for offset in access.offsets
+    )
+    total, again = Counter[str](), Counter[str]()
+    for (argument, _), times in touched.items():
+        total[argument] += times
+        again[argument] += times > 1
+    arguments = (
+        f"{argument} {elements}"
+        + (f", of {again[argument]} elements several times" if again[argument] else "")
+        for argument, elements in total.items()
+    )
+    lines += [f"  by argument of the kernels, in elements: {'; '.join(arguments)}"] if total else []
     return "\n".join(lines)
-
-
-def _parts(
-    counts: "Counts", which: int, verb: str
-) -> dict[str, dict[tuple[str, int], Counter[tuple[int, ...]]]]:
-    """What a pass moves at each shape to solve at: by operation, and by argument of kernels."""
-    from memtraffic.meters.count import count
-
-    kind = "read" if verb == "reads" else "written"
-    by_operation: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
-    by_argument: dict[tuple[str, int], Counter[tuple[int, ...]]] = {}
-    for shape in counts.fitted:
-        arguments = counts.made_by.arguments(shape, counts.dtype)
-        options: Any = {"inputs": arguments, "trace": True, "backward": counts.backward}
-        counted = count(counts.function, **options)
-        traffic = counted[which] if counts.backward else counted
-        for i, op in enumerate(traffic.ops):
-            by_operation.setdefault((op.name, i), Counter())[shape] += getattr(
-                op, f"{kind}_elements"
-            )
-        for access in traffic.accesses:
-            if access.kind == kind:
-                found = by_argument.setdefault((access.argument, 0), Counter())
-                found[shape] += len(access.offsets)
-    shapes = Counter(dict.fromkeys(counts.fitted, 0))
-    for part in (*by_operation.values(), *by_argument.values()):
-        part |= shapes  # zero where there is none
-    return {"operation": by_operation, "argument of the kernels": by_argument}
 
 
 # ---- resources

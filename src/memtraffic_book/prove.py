@@ -15,30 +15,18 @@ one that is defined in a notebook's cell.
 from __future__ import annotations
 
 import functools
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.meters.count import Traffic, count
-from memtraffic.meters.formula import (
-    FIT,
-    HELD_OUT,
-    Counts,
-    parse_formula,
-    polynomial,
-    solve,
-)
+from memtraffic.meters.formula import Counts, parse_formula, shape_text
 from memtraffic.names import import_path
 from memtraffic.op import Op, find_op
-from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix
-from memtraffic.testing import assert_correct, assert_resources, bounds_checked
+from memtraffic.testing import assert_correct, assert_resources, bounds_checked, check_traffic
 from memtraffic.triton_adapter.interpret import interpreter_cause
 from memtraffic_book import units
 from memtraffic_book.catalog import find_experiments
@@ -48,7 +36,6 @@ from memtraffic_book.text import claim
 WIDTHS = (1, 2, 127, 128, 129, 781, 1000, 4096, 5000)
 DTYPES = ("float32", "float16", "bfloat16")
 ROWS, MANY_ROWS, HARD_ROW = 5, 67, 3  # of the matrices that are judged; the row with hard numbers
-MIN_SHAPES = 6  # at which a formula of four terms must hold
 INF = float("inf")
 # What the first columns of one row hold.
 HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("nan"),)}
@@ -78,11 +65,11 @@ def traffic(
 
     Raises AssertionError if `fn` moves another number of elements at any shape.
     """
-    counted, refused = _check_traffic(fn, reads, writes, _operation(op), widths)
-    others = f" It refuses {refused} other shapes." if refused else ""
+    counts = _check_traffic(fn, reads, writes, _operation(op), widths)
+    others = f" It refuses {len(counts.refused)} other shapes." if counts.refused else ""
     claim(
-        f"Counted at {counted} shapes: {_name(fn)} reads {reads} elements and writes {writes}."
-        f"{others}",
+        f"Counted at {len(counts.traffic)} shapes: {_name(fn)} reads {reads} elements and writes "
+        f"{writes}.{others}",
         True,
     )
 
@@ -144,9 +131,11 @@ def exam(
     True
     >>> exam(lambda x: (x - x.amax(dim=1, keepdim=True)).softmax(dim=1))
     Traceback (most recent call last):
-    AssertionError: At 4 x 2 the function reads 28 elements, not 8 (MN): amax 8, sub 12, _softmax 8.
-    It writes 20 elements, not 8 (MN): amax 4, sub 8, _softmax 8. At every shape it reads 3MN + M
-    and writes 2MN + M.
+    AssertionError: memtraffic_book.prove.<lambda> reads 3MN + M, not MN: at 4 x 2 28 elements,
+    not 8
+      by operation: amax 8, sub 12, _softmax 8
+    memtraffic_book.prove.<lambda> writes 2MN + M, not MN: at 4 x 2 20 elements, not 8
+      by operation: amax 4, sub 8, _softmax 8
 
     op: an operation, its name, or a function of one matrix, which says in float64 what is right.
     The other arguments are those of `traffic` and `correct`. Returns True.
@@ -296,80 +285,22 @@ def speed(
 
 def _check_traffic(
     fn: Callable[..., object], reads: str, writes: str, op: Op, widths: Sequence[int]
-) -> tuple[int, int]:
-    """Counts `fn`, and returns at how many shapes and how many it refused.
+) -> Counts:
+    """Counts `fn`, as `testing.assert_traffic` does, also where it fails.
 
-    The counts are those of `testing.assert_traffic`; what is said of them is for a learner.
+    Raises AssertionError for whatever `fn` raises: it is the answer of a learner.
     """
-    expected = parse_formula(reads, writes)
-    fit, held_out = ([(m, n) for n in widths for m in (2, 3, 5)], []) if widths else (FIT, HELD_OUT)
-    shapes = [*fit, *held_out]
-    shape = shapes[0]
+    parse_formula(reads, writes)
+    shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else None
+    counts = Counts(fn, op)
     try:
-        counts = Counts(fn, op)
-        for shape in progress(shapes, "counting"):
-            with runtime.device_guard(op.inputs(shape)[0]):
-                counts.add(*(([shape], []) if shape in fit else ([], [shape])))
+        with runtime.device_guard(op.inputs((2, 8))[0]):
+            check_traffic(counts, [(reads, writes)], shapes, None if shapes is None else ())
+    except AssertionError:
+        raise
     except Exception as error:
-        raise _failure(fn, _size(shape), error) from error
-    refused = counts.refused
-    if len(refused) > len(shapes) - min(MIN_SHAPES, len(shapes)):
-        *shape_, why = refused[0]
-        few = f"refuses {len(refused)} of {len(shapes)} shapes, {_size(shape_)} with: {why}"
-        raise AssertionError(f"{_name(fn)} {few}")
-    moved = {verb: counts.elements(0, verb) for verb in ("reads", "writes")}
-    wrong = [
-        shape
-        for shape in counts.traffic
-        if (moved["reads"][shape], moved["writes"][shape]) != expected.elements(*shape)
-    ]
-    if wrong:
-        smallest = min(wrong, key=math.prod)
-        sides = zip((reads, writes), expected.elements(*smallest), strict=True)
-        reason = _explain_traffic(fn, op, smallest, list(sides))
-        solved = {verb: solve(elements, counts) for verb, elements in moved.items()}
-        if not widths and not counts.too_few() and all(solved.values()):
-            each = (f"{verb} {polynomial(terms or {})}" for verb, terms in solved.items())
-            reason += f" At every shape it {' and '.join(each)}."
-        raise AssertionError(reason)
-    return len(shapes) - len(refused), len(refused)
-
-
-def _explain_traffic(
-    fn: Callable[..., object], op: Op, shape: Shape, expected: list[tuple[str, int | Fraction]]
-) -> str:
-    """What `fn` moves at a shape and what it should, with the operations or elements to blame.
-
-    expected: the formula and its value there, for what is read and for what is written.
-    """
-    moved = count(fn, *op.inputs(shape), trace=True)
-    found = (("reads", "read", moved.read_elements), ("writes", "written", moved.written_elements))
-    parts = []
-    for (verb, kind, elements), (text, right) in zip(found, expected, strict=True):
-        if elements != right:
-            blame = _by_operation(moved, kind) + _repeated(moved, kind)
-            parts.append(f"{verb} {elements} elements, not {right} ({text}){blame}")
-    return f"At {_size(shape)} {_name(fn)} {'. It '.join(parts)}."
-
-
-def _by_operation(moved: Traffic, kind: str) -> str:
-    if len(moved.ops) < 2:
-        return ""
-    each = (f"{op.name} {getattr(op, f'{kind}_elements')}" for op in moved.ops)
-    return f": {', '.join(each)}"
-
-
-def _repeated(moved: Traffic, kind: str) -> str:
-    """Of which arguments kernels touch elements several times."""
-    touched = Counter(
-        (access.argument, offset)
-        for access in moved.accesses
-        if access.kind == kind
-        for offset in access.offsets
-    )
-    again = Counter(argument for (argument, _), times in touched.items() if times > 1)
-    parts = [f"{elements} elements of {argument}" for argument, elements in again.items()]
-    return f"; {_list(parts)} more than once" if parts else ""
+        raise _failure(fn, shape_text(counts.shape), error) from error
+    return counts
 
 
 # ---- what is judged
@@ -387,14 +318,14 @@ def _cases(
     wanted += [((ROWS, even), dtype, other) for other in layouts[1:]]
     wanted += [((ROWS, probe), other, layout) for other in dtypes[1:]]
     for shape, dtype_, layout_ in wanted:
-        label = ", ".join([_size(shape), layout_, dtype_])
+        label = ", ".join([shape_text(shape), layout_, dtype_])
         yield label, op.inputs(shape, dtype_, layout_), ""
     for name, numbers in HARD.items():
         first, *others = op.inputs((ROWS, probe), "float32", layout)
         head = first[HARD_ROW, : len(numbers)]
         head.copy_(torch.tensor(numbers[: len(head)]))
         if not others and not op.reference(first.double()).isinf().any():
-            yield f"{_size((ROWS, probe))} with {name} in row {HARD_ROW}", (first,), name
+            yield f"{shape_text((ROWS, probe))} with {name} in row {HARD_ROW}", (first,), name
 
 
 def _judge(fn: Function, op: Op, label: str, inputs: tuple[Tensor, ...]) -> None:
@@ -425,7 +356,7 @@ def _operation(op: Operation) -> Op:
         sizes=("M", "N"),
         make_inputs=lambda m, n, **options: (matrix(m, n, **options),),
         reference=op,
-        least_bytes=lambda x: 2 * x.numel() * x.element_size(),
+        least_bytes=lambda x: 2 * x.numel() * x.elementshape_text(),
     )
 
 
@@ -438,10 +369,6 @@ def _name(fn: Callable[..., object]) -> str:
     except LookupError:
         name = getattr(fn, "__name__", type(fn).__name__)
     return "the function" if "<" in name else name
-
-
-def _size(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _list(parts: Sequence[object]) -> str:

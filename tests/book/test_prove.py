@@ -124,31 +124,31 @@ def test_exam_of_another_operation():
     [
         pytest.param(
             variant(twice=True),
-            r"^At 4 x 2 changed reads 16 elements, not 8 \(MN\); 8 elements of x_ptr more than "
-            r"once\. At every shape it reads 2MN and writes MN\.$",
+            r"changed reads 2MN, not MN: at 4 x 2 16 elements, not 8\n.*\n.*: x_ptr 16, of 8 "
+            r"elements several times$",
             id="reads-twice",
         ),
         pytest.param(
             variant(masked=False),
-            r"^changed fails at 3 x 5: CountError: _kernel reads 3 elements outside",
+            r"changed is wrong at 3 x 5: .*_kernel",
             id="drops-the-mask",
         ),
         pytest.param(
             variant(skipped=3),
-            r"^At 4 x 2 changed writes 6 elements, not 8 \(MN\)\.$",
+            r"changed writes no sum .*: at 4 x 2 6 elements, not 8",
             id="skips-a-row",
         ),
         pytest.param(
             variant(fewer=1),
-            r"^At 4 x 2 changed reads 6 elements, not 8 \(MN\)\. It writes 6 elements",
+            r"changed reads MN - N, not MN: at 4 x 2 6 elements, not 8",
             id="one-program-fewer",
         ),
         pytest.param(
             naive.softmax,
-            r"naive reads 48 elements, not 8 \(MN\): amax 8, sub 12,",
+            r"reads 5MN \+ 2M, not MN: at 4 x 2 48 elements, not 8\n.*: amax 8, sub 12,",
             id="operations",
         ),
-        pytest.param(lambda x: None, r"^At 4 x 2 the function reads 0 elements", id="nothing"),
+        pytest.param(lambda x: None, "reads 0, not MN: at 4 x 2 0 elements", id="nothing"),
         pytest.param(lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt", id="error"),
         pytest.param(lambda x: missing, "fails at 2 x 8: NameError: name 'missing'", id="typo"),  # noqa: F821
         pytest.param(lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5", id="no-sum"),
@@ -157,7 +157,7 @@ def test_exam_of_another_operation():
             r"^only_powers_of_two fails at 5 x 127, packed, float32: ValueError: 127 columns",
             id="refuses-widths",
         ),
-        pytest.param(refuses_all, r"refuses 17 of 17 shapes, 2 x 8 with: not today", id="refuses"),
+        pytest.param(refuses_all, "refuses every shape, 2 x 8 with: not today", id="refuses"),
         pytest.param(lambda x: x.softmax(1).T, "shape", id="transposed-result"),
         pytest.param(_kernel, "is a kernel: give the function that launches it", id="kernel"),
         pytest.param(5, "the answer is 5: a function", id="number"),
@@ -200,7 +200,7 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
         "✓ Counted at 17 shapes: softmax reads MN elements and writes MN.",
         "✓ Counted at 17 shapes: changed reads 2MN elements and writes MN.",
     ]
-    assert "AssertionError: At 4 x 2 changed reads 16 elements, not 8 (MN);" in done.stderr
+    assert "reads 2MN, not MN: at 4 x 2 16 elements, not 8" in done.stderr
 
 
 # ---- traffic
@@ -212,7 +212,7 @@ def test_traffic_says_what_was_counted(capsys):
     prove.traffic(pytorch, widths=(3, 5))
     assert capsys.readouterr().out.splitlines() == [
         "✓ Counted at 17 shapes: naive reads 5MN + 2M elements and writes 3MN + 2M.",
-        "✓ Counted at 11 shapes: only_powers_of_two reads MN elements and writes MN. "
+        "✓ Counted at 12 shapes: only_powers_of_two reads MN elements and writes MN. "
         "It refuses 6 other shapes.",
         "✓ Counted at 6 shapes: pytorch reads MN elements and writes MN.",
     ]
@@ -223,14 +223,14 @@ def test_traffic_says_what_was_counted(capsys):
     [
         pytest.param(pytorch, "2MN", "MN", id="reads"),
         pytest.param(pytorch, "MN", "MN + 1", id="writes"),
-        pytest.param(wrong_where(lambda x: x.shape[1] == 1823, torch.exp_), "MN", "0", id="all"),
+        pytest.param(wrong_where(lambda x: x.shape[1] == 781, torch.exp_), "MN", "0", id="all"),
         pytest.param(
-            wrong_where(lambda x: x.shape[1] == 1823, lambda x: x + x), "MN", "MN", id="one-shape"
+            wrong_where(lambda x: x.shape[1] == 781, lambda x: x + x), "MN", "MN", id="one-shape"
         ),
     ],
 )
 def test_traffic_refuses(fn, reads, writes, capsys):
-    with pytest.raises(AssertionError, match=r"At \d+ x \d+ .* elements, not \d+"):
+    with pytest.raises(AssertionError, match=r"at \d+ x \d+ .* elements, not \d+"):
         prove.traffic(fn, reads, writes)
     assert not capsys.readouterr().out
 

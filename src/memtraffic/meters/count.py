@@ -19,6 +19,7 @@ Nothing is guessed: an operation that this module does not know is an error that
 from __future__ import annotations
 
 import io
+import math
 import sys
 import threading
 import warnings
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.errors import CountError
+from memtraffic.errors import AccessError, CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import AnyInputs, Arguments, bind, given
 from memtraffic.progress import progress_bar
@@ -49,6 +50,7 @@ from memtraffic.torch_adapter import (
 )
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
+from memtraffic.triton_adapter.launch import Grid
 
 _ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
@@ -87,6 +89,7 @@ _LOSSES_BACKWARD = frozenset({"nll_loss_backward", "nll_loss2d_backward"})
 _INDEXED = _LOSSES | _LOSSES_BACKWARD | {*_PICKS, *_PUTS, "embedding_dense_backward"}
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
+_work: ContextVar[Work | None] = ContextVar("work", default=None)
 
 
 @dataclass
@@ -254,6 +257,47 @@ def count_passes(
     return first, second
 
 
+class TooMuchWork(CountError):
+    """A count was given up, because its kernels have too many programs or accesses."""
+
+
+@dataclass
+class Work:
+    """The kernels that a count launched, and how much of them is interpreted.
+
+    programs, accesses: how many more there may be. launches: the kernel and the grid of each.
+    exceeded: whether they were too many, also where the counted function caught the error.
+    """
+
+    programs: float = math.inf
+    accesses: float = math.inf
+    launches: list[tuple[str, Grid]] = field(default_factory=list)
+    exceeded: bool = False
+
+    def see(self, kernel: _Kernel, program: Grid, grid: Grid) -> None:
+        """An access is made. Raises TooMuchWork if all those to come would be too many."""
+        programs = math.prod(grid)
+        kernel.accesses += 1
+        self.accesses -= 1
+        if kernel.accesses == 1:
+            self.programs -= programs
+            self.launches.append((kernel.op.name, grid))
+        to_come = kernel.accesses * (programs - 1) if program == (0, 0, 0) else 0
+        if self.programs < 0 or self.accesses < to_come:
+            self.exceeded = True
+            raise TooMuchWork("the kernels of this count have too many programs or accesses")
+
+
+@contextmanager
+def limited(work: Work) -> Iterator[None]:
+    """Context manager: counts inside end with TooMuchWork where they are more than `work`."""
+    token = _work.set(work)
+    try:
+        yield
+    finally:
+        _work.reset(token)
+
+
 def differentiable(arguments: Arguments) -> Arguments:
     """The same arguments, whose floating-point tensors want a gradient."""
     return arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
@@ -405,6 +449,7 @@ class _Meter(TorchDispatchMode):
         super().__init__()
         self.traffic = Traffic()
         self.trace = trace
+        self.work = _work.get()
         self.kernel: _Kernel | None = None
 
     # ---- PyTorch operations
@@ -475,6 +520,8 @@ class _Meter(TorchDispatchMode):
         assert self.kernel is not None
         (x, y, z), (size_x, size_y, size_z) = program, grid
         self.kernel.show((x * size_y + y) * size_z + z, size_x * size_y * size_z)
+        if self.work is not None:
+            self.work.see(self.kernel, program, grid)
         self.kernel.op.add(kind, addresses.size, itemsize)
         for argument, offsets in self.kernel.split(kind, addresses):
             if self.trace:
@@ -506,7 +553,7 @@ class _Kernel:
     """One launch of a kernel: its `OpTraffic`, and where its arguments lie."""
 
     def __init__(self, op: OpTraffic, show: Callable[[int, int], object]) -> None:
-        self.op, self.show = op, show
+        self.op, self.show, self.accesses = op, show, 0
         self.arguments: list[tuple[str, int, int]] = []  # name, first byte, one past the last byte
         self.holds_pointers = False
 
@@ -527,7 +574,7 @@ class _Kernel:
                 yield name, addresses[inside] - start
         if outside.any() and not self.holds_pointers:  # an int64 tensor may hold addresses
             verb = "reads" if kind == "read" else "writes"
-            raise CountError(
+            raise AccessError(
                 f"{self.op.name} {verb} {outside.sum()} elements outside the tensors it was given"
             )
 

@@ -2,7 +2,10 @@
 
 Counts are integers, and the arithmetic is exact: the coefficients of products of the sizes, such as
 MN, M, N and 1, solve an over-determined system by least squares, in fractions. Its residual must be
-zero, and the solution must also predict the counts at shapes that took no part in solving it.
+zero. Shapes to solve at are small. The solution must also predict the counts at shapes that took no
+part in solving it, and these are large: each size in turn a few hundred or thousand, then all sizes
+together, so that a kernel runs several programs along each axis of its grid. A formula says how
+large: beyond that it was not tried.
 """
 
 from __future__ import annotations
@@ -11,51 +14,79 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from memtraffic.errors import FormulaError
+from memtraffic.errors import FormulaError, InputsError
 from memtraffic.functions import as_function, function_name
 from memtraffic.inputs import AnyInputs, find_inputs
-from memtraffic.meters.count import Traffic, count, count_passes
+from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, count_passes, limited
+from memtraffic.meters.polynomials import (
+    SYMBOLS,
+    Polynomial,
+    Shape,
+    evaluate,
+    least_squares,
+    odd_ones,
+    parse,
+    polynomial,
+    products_of,
+    solutions,
+)
 from memtraffic.progress import progress
 
-Shape: TypeAlias = tuple[int, ...]
 Round: TypeAlias = tuple[Sequence[Shape], Sequence[Shape]]  # to solve at, to check at
 
-SYMBOLS = ("M", "N")
 FIT: tuple[Shape, ...] = (
     *((2, 8), (3, 16), (5, 32), (7, 4), (4, 64), (6, 16)),
     *((3, 5), (5, 12), (8, 21)),
 )
-HELD_OUT: tuple[Shape, ...] = (
-    *((9, 8), (4, 2), (11, 64), (2, 4096), (3, 1024)),
-    *((5, 781), (13, 7), (2, 1823)),
-)
+HELD_OUT: tuple[Shape, ...] = ((9, 8), (4, 2), (13, 7), (5, 781), (3, 1024))
+# The large sizes to check at, the first that is taken: an odd number, or a power of two. Only the
+# last size, which is that of a row, is tried in the thousands.
+LARGE = (301, 256, 128)
+WIDE = (4099, 4096, 1031, 1024)
+# At one of the shapes that are chosen: programs, loads and stores of kernels, elements in all.
+MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
+FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
 MAX_SYMBOLS = 4
-MAX_POWER = 3  # of one size in one product
+MOST_SHAPES = 4  # that a message lists
 MIN_CHECKED = 2
+MAX_LEAST = 3  # a range that starts here starts at the beginning
+# What is counted of each pass: the field of a `Formula`, and that of a `Traffic`.
+SIDES = {
+    "reads": "read_elements",
+    "writes": "written_elements",
+    "read_bytes": "read_bytes",
+    "write_bytes": "written_bytes",
+}
+REFUSALS = (ValueError, AssertionError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Traffic in elements, as a sum of products of sizes.
+    """Traffic as a sum of products of sizes, and where it was tried.
 
-    reads, writes: the coefficients of the products, such as MN, M, N and 1, where BHSS is B times H
-    times the square of S. fitted, checked: the shapes that the formula was solved and checked at.
+    reads, writes: in elements, the coefficients of the products, such as MN, M, N and 1, where BHSS
+    is B times H times the square of S. read_bytes, write_bytes: the same in bytes, for the dtypes
+    that it was solved with. fitted, checked: the shapes that the formula was solved and checked at.
     refused: the shapes that the function refused, each followed by its reason. symbols: the sizes.
-    backward: the formula of the backward pass, where it was asked for.
+    backward: the formula of the backward pass, where it was asked for. notes: what a reader should
+    know of the counts, as sentences.
     """
 
-    reads: dict[str, Fraction]
-    writes: dict[str, Fraction]
-    fitted: tuple[Shape, ...]
-    checked: tuple[Shape, ...]
+    reads: Polynomial
+    writes: Polynomial
+    fitted: tuple[Shape, ...] = ()
+    checked: tuple[Shape, ...] = ()
     refused: tuple[tuple[Any, ...], ...] = ()
     symbols: tuple[str, ...] = SYMBOLS
     backward: Formula | None = None
+    read_bytes: Polynomial = field(default_factory=dict)
+    write_bytes: Polynomial = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"reads {polynomial(self.reads)}, writes {polynomial(self.writes)}"
@@ -64,10 +95,77 @@ class Formula:
     def elements(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:
         """The elements read and written, as ints where they are whole.
 
-        shape: a number for each of `symbols`.
+        shape: a number for each of `symbols`. Whether it was tried is for `holds` to say.
         """
-        reads, writes = (_evaluate(s, self.symbols, shape) for s in (self.reads, self.writes))
-        return _whole(reads), _whole(writes)
+        return self._at(shape, self.reads, self.writes)
+
+    def bytes(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:
+        """The bytes read and written, as `elements` gives the elements."""
+        return self._at(shape, self.read_bytes, self.write_bytes)
+
+    def _at(self, shape: Shape, *sides: Polynomial) -> Any:
+        return tuple(evaluate(each, self.symbols, shape) for each in sides)
+
+    @property
+    def tried(self) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest number that was tried for each size."""
+        sizes = zip(self.symbols, self._sizes, strict=True)
+        return {symbol: (min(numbers), max(numbers)) for symbol, numbers in sizes}
+
+    @property
+    def together(self) -> Shape:
+        """The shape, of those tried, in which all sizes are large."""
+        most = [max(numbers) for numbers in self._sizes]
+
+        def least(shape: Shape) -> float:
+            each = zip(shape, most, strict=True)
+            return min((math.log(n + 1) / math.log(high + 1) for n, high in each), default=0)
+
+        return max((*self.fitted, *self.checked), key=least, default=())
+
+    @property
+    def steps(self) -> dict[str, str]:
+        """The sizes that were tried only in "powers of two", or in "multiples of" a number."""
+        steps = zip(self.symbols, map(_step, self._sizes), strict=True)
+        return {symbol: step for symbol, step in steps if step}
+
+    @property
+    def _sizes(self) -> list[tuple[int, ...]]:
+        return list(zip(*self.fitted, *self.checked, strict=True))
+
+    def holds(self, *shape: int) -> bool:
+        """Whether a shape is in the range that was tried: below one shape, and in the same steps.
+
+        >>> found = formula(lambda x: x.exp())
+        >>> found.holds(300, 4000), found.holds(300, 5000)
+        (True, False)
+        """
+        sizes = zip(self._sizes, shape, strict=True)
+        between = all(
+            min(numbers) <= n and _step(numbers) == _step((*numbers, n)) for numbers, n in sizes
+        )
+        return between and any(_covers(tried, shape) for tried in (*self.fitted, *self.checked))
+
+    @property
+    def evidence(self) -> str:
+        """What the formula rests on, as lines of text: how many shapes, and up to which.
+
+        >>> print(formula(lambda x: x.exp()).evidence)
+        solved at 9 shapes, checked at 8 others
+        M to 301, N to 4099; outside: not tried
+        """
+        text = f"solved at {len(self.fitted)} shapes, checked at {len(self.checked)} others"
+        if self.refused:
+            text += f", {len(self.refused)} refused: {self.refused[0][-1]}"
+        each = []
+        for (symbol, (low, high)), numbers in zip(self.tried.items(), self._sizes, strict=True):
+            unit, step = math.gcd(*numbers), _step(numbers)
+            start = f"from {low} " if low > max(unit, MAX_LEAST) else ""
+            each.append(f"{symbol} {start}to {high}" + (f" in {step}" if step else ""))
+        if not self.holds(*(high for _, high in self.tried.values())):
+            each.append(f"together to {shape_text(self.together)}")
+        lines = [text, *([f"{', '.join(each)}; outside: not tried"] if each else [])]
+        return "\n".join([*lines, *self.notes])
 
 
 def parse_formula(reads: str, writes: str, symbols: Sequence[str] = SYMBOLS) -> Formula:
@@ -79,7 +177,7 @@ def parse_formula(reads: str, writes: str, symbols: Sequence[str] = SYMBOLS) -> 
     reads, writes: as `Formula` prints them, with the letters of a product in any order. symbols:
     the sizes. Raises ValueError for text of another form and for other letters.
     """
-    return Formula(_parse(reads, symbols), _parse(writes, symbols), (), (), (), tuple(symbols))
+    return Formula(parse(reads, symbols), parse(writes, symbols), symbols=tuple(symbols))
 
 
 def formula(
@@ -102,39 +200,29 @@ def formula(
     fn: what `functions.as_function` takes. inputs: what `fn` is called with: a specification, see
     `inputs.find_inputs`; an operation; or a function of sizes such as `m` and `n` that returns
     tensors. By default it is one matrix, M,N. dtype: of the tensors whose specification names none.
-    fit, held_out: the shapes, such as (M, N), to solve and to check at; they are chosen if not
-    given. A shape that `fn` refuses with a ValueError is left out of both and listed in
-    `Formula.refused`. backward: the result has the formula of the backward pass, too.
+    fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
+    given: small ones to solve at, and large ones to check at, each size a multiple of what divides
+    it in all of `fit`. A shape that `fn` or `inputs` refuses with a ValueError, an AssertionError
+    or a NotImplementedError is left out and listed in `Formula.refused`. backward: the result has
+    the formula of the backward pass, too.
 
-    Raises FormulaError, with the residuals, if there is no such formula or too few shapes are left;
-    what `count` raises; and what else `fn` raises.
+    Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
+    count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
     counts = Counts(fn, inputs, backward=backward, dtype=dtype)
-    first, *more = plan(len(counts.symbols))
-    if fit is not None or held_out is not None:
-        first = first[0] if fit is None else fit, first[1] if held_out is None else held_out
-        more = []
-    counts.add(*first)
-    while more and counts.too_few():
-        counts.add(*more.pop(0))
-    if reason := counts.too_few():
-        raise FormulaError(reason)
-    found = _solve_all(counts)
-    while found is None and more:
-        counts.add(*more.pop(0))
-        found = _solve_all(counts)
+    found = counts.run(fit, held_out)
     if found is None:
-        raise _no_formula(counts, first)
+        raise counts.no_formula()
     last = None
-    for reads, writes in reversed(found):
+    for sides in reversed(found):
         last = Formula(
-            reads,
-            writes,
-            counts.fitted,
-            counts.checked,
-            tuple(counts.refused),
-            counts.symbols,
-            last,
+            **sides,
+            fitted=counts.fitted,
+            checked=counts.checked,
+            refused=tuple(counts.refused),
+            symbols=counts.symbols,
+            backward=last,
+            notes=tuple(counts.notes),
         )
     assert last is not None
     return last
@@ -148,7 +236,9 @@ class Counts:
     """The traffic of a function by shape, counted at rounds of shapes.
 
     traffic: by shape, that of the forward pass and, if asked for, that of the backward pass.
-    refused: the shapes that the function refused with a ValueError, each with its reason.
+    refused: the shapes that the function refused, each with its reason. fitted, checked: the others
+    that were counted, to solve and to check at. shape: the one that is counted, or was last. notes:
+    what a reader should know of the counts, as sentences.
     """
 
     fn: Callable[..., object]
@@ -159,6 +249,8 @@ class Counts:
     refused: list[tuple[Any, ...]] = field(default_factory=list)
     fitted: tuple[Shape, ...] = ()
     checked: tuple[Shape, ...] = ()
+    shape: Shape = ()
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.function, self.made_by = as_function(self.fn), find_inputs(self.inputs)
@@ -169,51 +261,312 @@ class Counts:
             )
         if bad := [symbol for symbol in self.symbols if not re.fullmatch("[A-Z]", symbol)]:
             raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
+        self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
+        self._programs: dict[tuple[str, int, int], int] = {}  # most, by kernel, launch and axis
+        self._too_large: set[Shape] = set()
+        self._unmade: InputsError | None = None
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the sizes."""
         return self.made_by.sizes
 
-    def add(self, fit: Sequence[Shape], held_out: Sequence[Shape]) -> None:
-        """Counts at further shapes, to solve at and to check at."""
+    def run(
+        self,
+        fit: Sequence[Shape] | None = None,
+        held_out: Sequence[Shape] | None = None,
+        least: int | None = None,
+    ) -> list[dict[str, Polynomial]] | None:
+        """Counts at these shapes, or at those that are chosen, and solves.
+
+        least: how many shapes to solve at are enough; by default, one more than there are products
+        of sizes. Returns for each pass the polynomial of each of `SIDES`; None if one has none.
+        Raises FormulaError for too few shapes and for counts that are not repeatable.
+        """
+        (first, small), *more = plan(len(self.symbols))
+        planned = fit is None
+        self.add(first if fit is None else fit, (), limit=planned)
+        least, pinned = least or 2 ** len(self.symbols) + bool(self.symbols), least is not None
+        while planned and more and len(self.fitted) < least:
+            self.add(*more.pop(0), limit=True)
+        if planned and held_out is None:
+            self.add((), small, limit=True)
+        if len(self.fitted) < least:
+            raise self._too_few()
+        self._count_again()
+        found = self._solve()
+        squares = 3 ** len(self.symbols)
+        while found is None and planned and more and len(self.fitted) <= squares:
+            self.add(*more.pop(0), limit=True)
+            found = self._solve()
+        if held_out is not None:
+            self.add((), held_out)
+        elif found is not None:
+            self._check_large(found)
+        if self.symbols and found and not pinned and len(self.checked) < MIN_CHECKED:
+            raise self._too_few()
+        return self._solve() if found else None
+
+    def add(self, fit: Sequence[Shape], held_out: Sequence[Shape], limit: bool = False) -> None:
+        """Counts at further shapes, to solve at and to check at.
+
+        limit: leaves out those at which kernels have too many programs or accesses.
+        """
         for shape in progress((*fit, *held_out), "counting"):
-            arguments = self.made_by.arguments(shape, self.dtype)
-            try:
-                if self.backward:
-                    self.traffic[shape] = count_passes(self.function, arguments)
-                else:
-                    self.traffic[shape] = (count(self.function, inputs=arguments),)
-            except ValueError as error:
-                self.refused.append((*shape, str(error)))
+            self._counted(shape, limit)
         self.fitted += tuple(shape for shape in fit if shape in self.traffic)
         self.checked += tuple(shape for shape in held_out if shape in self.traffic)
 
-    def too_few(self) -> str:
-        """Why the shapes do not suffice to solve for each product of sizes; "" if they do."""
-        if not self.symbols and self.traffic:  # a number, counted twice
-            return ""
-        if len(self.fitted) > 2 ** len(self.symbols) and len(self.checked) >= MIN_CHECKED:
-            return ""
+    def moved(self, which: int, side: str) -> dict[Shape, int]:
+        """One of `SIDES` of a pass, 0 or 1, by shape."""
+        return {
+            shape: getattr(passes[which], SIDES[side]) for shape, passes in self.traffic.items()
+        }
+
+    def _counted(self, shape: Shape, limit: bool) -> bool:
+        """Counts at a shape, unless that was done or tried; whether there is a count."""
+        if shape in self.traffic or shape in self._too_large:
+            return shape in self.traffic
+        work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
+        try:
+            passes = self._count(shape, work)
+        except TooMuchWork:
+            self._too_large.add(shape)
+        except REFUSALS as error:
+            self._unmade = error if isinstance(error, InputsError) else None
+            self.refused.append((*shape, str(error) or type(error).__name__))
+        else:
+            if work.exceeded:  # and the function caught the error
+                self._too_large.add(shape)
+            else:
+                self.traffic[shape] = passes
+                self._keep_grids(work)
+        return shape in self.traffic
+
+    def _count(self, shape: Shape, work: Work, trace: bool = False) -> tuple[Traffic, ...]:
+        self.shape = shape
+        arguments = self.made_by.arguments(shape, self.dtype)
+        self._held[shape] = sum(x.numel() for x in arguments.tensors)
+        with limited(work):
+            if self.backward:
+                return count_passes(self.function, arguments, trace)
+            return (count(self.function, inputs=arguments, trace=trace),)
+
+    def _keep_grids(self, work: Work) -> None:
+        launches: dict[str, int] = {}
+        for kernel, grid in work.launches:
+            launch = launches[kernel] = launches.get(kernel, 0) + 1
+            for axis, programs in enumerate(grid):
+                key = kernel, launch, axis
+                self._programs[key] = max(programs, self._programs.get(key, 1))
+
+    def trace(self, shape: Shape) -> tuple[Traffic, ...]:
+        """The traffic of each pass at a shape, with the accesses of its kernels."""
+        return self._count(shape, Work(), trace=True)
+
+    def _too_few(self) -> Exception:
+        """Why the shapes do not suffice."""
         few = (
             f"{len(self.fitted)} shapes to solve at and {len(self.checked)} to check at are too few"
         )
+        if self._too_large and not self.refused:
+            few += f"; {len(self._too_large)} would be more than {MAX_PROGRAMS} programs"
         if not self.refused:
-            return few
+            return FormulaError(few)
         *shape, reason = self.refused[0]
-        if not self.traffic:
-            at = f"{_size(shape)} with ValueError" if shape else "ValueError"
-            return f"{function_name(self.fn)} refuses every shape, {at}: {reason}"
-        return f"{few}; refused {_size(shape)}: {reason}"
+        if self.traffic:
+            return FormulaError(f"{few}; refused {shape_text(shape)}: {reason}")
+        if self._unmade is not None:
+            return self._unmade
+        at = f"{shape_text(shape)} with: " if shape else ""
+        return FormulaError(f"{function_name(self.fn)} refuses every shape, {at}{reason}")
 
-    def elements(self, which: int, verb: str) -> dict[Shape, int]:
-        """What a pass, 0 or 1, "reads" or "writes", by shape."""
+    def _count_again(self) -> None:
+        """Counts the first two shapes again, to see whether results are kept.
+
+        What a function moves only at its very first call, to set itself up, is left out. Raises
+        FormulaError for counts that are not repeatable.
+        """
+        first, second, *_ = *self.traffic, *self.traffic
+        for shape in (second, first):
+            before, again = self.traffic[shape], self._count(shape, Work())
+            if not (differing := _difference(before, again)):
+                continue
+            at = f"at {shape_text(shape)} it {differing}" if shape else f"it {differing}"
+            if first == second or shape == second or _difference(again, self._count(shape, Work())):
+                raise FormulaError(
+                    f"{function_name(self.fn)} cannot be counted: {at} the second time, as "
+                    "functions do that keep results"
+                )
+            self.traffic[shape] = again
+            self.notes.append(f"the first call sets something up, which is left out: {at} later")
+
+    # ---- large shapes
+
+    def _check_large(self, found: list[dict[str, Polynomial]]) -> None:
+        """Counts at large shapes, to check at: each size in turn, then all of them together.
+
+        found: predicts which would take too long.
+        """
+        large = [max(shape[i] for shape in self.traffic) for i in range(len(self.symbols))]
+        for i, value in enumerate(large):
+            large[i] = next((n for n in self._values(i) if self._check(i, n, found)), value)
+        for i in range(len(large)):
+            for _ in range(2):
+                few, grown = self._few_programs(), self._odd(i, 4 * large[i])
+                if not few or not self._check(i, grown, found) or few == self._few_programs():
+                    break
+                large[i] = grown
+        shape = tuple(large)
+        while not any(_covers(counted, shape) for counted in self.traffic):
+            if self._check_shape(shape, found):
+                break
+            i = max(range(len(shape)), key=lambda i: shape[i] // self._unit(i))
+            half = shape[i] // 2 if _is_power(shape[i]) else self._odd(i, shape[i] // 2)
+            shape = (*shape[:i], max(half, self._unit(i)), *shape[i + 1 :])
+        self.notes += [
+            f"{kernel} ran {'one program' if most == 1 else f'at most {most} programs'} along axis "
+            f"{axis} of its grid at every shape"
+            for (kernel, _, axis), most in self._few_programs().items()
+        ]
+
+    def _values(self, i: int) -> Iterator[int]:
+        """Large numbers for a size, in the order to try them in."""
+        known = max(shape[i] for shape in self.fitted)
+        for value in (*WIDE, *LARGE) if i == len(self.symbols) - 1 else LARGE:
+            if not _is_power(value):
+                yield self._odd(i, max(value, known + self._unit(i)))
+            elif value > known and value % self._unit(i) == 0:
+                yield value
+
+    def _unit(self, i: int) -> int:
+        """What divides a size in all shapes to solve at."""
+        return math.gcd(*(shape[i] for shape in self.fitted))
+
+    def _odd(self, i: int, value: int) -> int:
+        """An odd multiple of the unit of a size, near a number."""
+        return self._unit(i) * (value // self._unit(i) | 1)
+
+    def _check(self, i: int, value: int, found: list[dict[str, Polynomial]]) -> bool:
+        """Whether there is a count where one size has this number and the others are small."""
+        small = min(self.fitted, key=lambda shape: math.prod(shape) // shape[i])
+        return self._check_shape((*small[:i], value, *small[i + 1 :]), found)
+
+    def _check_shape(self, shape: Shape, found: list[dict[str, Polynomial]]) -> bool:
+        """Counts at a shape to check at, if that does not take too long; whether it did."""
+        held = solve({each: self._held[each] for each in self.traffic}, self)
+        predicted = [*([held] if held else []), *(each[k] for each in found for k in SIDES)]
+        elements = sum(evaluate(each, self.symbols, shape) for each in predicted)
+        if shape in self.traffic or elements > MAX_ELEMENTS or not self._counted(shape, limit=True):
+            return shape in self.traffic
+        self.checked += (shape,)
+        return True
+
+    def _few_programs(self) -> dict[tuple[str, int, int], int]:
+        """The axes of grids along which few programs ran at every shape, and how many."""
         return {
-            shape: passes[which].read_elements
-            if verb == "reads"
-            else passes[which].written_elements
-            for shape, passes in self.traffic.items()
+            key: most
+            for key, most in self._programs.items()
+            if most <= FEW_PROGRAMS and (most > 1 or key[2] == 0)  # other axes may not be there
         }
+
+    # ---- solutions
+
+    def _solve(self) -> list[dict[str, Polynomial]] | None:
+        """For each pass the polynomial of each of `SIDES`; None if one has none."""
+        passes: list[dict[str, Polynomial]] = []
+        for which in range(2 if self.backward else 1):
+            sides: dict[str, Polynomial] = {}
+            for side in SIDES:
+                found = solve(self.moved(which, side), self)
+                if found is None:
+                    return None
+                sides[side] = found
+            passes.append(sides)
+        return passes
+
+    def no_formula(self) -> FormulaError:
+        """Says of the first pass and side without a formula what is nearest, and what it misses."""
+        for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
+            if solve(self.moved(which, side), self) is None:
+                subject = "the backward pass" if which else "it"
+                return FormulaError(f"{subject} {self.describe(which, side)}")
+        raise AssertionError("every side has a formula")
+
+    def describe(self, which: int, side: str) -> str:
+        """What a pass reads or writes, as a formula or as what is nearest to one.
+
+        Then it also says what the nearest one misses.
+        """
+        moved, symbols = self.moved(which, side), self.symbols
+        verb = "reads" if side.startswith("read") else "writes"
+        verb += ", in bytes," if "bytes" in side else ""
+        if (found := solve(moved, self)) is not None:
+            return f"{verb} {polynomial(found)}"
+        near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
+        odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
+        if 3 * len(odd) <= len(moved):
+            few = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
+            smallest = sorted(odd, key=math.prod)[:MOST_SHAPES]
+            each = (f"{shape_text(at)} (there {moved[at]}, not {odd[at]})" for at in smallest)
+            text = f"{verb} {polynomial(best)} at all but {few}{', '.join(each)}"
+        else:
+            nearest = least_squares(products_of(symbols), symbols, moved)
+            fitted = {shape: moved[shape] for shape in self.fitted}
+            if nearest is None or least_squares([*nearest], symbols, fitted) is None:
+                shapes = ", ".join(map(shape_text, self.fitted))
+                return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
+            odd = odd_ones(nearest, symbols, moved)
+            off = {shape: float(moved[shape] - right) for shape, right in odd.items()}
+            worst = sorted(odd, key=lambda shape: -abs(off[shape]))[:MOST_SHAPES]
+            misses = (f"{shape_text(shape)}: {moved[shape]}, {off[shape]:+.4g}" for shape in worst)
+            text = (
+                f"{verb} no sum of products of {', '.join(symbols)}; the nearest: "
+                f"{polynomial(nearest, digits=4)}, misses {len(odd)} of {len(moved)} shapes, most "
+                f"of all {'; '.join(misses)}"
+            )
+        if self._programs and len(odd) > 1:
+            text += (
+                ". Where sizes are multiples of a kernel's blocks, or its grid is full, there may "
+                "be a formula: give such shapes as fit= and held_out=, or --fit and --check"
+            )
+        return text
+
+    def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
+        """Solutions at the shapes to solve at, and at all of them but one."""
+        fitted, symbols = {shape: moved[shape] for shape in self.fitted}, self.symbols
+        yield from solutions(fitted, symbols)
+        for shape in self.fitted:
+            others = {each: fitted[each] for each in fitted if each != shape}
+            if found := least_squares(products_of(symbols), symbols, others):
+                yield found
+
+
+def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
+    """How two counts of one shape differ, in words; "" if they do not."""
+    for (side, attribute), which in itertools.product(SIDES.items(), range(len(before))):
+        one, two = (getattr(traffic[which], attribute) for traffic in (before, after))
+        if one != two:
+            verb, _, unit = side.partition("_")
+            verb = verb if verb.endswith("s") else f"{verb}s"
+            return f"{verb} {one} {unit or 'elements'} the first time and {two}"
+    return ""
+
+
+def _covers(one: Shape, other: Shape) -> bool:
+    """Whether a shape is at least as large as another in each size."""
+    return all(map(operator.ge, one, other))
+
+
+def _step(numbers: Sequence[int]) -> str:
+    """What numbers have in common."""
+    if all(map(_is_power, numbers)):
+        return "powers of two"
+    return f"multiples of {unit}" if (unit := math.gcd(*numbers)) > 1 else ""
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def plan(symbols: int) -> list[Round]:
@@ -221,16 +574,16 @@ def plan(symbols: int) -> list[Round]:
 
     The first round is counted, and further ones where a function refuses too many of its shapes or
     where its traffic has squares. In each round there are enough powers of two for a function that
-    takes nothing else; the last rounds have multiples of 16 and of 128.
+    takes nothing else; the last rounds have multiples of 16 and of 128. All of them are small.
     """
     if not symbols:
         return [([()], [()])]
     products, inner = 2**symbols, symbols - 1
     powers = _grid([(2, 4, 8)] * inner, (4, 8, 16, 32, 64))
-    others = _grid([(1, 3, 5, 6, 7)] * inner, (3, 5, 12, 21, 30))
-    wide = _grid([(2, 3, 4)] * inner, (781, 1024, 2048, 128))
-    first = powers[: products + 3] + others[:5], wide[:4] + others[5:8]
-    second = powers[products + 3 : 3 * products + 5] + others[8:10], wide[4:6]
+    others = _grid([(1, 3, 5, 6, 7)] * inner, (3, 5, 12, 21, 30, 7, 47, 98))
+    wide = _grid([(2, 3, 4)] * inner, (781, 512))
+    first = powers[: products + 3] + others[:5], others[5:8] + wide[:2]
+    second = powers[products + 3 : 3 * products + 5] + others[8:10], ()
     rounds: list[Round] = [(FIT, HELD_OUT) if symbols == 2 else first, second]
     for unit in (16, 128) if symbols < 3 else (16,):
         multiples = [unit * times for times in (1, 2, 4)]
@@ -251,187 +604,22 @@ def _grid(inner: Sequence[Sequence[int]], last: Sequence[int]) -> list[Shape]:
     return [shapes[step * i % len(shapes)] for i in range(len(shapes))]
 
 
-# ---- solving
+def solve(numbers: Mapping[Shape, int], counts: Any) -> Polynomial | None:
+    """The polynomial that gives a number at every shape; None if none does.
 
-
-def _solve_all(
-    counts: Counts,
-) -> list[tuple[dict[str, Fraction], dict[str, Fraction]]] | None:
-    """For each pass the coefficients of what it reads and writes; None if a side has none."""
-    passes = 2 if counts.backward else 1
-    found = []
-    for which in range(passes):
-        reads = solve(counts.elements(which, "reads"), counts)
-        writes = solve(counts.elements(which, "writes"), counts)
-        if reads is None or writes is None:
-            return None
-        found.append((reads, writes))
-    return found
-
-
-def solve(elements: Mapping[Shape, int], counts: Counts) -> dict[str, Fraction] | None:
-    """The coefficients of products that give a number of elements at every shape; None if none do.
-
-    First each size occurs at most once in a product. Then more powers are tried, the fewest
-    products first, as long as there are more shapes to solve at than products.
+    counts: has the names of the sizes, as `symbols`, and the shapes to solve at, as `fitted`.
     """
-    symbols, shapes = counts.symbols, counts.fitted
-    powers = sorted(
-        itertools.product(range(1, MAX_POWER + 1), repeat=len(symbols)),
-        key=lambda most: math.prod(power + 1 for power in most),
-    )
-    simple = products_of(symbols)
-    for most in powers:
-        terms = products_of(symbols, most)
-        if len(terms) >= len(shapes) and most != powers[0]:
-            break
-        solution = _least_squares(terms, symbols, {shape: elements[shape] for shape in shapes})
-        if solution and all(
-            _evaluate(solution, symbols, shape) == found for shape, found in elements.items()
-        ):
+    simple = products_of(counts.symbols)
+    for solution in solutions({shape: numbers[shape] for shape in counts.fitted}, counts.symbols):
+        if not odd_ones(solution, counts.symbols, numbers):
             return {term: c for term, c in solution.items() if c or term in simple}
     return None
 
 
-def products_of(symbols: Sequence[str], most: Sequence[int] | None = None) -> list[str]:
-    """The products of sizes in which each size occurs at most so often; by default, once.
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as text.
 
-    >>> products_of("MN")
-    ['MN', 'M', 'N', '1']
-    >>> products_of("M", [2])
-    ['MM', 'M', '1']
+    >>> shape_text((4, 64))
+    '4 x 64'
     """
-    most = most or [1] * len(symbols)
-    powers = itertools.product(*(range(power, -1, -1) for power in most))
-    by_degree = sorted(powers, key=lambda each: -sum(each))
-    return [
-        "".join(symbol * power for symbol, power in zip(symbols, each, strict=True)) or "1"
-        for each in by_degree
-    ]
-
-
-def _least_squares(
-    terms: Sequence[str], symbols: Sequence[str], elements: Mapping[Shape, int]
-) -> dict[str, Fraction] | None:
-    """The least-squares coefficients of a number of elements by shape, exactly.
-
-    >>> _least_squares(["M", "1"], "M", {(1,): 5, (2,): 7, (3,): 9})
-    {'M': Fraction(2, 1), '1': Fraction(3, 1)}
-
-    None if the shapes do not tell the products apart.
-    """
-    rows = [[_product(term, symbols, shape) for term in terms] for shape in elements]
-    columns, right = list(zip(*rows, strict=True)), list(elements.values())
-    normal = [[Fraction(sum(map(operator.mul, a, b))) for b in (*columns, right)] for a in columns]
-    for i in range(len(terms)):  # Gauss and Jordan
-        pivot = next((row for row in normal[i:] if row[i]), None)
-        if pivot is None:
-            return None
-        normal.remove(pivot)
-        pivot = [value / pivot[i] for value in pivot]
-        normal = [[a - row[i] * b for a, b in zip(row, pivot, strict=True)] for row in normal]
-        normal.insert(i, pivot)
-    return {term: row[-1] for term, row in zip(terms, normal, strict=True)}
-
-
-def _no_formula(counts: Counts, shapes: Round) -> FormulaError:
-    """Says of the first pass and side without a formula what is nearest, and what it misses."""
-    fit, held_out = ([shape for shape in each if shape in counts.traffic] for each in shapes)
-    symbols = counts.symbols
-    terms = products_of(symbols)
-    if len(fit) <= len(terms):  # the function refuses too many of them
-        fit, held_out = list(counts.fitted), list(counts.checked)
-    for which, verb in itertools.product(range(2 if counts.backward else 1), ("reads", "writes")):
-        elements = counts.elements(which, verb)
-        if solve(elements, counts) is not None:
-            continue
-        nearest = _least_squares(terms, symbols, {shape: elements[shape] for shape in fit})
-        if nearest is None:
-            return FormulaError(
-                f"the shapes {', '.join(map(_size, fit))} do not tell the terms apart"
-            )
-        residuals = {
-            shape: elements[shape] - _evaluate(nearest, symbols, shape)
-            for shape in (*fit, *held_out)
-        }
-        missed = sorted(filter(residuals.get, residuals), key=lambda shape: -abs(residuals[shape]))
-        worst = "; ".join(
-            f"{_size(shape)}: {verb} {elements[shape]}, {float(residuals[shape]):+.4g}"
-            for shape in missed[:4]
-        )
-        what = f"the backward pass {verb}" if which else f"it {verb}"
-        return FormulaError(
-            f"what {what} is no sum of products of {', '.join(symbols)}; "
-            f"the nearest: {polynomial(nearest, digits=4)}, misses {len(missed)} of "
-            f"{len(residuals)} shapes, most of all {worst}"
-        )
-    raise AssertionError("every side has a formula")
-
-
-def _product(term: str, symbols: Sequence[str], shape: Shape) -> int:
-    return math.prod(shape[symbols.index(letter)] for letter in term if letter != "1")
-
-
-def _evaluate(
-    coefficients: Mapping[str, Fraction], symbols: Sequence[str], shape: Shape
-) -> Fraction:
-    each = (value * _product(term, symbols, shape) for term, value in coefficients.items())
-    return sum(each, Fraction())
-
-
-def _whole(number: Fraction) -> int | Fraction:
-    return int(number) if number.denominator == 1 else number
-
-
-def _size(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-# ---- text
-
-
-def _parse(text: str, symbols: Sequence[str]) -> dict[str, Fraction]:
-    """The coefficients of a polynomial as text: the inverse of `polynomial`."""
-    coefficients = dict.fromkeys(products_of(symbols), Fraction())
-    left, first = text.replace(" ", ""), True
-    while left or first:
-        found = re.match(r"([+-]?)(?:\((\d+/\d+)\)|(\d+))?([A-Z]*)", left)
-        assert found is not None
-        sign, ratio, whole, letters = found.groups()
-        foreign = set(letters) - set(symbols)
-        if not (ratio or whole or letters) or not (sign or first) or foreign:
-            example = "5MN + 2M" if tuple(symbols) == SYMBOLS else f"2{''.join(symbols)} + 1"
-            sizes = f"; its sizes are {', '.join(symbols)}" if foreign else ""
-            raise ValueError(
-                f"{text!r} is not a formula such as {example!r}: what is {left!r}?{sizes}"
-            )
-        term = "".join(sorted(letters, key=list(symbols).index)) or "1"
-        size = Fraction(ratio or whole or 1)
-        coefficients[term] = coefficients.get(term, Fraction()) + (-size if sign == "-" else size)
-        left, first = left[found.end() :], False
-    return coefficients
-
-
-def polynomial(coefficients: Mapping[str, Fraction], digits: int | None = None) -> str:
-    """Coefficients as text: exact, or rounded to a number of digits.
-
-    >>> polynomial({"MN": Fraction(5, 2), "M": Fraction(-1), "N": Fraction(0), "1": Fraction(3)})
-    '(5/2)MN - M + 3'
-    >>> polynomial({"MN": Fraction(-12, 7), "1": Fraction(-451, 10)}, digits=4)
-    '-1.714 MN - 45.1'
-    """
-    text = ""
-    for term, value in coefficients.items():
-        if not value:
-            continue
-        text += (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
-        size = str(abs(value)) if digits is None else f"{float(abs(value)):.{digits}g}"
-        if term == "1":
-            text += size
-        elif digits is not None:
-            text += f"{size} {term}"
-        elif "/" in size:
-            text += f"({size}){term}"
-        else:
-            text += term if size == "1" else size + term
-    return text or "0"

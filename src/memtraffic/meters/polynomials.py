@@ -1,0 +1,168 @@
+"""Polynomials in sizes, such as `5MN + 2M`: as text, at a shape, and through numbers, exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+import numpy as np
+
+Shape: TypeAlias = tuple[int, ...]
+Polynomial: TypeAlias = dict[str, Fraction]  # the coefficients of products, such as MN
+
+SYMBOLS = ("M", "N")
+MAX_POWER = 3  # of one size in one product
+ROUNDING = 1e-6  # of a residual in floating point, where the exact one is zero
+
+
+def products_of(symbols: Sequence[str], most: Sequence[int] | None = None) -> list[str]:
+    """The products of sizes in which each size occurs at most so often; by default, once.
+
+    >>> products_of("MN")
+    ['MN', 'M', 'N', '1']
+    >>> products_of("M", [2])
+    ['MM', 'M', '1']
+    """
+    most = most or [1] * len(symbols)
+    powers = itertools.product(*(range(power, -1, -1) for power in most))
+    by_degree = sorted(powers, key=lambda each: -sum(each))
+    return [
+        "".join(symbol * power for symbol, power in zip(symbols, each, strict=True)) or "1"
+        for each in by_degree
+    ]
+
+
+def least_squares(
+    terms: Sequence[str], symbols: Sequence[str], elements: Mapping[Shape, int]
+) -> Polynomial | None:
+    """The least-squares coefficients of a number of elements by shape, exactly.
+
+    >>> least_squares(["M", "1"], "M", {(1,): 5, (2,): 7, (3,): 9})
+    {'M': Fraction(2, 1), '1': Fraction(3, 1)}
+
+    None if the shapes do not tell the products apart.
+    """
+    rows = [[_product(term, symbols, shape) for term in terms] for shape in elements]
+    columns, right = list(zip(*rows, strict=True)), list(elements.values())
+    normal = [[Fraction(sum(map(operator.mul, a, b))) for b in (*columns, right)] for a in columns]
+    for i in range(len(terms)):  # Gauss and Jordan
+        pivot = next((row for row in normal[i:] if row[i]), None)
+        if pivot is None:
+            return None
+        normal.remove(pivot)
+        pivot = [value / pivot[i] for value in pivot]
+        normal = [[a - row[i] * b for a, b in zip(row, pivot, strict=True)] for row in normal]
+        normal.insert(i, pivot)
+    return {term: row[-1] for term, row in zip(terms, normal, strict=True)}
+
+
+def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[Polynomial]:
+    """The polynomials that give a number at every shape.
+
+    First each size occurs at most once in a product. Then more powers are tried, the fewest
+    products first, as long as there are more shapes than products.
+    """
+    powers = sorted(
+        itertools.product(range(1, MAX_POWER + 1), repeat=len(symbols)),
+        key=lambda most: math.prod(power + 1 for power in most),
+    )
+    for most in powers:
+        terms = products_of(symbols, most)
+        if len(terms) >= len(numbers) and most != powers[0]:
+            break
+        if _may_solve(terms, symbols, numbers):
+            solution = least_squares(terms, symbols, numbers)
+            if solution and not odd_ones(solution, symbols, numbers):
+                yield solution
+
+
+def _may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
+    """Whether there is a solution but for rounding: fractions take a hundred times as long."""
+    rows = [[_product(term, symbols, shape) for term in terms] for shape in numbers]
+    matrix, right = np.array(rows, dtype=float), np.array([*numbers.values()], dtype=float)
+    matrix /= np.abs(matrix).max(axis=0)
+    found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
+    return float(np.abs(matrix @ found - right).max()) <= ROUNDING * (1 + float(right.max()))
+
+
+def odd_ones(
+    near: Polynomial, symbols: Sequence[str], numbers: Mapping[Shape, int]
+) -> dict[Shape, int | Fraction]:
+    """The shapes at which a polynomial is not the number, and what it is there."""
+    values = {shape: evaluate(near, symbols, shape) for shape in numbers}
+    return {shape: value for shape, value in values.items() if value != numbers[shape]}
+
+
+def evaluate(
+    coefficients: Mapping[str, Fraction], symbols: Sequence[str], shape: Sequence[int]
+) -> int | Fraction:
+    """A polynomial at a shape, as an int where it is whole.
+
+    >>> evaluate({"MN": Fraction(1, 2), "M": Fraction(3)}, "MN", (3, 4))
+    15
+    """
+    each = (value * _product(term, symbols, shape) for term, value in coefficients.items())
+    number = sum(each, Fraction())
+    return int(number) if number.denominator == 1 else number
+
+
+def _product(term: str, symbols: Sequence[str], shape: Sequence[int]) -> int:
+    return math.prod(shape[symbols.index(letter)] for letter in term if letter != "1")
+
+
+def parse(text: str, symbols: Sequence[str]) -> Polynomial:
+    """The coefficients of a polynomial as text: the inverse of `polynomial`.
+
+    >>> parse("2M + 5NM", "MN")["MN"]
+    Fraction(5, 1)
+
+    Raises ValueError for text of another form and for letters that are no symbols.
+    """
+    coefficients = dict.fromkeys(products_of(symbols), Fraction())
+    left, first = text.replace(" ", ""), True
+    while left or first:
+        found = re.match(r"([+-]?)(?:\((\d+/\d+)\)|(\d+))?([A-Z]*)", left)
+        assert found is not None
+        sign, ratio, whole, letters = found.groups()
+        foreign = set(letters) - set(symbols)
+        if not (ratio or whole or letters) or not (sign or first) or foreign:
+            example = "5MN + 2M" if tuple(symbols) == SYMBOLS else f"2{''.join(symbols)} + 1"
+            sizes = f"; its sizes are {', '.join(symbols)}" if foreign else ""
+            raise ValueError(
+                f"{text!r} is not a formula such as {example!r}: what is {left!r}?{sizes}"
+            )
+        term = "".join(sorted(letters, key=list(symbols).index)) or "1"
+        size = Fraction(ratio or whole or 1)
+        coefficients[term] = coefficients.get(term, Fraction()) + (-size if sign == "-" else size)
+        left, first = left[found.end() :], False
+    return coefficients
+
+
+def polynomial(coefficients: Mapping[str, Fraction], digits: int | None = None) -> str:
+    """Coefficients as text: exact, or rounded to a number of digits.
+
+    >>> polynomial({"MN": Fraction(5, 2), "M": Fraction(-1), "N": Fraction(0), "1": Fraction(3)})
+    '(5/2)MN - M + 3'
+    >>> polynomial({"MN": Fraction(-12, 7), "1": Fraction(-451, 10)}, digits=4)
+    '-1.714 MN - 45.1'
+    """
+    text = ""
+    for term, value in coefficients.items():
+        if not value:
+            continue
+        text += (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
+        size = str(abs(value)) if digits is None else f"{float(abs(value)):.{digits}g}"
+        if term == "1":
+            text += size
+        elif digits is not None:
+            text += f"{size} {term}"
+        elif "/" in size:
+            text += f"({size}){term}"
+        else:
+            text += term if size == "1" else size + term
+    return text or "0"

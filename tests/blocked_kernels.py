@@ -1,0 +1,147 @@
+"""Kernels that work in blocks, whose traffic shows what they are only at shapes larger than these.
+
+Each function below makes a function of tensors; its parameters are the blocks and the grid.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _bias_kernel(
+    y_ptr, x_ptr, b_ptr, n_rows, n_cols,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
+    width = tl.cdiv(n_cols, COLS) * COLS if PADDED else n_cols
+    bias = tl.load(b_ptr + cols, mask=cols < width)
+    x = tl.load(x_ptr + rows[:, None] * n_cols + cols[None, :], mask=mask)
+    tl.store(y_ptr + rows[:, None] * n_cols + cols[None, :], x + bias[None, :], mask=mask)
+
+
+def add_bias(rows: int, cols: int, padded: bool = False, floor: bool = False) -> Callable:
+    """y = x + bias in blocks: the bias is read once per block of rows.
+
+    padded: the bias is read to the end of the last block. floor: the grid leaves out what is no
+    whole block of rows.
+    """
+
+    def fn(x: Tensor) -> Tensor:
+        (m, n), y = x.shape, torch.empty_like(x)
+        bias = x.new_empty(triton.cdiv(n, cols) * cols)
+        grid = m // rows if floor else triton.cdiv(m, rows), triton.cdiv(n, cols)
+        if 0 not in grid:
+            _bias_kernel[grid](y, x, bias, m, n, ROWS=rows, COLS=cols, PADDED=padded)
+        return y
+
+    return fn
+
+
+@triton.jit
+def _persistent_kernel(
+    y_ptr, x_ptr, part_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    cols = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(tl.program_id(0) * ROWS, n_rows, tl.num_programs(0) * ROWS):
+        for row in range(start, min(start + ROWS, n_rows)):
+            x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
+            tl.store(y_ptr + row * n_cols + cols, x, mask=cols < n_cols)
+            total += x
+    part = part_ptr + tl.program_id(0) * n_cols + cols
+    tl.store(part, total, mask=cols < n_cols)
+
+
+def layer_norm_backward(programs: int, rows: int = 1) -> Callable:
+    """A copy and a sum over rows: each program, whose number is limited, leaves a part of it."""
+
+    def fn(x: Tensor) -> Tensor:
+        (m, n), y = x.shape, torch.empty_like(x)
+        grid = min(programs, triton.cdiv(m, rows))
+        parts = x.new_empty(grid, n)
+        block = triton.next_power_of_2(n)
+        _persistent_kernel[(grid,)](y, x, parts, m, n, ROWS=rows, BLOCK=block)
+        return parts.sum(dim=0)
+
+    return fn
+
+
+@triton.jit
+def _matmul_kernel(
+    c_ptr, a_ptr, b_ptr, m, n, k,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    tiles_m, tiles_n = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
+    pid, in_group = tl.program_id(0), GROUP * tiles_n
+    first = pid // in_group * GROUP
+    size = min(tiles_m - first, GROUP)
+    rows = (first + pid % in_group % size) * ROWS + tl.arange(0, ROWS)
+    cols = pid % in_group // size * COLS + tl.arange(0, COLS)
+    c = tl.zeros((ROWS, COLS), tl.float32)
+    for start in range(tl.program_id(1) * DEPTH, k, tl.num_programs(1) * DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        a_mask, b_mask = rows[:, None] < m, cols[None, :] < n
+        a = tl.load(
+            a_ptr + rows[:, None] * k + at[None, :], mask=a_mask & (at < k)[None, :], other=0.0
+        )
+        b = tl.load(
+            b_ptr + at[:, None] * n + cols[None, :], mask=b_mask & (at < k)[:, None], other=0.0
+        )
+        c += tl.dot(a, b)
+    mask = (rows < m)[:, None] & (cols < n)[None, :]
+    tl.atomic_add(c_ptr + rows[:, None] * n + cols[None, :], c, mask=mask)
+
+
+def matmul(rows: int, cols: int, depth: int, group: int = 1, split: int = 1) -> Callable:
+    """A product of matrices in tiles, in groups for the L2 cache, the inner size split."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        c = a.new_empty(m, n)
+        grid = triton.cdiv(m, rows) * triton.cdiv(n, cols), split
+        _matmul_kernel[grid](c, a, b, m, n, k, ROWS=rows, COLS=cols, DEPTH=depth, GROUP=group)
+        return c
+
+    return fn
+
+
+@triton.jit
+def _blur_kernel(y_ptr, x_ptr, n_cols, COLS: tl.constexpr, HALO: tl.constexpr):
+    start = tl.program_id(1) * COLS
+    at = start - HALO + tl.arange(0, COLS + 2 * HALO)
+    row = tl.program_id(0).to(tl.int64) * n_cols
+    x = tl.load(x_ptr + row + at, mask=(at >= 0) & (at < n_cols), other=0.0)
+    cols = start + tl.arange(0, COLS)
+    tl.store(y_ptr + row + cols, tl.zeros((COLS,), x.dtype) + tl.sum(x), mask=cols < n_cols)
+
+
+def blur(cols: int) -> Callable:
+    """Reads a halo of half a block on both sides of each block of columns."""
+
+    def fn(x: Tensor) -> Tensor:
+        (m, n), y = x.shape, torch.empty_like(x)
+        _blur_kernel[(m, triton.cdiv(n, cols))](y, x, n, COLS=cols, HALO=cols // 2)
+        return y
+
+    return fn
+
+
+def rows_grow(rows_at_most: int = 1024) -> Callable:
+    """Rows a program grow with the number of rows, and each program leaves one sum."""
+
+    def fn(x: Tensor) -> Tensor:
+        rows = min(rows_at_most, triton.next_power_of_2(max(1, x.shape[0] // 128)))
+        return layer_norm_backward(10**6, rows)(x)
+
+    return fn
+
+
+def floor_bias(rows: int, cols: int) -> Callable:
+    """As `add_bias`, with a grid that leaves out what is no whole block of rows."""
+    return add_bias(rows, cols, floor=True)
