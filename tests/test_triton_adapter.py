@@ -809,15 +809,6 @@ def test_compiled_kernels_are_loaded_first():
     assert launching.function_handle(Compiled()) == 781
 
 
-def test_launch_compiled_takes_every_argument():
-    """Of fewer than it expects, Triton 3.7 would read beyond the end."""
-    compiled = Compiled()
-    launching.launch_compiled(compiled, 5, "x", "y", 4)
-    assert compiled.launched == [((5, 1, 1), ("x", "y", 4))]
-    with pytest.raises(TypeError, match="made_up"):
-        launching.launch_compiled(compiled, 5, "x", "y")
-
-
 def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
     compiled, started = Compiled(), []
     compiled.packed_metadata = "metadata"
@@ -913,13 +904,14 @@ def test_compile_kernel_is_a_warmup():
 
 
 @pytest.mark.gpu
-def test_compile_kernel_and_launch_compiled():
+def test_compile_kernel_and_start_it():
     x, y = torch.rand(1, 512, device="cuda"), torch.empty(1, 512, device="cuda")
     compiled = launching.compile_kernel(kernels._scaled_kernel, y, x, BLOCK=512, num_warps=2)
     usage = launching.loaded_usage(compiled)
     assert 8 <= usage["registers"] <= 255 and usage["spill_bytes"] == 0
     assert launching.function_handle(compiled)
-    launching.launch_compiled(compiled, 1, y, x, 512)
+    start = launching.starter(compiled, (1, 1), [0, 0, 512], [0, 1])
+    start(torch.cuda.current_stream().cuda_stream, [y.data_ptr(), x.data_ptr()])
     assert torch.allclose(y, x / x.sum())
 
 

@@ -95,26 +95,14 @@ def set_tuning_time(kernel: Kernel, warmup: float, rep: float) -> None:
         kernel.do_bench = functools.partial(do_bench, warmup=warmup, rep=rep)
 
 
-def launch_compiled(compiled: CompiledKernel, programs: int, *args: Any) -> None:
-    """Starts `programs` programs of a compiled kernel on the current stream.
-
-    args: every argument in the kernel's order, constants included. Triton 3.6 and 3.7 count them
-    differently but both want them all, and read beyond the end of fewer.
-    """
-    if len(args) != len(compiled.src.signature):
-        expected = len(compiled.src.signature)
-        raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(args)}")
-    compiled[programs, 1, 1](*args)
-
-
 def starter(
     compiled: CompiledKernel, grid: tuple[int, int], arguments: list[Any], places: list[int]
 ) -> Callable[[int, list[int]], None]:
     """A function of a stream (cudaStream_t) and addresses that starts a compiled kernel.
 
-    It is `launch_compiled` without what Triton does for each launch: no hook is called. arguments:
-    all of them, in the kernel's order, constants included. places: which of these are the addresses
-    of tensors, which are not checked.
+    It does not do what Triton does for each launch: no hook is called. arguments: all of them, in
+    the kernel's order, constants included; Triton reads beyond the end of fewer. places: which of
+    these are the addresses of tensors, which are not checked.
     """
     compiled._init_handles()
     expected = len(compiled.src.signature)
