@@ -15,7 +15,7 @@ from typing import Any
 # row of a 2-D tensor. They are not imported here: the first also works without Triton.
 RUNGS = {
     name: f"memtraffic.kernels.softmax.{name}:softmax"
-    for name in ("naive", "fused", "masked", "tiled", "persistent")
+    for name in ("naive", "fused", "masked", "tiled", "persistent", "online", "split")
 }
 
 RENAMED = {"warps": "tiled"}
@@ -28,7 +28,8 @@ OPS = {
 COMPARED = {
     "softmax": (
         *("copy", "torch.softmax", "compile(torch.softmax)", "compile(naive)"),
-        *("compile(persistent reduction)", *RUNGS, "memtraffic.softmax"),
+        *("compile(persistent reduction)", "naive", "fused", "masked", "tiled", "persistent"),
+        "memtraffic.softmax",
     ),
     "softmax_backward": ("copy", "torch.softmax backward", "memtraffic.softmax backward"),
 }

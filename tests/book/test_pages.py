@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import inspect
 import itertools
 import re
 from collections.abc import Iterator
@@ -26,8 +27,9 @@ from notebooks import (
 )
 from PIL import Image
 
-from memtraffic_book import recording, units
+from memtraffic_book import colab, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
+from memtraffic_book.chapters import fused
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -92,8 +94,8 @@ def prose(text):
 
 
 def glued(path):
-    """The names a notebook keeps for the text."""
-    return {call.args[0].value for _, cell in cells(path) for call in calls(cell.source, "glue")}
+    """The names a notebook keeps for the text, in its stored outputs."""
+    return set(colab.glued(load(path)))
 
 
 def quotes() -> Iterator[tuple[Path, Path, str]]:
@@ -105,7 +107,9 @@ def quotes() -> Iterator[tuple[Path, Path, str]]:
 
 def proves(cell):
     """Whether a code cell claims something, or raises an error, which is compared."""
-    return RAISES in tags(cell) or any(calls(cell.source, name) for name in PROOFS)
+    called = re.findall(r"\bpage\.(\w+)\(", cell.source)
+    code = [cell.source, *(inspect.getsource(getattr(fused, name)) for name in called)]
+    return RAISES in tags(cell) or any(calls(part, name) for part in code for name in PROOFS)
 
 
 # ---- the files

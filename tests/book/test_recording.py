@@ -569,7 +569,7 @@ def test_replay_with_a_renamed_function(replay, monkeypatch):
 
 def test_replay_with_another_rung(replay, monkeypatch):
     before = replay()
-    monkeypatch.setitem(RUNGS, "split", "memtraffic.kernels.softmax.naive:softmax")
+    monkeypatch.setitem(RUNGS, "another", "memtraffic.kernels.softmax.naive:softmax")
     imported_anew = runpy.run_path(catalog.__file__)["EXPERIMENTS"]
     monkeypatch.setattr(catalog, "EXPERIMENTS", imported_anew)
     assert replay() == before

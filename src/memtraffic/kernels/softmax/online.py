@@ -1,6 +1,6 @@
 """Row softmax of rows of any width, tile by tile: a running maximum, a running sum.
 
-Traffic: `softmax` reads 2MN, `softmax_three_passes` 3MN; both write MN.
+Traffic: reads 2MN, writes MN. `softmax_three_passes` reads 3MN.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """Row softmax of long rows: several programs share a row and tell each other its sum.
 
-Traffic: reads MN, writes MN, and for each program one word; each program reads the
-words of its row.
+Traffic: reads MN + 2M, writes MN + 2M. That is of one program a row, which writes a
+word and reads it; of P programs, each reads all words of its row.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""What the folded cells of a chapter do, a module for each chapter and a function for each cell."""
