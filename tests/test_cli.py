@@ -201,8 +201,8 @@ def compiler(monkeypatch):
     """What a compiler was asked for, which answers with two kernels."""
     calls = []
 
-    def resources(fn, gpu, inputs, **options):
-        [x] = inputs.positional
+    def resources(fn, inputs, *, target, **options):
+        [x], gpu = inputs.positional, target
         calls.append((fn, gpu, tuple(x.shape), x.dtype, options))
         return [
             Resources("one", gpu.target, 4, 69, 0, 32784),

@@ -94,11 +94,11 @@ def test_report_compiled_is_what_the_meters_say(text):
     uses, fits = cells(section(text, "Compiled"))[1:3], cells(section(text, "Compiled"))[4:]
     assert [row[0] for row in uses] == ["sm_90 (H200)", "gfx942 (MI300X)"]
     for use, fit, target, slots in zip(uses, fits, HERE, (64, 32), strict=True):
-        [kernel] = memtraffic.resources(fused.softmax, target, inputs="16,4096")
+        [kernel] = memtraffic.resources(fused.softmax, "16,4096", target=target)
         numbers = kernel.num_warps, kernel.registers, kernel.spill_bytes, kernel.shared_bytes
         assert use[2:6] == [f"{number:,}" for number in numbers]
         assert use[6] == f"{kernel.load_bits[128]} of 128"
-        [one] = memtraffic.occupancy(fused.softmax, target, inputs="16,4096")
+        [one] = memtraffic.occupancy(fused.softmax, "16,4096", target=target)
         warps = one.resident * one.num_warps
         assert fit[2:5] == [str(one.resident), one.binding, f"{warps} of {slots}"]
         assert fit[5] == f"{warps / slots:.0%}"
@@ -137,7 +137,7 @@ def test_report_says_why_a_section_is_refused():
 
 
 def test_report_of_a_kernel_that_no_gpu_launches(monkeypatch):
-    [kernel] = memtraffic.resources(fused.softmax, "sm_90", inputs="16,64", num_warps=64)
+    [kernel] = memtraffic.resources(fused.softmax, "16,64", target="sm_90", num_warps=64)
     monkeypatch.setattr(reporting, "resources", lambda *args, **options: [kernel, kernel])
     found = section(report(fused.softmax, shape=(16, 64), targets=["sm_90"]), "Compiled")
     assert found.count("No sm_90 launches `_softmax_fused_kernel`: 2048 threads") == 1

@@ -30,14 +30,14 @@ def test_traffic_in_bfloat16():
 def test_resources(target):
     """No spills, and each thread loads and stores 16 bytes at a time."""
     inputs = "16,4096 4096,"
-    assert_resources(rms_norm, target, inputs=inputs, load_bits=128, store_bits=128)
+    assert_resources(rms_norm, inputs, target=target, load_bits=128, store_bits=128)
 
 
 def test_narrow_rows_of_odd_width_are_not_vectorised():
     with pytest.raises(AssertionError, match="moves 128 bits per load"):
-        assert_resources(rms_norm, "sm_90", inputs="16,4095 4095,", load_bits=128)
+        assert_resources(rms_norm, "16,4095 4095,", target="sm_90", load_bits=128)
 
 
 def test_occupancy():
-    [kernel] = occupancy(rms_norm, "sm_90", inputs="16,4096 4096,")
+    [kernel] = occupancy(rms_norm, "16,4096 4096,", target="sm_90")
     assert kernel.resident >= 4

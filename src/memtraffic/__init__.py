@@ -3,9 +3,9 @@
     import memtraffic
     from memtraffic.kernels.softmax import fused
 
-    memtraffic.formula(fused.softmax)                     # reads MN, writes MN
-    memtraffic.resources(fused.softmax, "sm_90", x)       # registers, shared memory, spills
-    memtraffic.occupancy(fused.softmax, "gfx942", x)      # programs that fit a compute unit
+    memtraffic.formula(fused.softmax)                         # reads MN, writes MN
+    memtraffic.resources(fused.softmax, x, target="sm_90")    # registers, shared memory, spills
+    memtraffic.occupancy(fused.softmax, x, target="gfx942")   # programs that fit a compute unit
 
 A meter is imported when it is first used.
 """

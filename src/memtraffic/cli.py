@@ -22,7 +22,7 @@ import click
 
 import memtraffic
 from memtraffic import names, progress
-from memtraffic.errors import MemtrafficError
+from memtraffic.errors import MemtrafficError, NoKernelError
 from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu, find_gpu
 from memtraffic.inputs import (
     DEFAULT,
@@ -359,7 +359,7 @@ def occupancy(call: Call, as_json: bool, target: Gpu, **options: Any) -> str:
     return "\n".join(map(str, found))
 
 
-def compiled(call: Call, target: Gpu, n: int | None, **options: int | None) -> list[Resources]:
+def compiled(call: Call, target: Gpu, n: int | None, **options: Any) -> list[Resources]:
     """The function's kernels, compiled as the options say."""
     call.shape(M=COMPILED_ROWS, N=n)  # mistakes are found before PyTorch is imported
     waves = options["waves_per_eu"] or 0
@@ -369,11 +369,11 @@ def compiled(call: Call, target: Gpu, n: int | None, **options: int | None) -> l
     from memtraffic.compile import resources
 
     arguments = call.arguments(M=COMPILED_ROWS, N=n)
-    kernels = resources(call.fn, target, inputs=arguments, **options)
-    if not kernels:
+    try:
+        return resources(call.fn, arguments, target=target, **options)
+    except NoKernelError as error:
         hint = "if it launches one only for tensors on a GPU, give --stand-in"
-        raise click.ClickException(f"{call.name} launched no Triton kernel: {hint}")
-    return kernels
+        raise click.ClickException(f"{call.name} launched no Triton kernel: {hint}") from error
 
 
 def table(frame: pd.DataFrame, as_json: bool) -> str:

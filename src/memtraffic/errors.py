@@ -38,5 +38,17 @@ class CompileError(MemtrafficError):
     """A kernel could not be compiled; the message is the compiler's."""
 
 
+class NoKernelError(MemtrafficError, LookupError):
+    """A function launched no Triton kernel."""
+
+
+class NoGpuError(MemtrafficError, RuntimeError):
+    """There is no GPU here, and what was asked for needs one."""
+
+
+class UnknownGpuError(MemtrafficError, LookupError):
+    """The table of GPUs has no such name; the message says which it has."""
+
+
 class LaunchError(MemtrafficError, RuntimeError):
     """No GPU can make this launch; the message says why."""

@@ -22,6 +22,8 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from memtraffic.errors import UnknownGpuError
+
 if TYPE_CHECKING:  # a command looks for a GPU's name before it imports PyTorch
     import torch
 
@@ -250,7 +252,7 @@ def find_gpu(name: str) -> Gpu:
     >>> find_gpu("sm_90").product, find_gpu("mi300x").target
     ('H200', 'gfx942')
 
-    Raises LookupError, which lists the known targets and products, for any other name.
+    Raises UnknownGpuError, which lists the known targets and products, for any other name.
     """
     names = {gpu.product.lower(): gpu for gpu in GPUS} | dict(TARGETS)
     if (gpu := names.get(name.lower())) is not None:
@@ -258,7 +260,7 @@ def find_gpu(name: str) -> Gpu:
     close = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     known = ", ".join(f"{gpu.target} ({gpu.product})" for gpu in GPUS)
-    raise LookupError(f"no GPU is named {name!r}: {hint}Known are {known}")
+    raise UnknownGpuError(f"no GPU is named {name!r}: {hint}Known are {known}")
 
 
 def this_gpu(index: int | None = None) -> Gpu:
@@ -268,7 +270,7 @@ def this_gpu(index: int | None = None) -> Gpu:
     table adds its product and the bandwidth of its datasheet. For an AMD GPU, PyTorch gives the
     target, the number of compute units and the size of L2, and the table the rest.
 
-    Raises RuntimeError without a GPU, and LookupError for an AMD target that is not in the table.
+    Raises NoGpuError without a GPU, and UnknownGpuError for an AMD target that is not in the table.
     """
     import torch
 

@@ -14,7 +14,7 @@ import torch
 import memtraffic
 from memtraffic import runtime
 from memtraffic.compile import resources
-from memtraffic.errors import CompileError, CountersError, MemtrafficError
+from memtraffic.errors import CompileError, CountersError, MemtrafficError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import TARGETS, AmdGpu, Gpu, NvidiaGpu, find_gpu
 from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
@@ -178,14 +178,12 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     found: list[tuple[Gpu, Resources]] = []
     for gpu in progress(gpus, "compiling"):
         try:
-            kernels = resources(call, gpu, inputs=arguments)
+            found += [(gpu, kernel) for kernel in resources(call, arguments, target=gpu)]
         except CompileError as error:
             parts.append(_sentence(f"For {gpu.target}: {_said(error)[:300]}"))
-            continue
-        if not kernels:
+        except NoKernelError:
             hint = "launches one only for tensors on a GPU, compile it within `stand_in()`"
             return [f"The function launched no Triton kernel. If it {hint}."]
-        found += [(gpu, kernel) for kernel in kernels]
     if not found:
         return parts
     subject.found.append("resources")

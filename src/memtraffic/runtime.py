@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from memtraffic.errors import NoGpuError
+
 if TYPE_CHECKING:
     from memtraffic.gpus import Gpu
 
@@ -45,15 +47,20 @@ standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar
 )
 
 
+def is_standing_in() -> bool:
+    """Whether PyTorch answers for a GPU that is not here."""
+    return standing_in.get() is not nullcontext
+
+
 def device() -> torch.device:
     """Where the book's tensors live: the current GPU, or the CPU on a machine without one."""
     return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
 
 def require_gpu(what: str) -> None:
-    """Raises RuntimeError, which says that `what` needs a GPU, on a machine without one."""
+    """Raises NoGpuError, which says that `what` needs a GPU, on a machine without one."""
     if not HAS_GPU:
-        raise RuntimeError(f"{what} needs a GPU, and PyTorch finds none on this machine")
+        raise NoGpuError(f"{what} needs a GPU, and PyTorch finds none on this machine")
 
 
 def runs_on_gpu() -> bool:
@@ -107,7 +114,7 @@ def device_guard(x: torch.Tensor) -> AbstractContextManager[object]:
 def gpu_name(index: int | None = None) -> str:
     """The driver's name for GPU `index`, by default the current one.
 
-    Raises RuntimeError without a GPU.
+    Raises NoGpuError without a GPU.
     """
     require_gpu("gpu_name")
     return torch.cuda.get_device_name(index)

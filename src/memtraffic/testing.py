@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -353,35 +354,34 @@ def _traffic_difference(counts: "Counts", which: int, side: str, right: dict[str
 
 def assert_resources(
     fn: Callable[..., object],
-    target: str | Gpu | Sequence[str | Gpu],
-    *tensors: Tensor,
-    inputs: AnyInputs = None,
+    inputs: Any = None,
+    shape: Sequence[int] | None = None,
+    *,
+    target: str | Gpu | Sequence[str | Gpu] | None = None,
     spill_bytes: int | None = 0,
     load_bits: int | None = None,
     store_bits: int | None = None,
     max_registers: int | None = None,
     max_shared_bytes: int | None = None,
 ) -> None:
-    """Assert what every kernel that `fn(*tensors)` launches uses, compiled for `target`.
+    """Assert what every kernel that `fn` launches uses, compiled for `target`.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> assert_resources(fused.softmax, ["sm_90", "gfx942"], inputs="16,4096", load_bits=128)
+    >>> assert_resources(fused.softmax, "16,4096", target=["sm_90", "gfx942"], load_bits=128)
 
-    target: a GPU or several, or their names; none of them need be here. inputs: in place of
-    tensors, a specification with numbers. spill_bytes: per thread. load_bits, store_bits: what
-    every load from, and every store to, global memory moves per thread. max_registers: per thread.
-    max_shared_bytes: per program. None is not compared.
+    inputs, shape: as for `memtraffic.resources`. target: a GPU or several, or their names; none of
+    them need be here; by default the one that is. spill_bytes: per thread. load_bits, store_bits:
+    what every load from, and every store to, global memory moves per thread. max_registers: per
+    thread. max_shared_bytes: per program. None is not compared.
 
-    Raises AssertionError, which says what was found, also for a function without a kernel and for a
-    kernel that the target cannot launch; and what `memtraffic.resources` raises.
+    Raises AssertionError, which says what was found, also for a kernel that the target cannot
+    launch; and what `memtraffic.resources` raises.
     """
     from memtraffic.compile import resources
 
     widths = {"load": load_bits, "store": store_bits}
-    for gpu in [target] if isinstance(target, (str, Gpu)) else target:
-        kernels = resources(fn, gpu, *tensors, inputs=inputs)
-        _require(bool(kernels), f"{function_name(fn)} launches no Triton kernel")
-        for kernel in kernels:
+    for gpu in [target] if isinstance(target, (str, Gpu, NoneType)) else target:
+        for kernel in resources(fn, inputs, shape, target=gpu):
             moved = {"load": set(kernel.load_bits), "store": set(kernel.store_bits)}
             facts = {
                 f"uses at most {max_registers} registers per thread": max_registers is None

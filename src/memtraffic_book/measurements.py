@@ -524,7 +524,7 @@ def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
 
     gpu, [x], rows = gpus.this_gpu(), SOFTMAX.inputs(tuple(shape)), []
     for label, fn in impls.items():
-        [kernel] = resources(fn, gpu, x)
+        [kernel] = resources(fn, x, target=gpu)
         used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
         resident = {"resident": residency.resident_programs(kernel, gpu)}
         rows.append({"impl": label, "warps": kernel.num_warps} | used | resident)

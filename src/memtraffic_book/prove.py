@@ -178,8 +178,8 @@ def resources(
     name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
     assert_resources(
         fn,
-        targets,
-        *inputs,
+        inputs,
+        target=targets,
         max_registers=max_registers,
         spill_bytes=spill_bytes,
         load_bits=load_bits,

@@ -121,7 +121,7 @@ def test_softmax_dynamic_starts_from_what_the_last_launch_left():
 def compiled(fn, x):
     from memtraffic.compile import resources
 
-    [kernel] = resources(fn, "sm_90", x)
+    [kernel] = resources(fn, x, target="sm_90")
     return kernel
 
 
@@ -436,7 +436,7 @@ def test_softmax_converting_once_refuses(x):
 
 def test_softmax_converting_once_needs_more_registers_for_16_bits():
     def registers(fn, dtype):
-        [kernel] = resources(fn, "sm_90", torch.empty(4, 8320, dtype=dtype))
+        [kernel] = resources(fn, torch.empty(4, 8320, dtype=dtype), target="sm_90")
         return kernel.registers
 
     once = exhibits.softmax_converting_once

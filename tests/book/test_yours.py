@@ -156,7 +156,7 @@ def test_cross_entropy_takes_a_program_per_row(n, warps, chunks):
 def test_cross_entropy_does_not_spill(dtype):
     for target in ("sm_80", "sm_90"):
         inputs = f"256,32768:{dtype} 256:int64<32768"
-        [kernel] = resources(yours.cross_entropy, target, inputs=inputs)
+        [kernel] = resources(yours.cross_entropy, inputs, target=target)
         assert kernel.spill_bytes == 0 and not kernel.unlaunchable
         assert kernel.registers <= 128  # in bf16, two programs of 8 warps fit an SM
 
@@ -164,8 +164,8 @@ def test_cross_entropy_does_not_spill(dtype):
 def test_rms_norm_is_vectorised():
     targets = ["sm_80", "sm_90", "gfx942"]
     for fn in NORMS[:2]:
-        assert_resources(fn, targets, inputs="16,4096 4096,", load_bits=128, store_bits=128)
-    [loop] = resources(yours.rms_norm_loop, "sm_90", inputs="16,32768 32768,")
+        assert_resources(fn, "16,4096 4096,", target=targets, load_bits=128, store_bits=128)
+    [loop] = resources(yours.rms_norm_loop, "16,32768 32768,", target="sm_90")
     assert loop.spill_bytes > 32  # exercise 3
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.errors import CompileError
+from memtraffic.errors import CompileError, NoGpuError, NoKernelError, UnknownGpuError
 from memtraffic.gpus import GPUS, TARGETS, find_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -20,11 +20,11 @@ from memtraffic.compile import (
     assembly,
     capture_launches,
     compile_launches,
+    occupancy,
     resources,
     worker,
 )
-from memtraffic.compile.compiler import _jobs, _unlaunchable
-from memtraffic.inputs import Arguments
+from memtraffic.compile.compiler import _unlaunchable
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic.residency import Resources
 
@@ -94,7 +94,7 @@ def test_resources_of_a_kernel_that_spills_on_nvidia(target):
 
 
 def test_resources_of_a_row_that_is_too_wide_for_a_warp():
-    [kernel] = resources(kernels.scaled, "sm_90", empty(1, 8192), num_warps=1)
+    [kernel] = resources(kernels.scaled, empty(1, 8192), target="sm_90", num_warps=1)
     assert kernel.registers == 255
     assert kernel.spill_bytes > 0
 
@@ -102,7 +102,7 @@ def test_resources_of_a_row_that_is_too_wide_for_a_warp():
 @pytest.mark.parametrize(("waves", "most"), [(2, 256), (8, 64)], ids=lambda it: f"{it}")
 def test_resources_waves_per_eu_limits_registers(waves, most):
     options = {"num_warps": 4, "waves_per_eu": waves}
-    [kernel] = resources(fused.softmax, "gfx942", empty(1, 16384), **options)
+    [kernel] = resources(fused.softmax, empty(1, 16384), target="gfx942", **options)
     assert kernel.registers <= most
     assert (kernel.registers == 64) == (kernel.spill_bytes > 0) == (waves == 8)
     assert kernel.llvm_waves == waves
@@ -246,7 +246,7 @@ def test_resources_as_text_and_dict():
 
 
 def test_resources_num_warps(fused_on):
-    [few] = resources(fused.softmax, "gfx942", empty(1, 4096), num_warps=4)
+    [few] = resources(fused.softmax, empty(1, 4096), target="gfx942", num_warps=4)
     many = fused_on["gfx942"]
     assert (few.num_warps, many.num_warps) == (4, 8)
     assert few.registers > many.registers
@@ -255,38 +255,40 @@ def test_resources_num_warps(fused_on):
 
 def test_resources_num_stages_are_copies_in_flight():
     x = empty(512, 64, torch.float16)
-    [one] = resources(kernels.products, "sm_90", x, num_stages=1)
-    [three] = resources(kernels.products, "sm_90", x, num_stages=3)
+    [one] = resources(kernels.products, x, target="sm_90", num_stages=1)
+    [three] = resources(kernels.products, x, target="sm_90", num_stages=3)
     assert [it.schedule.count("copy") for it in (one, three)] == [0, 3]
     assert three.shared_bytes > one.shared_bytes
 
 
 def test_resources_num_stages_reach_a_function_that_takes_them():
-    [one] = resources(persistent.softmax, "sm_90", empty(4, 4096), num_stages=1)
-    [two] = resources(persistent.softmax, "sm_90", empty(4, 4096), num_stages=2)
+    [one] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=1)
+    [two] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=2)
     assert [it.schedule.count("copy") for it in (one, two)] == [0, 2]
 
 
 @pytest.mark.parametrize("ask", [resources, assembly])
 def test_resources_waves_per_eu_is_not_an_option_on_nvidia(ask):
     with pytest.raises(ValueError, match="waves_per_eu"):
-        ask(fused.softmax, "sm_90", empty(1, 4096), waves_per_eu=2)
+        ask(fused.softmax, empty(1, 4096), target="sm_90", waves_per_eu=2)
 
 
 def test_resources_maxnreg_is_not_an_option_on_amd():
     with pytest.raises(ValueError, match="maxnreg"):
-        resources(functools.partial(kernels.scaled, maxnreg=32), "gfx942", empty(1, 64))
+        resources(functools.partial(kernels.scaled, maxnreg=32), empty(1, 64), target="gfx942")
 
 
 @pytest.mark.parametrize("ask", [resources, assembly])
 def test_resources_unknown_option(ask):
     with pytest.raises(TypeError, match="depth"):
-        ask(fused.softmax, "sm_90", empty(1, 64), depth=2)
+        ask(fused.softmax, empty(1, 64), target="sm_90", depth=2)
 
 
 def test_resources_of_an_option_that_is_none(fused_on):
     options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
-    assert resources(fused.softmax, "sm_90", empty(1, 4096), **options) == [fused_on["sm_90"]]
+    assert resources(fused.softmax, empty(1, 4096), target="sm_90", **options) == [
+        fused_on["sm_90"]
+    ]
 
 
 # ---- targets and errors
@@ -294,31 +296,44 @@ def test_resources_of_an_option_that_is_none(fused_on):
 
 @pytest.mark.parametrize("target", ["h200", find_gpu("H200")], ids=["product", "gpu"])
 def test_resources_of_a_product_or_a_gpu(fused_on, target):
-    assert resources(fused.softmax, target, empty(1, 4096)) == [fused_on["sm_90"]]
+    assert resources(fused.softmax, empty(1, 4096), target=target) == [fused_on["sm_90"]]
     assert find_gpu("H200") in GPUS
 
 
 @pytest.mark.parametrize("ask", [resources, assembly])
 def test_resources_unknown_target(ask):
-    with pytest.raises(LookupError, match="sm_91"):
-        ask(fused.softmax, "sm_91", empty(1, 64))
+    with pytest.raises(UnknownGpuError, match="sm_91"):
+        ask(fused.softmax, empty(1, 64), target="sm_91")
 
 
 def test_compile_launches_unknown_target():
-    with pytest.raises(LookupError, match="sm_999"):
+    with pytest.raises(UnknownGpuError, match="sm_999"):
         compile_launches([(Launch("kernels", "_k", {}, {}, {}, {}), "sm_999")])
 
 
 def test_compile_launches_starts_no_process_for_no_work(monkeypatch):
     monkeypatch.setattr(worker, "WORKER", None)
     assert compile_launches([]) == []
-    assert resources(naive.softmax, "sm_90", empty(1, 64)) == []
-    assert assembly(naive.softmax, "sm_90", empty(1, 64)) == []
+
+
+@pytest.mark.parametrize("ask", [resources, occupancy, assembly])
+def test_resources_of_a_function_without_a_kernel(ask):
+    """What a function does without a GPU may be another thing: the message says how to get one."""
+    with pytest.raises(NoKernelError, match=r"naive\.softmax launched no Triton kernel") as caught:
+        ask(naive.softmax, empty(1, 64), target="sm_90")
+    assert isinstance(caught.value, LookupError)
+    assert ("stand_in()" in str(caught.value)) is not runtime.HAS_GPU
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="that one is asked for")
+def test_resources_without_a_target_is_for_the_gpu_that_is_here():
+    with pytest.raises(NoGpuError, match="GPU"):
+        resources(fused.softmax, empty(1, 64))
 
 
 def test_resources_of_a_kernel_that_does_not_compile():
     with pytest.raises(CompileError, match=r"_never_compiles_kernel does not compile for sm_90"):
-        resources(kernels.never_compiles, "sm_90", empty(1, 4))
+        resources(kernels.never_compiles, empty(1, 4), target="sm_90")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +343,7 @@ def test_resources_of_a_kernel_that_does_not_compile():
 def test_compile_launches_of_a_kernel_that_no_other_process_can_import(monkeypatch, module, name):
     monkeypatch.setattr(runtime, "INTERPRETED", True)
     cell = Launch(module, name, {}, {}, {}, {"num_warps": 4})
-    with pytest.raises(LookupError, match="_my_kernel"):
+    with pytest.raises(CompileError, match="_my_kernel"):
         compile_launches([(cell, "sm_90")])
 
 
@@ -361,7 +376,7 @@ def test_resources_of_a_kernel_that_is_edited(tmp_path, monkeypatch, file):
         with monkeypatch.context() as patch:
             patch.syspath_prepend(tmp_path)
             module = importlib.import_module(name if file == "__init__.py" else f"{name}.kernel")
-        found += assembly(module.launch, "gfx942", empty(1, 4))
+        found += assembly(module.launch, empty(1, 4), target="gfx942")
     assert "0x447a4000" in found[0]  # the float 1001
     assert "0x44898000" in found[1]  # the float 1100
 
@@ -374,7 +389,7 @@ def test_resources_of_a_kernel_that_is_edited(tmp_path, monkeypatch, file):
     [("sm_90", "LDG", "LDG.E.128 "), ("gfx942", "_load_dwordx4", "buffer_load_dwordx4 ")],
 )
 def test_assembly_keep(fused_on, target, keep, first):
-    [text] = assembly(fused.softmax, target, empty(1, 4096), keep=keep)
+    [text] = assembly(fused.softmax, empty(1, 4096), target=target, keep=keep)
     lines = text.splitlines()
     assert all(line.startswith(first) for line in lines), lines
     assert {128: len(lines)} == fused_on[target].load_bits
@@ -382,7 +397,7 @@ def test_assembly_keep(fused_on, target, keep, first):
 
 @pytest.mark.parametrize(("target", "end"), [("sm_90", "EXIT"), ("gfx942", "s_endpgm")])
 def test_assembly_is_the_whole_code(fused_on, target, end):
-    [text] = assembly(fused.softmax, target, empty(1, 4096))
+    [text] = assembly(fused.softmax, empty(1, 4096), target=target)
     lines = text.splitlines()
     assert len(lines) == sum(fused_on[target].instructions.values())
     assert not [it for it in lines if ";" in it or "/*" in it or it != it.strip()]
@@ -391,7 +406,7 @@ def test_assembly_is_the_whole_code(fused_on, target, end):
 
 def test_assembly_takes_options():
     x, loads = empty(1, 4096), "_load_dwordx4"
-    [few] = assembly(fused.softmax, "gfx942", x, keep=loads, num_warps=4)
+    [few] = assembly(fused.softmax, x, target="gfx942", keep=loads, num_warps=4)
     assert len(few.splitlines()) == 4  # of 8 warps it would be 2
 
 
@@ -399,10 +414,11 @@ def test_assembly_takes_options():
 
 
 def test_resources_of_inputs():
-    by_tensor = resources(fused.softmax, "sm_90", empty(16, 4096))
-    assert resources(fused.softmax, "sm_90", inputs="16,4096") == by_tensor
-    with pytest.raises(ValueError, match="in place of M"):
-        resources(fused.softmax, "sm_90", inputs="M,4096")
+    by_tensor = resources(fused.softmax, empty(16, 4096), target="sm_90")
+    assert resources(fused.softmax, "16,4096", target="sm_90") == by_tensor
+    assert resources(fused.softmax, "M,4096", (16,), target="sm_90") == by_tensor
+    with pytest.raises(ValueError, match="M"):
+        resources(fused.softmax, "M,4096", target="sm_90")
 
 
 def test_resources_of_an_autograd_function_and_of_a_module():
@@ -415,11 +431,9 @@ def test_resources_of_an_autograd_function_and_of_a_module():
         def forward(self, x):
             return fused.softmax(x)
 
-    x = empty(16, 64)
     for fn in (Function, Layer, Layer()):
-        assert [launch.qualname for launch, _ in _jobs(fn, "sm_90", Arguments((x,)), {})] == [
-            "_softmax_fused_kernel"
-        ]
+        [kernel] = resources(fn, empty(16, 64), target="sm_90")
+        assert kernel.kernel == "_softmax_fused_kernel"
 
 
 @pytest.mark.parametrize(
@@ -438,8 +452,8 @@ def test_unlaunchable(target, threads, shared, message):
 
 
 def test_resources_say_that_a_kernel_cannot_be_launched():
-    [kernel] = resources(fused.softmax, "sm_90", empty(16, 4096), num_warps=64)
+    [kernel] = resources(fused.softmax, empty(16, 4096), target="sm_90", num_warps=64)
     assert kernel.unlaunchable.startswith("2048 threads per program")
     assert str(kernel).endswith(f"; cannot be launched: {kernel.unlaunchable}")
-    [kernel] = resources(fused.softmax, "sm_90", empty(16, 4096), num_warps=32)
+    [kernel] = resources(fused.softmax, empty(16, 4096), target="sm_90", num_warps=32)
     assert kernel.unlaunchable == "" and "launched" not in str(kernel)

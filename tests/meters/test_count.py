@@ -611,7 +611,7 @@ try:
 except Exception as error:
     found["error"] = type(error).__name__
 assert [dict(vars(part)) for part in language] == before
-[kernel] = resources(kernels.strided, "sm_90", torch.empty(1, 4096, device=runtime.device()))
+[kernel] = resources(kernels.strided, "1,4096", target="sm_90")
 found["bits"] = list(kernel.load_bits)
 print(json.dumps(found))
 """

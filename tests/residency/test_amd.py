@@ -78,7 +78,7 @@ def test_waves_by_limit_of_tritons_kernels(triton_kernels, capsys):
 @pytest.mark.oracle
 def test_waves_by_limit_of_a_kernel_compiled_for_one_wave():
     x = torch.empty(1, 1024, device=runtime.device())
-    [kernel] = resources(fused.softmax, "gfx942", x, num_warps=4, waves_per_eu=1)
+    [kernel] = resources(fused.softmax, x, target="gfx942", num_warps=4, waves_per_eu=1)
     allocated = amd.waves_by_limit(kernel.allocated_vgprs, 0, kernel.allocated_sgprs, MI300X)
     assert min(allocated.values()) == kernel.llvm_waves == 1
     assert kernel.vgprs < kernel.allocated_vgprs

@@ -111,7 +111,7 @@ def test_occupancy_compiles_for_a_gpu(target, product):
     from memtraffic.kernels.softmax import masked
 
     x = torch.empty(8, 1000, device=runtime.device())
-    [report] = occupancy(masked.softmax, target, x, num_warps=16)
+    [report] = occupancy(masked.softmax, x, target=target, num_warps=16)
     gpu = find_gpu(product)
     assert (report.gpu, report.target, report.num_warps) == (product, gpu.target, 16)
     slots = {"nvidia": ("warps", 4), "amd": ("waves", 2)}[gpu.vendor]  # of 64 or 32 waves
@@ -120,7 +120,7 @@ def test_occupancy_compiles_for_a_gpu(target, product):
 
 def test_occupancy_of_an_unknown_gpu():
     with pytest.raises(LookupError):
-        occupancy(lambda x: x, "gfx1030", torch.empty(1, 1))
+        occupancy(lambda x: x, torch.empty(1, 1), target="gfx1030")
 
 
 @pytest.mark.parametrize("target", TARGETS)

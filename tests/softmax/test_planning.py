@@ -339,12 +339,12 @@ def test_plan_of_more_batches_than_a_grid_has(monkeypatch):
 
 
 def on(target, x, dim=-1, dtype=None):
-    [kernel] = resources(lambda x: forward(x, dim, dtype), target, x)
+    [kernel] = resources(lambda x: forward(x, dim, dtype), x, target=target)
     return kernel
 
 
 def backward_on(target, y):
-    [kernel] = resources(lambda y, dy: backward(dy, y, 1, y.dtype), target, y, y.clone())
+    [kernel] = resources(lambda y, dy: backward(dy, y, 1, y.dtype), (y, y.clone()), target=target)
     return kernel
 
 

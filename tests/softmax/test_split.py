@@ -136,7 +136,7 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
 )
 def test_the_best_split_spills_nothing(n, registers, dtype):
     x = torch.empty(2, n, dtype=dtype, device=DEVICE)
-    [forward] = resources(split.softmax, "sm_90", x)
+    [forward] = resources(split.softmax, x, target="sm_90")
     assert forward.spill_bytes == 0
     assert forward.registers <= registers
     assert set(forward.load_bits) >= ({128} if x[0].nbytes % 16 == 0 else set())
@@ -571,7 +571,7 @@ def test_first_missing(missing, used, expected):
 )
 def test_split_kernel_fits_the_registers_of_an_sm(name):
     x = torch.empty(4, 2**18, dtype=getattr(torch, name), device=DEVICE)
-    [kernel] = resources(split.softmax, "sm_90", x)
+    [kernel] = resources(split.softmax, x, target="sm_90")
     assert kernel.spill_bytes == 0
     assert set(kernel.store_bits) == {128}
     assert set(kernel.load_bits) == {64, 128}  # words of the slots, and vectors of x
@@ -580,7 +580,7 @@ def test_split_kernel_fits_the_registers_of_an_sm(name):
 @pytest.mark.slow
 def test_split_kernel_of_odd_rows_fits_the_registers_of_an_sm(dtype):
     x = torch.empty(4, 2**18 - 1, dtype=dtype, device=DEVICE)
-    [kernel] = resources(split.softmax, "sm_90", x)
+    [kernel] = resources(split.softmax, x, target="sm_90")
     assert kernel.spill_bytes == 0
 
 
@@ -588,7 +588,10 @@ def test_backward_adds_products_in_one_way():
     """Of a sum of two products, either may be rounded; a helper must find the same bits."""
     y = torch.empty(4, 2**18, device=DEVICE)
     [text] = assembly(
-        lambda y, dy: backward(dy, y, 1, y.dtype), "sm_90", y, y.clone(), keep="FMUL|FFMA|ATOM"
+        lambda y, dy: backward(dy, y, 1, y.dtype),
+        (y, y.clone()),
+        target="sm_90",
+        keep="FMUL|FFMA|ATOM",
     )
     before, *_ = text.partition("ATOM")
     assert "FFMA" in before and "FMUL" not in before
@@ -598,7 +601,7 @@ def test_backward_adds_products_in_one_way():
 def test_split_kernel_compiles_for_amd():
     x = torch.empty(4, 2**18, device=DEVICE)
     for looks in (split.LOOKS, 0):
-        [kernel] = resources(partial(split.softmax, looks=looks), find_gpu("MI300X"), x)
+        [kernel] = resources(partial(split.softmax, looks=looks), x, target=find_gpu("MI300X"))
         assert kernel.spill_bytes == 0
 
 

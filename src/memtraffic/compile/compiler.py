@@ -15,101 +15,96 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
 
+from memtraffic import inputs as making
 from memtraffic import runtime
 from memtraffic.compile import amdgcn, sass, ttgir, worker
 from memtraffic.compile.launches import Launch, capture_launches
-from memtraffic.errors import CompileError
-from memtraffic.functions import as_function
-from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.inputs import AnyInputs, Arguments, given
+from memtraffic.errors import CompileError, NoKernelError
+from memtraffic.functions import as_function, function_name
+from memtraffic.gpus import Gpu, find_gpu, this_gpu
+from memtraffic.inputs import Arguments, find_inputs
 from memtraffic.residency import Occupancy, Resources
 from memtraffic.triton_adapter.compile import check_options, compile_source
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
 T = TypeVar("T", int, str)
+AnyInputs: TypeAlias = "making.AnyInputs | torch.Tensor | Sequence[Any]"
 _READERS = {"nvidia": sass, "amd": amdgcn}
 
 
 def resources(
     fn: Callable[..., object],
-    target: str | Gpu,
-    *tensors: torch.Tensor,
     inputs: AnyInputs = None,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    waves_per_eu: int | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    target: str | Gpu | None = None,
+    **options: Any,
 ) -> list[Resources]:
-    """The `Resources` of each Triton kernel that `fn(*tensors)` launches, compiled for `target`.
+    """The `Resources` of each Triton kernel that `fn` launches, compiled for `target`.
 
     No kernel runs, and the GPU need not be here.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> [kernel] = resources(fused.softmax, "sm_90", torch.empty(1, 4096, device=runtime.device()))
+    >>> [kernel] = resources(fused.softmax, "M,N", (16, 4096), target="sm_90")
     >>> kernel.load_bits, kernel.spill_bytes
     ({128: 4}, 0)
 
-    target: a GPU, or the name of one, such as "sm_90", "gfx942" or "H200"; `fn` plans its launches
-    for it. inputs: in place of tensors, a specification such as "16,4096 4096:bf16", see
-    `inputs.find_inputs`. num_warps, num_stages, waves_per_eu (waves per SIMD that AMD's compiler
-    shall aim at): instead of what `fn` asks for. An `fn` with an argument `num_stages` is given
-    that, too. A kernel that no such GPU can launch is compiled, and its `unlaunchable` says why.
+    inputs, shape: what `fn` is called with, as for `memtraffic.count`. target: a GPU, or the name
+    of one, such as "sm_90", "gfx942" or "H200"; by default the one that is here. `fn` plans its
+    launches for it. options: `dtype` and `layout` of the inputs; and instead of what `fn` asks for,
+    `num_warps`, `num_stages` and `waves_per_eu` (waves per SIMD that AMD's compiler shall aim at).
+    An `fn` with an argument `num_stages` is given that, too. A kernel that no such GPU can launch
+    is compiled, and its `unlaunchable` says why.
 
-    Raises LookupError for an unknown target, ValueError for a launch option that this target does
-    not have, and CompileError for a kernel that does not compile. Where kernels are interpreted, a
-    kernel that is not defined in a file is a LookupError: another process compiles it.
+    Raises UnknownGpuError or NoGpuError without such a target, NoKernelError if `fn` launches no
+    kernel, ValueError for a launch option that this target does not have, and CompileError for a
+    kernel that does not compile. Where kernels are interpreted, that is also one that is not
+    defined in a file: another process compiles it.
     """
-    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    return compile_launches(_jobs(fn, target, given(tensors, inputs), options))
+    return compile_launches(_jobs(fn, inputs, shape, _gpu(target), **options))
 
 
 def occupancy(
     fn: Callable[..., object],
-    target: str | Gpu,
-    *tensors: torch.Tensor,
     inputs: AnyInputs = None,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    waves_per_eu: int | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    target: str | Gpu | None = None,
+    **options: Any,
 ) -> list[Occupancy]:
-    """The `Occupancy` of each Triton kernel that `fn(*tensors)` launches, compiled for `target`.
+    """The `Occupancy` of each Triton kernel that `fn` launches, compiled for `target`.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> x = torch.empty(8, 1024, device=runtime.device())
-    >>> [kernel] = occupancy(fused.softmax, "h200", x, num_warps=32)
+    >>> [kernel] = occupancy(fused.softmax, "M,N", (8, 1024), target="h200", num_warps=32)
     >>> kernel.resident, kernel.binding, kernel.programs
     (2, 'warps', 264)
 
     The arguments and errors are those of `resources`.
     """
     gpu = _gpu(target)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    return [
-        Occupancy.of(kernel, gpu)
-        for kernel in resources(fn, gpu, *tensors, inputs=inputs, **options)
-    ]
+    kernels = compile_launches(_jobs(fn, inputs, shape, gpu, **options))
+    return [Occupancy.of(kernel, gpu) for kernel in kernels]
 
 
 def assembly(
     fn: Callable[..., object],
-    target: str | Gpu,
-    *tensors: torch.Tensor,
     inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    target: str | Gpu | None = None,
     keep: str = ".",
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    waves_per_eu: int | None = None,
+    **options: Any,
 ) -> list[str]:
-    """The machine code of each kernel that `fn(*tensors)` launches, compiled for `target`.
+    """The machine code of each Triton kernel that `fn` launches, compiled for `target`.
 
     One instruction a line, without comments and addresses.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> x = torch.empty(1, 4096, device=runtime.device())
-    >>> [text] = assembly(fused.softmax, "gfx942", x, keep="load_dwordx4")
+    >>> [text] = assembly(fused.softmax, "1,4096", target="gfx942", keep="load_dwordx4")
     >>> print(text)
     buffer_load_dwordx4 ...
     buffer_load_dwordx4 ...
@@ -117,8 +112,7 @@ def assembly(
     keep: a regular expression; only lines in which it is found are kept. Other arguments and errors
     are those of `resources`.
     """
-    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    texts = compile_launches(_jobs(fn, target, given(tensors, inputs), options), text=True)
+    texts = compile_launches(_jobs(fn, inputs, shape, _gpu(target), **options), text=True)
     return [
         "\n".join(line for line in text.splitlines() if re.search(keep, line)) for text in texts
     ]
@@ -126,20 +120,48 @@ def assembly(
 
 def _jobs(
     fn: Callable[..., object],
-    target: str | Gpu,
-    arguments: Arguments,
-    options: dict[str, int | None],
-) -> list[tuple[Launch, str | Gpu]]:
-    """The launches of `fn` on `target`, with `options` in place of what it asks for."""
-    gpu, call = _gpu(target), as_function(fn)
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if "num_stages" in chosen and "num_stages" in inspect.signature(call).parameters:
-        call = functools.partial(call, num_stages=chosen["num_stages"])
+    inputs: AnyInputs,
+    shape: Sequence[int] | None,
+    gpu: Gpu,
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    waves_per_eu: int | None = None,
+) -> list[tuple[Launch, Gpu]]:
+    """The launches of `fn` on `gpu`, with options in place of those that it asks for."""
+    arguments = _arguments(inputs, shape, dtype, layout)
+    call = as_function(fn)
+    if num_stages is not None and "num_stages" in inspect.signature(call).parameters:
+        call = functools.partial(call, num_stages=num_stages)
     launches = capture_launches(lambda: arguments.call(call), gpu=gpu)
+    if not launches:
+        raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{_hint()}")
+    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
+    chosen = {name: value for name, value in options.items() if value is not None}
     return [(replace(launch, options=launch.options | chosen), gpu) for launch in launches]
 
 
-def _gpu(target: str | Gpu) -> Gpu:
+def _hint() -> str:
+    if runtime.HAS_GPU or runtime.is_standing_in():
+        return ""
+    return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
+
+
+def _arguments(
+    inputs: AnyInputs, shape: Sequence[int] | None, dtype: str, layout: str
+) -> Arguments:
+    if isinstance(inputs, torch.Tensor):
+        return Arguments((inputs,))
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return Arguments(tuple(inputs))
+    return find_inputs(inputs).arguments(shape or (), dtype, layout)
+
+
+def _gpu(target: str | Gpu | None) -> Gpu:
+    if target is None:
+        return this_gpu()
     return target if isinstance(target, Gpu) else find_gpu(target)
 
 
@@ -160,7 +182,7 @@ def compile_launches(jobs: Jobs, text: bool = False) -> list[Resources] | list[s
         return _compile_all(known, text)
     for launch, _ in known:
         if launch.module == "__main__" or "<" in launch.qualname:
-            raise LookupError(
+            raise CompileError(
                 f"{launch.qualname} is defined in a cell or a script. Where kernels are "
                 "interpreted, another process compiles them: put the kernel into a file that it "
                 "can import"

@@ -88,7 +88,7 @@ def show_who_holds_what(example: Tensor, threads: int) -> Resources:
 
     example: a matrix of N columns. threads: those of a program.
     """
-    [compiled] = resources(fused.softmax, "sm_90", example)
+    [compiled] = resources(fused.softmax, example, target="sm_90")
     loads = compiled.load_bits[128]
     together = 128 // (8 * ITEMSIZE)
     print(f"Thread 0 holds {loads} times {together} neighbours:")

@@ -79,7 +79,7 @@ def test_compiled_kernel_is_held_and_counted(glued, capsys):
     assert "20 shuffles: 10 for each" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="shuffles"):
         fused.count_exchanges(compiled, 512)
-    [narrow] = resources(kernel.softmax, "sm_90", torch.empty(1, 1024))
+    [narrow] = resources(kernel.softmax, torch.empty(1, 1024), target="sm_90")
     with pytest.raises(AssertionError):
         fused.count_exchanges(narrow, 1024)
 
