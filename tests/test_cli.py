@@ -18,7 +18,7 @@ from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
-from memtraffic.names import COMPARED, PEERS, import_function
+from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Occupancy, Resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -272,8 +272,8 @@ def timed(monkeypatch):
         calls.append((impls, shapes, options))
         rows = [
             {"impl": name, "m": m, "n": n, "dtype": options["dtype"]}
-            | {"us": float("nan") if name in ("Liger", "naive") else len(name), "gb_per_s": 1.0}
-            | {"note": {"Liger": "absent: nowhere", "naive": "refused: why"}.get(name, "")}
+            | {"us": float("nan") if name in ("mine:f", "naive") else len(name), "gb_per_s": 1.0}
+            | {"note": {"mine:f": "absent: nowhere", "naive": "refused: why"}.get(name, "")}
             for m, n in shapes
             for name in impls
         ]
@@ -285,12 +285,12 @@ def timed(monkeypatch):
 
 def test_bench(command, timed, tmp_path):
     file = tmp_path / "found.csv"
-    text = "bench copy naive tiled --peers liger --shapes 64x256,8x512 --dtype bfloat16"
+    text = "bench copy naive tiled mine:f --shapes 64x256,8x512 --dtype bfloat16"
     status, out, err = command(f"{text} --csv {file}")
-    assert (status, err) == (0, "Liger is left out: nowhere\n")
+    assert (status, err) == (0, "mine:f is left out: nowhere\n")
     shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "inputs": SOFTMAX}
     options |= {"judge": True, "budget": 0.1}
-    assert timed == [(["copy", "naive", "tiled", "Liger"], shapes, options)]
+    assert timed == [(["copy", "naive", "tiled", "mine:f"], shapes, options)]
     header, first, second, third, *_ = map(str.split, out.splitlines())
     assert header == "impl m n dtype us gb_per_s %_of_copy note".split()
     assert first == "copy 64 256 bfloat16 4.0 1.0 100.0".split()
@@ -308,11 +308,10 @@ def test_bench_of_any_inputs(command, timed):
 
 
 def test_bench_of_everything(command, timed):
-    command("bench --peers ALL")
-    command("bench --op softmax_backward --peers all")
-    assert set(timed[0][0]) == {*COMPARED["softmax"], *PEERS} and (4096, 1024) in timed[0][1]
-    peers = {f"{peer} backward" for peer in PEERS if peer != "tutorial"}
-    assert set(timed[1][0]) == {*COMPARED["softmax_backward"], *peers}
+    command("bench")
+    command("bench --op softmax_backward")
+    assert timed[0][0] == list(COMPARED["softmax"]) and (4096, 1024) in timed[0][1]
+    assert timed[1][0] == list(COMPARED["softmax_backward"])
 
 
 # ---- report
@@ -385,10 +384,8 @@ BAD_CALLS = {
     "resources fused --target sm_90": "N of 'M,N' has no number",
     "resources fused --target sm_90 --n 64 --waves-per-eu 1": "waves_per_eu",
     "occupancy fused --target gfx942 --n 64 --waves-per-eu 99": "holds 8",
-    "bench --peers quark": "no peer is named 'quark': give one of Liger",
     "bench --shapes 12by": "'12by' is not",
     "bench --inputs M,N": "needs the NAME",
-    "bench mine:f --inputs M,N --peers all": "no --peers",
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
     "report fused --target sm_91": "sm_91",
     "report fused 4": "N of 'M,N' has no number",

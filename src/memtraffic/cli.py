@@ -7,7 +7,6 @@ arguments are found before.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import sys
@@ -389,35 +388,23 @@ def roof(as_json: bool) -> str:
     return table(roof(), as_json)
 
 
-def read_peer(text: str) -> tuple[str, ...]:
-    """The packages that are meant: one of them, or all."""
-    found = [peer for peer in names.PEERS if text.lower() in (peer.lower(), "all")]
-    if not found:
-        raise LookupError(f"no peer is named {text!r}: give one of {', '.join(names.PEERS)}, all")
-    return tuple(found)
-
-
 @command(
     click.argument("name", nargs=-1, metavar="[NAME]..."),
-    click.option("--peers", type=List("peers", read_peer), default="",
-                 help=f"Packages to compare with: {','.join(names.PEERS)} or all."),
     click.option("--shapes", type=SHAPES, default=BENCHED, help="Such as 4096x1024,8192x512."),
     INPUTS, OP, DTYPE,
     click.option("--csv", type=click.Path(dir_okay=False, writable=True),
                  help="Write the table there, too."),
     JSON,
 )  # fmt: skip
-def bench(
-    call: Call, shapes: Shapes, peers: Sequence[Sequence[str]], csv: str, as_json: bool
-) -> str:
+def bench(call: Call, shapes: Shapes, csv: str, as_json: bool) -> str:
     """Judge and time kernels beside a copy, ours and others'.
 
     A NAME is a rung, a baseline or module:function; by default all rungs and baselines. With
     --inputs, functions are timed and not judged.
     """
     if call.inputs is not None:
-        if peers or not call.name:
-            raise click.UsageError("--inputs needs the NAME of a function, and takes no --peers")
+        if not call.name:
+            raise click.UsageError("--inputs needs the NAME of a function")
         for shape in shapes:
             call.made.check(shape)
     from memtraffic import benchmark
@@ -428,10 +415,7 @@ def bench(
         frame = benchmark.bench(call.name, shapes=shapes, dtype=call.dtype, **options)
     else:
         op = call.op or "softmax"
-        asked: list[str] = [*itertools.chain(*peers)]
-        if op == "softmax_backward":
-            asked = [f"{name} backward" for name in asked if name != "tutorial"]
-        impls = list(dict.fromkeys([*(call.name or names.COMPARED.get(op, ("copy",))), *asked]))
+        impls = list(dict.fromkeys(call.name or names.COMPARED.get(op, ("copy",))))
         options = {"inputs": find_op(op), "judge": True, "budget": 0.1}
         frame = benchmark.bench(impls, shapes=shapes, dtype=call.dtype, **options)
         absent = frame["note"].str.startswith("absent: ")
@@ -447,7 +431,6 @@ def bench_table(frame: pd.DataFrame) -> str:
     """What was timed, with each time as a share of the copy's beside it."""
     keys = list(frame.columns[1 : frame.columns.get_loc("us")])
     copied = frame[frame["impl"] == "copy"].set_index(keys)["us"]
-    frame = frame.drop(columns="version", errors="ignore")
     if len(copied):
         share = 100 * frame[keys].apply(tuple, axis=1).map(copied) / frame["us"]
         frame.insert(frame.columns.get_loc("gb_per_s") + 1, "%_of_copy", share)

@@ -24,7 +24,7 @@ OPS = {
     "softmax_backward": "memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD",
 }
 
-# What `bench` compares by default, by operation; and the packages that it knows, by their names.
+# What `bench` compares by default, by operation.
 COMPARED = {
     "softmax": (
         *("copy", "torch.softmax", "compile(torch.softmax)", "compile(naive)"),
@@ -33,7 +33,6 @@ COMPARED = {
     ),
     "softmax_backward": ("copy", "torch.softmax backward", "memtraffic.softmax backward"),
 }
-PEERS = ("Liger", "FlagGems", "QuACK", "tutorial")
 
 
 def import_function(name: str) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import matrix
-from memtraffic_book import timings
+from memtraffic_book import peers, timings
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
@@ -44,11 +44,11 @@ def implementation(what: str | Mapping[str, Any]) -> Callable[..., Any]:
     >>> implementation({"fn": "persistent", "num_stages": 1}).keywords
     {'num_stages': 1}
 
-    what: a baseline, a rung or `module:function`; or a dict of that, under "fn", and options.
-    Raises LookupError for a name that leads nowhere.
+    what: a baseline, a peer, a rung or `module:function`; or a dict of that, under "fn", and
+    options. Raises LookupError for a name that leads nowhere.
     """
     if isinstance(what, str):
-        return benchmark.find_implementation(what)
+        return peers.IMPLEMENTATIONS.get(what) or benchmark.find_implementation(what)
     options = {name: value for name, value in what.items() if name != "fn"}
     return functools.partial(benchmark.find_implementation(what["fn"]), **options)
 
@@ -214,17 +214,34 @@ def compare(
     shapes: Sequence[Sequence[int]],
     compiled: Impls | None = None,
     compiled_shapes: Sequence[Sequence[int]] = (),
-    **options: Any,
+    inputs: Op | None = None,
+    dtype: str = "float32",
+    budget: float = 0.1,
 ) -> pd.DataFrame:
     """`benchmark.bench`, judged; where nothing was timed, times are 0, as CSV has no NaN.
 
-    compiled: what is slow to compile, and is timed at `compiled_shapes` alone.
+    compiled: what is slow to compile, and is timed at `compiled_shapes` alone. The column `version`
+    is that of a peer, whose name a label has to be.
     """
-    slow = compiled or {}
-    only = dict.fromkeys(slow, compiled_shapes)
-    fns = {**impls, **slow}
-    frame = benchmark.bench(fns, shapes=shapes, only=only, judge=True, **options)
+    runtime.require_gpu("compare")
+    fns = {**impls, **(compiled or {})}
+    only = dict.fromkeys(compiled or {}, compiled_shapes)
+    found = {label: peer for label in fns if (peer := peers.find_peer(label))}
+    for label, peer in found.items():
+        if reason := peers.absent(peer):
+            fns[label] = functools.partial(_refuse, reason)
+    with peers.compiling_ahead(list(fns), [shape[-1] for shape in shapes], dtype):
+        frame = benchmark.bench(
+            fns, inputs, shapes, dtype=dtype, judge=True, only=only, budget=budget
+        )
+    versions = {label: peers.version(peer) for label, peer in found.items()}
+    place = frame.columns.get_loc("note")
+    frame.insert(place, "version", [versions.get(label, "") for label in frame["impl"]])
     return frame.fillna(dict.fromkeys(TIMES, 0.0))
+
+
+def _refuse(reason: str, *inputs: Tensor) -> Tensor:
+    raise ImportError(reason)
 
 
 def torch_gradient(x: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from memtraffic.benchmark.baselines import BACKWARD
 from memtraffic.benchmark.loop import ABSENT
-from memtraffic.benchmark.peers import BACKWARD
-from memtraffic.names import PEERS, RUNGS
+from memtraffic.names import RUNGS
 from memtraffic.tensors import SECTOR_BYTES
+from memtraffic_book.peers import PEERS
 
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel

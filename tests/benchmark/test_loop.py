@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.benchmark import bench, loop, peers
+from memtraffic.benchmark import bench, loop
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.loop import judge_result
 from memtraffic.kernels.softmax import naive
@@ -13,7 +13,7 @@ from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
 TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]
-COLUMNS = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s version note".split()
+COLUMNS = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s note".split()
 
 
 compare = functools.partial(bench, judge=True, budget=0.1)
@@ -38,11 +38,16 @@ def refusing(x):
     return softmax(x)
 
 
+def not_here(x):
+    import nowhere
+
+    return nowhere.softmax(x)
+
+
 @pytest.fixture
 def gpu(timed, monkeypatch):
-    """The fake timer, and a GPU that answers; no peer is here."""
+    """The fake timer, and a GPU that answers."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
     return timed
 
 
@@ -175,7 +180,7 @@ def test_bench_judged_has_a_row_for_each_shape_and_name(gpu):
     assert frame["us"].tolist() == pytest.approx([1, 2, 3] * 2)
     assert frame["us_reversed"].tolist() == pytest.approx([1, 2, 3] * 2)
     assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 8 * 2 / 1e3)
-    assert set(frame["note"]) == set(frame["version"]) == {""}
+    assert set(frame["note"]) == {""}
     assert [options for _, options in gpu if options["budget"]] == [
         {"cold": True, "budget": 0.1, "reverse": True}
     ] * 2
@@ -194,17 +199,17 @@ def test_bench_judged_gives_reasons_in_place_of_times(gpu):
         "wrong": torch.zeros_like,
         "imprecise": imprecise,
         "refusing": refusing,
-        "Liger": "Liger",
+        "not here": not_here,
         "right": softmax,
     }
     frame = compare(impls, shapes=[(4, 8), (4, 16)])
     notes = frame[frame["n"] == 16].set_index("impl")["note"]
     assert notes["wrong"].startswith("wrong: ") and notes["imprecise"].startswith("imprecise: ")
     assert notes["refusing"] == "refused: RuntimeError: at most 8 columns"
-    assert notes["Liger"] == "absent: Liger is not installed"
+    assert notes["not here"] == "absent: No module named 'nowhere'"
     assert notes["copy"] == notes["right"] == ""
     timed = frame.assign(timed=frame["us"].notna()).pivot(index="impl", columns="n", values="timed")
-    assert timed[8].to_dict() == dict.fromkeys(impls, True) | {"wrong": False, "Liger": False}
+    assert timed[8].to_dict() == dict.fromkeys(impls, True) | {"wrong": False, "not here": False}
     assert timed[16].to_dict() == timed[8].to_dict() | {"refusing": False}
 
 
@@ -246,7 +251,7 @@ def test_bench_judged_keeps_what_was_measured_before_the_gpu_was_lost(gpu, monke
             raise RuntimeError("illegal access")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    impls = {"breaks": breaks, "torch.softmax": "torch.softmax", "Liger": "Liger"}
+    impls = {"not here": not_here, "breaks": breaks, "torch.softmax": "torch.softmax"}
     frame = compare(impls, shapes=[(4, 8), (4, 16), (4, 32)]).set_index(["n", "impl"])
     timed = ["breaks", "torch.softmax"]
     assert frame.loc[8].loc[timed, "us"].notna().all()
@@ -254,7 +259,8 @@ def test_bench_judged_keeps_what_was_measured_before_the_gpu_was_lost(gpu, monke
     assert frame.loc[(16, "breaks"), "note"] == "broken: RuntimeError: illegal access"
     lost = "not timed: after breaks at (4, 16) the GPU answered no more"
     assert {frame.loc[(n, "torch.softmax"), "note"] for n in (16, 32)} == {lost}
-    assert frame.loc[(32, "Liger"), "note"].startswith("absent")
+    assert frame.loc[(16, "not here"), "note"].startswith("absent")
+    assert frame.loc[(32, "not here"), "note"] == lost
 
 
 def test_bench_judged_judges_what_torch_compile_made_by_one_result(gpu):
@@ -286,9 +292,7 @@ def test_judge_result(dtype):
 
 @pytest.mark.gpu
 def test_bench_judged_on_a_gpu():
-    frame = compare(
-        ["copy", "torch.softmax", "tiled", "Liger"], shapes=[(4096, 1024), (4096, 65536)]
-    )
+    frame = compare(["copy", "torch.softmax", "tiled"], shapes=[(4096, 1024), (4096, 65536)])
     timed = frame.set_index(["n", "impl"])["us"]
     assert (timed[1024][["copy", "torch.softmax", "tiled"]] > 1).all()
     assert math.isnan(timed[65536]["tiled"])

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import baselines, peers, timing
+from memtraffic.benchmark import baselines, timing
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.names import import_function
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
-from memtraffic_book import build, catalog, measurements, recording, timings
+from memtraffic_book import build, catalog, measurements, peers, recording, timings
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
@@ -398,12 +398,13 @@ def test_count_cases_has_the_rows_of_each_case(monkeypatch):
 def test_compare_writes_0_where_nothing_was_timed(monkeypatch):
     asked = []
 
-    def compare(fns, *, shapes, judge, **options):
+    def compare(fns, inputs, shapes, *, judge, **options):
         asked.append((list(fns.values()), shapes, options))
         rows = [[name, 8, value, value, ""] for name, value in zip(fns, (2.0, NAN), strict=False)]
         return pd.DataFrame(rows, columns=["impl", "n", "us", "gb_per_s", "note"])
 
     monkeypatch.setattr(benchmark, "bench", compare)
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     shapes, few = [[4, 8], [4, 16]], [[4, 16]]
     frame = measurements.compare(
         implementations("copy"),

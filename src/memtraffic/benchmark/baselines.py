@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic.benchmark import peers
 from memtraffic.kernels.softmax import naive
 from memtraffic.names import import_function
 from memtraffic.torch_adapter import refuse_to_recompile, softmax_backward
@@ -76,6 +75,7 @@ def compiled_persistent_reduction(x: Tensor) -> Tensor:
         return _compile(3)(x)
 
 
+BACKWARD = " backward"  # what the name of an implementation of the backward ends in
 PTXAS = "TRITON_PTXAS_PATH"
 _inductor: dict[str, str] = {}  # what Inductor has set
 
@@ -123,20 +123,19 @@ BASELINES: dict[str, Callable[..., Tensor]] = {
     "memtraffic.softmax": own_softmax,
 }
 BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
-    f"torch.softmax{peers.BACKWARD}": torch_softmax_backward,
-    f"memtraffic.softmax{peers.BACKWARD}": own_softmax_backward,
+    f"torch.softmax{BACKWARD}": torch_softmax_backward,
+    f"memtraffic.softmax{BACKWARD}": own_softmax_backward,
 }
-_NAMED = {**BASELINES, **BACKWARD_BASELINES, **peers.IMPLEMENTATIONS}
+_NAMED = {**BASELINES, **BACKWARD_BASELINES}
 
 
 def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function with this name: a baseline, a peer, a rung, or `module:function`.
+    """The function with this name: a baseline, a rung, or `module:function`.
 
     >>> find_implementation("copy").__name__
     'copy'
 
-    A peer need not be installed before its function is called. A function is returned as it is.
-    Raises LookupError for any other name.
+    A function is returned as it is. Raises LookupError for any other name.
     """
     if callable(name):
         return name

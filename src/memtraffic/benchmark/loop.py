@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.benchmark import peers
 from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
@@ -116,7 +114,7 @@ def bench(
     judge: each result of the `Op` is judged before it is timed, but for `copy`, and nothing stops
     the others. What is not installed, refuses a shape or is wrong there has NaN for times. Further
     columns: `us_reversed`, the median of those rounds, every second one, that were in reverse
-    order; `version`, of a peer; `note`, why an implementation was not timed, or by how much a
+    order; `note`, why an implementation was not timed, or by how much a
     result is less precise than the judge allows, otherwise "".
 
     beside_copy: the first row of each shape is the fastest copy of the first tensor, and `gb_per_s`
@@ -135,38 +133,26 @@ def bench(
     if judge and op is None:
         raise ValueError("bench: judges the results of an Op, which has their reference")
     tried = {name: {tuple(shape) for shape in where} for name, where in (only or {}).items()}
-    here = {name: peers.find_peer(name) for name in fns} if judge else {}
-    absent = {name: peers.absent(peer) for name, peer in here.items() if peer}
-    versions = {name: peers.version(peer) for name, peer in here.items() if peer}
-    widths = [shape[-1] for shape in sizes if shape]
-    ahead = peers.compiling_ahead(list(fns), widths, dtype) if judge else contextlib.nullcontext()
-    with ahead:
-        for shape in progress(sizes, "timing"):
-            named = {name: fn for name, fn in fns.items() if shape in tried.get(name, [shape])}
-            key = describe_shape(made_by, shape, dtype)
-            if not judge or op is None:
-                times = _time(named, op, made_by.arguments(shape, dtype, layout),
-                              beside_copy, cold, budget)  # fmt: skip
-                rows += [{"impl": name} | key | found for name, found in times.items()]
-                continue
-            notes = {name: ABSENT + absent[name] for name in named if absent.get(name)}
-            times = {}
-            if not lost:
-                able = {name: fn for name, fn in named.items() if name not in notes}
-                make = functools.partial(made_by.arguments, shape, dtype, layout)
-                try:
-                    times = _judge_and_time(able, op, make, shape, cold, budget, notes)
-                except _Lost as error:
-                    lost = str(error)
-            for name in named:
-                missing = {} if name in times or name in notes or not lost else {name: lost}
-                rows.append(
-                    {"impl": name}
-                    | key
-                    | times.get(name, dict.fromkeys(TIMES, float("nan")))
-                    | {"version": versions.get(name, "")}
-                    | {"note": (notes | missing).get(name, "")}
-                )
+    for shape in progress(sizes, "timing"):
+        named = {name: fn for name, fn in fns.items() if shape in tried.get(name, [shape])}
+        key = describe_shape(made_by, shape, dtype)
+        make = functools.partial(made_by.arguments, shape, dtype, layout)
+        if not judge or op is None:
+            times = _time(named, op, make(), beside_copy, cold, budget)
+            rows += [{"impl": name} | key | found for name, found in times.items()]
+            continue
+        notes: dict[str, str] = dict.fromkeys(named, lost) if lost else {}
+        times = {}
+        if not lost:
+            try:
+                times = _judge_and_time(named, op, make, shape, cold, budget, notes)
+            except _Lost as error:
+                lost = str(error)
+                notes = dict.fromkeys(named, lost) | notes
+        for name in named:
+            none = dict.fromkeys(TIMES, float("nan"))
+            note = {"note": notes.get(name, "")}
+            rows.append({"impl": name} | key | times.get(name, none) | note)
     return pd.DataFrame(rows)
 
 
@@ -222,6 +208,8 @@ def _judge_and_time(
             calls[name] = bind(fn, inputs, cold=cold)
         except AssertionError as error:
             notes[name] = _reason("wrong", error)
+        except ImportError as error:
+            notes[name] = ABSENT + " ".join(str(error).split())
         except Exception as error:  # a compiler raises what it likes
             notes[name] = _reason("refused", error)
         _check_gpu(name, shape, notes)

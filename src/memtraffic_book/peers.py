@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.benchmark.baselines import BACKWARD
 from memtraffic.triton_adapter.launch import set_tuning_time
 
-BACKWARD = " backward"  # what the name of an implementation of the backward ends in
 # A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much
 # shared memory, less 1 KiB for what the blocks tell one another.
 QUACK_MOST = 16 * 226 * 2**10
@@ -200,7 +200,7 @@ def _compiler(arguments: tuple[str, bool, Sequence[int]]) -> subprocess.Popen[by
         "QUACK_ARCH": f"{major}{minor}",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    code = f"from memtraffic.benchmark.peers import compile_quack; compile_quack(*{arguments!r})"
+    code = f"from memtraffic_book.peers import compile_quack; compile_quack(*{arguments!r})"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},

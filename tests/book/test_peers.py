@@ -6,10 +6,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from memtraffic import names, runtime
-from memtraffic.benchmark import peers
+from memtraffic import runtime
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
+from memtraffic_book import peers
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +46,7 @@ def softmax(x):
     return torch.softmax(x, dim=1)
 
 
-def test_peers_are_those_that_the_command_line_knows():
-    assert tuple(peers.PEERS) == names.PEERS
+def test_peers_have_names():
     assert set(peers.IMPLEMENTATIONS) == {
         *peers.PEERS,
         *(f"{name} backward" for name in peers.PEERS if name != "tutorial"),
