@@ -234,5 +234,4 @@ def test_private_names_public_ones_pass(code):
 @pytest.mark.parametrize("package", ["triton", "torch"])
 def test_private_names_are_in_one_place(package):
     where = {room_of(path) for path, tree in modules() if set(private_names(tree, package))}
-    where.discard("kernels")  # whose launches are about to use `torch_adapter`, too
     assert where == {f"{package}_adapter"}

@@ -455,5 +455,7 @@ def test_resources_say_that_a_kernel_cannot_be_launched():
     [kernel] = resources(fused.softmax, empty(16, 4096), target="sm_90", num_warps=64)
     assert kernel.unlaunchable.startswith("2048 threads per program")
     assert str(kernel).endswith(f"; cannot be launched: {kernel.unlaunchable}")
+    [kernel] = resources(fused.softmax, empty(16, 4096), target="gfx942", num_warps=32)
+    assert kernel.unlaunchable.startswith("2048 threads per program")  # a wave has 64
     [kernel] = resources(fused.softmax, empty(16, 4096), target="sm_90", num_warps=32)
     assert kernel.unlaunchable == "" and "launched" not in str(kernel)

@@ -121,6 +121,14 @@ def test_call_that_crashes_repeats_the_last_words(shared):
     words = "import os; os.write(2, b'the first line\\nthe last line\\n'); os.abort()"
     with pytest.raises(CompileError, match=r"crashed: the last line$"):
         shared.call([], exec, words)
+    with pytest.raises(CompileError, match=r"crashed: short$"):  # nothing is left of longer words
+        shared.call([], exec, "import os; os.write(2, b'short'); os.abort()")
+
+
+def test_call_passes_on_no_error_of_a_derived_type(shared):
+    """A UnicodeDecodeError is a ValueError, but none that says what is wrong with a launch."""
+    with pytest.raises(CompileError, match="UnicodeDecodeError"):
+        shared.call([], bytes.decode, b"\xff", "utf-8")
 
 
 @pytest.mark.slow
