@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import set_wrap_triton_enabled
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
@@ -43,6 +44,11 @@ raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRaw
 empty_on_current_gpu: Callable[..., Tensor] | None = getattr(
     torch._C._dynamo.guards, "_empty_strided_cuda", None
 )
+
+
+def is_forward_mode() -> bool:
+    """Whether derivatives are computed together with the values."""
+    return forward_ad._current_level >= 0
 
 
 # ---- what runs on a GPU

@@ -28,7 +28,12 @@ from memtraffic import runtime, torch_adapter
 from memtraffic.kernels.launch import Plans, facts
 from memtraffic.kernels.operands import partially_overlaps
 from memtraffic.runtime import capture
-from memtraffic.torch_adapter import active_modes, has_storage, is_transformed
+from memtraffic.torch_adapter import (
+    active_modes,
+    has_storage,
+    is_forward_mode,
+    is_transformed,
+)
 
 __all__ = ["Operation", "Operator", "operation", "operator"]
 
@@ -239,7 +244,7 @@ def operation(
     _register_gradients(forward, backward, save, reference)
 
     def apply(first: Tensor, *rest: Any) -> Tensor:
-        if forward_ad._current_level >= 0:
+        if is_forward_mode():
             _refuse_tangents(name, (first, *rest[:more]))
         if (
             is_compiling()
