@@ -48,7 +48,8 @@ class Gpu:
     shared_per_sm, shared_per_program, shared_granularity: shared memory (on AMD, LDS) of an SM, the
         most that one program may have, and the unit in which it is allocated.
     prefetches_to_shared_memory: whether a prefetched tile waits in shared memory, not in registers.
-    l2_bytes: 0 if unknown. datasheet_bytes_per_s: bandwidth of the memory, 0.0 if unknown.
+    l2_bytes: 0 if unknown. infinity_cache_bytes: AMD's cache between L2 and the memory; 0 for none.
+    datasheet_bytes_per_s: bandwidth of the memory, 0.0 if unknown.
     """
 
     vendor: Literal["nvidia", "amd"]
@@ -65,7 +66,13 @@ class Gpu:
     shared_granularity: int
     prefetches_to_shared_memory: bool
     l2_bytes: int = 0
+    infinity_cache_bytes: int = 0
     datasheet_bytes_per_s: float = 0.0
+
+    @property
+    def last_level_bytes(self) -> int:
+        """The largest of the caches that all SMs share; 0 if unknown."""
+        return max(self.l2_bytes, self.infinity_cache_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +164,7 @@ def _cdna(
     agprs: int = 0,
     lds_kib: int = 64,
     lds_granularity: int = 512,
+    infinity_cache_mib: int = 0,
 ) -> AmdGpu:
     return AmdGpu(
         target=target,
@@ -175,11 +183,19 @@ def _cdna(
         max_addressable_vgprs=512,
         sgpr_waves=((80, 10), (88, 9), (100, 8), (10**9, 7)),
         max_workgroups=16,
+        infinity_cache_bytes=infinity_cache_mib * KIB**2,
         datasheet_bytes_per_s=datasheet,
     )
 
 
-def _rdna(target: str, product: str, num_sms: int, driver_name: str, datasheet: float) -> AmdGpu:
+def _rdna(
+    target: str,
+    product: str,
+    num_sms: int,
+    driver_name: str,
+    datasheet: float,
+    infinity_cache_mib: int,
+) -> AmdGpu:
     return AmdGpu(
         target=target,
         product=product,
@@ -195,11 +211,13 @@ def _rdna(target: str, product: str, num_sms: int, driver_name: str, datasheet: 
         vgpr_granule=24,
         max_addressable_vgprs=256,
         max_workgroups=32,
+        infinity_cache_bytes=infinity_cache_mib * KIB**2,
         datasheet_bytes_per_s=datasheet,
     )
 
 
-# Product, number of SMs and bandwidth [products]; threads, blocks and shared memory per SM [guide].
+# Product, number of SMs, Infinity Cache and bandwidth [products]; threads, blocks and shared memory
+# per SM [guide].
 GPUS: tuple[Gpu, ...] = (
     # https://www.nvidia.com/en-us/data-center/tesla-t4/
     _nvidia(75, "T4", 40, 1024, 16, 64 * KIB, "Tesla T4", 0.32e12),
@@ -226,16 +244,16 @@ GPUS: tuple[Gpu, ...] = (
     # Half of it: its two dies are two devices.
     _cdna("gfx90a", "MI250X", 110, "AMD Instinct MI250X", 3.2768e12 / 2),
     # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
-    _cdna("gfx942", "MI300X", 304, "AMD Instinct MI300X", 5.3e12),
+    _cdna("gfx942", "MI300X", 304, "AMD Instinct MI300X", 5.3e12, infinity_cache_mib=256),
     # https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html
     _cdna(
         "gfx950", "MI355X", 256, "AMD Instinct MI355X", 8e12,
-        lds_kib=160, lds_granularity=1280,
+        lds_kib=160, lds_granularity=1280, infinity_cache_mib=256,
     ),
     # https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html
-    _rdna("gfx1100", "RX 7900 XTX", 48, "AMD Radeon RX 7900 XTX", 0.96e12),
+    _rdna("gfx1100", "RX 7900 XTX", 48, "AMD Radeon RX 7900 XTX", 0.96e12, 96),
     # https://www.amd.com/en/products/graphics/desktops/radeon/9000-series/amd-radeon-rx-9070xt.html
-    _rdna("gfx1201", "RX 9070 XT", 32, "AMD Radeon RX 9070 XT", 0.64e12),
+    _rdna("gfx1201", "RX 9070 XT", 32, "AMD Radeon RX 9070 XT", 0.64e12, 64),
 )  # fmt: skip
 
 # The first GPU of each target.

@@ -239,6 +239,14 @@ def test_time_interleaved_flushes_all_of_l2(monkeypatch, l2_mib, flushed_mib):
     assert fake.flushed == flushed_mib * 2**20
 
 
+def test_time_interleaved_flushes_what_lies_behind_l2(monkeypatch):
+    """An MI300X has 4 MiB of L2 in each die, and 256 MiB of Infinity Cache behind them."""
+    fake = install(monkeypatch, FakeGpu())
+    fake.gpu = dataclasses.replace(gpus.find_gpu("MI300X"), l2_bytes=4 * 2**20)
+    time_interleaved([fake.function("a", 1.0)], budget=0)
+    assert fake.flushed > 256 * 2**20
+
+
 def test_time_interleaved_without_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="needs a GPU"):

@@ -72,8 +72,8 @@ def time_interleaved(
 
 
 def flush_buffer() -> Tensor:
-    """Memory on the GPU that is larger than its L2."""
-    n_bytes = max(MIN_FLUSH_BYTES, 4 * gpus.this_gpu().l2_bytes)
+    """Memory on the GPU that is larger than its last cache."""
+    n_bytes = max(MIN_FLUSH_BYTES, 4 * gpus.this_gpu().last_level_bytes)
     return torch.empty(n_bytes, dtype=torch.int8, device=runtime.device())
 
 
