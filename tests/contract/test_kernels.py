@@ -113,7 +113,7 @@ def rms_norm_gradient_inputs(m, n, dtype):
 
 
 def rms_norm_gradient(x, weight, dy, rstd):
-    return rms.backward(dy, x, weight, rstd, EPS)[0]
+    return torch.ops.memtraffic.rms_norm_backward(dy, x, weight, rstd, EPS)[0]
 
 
 def exact_rms_norm_gradient(x, weight, dy, rstd):
@@ -318,6 +318,20 @@ def test_sums_are_of_float32(it):
         assert_correct(it.op, it.fn, *tensors)
 
 
+@WITH_KERNEL
+def test_result_of_lazily_negated_tensors(it):
+    """Their memory holds minus what they stand for, as in the imaginary part of a conjugate."""
+    for dtype in it.dtypes[:2]:
+        tensors = it.make(5, 64, dtype)
+        negated = [torch._neg_view(-x) if x.dim() == 2 else x for x in tensors]
+        assert negated[0].is_neg()
+        if it.errors == "rung":
+            with pytest.raises(TypeError, match=r"x is negated .* x\.resolve_neg\(\)"):
+                it.fn(*negated)
+        else:
+            assert torch.equal(it.fn(*negated), it.fn(*tensors))
+
+
 @each()
 def test_results_are_equal_bit_for_bit(it):
     for dtype in it.dtypes:
@@ -391,6 +405,16 @@ def test_out_may_be_the_input_or_lie_beside_it(it):
         expected = it.fn(x.clone())
         assert it.fn(x, out=out) is out
         torch.testing.assert_close(out, expected)
+
+
+@WITH_OUT
+def test_autograd_is_told_that_out_is_written(it):
+    x, out = matrix(3, 8), matrix(3, 8, seed=1)
+    saved = out.detach().requires_grad_().exp()
+    with torch.no_grad():
+        it.fn(x, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
 
 
 @WITH_OUT

@@ -60,6 +60,16 @@ def test_rms_norm_of_another_dtype_than_its_weight():
     assert_as_in_float64(x.double(), matrix(1, 40, seed=2)[0], dy.double())
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_each_result_of_16_bits_is_rounded_once(name):
+    """Rounded before the weight as well, it would be up to twice as far off."""
+    x, weight = matrix(9, 300, name), matrix(1, 300, name, seed=2)[0]
+    exact = torch_rms_norm(x.double(), (300,), weight.double(), 1e-6)
+    finfo = torch.finfo(x.dtype)
+    error = (rms_norm(x, weight, 1e-6).double() - exact).abs()
+    assert (error <= 0.51 * finfo.eps * exact.abs() + finfo.smallest_normal * finfo.eps).all()
+
+
 def test_rms_norm_without_a_weight():
     x, dy = matrix(9, 40), matrix(9, 40, seed=1)
     found = gradients(rms_norm, dy, x)
