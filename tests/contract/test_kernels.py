@@ -146,7 +146,7 @@ SUBJECTS = [
         limit=MAX_ROW,
     ),
     Subject(
-        "split", split.softmax, ("MN + 2M", "MN + 2M"), ONCE, limit=MAX_ROW,
+        "split", split.softmax, ("", ""), ONCE, limit=MAX_ROW,
         words=frozenset({"slots_ptr"}), beside=("zeros",),
     ),
     Subject(
