@@ -251,7 +251,7 @@ def test_counters_as_json(command, monkeypatch):
     monkeypatch.setattr(hardware, "counters", counters)
     status, out, err = command("counters naive 8 6 --dtype bfloat16 --json")
     assert (status, json.loads(out), err) == (0, [{"kernel": "k", "ns": 781}], "")
-    assert calls == [(("naive", (8, 6)), {"dtype": "bfloat16", "inputs": "M,N"})]
+    assert calls == [(("naive", None, (8, 6)), {"dtype": "bfloat16"})]
     assert command("counters naive 8 6")[1].split() == ["kernel", "ns", "k", "781"]
 
 

@@ -1,18 +1,17 @@
 import pytest
 import torch
-from hypothesis import given as examples
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
 from memtraffic.errors import InputsError
-from memtraffic.inputs import DTYPES, GRAMMAR, Arguments, bind, find_inputs, given, read_sizes
-from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.inputs import DTYPES, GRAMMAR, Arguments, read_sizes, tensors_in
+from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
 
 def made(text, *shape, **options):
-    arguments = find_inputs(text).arguments(shape, **options)
+    arguments = find_op(text).arguments(shape, **options)
     return arguments.positional, dict(arguments.keywords)
 
 
@@ -32,33 +31,33 @@ def made(text, *shape, **options):
         pytest.param("N,", (5,), (5,), id="trailing-comma"),
     ],
 )
-def test_find_inputs_of_a_shape(text, shape, expected):
+def test_find_op_of_a_shape(text, shape, expected):
     ([x], _) = made(text, *shape)
     assert (x.shape, x.device) == (expected, runtime.device())
     assert x.float().std() > 0.1
 
 
-def test_find_inputs_by_default_is_the_matrix_of_a_softmax():
+def test_find_op_by_default_is_the_matrix_of_a_softmax():
     for layout in MEMORY_LAYOUTS:
         ([x], _) = made(None, 3, 5, dtype="bfloat16", layout=layout)
-        [y] = SOFTMAX.inputs((3, 5), "bfloat16", layout)
+        y = matrix(3, 5, "bfloat16", layout)
         assert torch.equal(x, y) and x.stride() == y.stride()
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_find_inputs_of_a_dtype(name):
+def test_find_op_of_a_dtype(name):
     ([x], _) = made(f"4,8:{name}")
     assert x.dtype == getattr(torch, DTYPES[name])
     assert x.float().unique().numel() > 1
     assert not x.float().isnan().any()
 
 
-def test_find_inputs_of_the_callers_dtype():
+def test_find_op_of_the_callers_dtype():
     ([x, w, i], _) = made("M,N N:fp16 M:int64", 3, 5, dtype="bfloat16")
     assert (x.dtype, w.dtype, i.dtype) == (torch.bfloat16, torch.float16, torch.int64)
 
 
-def test_find_inputs_are_different_and_the_same_each_time():
+def test_find_op_are_different_and_the_same_each_time():
     first, second = made("M,N M,N N N", 3, 5), made("M,N M,N N N", 3, 5)
     assert all(map(torch.equal, first[0], second[0]))
     assert len({x.sum().item() for x in first[0]}) == 4
@@ -75,20 +74,20 @@ def test_find_inputs_are_different_and_the_same_each_time():
         pytest.param("M,M:uint8<256 N", 256, id="all-of-a-byte"),
     ],
 )
-def test_find_inputs_of_whole_numbers(text, below):
-    inputs = find_inputs(text)
+def test_find_op_of_whole_numbers(text, below):
+    inputs = find_op(text)
     [x, *_] = inputs.arguments([{"M": 4000, "N": 5}[name] for name in inputs.sizes]).positional
     assert (x.min(), x.max()) == (0, below - 1)
 
 
-def test_find_inputs_of_whole_numbers_fit_the_dtype():
+def test_find_op_of_whole_numbers_fit_the_dtype():
     ([x], _) = made("M:int8", 4000)
     assert x.max() == 127
     with pytest.raises(InputsError, match="below 128, not below 200"):
         made("M:int8<200", 4000)
 
 
-def test_find_inputs_of_indices_and_targets():
+def test_find_op_of_indices_and_targets():
     """The two uses that whole numbers are made for."""
     ([table, at], _) = made("V,D B,S:int64<V", 7, 3, 2, 50)
     assert torch.nn.functional.embedding(at, table).shape == (2, 50, 3)
@@ -104,14 +103,14 @@ def test_find_inputs_of_indices_and_targets():
     [("3", 3), ("-4", -4), ("1e-6", 1e-6), (".5", 0.5), ("-2.", -2.0), ("inf", float("inf")),
      ("true", True), ("False", False), ("None", None)],
 )  # fmt: skip
-def test_find_inputs_of_a_value(text, value):
+def test_find_op_of_a_value(text, value):
     ((x,), keywords) = made(text)
     assert x == value and type(x) is type(value) and not keywords
     ((), keywords) = made(f"eps={text}")
     assert keywords == {"eps": value}
 
 
-def test_find_inputs_by_keyword():
+def test_find_op_by_keyword():
     ((x, three), keywords) = made("M,N  3 weight=N:bf16 eps=1e-6", 3, 5)
     assert x.shape == (3, 5) and three == 3
     assert (keywords["weight"].shape, keywords["weight"].dtype) == ((5,), torch.bfloat16)
@@ -126,13 +125,13 @@ def test_find_inputs_by_keyword():
     [("M,N", "MN"), ("N M,N", "MN"), ("M,K K,N", "MKN"), ("M:int64<N N,K", "NKM"), ("3", ""),
      ("w=N", "N")],
 )  # fmt: skip
-def test_find_inputs_orders_sizes(text, sizes):
-    assert find_inputs(text).sizes == tuple(sizes)
+def test_find_op_orders_sizes(text, sizes):
+    assert find_op(text).sizes == tuple(sizes)
 
 
 @pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["3", "N=5"]])
 def test_read_sizes(texts):
-    assert read_sizes(find_inputs("M,N"), texts) == (3, 5)
+    assert read_sizes(find_op("M,N"), texts) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -150,21 +149,25 @@ def test_read_sizes(texts):
 )
 def test_read_sizes_that_are_wrong(texts, message):
     with pytest.raises(InputsError, match=message):
-        read_sizes(find_inputs("M,N"), texts)
+        read_sizes(find_op("M,N"), texts)
 
 
 def test_read_sizes_by_default():
-    assert read_sizes(find_inputs("M,N"), ["N=5"], M=16, N=None) == (16, 5)
+    assert read_sizes(find_op("M,N"), ["N=5"], M=16, N=None) == (16, 5)
 
 
 def test_arguments_that_no_memory_holds():
     with pytest.raises(InputsError, match=r"'M,N' cannot be made with M=4\d*, N=4\d*: "):
-        find_inputs("M,N").arguments((2**62, 2**62))
+        find_op("M,N").arguments((2**62, 2**62))
 
 
-def test_arguments_of_another_shape():
-    with pytest.raises(ValueError, match=r"M,N N: a shape is M, N, not \(3,\)"):
-        find_inputs("M,N N").arguments((3,))
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((3,), r"a shape is M, N, not \(3,\)"), (None, "M, N have no numbers"), ((), "not ()")],
+)
+def test_arguments_of_another_shape(shape, message):
+    with pytest.raises(InputsError, match=f"M,N N.*{message}"):
+        find_op("M,N N").arguments(shape)
 
 
 # ---- what cannot be read
@@ -201,9 +204,9 @@ def test_arguments_of_another_shape():
         pytest.param("9" * 5000, "has 5000 characters", id="long"),
     ],
 )
-def test_find_inputs_that_cannot_be_read(text, message):
+def test_find_op_that_cannot_be_read(text, message):
     with pytest.raises(InputsError, match=message) as caught:
-        find_inputs(text)
+        find_op(text)
     assert "\n" not in str(caught.value)
 
 
@@ -211,26 +214,18 @@ ALPHABET = st.sampled_from([*"MNKabn019.,:<=-+eE ' \t\n_", "int64", "bf16", "Non
 
 
 @settings(max_examples=400, deadline=None, database=None, derandomize=True)
-@examples(st.lists(ALPHABET, max_size=12).map("".join))
-def test_find_inputs_of_any_text(text):
+@given(st.lists(ALPHABET, max_size=12).map("".join))
+def test_find_op_of_any_text(text):
     """It is read, and what it says can be made, or one line says why not."""
     try:
-        inputs = find_inputs(text)
+        inputs = find_op(text)
         if all(len(word) < 6 for word in text.replace(",", " ").split()):
             inputs.arguments([3] * len(inputs.sizes))
-    except InputsError as error:
+    except (InputsError, LookupError) as error:
         assert str(error) and "\n" not in str(error)
 
 
-# ---- operations and functions
-
-
-def test_find_inputs_of_an_op():
-    inputs = find_inputs(SOFTMAX_BACKWARD)
-    arguments = inputs.arguments((3, 5), "float16", "every other")
-    assert inputs.sizes == ("M", "N")
-    expected = SOFTMAX_BACKWARD.inputs((3, 5), "float16", "every other")
-    assert all(map(torch.equal, arguments.positional, expected))
+# ---- functions
 
 
 @pytest.mark.parametrize(
@@ -239,56 +234,33 @@ def test_find_inputs_of_an_op():
         (lambda m, k: torch.ones(m, k), 1, []),
         (lambda m, k: (torch.ones(m, k), 3), 2, []),
         (lambda m, k: [torch.ones(m)], 1, []),
+        (lambda m, k, dtype, *, layout: [dtype, layout], 2, []),
+        (lambda m, k, **options: options, 0, ["dtype", "layout"]),
         (lambda m, k: {"x": torch.ones(m, k)}, 0, ["x"]),
         (lambda m, k, eps=1e-6, *, flag=True: (torch.ones(m, k), eps), 2, []),
     ],
 )
-def test_find_inputs_of_a_function(function, positional, keywords):
-    inputs = find_inputs(function)
+def test_find_op_of_a_function(function, positional, keywords):
+    inputs = find_op(function)
     arguments = inputs.arguments((3, 5))
     assert inputs.sizes == ("M", "K")
     assert (len(arguments.positional), [*arguments.keywords]) == (positional, keywords)
 
 
 @pytest.mark.parametrize("wrong", [lambda rows, n: rows, 7, lambda m, two: m])
-def test_find_inputs_of_what_makes_none(wrong):
+def test_find_op_of_what_makes_none(wrong):
     with pytest.raises(TypeError, match="inputs: "):
-        find_inputs(wrong)
+        find_op(wrong)
 
 
-# ---- tensors, or inputs with numbers
-
-
-def test_given():
-    x = torch.ones(3)
-    assert given((x, 2)).positional == (x, 2)
-    [y] = given((), "3,5").positional
-    assert y.shape == (3, 5)
-    arguments = Arguments((x,), {"eps": 1})
-    assert given((), arguments) == arguments
-
-
-@pytest.mark.parametrize(
-    ("tensors", "inputs", "message"),
-    [
-        ((torch.ones(3),), "3,5", "give one of the two"),
-        ((), "M,5", "put a number in place of M"),
-        ((), "M,Q", "in place of M, Q"),
-    ],
-)
-def test_given_what_is_wrong(tensors, inputs, message):
-    with pytest.raises(ValueError, match=message):
-        given(tensors, inputs)
-
-
-def test_bind_calls_with_keywords():
-    assert bind(lambda x, eps: (x.shape, eps), (), "3,5 eps=2")() == ((3, 5), 2)
+# ---- what is given
 
 
 def test_arguments_tensors():
     x, w = torch.ones(3), torch.ones(2)
     arguments = Arguments((x, 3), {"w": w, "eps": 1e-6})
     assert [t.shape for t in arguments.tensors] == [(3,), (2,)]
+    assert [t.shape for t in tensors_in([[(x,)], 1, {"w": {"w": w}}])] == [(3,), (2,)]
     doubled = arguments.map(lambda t: 2 * t)
     assert doubled.positional[0].tolist() == [2, 2, 2]
     assert doubled.positional[1] == 3 and doubled.keywords["eps"] == 1e-6

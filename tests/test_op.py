@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from memtraffic import names, runtime
+from memtraffic.errors import InputsError
+from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
-from memtraffic.op import Op, find_op
+from memtraffic.op import Op, find_op, least_traffic
 from memtraffic.testing import assert_correct, is_correct
 
 OPS = {name: find_op(name) for name in names.OPS}
@@ -19,37 +21,33 @@ FUNCTIONS = {"softmax": lambda x: torch.softmax(x, dim=1), "softmax_backward": s
 
 @EACH
 @pytest.mark.parametrize("layout", ["packed", "every other"])
-def test_inputs(op, layout, dtype):
+def test_arguments(op, layout, dtype):
     name = str(dtype).removeprefix("torch.")
-    inputs = op.inputs((5, 21), name, layout)
+    inputs = op.arguments((5, 21), name, layout).tensors
     assert {(x.shape, x.dtype, x.device) for x in inputs} == {((5, 21), dtype, runtime.device())}
     assert {x.stride() for x in inputs} == {(21, 1) if layout == "packed" else (42, 2)}
-    again = op.inputs((5, 21), name, layout)
+    again = op.arguments((5, 21), name, layout).tensors
     assert all(map(torch.equal, inputs, again))
     assert len({x.sum().item() for x in inputs}) == len(inputs)
 
 
 @EACH
-def test_inputs_on_meta(op):
-    assert {x.device.type for x in op.inputs((5, 21), device="meta")} == {"meta"}
-
-
-@EACH
 @pytest.mark.parametrize("shape", [(5,), (5, 21, 3)])
-def test_inputs_of_another_shape(op, shape):
+def test_arguments_of_another_shape(op, shape):
     with pytest.raises(ValueError, match=rf"{op.name}: .*M, N.*{shape[0]},"):
-        op.inputs(shape)
+        op.arguments(shape)
 
 
-def test_inputs_of_softmax_backward_are_a_softmax_and_its_gradient():
-    y, dy = SOFTMAX_BACKWARD.inputs((5, 21))
+def test_arguments_of_softmax_backward_are_a_softmax_and_its_gradient():
+    y, dy = SOFTMAX_BACKWARD.arguments((5, 21)).tensors
     torch.testing.assert_close(y.sum(dim=1), torch.ones(5, device=y.device))
     assert (dy < 0).any()
 
 
 @EACH
 def test_reference_is_float64(op):
-    assert op.reference(*(x.double() for x in op.inputs((5, 21)))).dtype == torch.float64
+    exact = (x.double() for x in op.arguments((5, 21)).tensors)
+    assert op.reference(*exact).dtype == torch.float64
 
 
 def test_reference_of_softmax_backward_is_autograd():
@@ -63,7 +61,7 @@ def test_reference_of_softmax_backward_is_autograd():
 @pytest.mark.parametrize(("op", "tensors"), [(SOFTMAX, 2), (SOFTMAX_BACKWARD, 3)])
 @pytest.mark.parametrize(("name", "itemsize"), [("float32", 4), ("bfloat16", 2)])
 def test_least_bytes(op, tensors, name, itemsize):
-    assert op.least_bytes(*op.inputs((5, 21), name)) == tensors * 5 * 21 * itemsize
+    assert op.least_bytes(op.arguments((5, 21), name)) == tensors * 5 * 21 * itemsize
 
 
 @EACH
@@ -77,7 +75,7 @@ def test_tolerance_is_of_the_largest_in_a_row(op, dtype):
 @EACH
 @pytest.mark.parametrize("n", [1, 21, 32768])
 def test_roundings_are_enough_for_pytorch(op, n, dtype):
-    inputs = op.inputs((3, n), str(dtype).removeprefix("torch."))
+    inputs = op.arguments((3, n), str(dtype).removeprefix("torch.")).tensors
     assert_correct(op, FUNCTIONS[op.name], *inputs)
 
 
@@ -92,7 +90,7 @@ def test_roundings_are_enough_for_pytorch(op, n, dtype):
     ],
 )
 def test_softmax_backward_is_judged_on_both_inputs(wrong):
-    inputs = SOFTMAX_BACKWARD.inputs((5, 21))
+    inputs = SOFTMAX_BACKWARD.arguments((5, 21)).tensors
     assert is_correct("softmax_backward", softmax_backward, *inputs)
     assert not is_correct("softmax_backward", wrong, *inputs)
 
@@ -100,28 +98,86 @@ def test_softmax_backward_is_judged_on_both_inputs(wrong):
 def test_op_of_integers_and_another_result():
     """Targets are indices, and the result has fewer dimensions than the input."""
 
-    def inputs(m, n, **options):
-        (x,) = SOFTMAX.inputs((m, n), **options)
-        return x, torch.arange(m, device=x.device) % n
-
     def picked(x, target):
         return x.gather(1, target[:, None])[:, 0]
 
-    op = Op("pick", ("M", "N"), inputs, picked, lambda x, target: 2 * target.numel() * 4)
-    tensors = op.inputs((5, 3))
+    op = Op("pick", "M,N M:int64<N", picked)
+    tensors = op.arguments((5, 3)).tensors
     assert_correct(op, picked, *tensors)
-    assert not is_correct(op, lambda x, target: picked(x, target.flip(0)), *tensors)
+    assert not is_correct(op, lambda x, target: picked(x, (target + 1) % 3), *tensors)
+
+
+def test_op_without_a_reference():
+    with pytest.raises(ValueError, match="mine has no reference"):
+        assert_correct(Op("mine"), torch.exp, torch.ones(3, 5))
+
+
+@EACH
+def test_kernels_are_functions_that_compute_it(op):
+    inputs = op.arguments((3, 32)).tensors
+    for path in op.kernels.values():
+        assert_correct(op, names.import_function(path), *inputs)
+
+
+# ---- the least traffic
+
+
+@pytest.mark.parametrize(
+    ("inputs", "result", "expected"),
+    [
+        pytest.param(lambda x: [x], lambda x: x + 1, (24, 24), id="new"),
+        pytest.param(lambda x: [x], lambda x: x.exp_(), (24, 0), id="in-place"),
+        pytest.param(lambda x: [x], lambda x: x.view(-1)[4:], (24, 0), id="view"),
+        pytest.param(lambda x: [x, x], lambda x: (x + 1, [x * 2]), (24, 48), id="two-and-nested"),
+        pytest.param(lambda x: [x[:, :1].expand(3, 8)], lambda x: x + 1, (3, 24), id="expanded"),
+        pytest.param(lambda x: [x[0].unfold(0, 3, 1)], lambda x: None, (8, 0), id="windows"),
+    ],
+)
+def test_least_traffic(inputs, result, expected):
+    x = torch.ones(3, 8)
+    found = least_traffic(inputs(x), result(x))
+    assert (found.read_elements, found.written_elements) == expected
+    assert (found.read_bytes, found.written_bytes) == tuple(4 * n for n in expected)
+    assert found.bytes == 4 * sum(expected)
+
+
+def test_least_traffic_of_a_backward_pass():
+    """The inputs and the gradients of results are read, the gradients of inputs written."""
+    x, w, at = torch.ones(3, 8), torch.ones(8), torch.zeros(3, dtype=torch.int64)
+    found = least_traffic([x, w, at], (x * w, at + 1), backward=True)
+    assert (found.read_elements, found.written_elements) == (24 + 8 + 3 + 24, 24 + 8)
+
+
+# ---- an operation by whatever a meter takes
 
 
 def test_find_op():
     assert [find_op(name) for name in OPS] == list(OPS.values())
     assert find_op(SOFTMAX) is SOFTMAX
     assert find_op("memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD") is SOFTMAX_BACKWARD
+    assert find_op("memtraffic.inputs:DEFAULT").sizes == ("M", "N")  # what is named may be text
 
 
 @pytest.mark.parametrize(
-    "name", ["softmux", "no_such_module:SOFTMAX", "memtraffic.op:SOFTMUX", "memtraffic.op:find_op"]
+    ("given", "positional", "keywords"),
+    [
+        pytest.param(torch.ones(3), ["ones"], [], id="tensor"),
+        pytest.param((torch.ones(3), 2), ["ones", 2], [], id="tuple"),
+        pytest.param([torch.ones(3), 2], ["ones", 2], [], id="list"),
+        pytest.param({"x": torch.ones(3)}, [], ["x"], id="keywords"),
+        pytest.param(Arguments((2,), {"x": 1}), [2], ["x"], id="arguments"),
+        pytest.param((), [], [], id="nothing"),
+    ],
 )
+def test_find_op_of_arguments(given, positional, keywords):
+    arguments = find_op(given).arguments()
+    found = ["ones" if isinstance(x, torch.Tensor) else x for x in arguments.positional]
+    assert (found, [*arguments.keywords]) == (positional, keywords)
+    with pytest.raises(InputsError, match="without sizes"):
+        find_op(given).arguments((3,))
+
+
+@pytest.mark.parametrize("name", ["softmux", "no_such_module:SOFTMAX", "memtraffic.op:SOFTMUX"])
 def test_find_op_unknown(name):
     with pytest.raises(LookupError, match=name):
         find_op(name)

@@ -100,7 +100,7 @@ def test_interpreting_refuses_launches_that_no_gpu_makes(grid, options, message)
         kernels._masked_kernel[grid](x.clone(), x, 16, BLOCK=16, STORED=16, **options)
 
     with pytest.raises(LaunchError, match=f"^_masked_kernel: .*{message}"):
-        count(launch)
+        count(launch, ())
     if isinstance(grid, tuple) and not options:
         with pytest.raises(LaunchError, match=message):
             capture_launches(launch)
@@ -188,7 +188,7 @@ def test_interpreting_masks_are_boolean(monkeypatch):
     monkeypatch.setattr(interpreter, "_interpreter", strict)
     x = zeros(1, 8)[0] + 2
     y = torch.zeros_like(x)
-    traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8))
+    traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8), ())
     assert (traffic.read_elements, traffic.written_elements) == (15, 10)
     assert y.tolist() == [*x[:5].tolist(), 0, 0, 0]
     assert [name for name, _ in strict.seen] == ["load", "atomic_rmw", "load", "store"]
@@ -598,7 +598,7 @@ def test_turns_are_counted():
         _relay_kernel[(2,)](y, said, 2, WAIT="load", launch_cooperative_grid=True)
 
     y, said = words(2), words(2)
-    traffic = kernels.ended(lambda: count(relay, y, said, trace=True))
+    traffic = kernels.ended(lambda: count(relay, (y, said), trace=True))
     assert y.tolist() == [2, 1]
     touched = [(it.program[0], it.kind, it.argument) for it in traffic.accesses]
     assert [it for it in touched if it[2] == "y_ptr"] == [

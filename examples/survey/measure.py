@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from memtraffic.benchmark.loop import ABSENT
-from memtraffic.inputs import find_inputs
-from memtraffic.meters.count import differentiable, gradients_of, leaves_of, tensors_in
+from memtraffic.inputs import tensors_in
+from memtraffic.meters.count import differentiable, gradients_of, leaves_of
+from memtraffic.op import find_op
 from memtraffic_book.marked_counters import WARMUP, counted
 
 import survey
@@ -32,7 +33,7 @@ def run(kernels: Sequence[str], sizes: Mapping[str, int], told: str) -> None:
     os.environ |= survey.flag_gems_settings(str(Path(told).parent))
     outcomes = []
     for published, direction, shape in [_find(kernel, sizes) for kernel in kernels]:
-        at = zip(find_inputs(published.inputs).sizes, shape, strict=True)
+        at = zip(find_op(published.inputs).sizes, shape, strict=True)
         outcome: dict[str, Any] = {
             "package": published.package,
             "version": "",
@@ -64,7 +65,7 @@ def _find(kernel: str, sizes: Mapping[str, int]) -> tuple[survey.Published, str,
     path, direction, *own = kernel.split() if " " in kernel else (kernel, "")
     given = {**sizes, **{size: int(number) for size, number in (it.split("=") for it in own)}}
     for published in survey.read_kernels():
-        letters = find_inputs(published.inputs).sizes
+        letters = find_op(published.inputs).sizes
         if published.path == path and {*letters} <= given.keys():
             if direction in ("forward", "backward"):
                 return published, direction, tuple(given[size] for size in letters)
@@ -81,7 +82,7 @@ def prepare(
     fn, _ = published.prepare(Path(os.environ.get(FOLDER, "tutorials")))
     if published.package == "torch":
         fn = torch.compile(fn)
-    arguments = differentiable(find_inputs(published.inputs).arguments(shape))
+    arguments = differentiable(find_op(published.inputs).arguments(shape))
 
     def make() -> Callable[[], object]:
         if direction == "forward":

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,9 +29,10 @@ import pandas as pd
 from generated import generated
 from memtraffic.functions import as_function
 from memtraffic.gpus import DEFAULT_GPU
-from memtraffic.inputs import find_inputs
+from memtraffic.inputs import tensors_in
 from memtraffic.meters.formula import Counts, solve
 from memtraffic.meters.polynomials import Shape, polynomial
+from memtraffic.op import find_op
 from memtraffic.stand_in import stand_in
 from torch import Tensor
 
@@ -51,7 +52,7 @@ SHAPES: dict[tuple[str, ...], tuple[tuple[Shape, ...], tuple[Shape, ...]]] = {
         ((4, 2), (6, 100), (5, 48)),
     ),
 }
-NO_BACKWARD = "no result has a gradient"  # as `count_passes` says it
+NO_BACKWARD = "no result has a gradient"  # as `count` says it
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def count_kernel(kernel: Published, tutorials: Path) -> Iterator[Row]:
 
 def _compiled(fn: Callable[..., Any], inputs: str) -> Callable[..., Any]:
     """What inductor makes of `fn` for inputs without letters, called as `fn` is."""
-    values = find_inputs(inputs).arguments(()).positional
+    values = find_op(inputs).arguments().positional
     places = [place for place, value in enumerate(values) if isinstance(value, Tensor)]
 
     def of_tensors(*tensors: Tensor) -> Any:
@@ -233,13 +234,13 @@ def keep_first(kernel: Any) -> str:
 
 def _solved(fn: Callable[..., Any], inputs: str, backward: bool) -> list[dict[str, str]]:
     """For each pass the columns from `reads` to `at`: formulas, or elements at the sizes `AT`."""
-    sizes = find_inputs(inputs).sizes
+    sizes = find_op(inputs).sizes
     fit, held_out = SHAPES.get(sizes, ((), ()))
     seen: dict[Shape, tuple[list[Tensor], list[Tensor]]] = {}
 
     def watched(*args: Any, **options: Any) -> Any:
         result = fn(*args, **options)
-        seen[shape] = list(_tensors([*args, *options.values()])), list(_tensors([result]))
+        seen[shape] = list(tensors_in([*args, *options.values()])), list(tensors_in([result]))
         return result
 
     counts = Counts(watched, inputs, backward=backward)
@@ -284,14 +285,6 @@ def _least(
             reads[shape] = given + sum(x.numel() for x in outputs if x.is_floating_point())
             writes[shape] = sum(x.numel() for x in inputs if x.is_floating_point())
     return {"least_reads": reads, "least_writes": writes}
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
 
 
 # ---- all packages

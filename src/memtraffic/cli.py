@@ -27,11 +27,11 @@ from memtraffic.inputs import (
     DEFAULT,
     GRAMMAR,
     Arguments,
-    Inputs,
-    find_inputs,
+    parse,
     read_size,
     read_sizes,
 )
+from memtraffic.op import Op, find_op
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,13 +177,9 @@ class Call:
     sizes: tuple[str, ...] = ()
 
     @functools.cached_property
-    def made(self) -> Inputs:
+    def made(self) -> Op:
         """What makes the inputs."""
-        if self.op is None:
-            return find_inputs(self.inputs)
-        from memtraffic.op import find_op
-
-        return find_inputs(find_op(self.op))
+        return find_op(self.op or self.inputs)
 
     def shape(self, **defaults: int | None) -> tuple[int, ...]:
         """The numbers for the sizes of the inputs."""
@@ -204,7 +200,7 @@ SHAPES = List("shapes", lambda text: tuple(map(read_size, text.split("x"))))
 NAME = click.argument("name", type=Read("name", checked(names.check_name, names.RUNGS)))
 SIZES = click.argument("sizes", nargs=-1, metavar="[SIZE]...")
 text = f"What the function is called with, see below (default: {DEFAULT})."
-INPUTS = click.option("--inputs", type=Read("specification", checked(find_inputs)), help=text)
+INPUTS = click.option("--inputs", type=Read("specification", checked(parse)), help=text)
 text = f"An operation that makes the inputs instead: {', '.join(names.OPS)}."
 operation = checked(names.check_name, names.OPS, "operation")
 OP = click.option("--op", type=Read("name", operation), help=text)
@@ -292,14 +288,13 @@ def count(call: Call, backward: bool, as_json: bool) -> str:
 
     fn = as_function(call.fn)
     if backward:
-        passes = count(fn, inputs=call.arguments(), backward=True)
-        tables = [count_table(traffic, as_json) for traffic in passes]
+        traffic = count(fn, call.made, shape, dtype=call.dtype, backward=True)
+        tables = [count_table(each, as_json) for each in (traffic, traffic.backward) if each]
         if as_json:
             return f'{{"forward": {tables[0]}, "backward": {tables[1]}}}'
         return "\n\n".join(f"{n}\n{text}" for n, text in zip(PASSES, tables, strict=True))
-    if call.made.elements(shape) < MANY_ELEMENTS:
-        return count_table(count(fn, inputs=call.arguments()), as_json)
-    return count_table(count_shapes(fn, call.arguments), as_json)
+    meter = count if call.made.elements(shape) < MANY_ELEMENTS else count_shapes
+    return count_table(meter(fn, call.made, shape, dtype=call.dtype), as_json)
 
 
 def count_table(traffic: Traffic, as_json: bool) -> str:
@@ -320,8 +315,8 @@ def counters(call: Call, as_json: bool) -> str:
     shape = call.shape()
     from memtraffic.meters.counters import counters
 
-    given: dict[str, Any] = {"op": call.op} if call.op else {"inputs": call.made.name}
-    return table(counters(call.name, shape, dtype=call.dtype, **given), as_json)
+    frame = counters(call.name, call.op or call.inputs, shape, dtype=call.dtype)
+    return table(frame, as_json)
 
 
 COMPILE = (

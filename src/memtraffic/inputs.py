@@ -1,20 +1,25 @@
-"""What a function is called with, written as text, such as `M,N N:bf16 M:int64<N eps=1e-6`."""
+"""What a function is called with, and how it is written as text: `M,N N:bf16 M:int64<N eps=1e-6`.
+
+An `Op` makes arguments: of such text, with numbers in place of its letters, or by a function.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from memtraffic import runtime, tensors
 from memtraffic.errors import InputsError
-from memtraffic.functions import as_function
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from memtraffic.op import Op
 
 DEFAULT = "M,N"
 DTYPES = {
@@ -33,6 +38,21 @@ _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "None": None}
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among some values, and in the lists, tuples and mappings among them.
+
+    >>> [x.item() for x in tensors_in([torch.tensor(1), 2, {"x": [torch.tensor(3)]}])]
+    [1, 3]
+    """
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
+        elif isinstance(value, Mapping):
+            yield from tensors_in(value.values())
+
+
 @dataclass(frozen=True)
 class Arguments:
     """What a function is called with: by position and by keyword."""
@@ -46,10 +66,9 @@ class Arguments:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         """The same arguments with each tensor changed."""
-        import torch
 
         def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, torch.Tensor) else value
+            return change(value) if isinstance(value, Tensor) else value
 
         keywords = {name: changed(value) for name, value in self.keywords.items()}
         return Arguments(tuple(map(changed, self.positional)), keywords)
@@ -57,168 +76,58 @@ class Arguments:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among them."""
-        import torch
-
-        values = (*self.positional, *self.keywords.values())
-        return [value for value in values if isinstance(value, torch.Tensor)]
+        return list(tensors_in((self.positional, self.keywords)))
 
 
-@runtime_checkable
-class MakesInputs(Protocol):
-    """What makes inputs for given sizes, such as an `Op`. sizes: the names of these."""
-
-    @property
-    def sizes(self) -> tuple[str, ...]: ...
-
-    def inputs(
-        self, shape: tuple[int, ...], dtype: str = ..., layout: str = ...
-    ) -> tuple[Tensor, ...]: ...
+def arguments_of(values: Any) -> Arguments:
+    """A tensor, a tuple or list of arguments, or a mapping of keyword arguments, as `Arguments`."""
+    if isinstance(values, Arguments):
+        return values
+    if isinstance(values, Mapping):
+        return Arguments((), values)
+    return Arguments(tuple(values) if isinstance(values, (tuple, list)) else (values,))
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A way to make the arguments of a function: `arguments`, for numbers in place of `sizes`.
+    """A way to make arguments: `make(shape, dtype, layout)`, a number for each of `sizes`.
 
-    name: the specification. sizes: its letters, in the order of the tensor with most dimensions.
-    shapes: of its tensors, in letters and numbers.
+    sizes: letters, in the order of the tensor with most dimensions. shapes: of the tensors, in
+    letters and numbers, as far as a text says them.
     """
 
-    name: str
     sizes: tuple[str, ...]
-    make: Callable[..., Arguments]
+    make: Callable[[tuple[int, ...], str, str], Arguments]
     shapes: tuple[tuple[str, ...], ...] = ()
 
-    def elements(self, shape: Sequence[int]) -> int:
-        """The elements of the largest tensor at these sizes, as far as a specification says it."""
-        numbers = dict(zip(self.sizes, shape, strict=True))
-        each = self.shapes or (self.sizes,)
-        return max(math.prod(numbers.get(size) or int(size) for size in sizes) for sizes in each)
 
-    def check(self, shape: Sequence[int]) -> None:
-        """Raises ValueError unless `shape` has a number for each of `sizes`."""
-        if len(shape) != len(self.sizes):
-            names = ", ".join(self.sizes) or "without sizes"
-            raise ValueError(f"{self.name}: a shape is {names}, not {tuple(shape)}")
+def read_sizes(op: Op, texts: Sequence[str], **defaults: int | None) -> tuple[int, ...]:
+    """The numbers for the sizes of `op`: in their order, as `4096`, or by name, as `K=64`.
 
-    def arguments(
-        self, shape: Sequence[int], dtype: str = "float32", layout: str = "packed"
-    ) -> Arguments:
-        """The arguments at these sizes, the same ones each time.
-
-        shape: a number for each of `sizes`. dtype: of the tensors that name none. layout: of
-        matrices, as of `tensors.matrix`. Raises what `check` raises.
-        """
-        self.check(shape)
-        return self.make(tuple(shape), dtype, layout)
-
-
-AnyInputs: TypeAlias = "str | Inputs | MakesInputs | Callable[..., Any] | Arguments | None"
-
-
-def find_inputs(inputs: AnyInputs = None) -> Inputs:
-    """The `Inputs` of a specification, an `Op` or a function; of one matrix `M,N` for None.
-
-    >>> find_inputs("N M,N eps=1e-6").sizes
-    ('M', 'N')
-    >>> import torch
-    >>> find_inputs(lambda m, k: torch.ones(m, k)).sizes
-    ('M', 'K')
-
-    A specification is a list of arguments with spaces between them. An argument is one of
-
-    - `M,N`: a tensor. Its sizes are upper-case letters, which stand for numbers to be chosen, or
-      numbers, as in `M,128`. A comma makes a size of a number that stands alone: `128,`.
-    - `M,N:bf16`: a tensor of this dtype; without one, of that which `dtype` says. It holds normally
-      distributed numbers; of bool, true and false.
-    - `M:int64<N`: whole numbers from 0 to N - 1, such as indices into N rows or the targets of a
-      cross-entropy. Without `<N`, they are below the smallest size of all tensors, so that they
-      index any of them, and fit the dtype.
-    - `3`, `1e-6`, `true`, `false`, `None`: this value.
-    - `eps=1e-6`, `weight=N:bf16`: any of these, given by its name. They stand last.
-
-    A function has a parameter for each size, of one letter. It returns a tensor, a tuple of
-    arguments, or a dict of keyword arguments. Raises InputsError for a specification that cannot be
-    read, and TypeError for what is none of these.
-    """
-    if inputs is None:
-        inputs = DEFAULT
-    if isinstance(inputs, Inputs):
-        return inputs
-    if isinstance(inputs, Arguments):
-        arguments = inputs
-        return Inputs("arguments", (), lambda *_: arguments)
-    if isinstance(inputs, str):
-        return _parse(inputs)
-    if isinstance(inputs, MakesInputs):
-        op = inputs
-
-        def make(shape: tuple[int, ...], dtype: str, layout: str) -> Arguments:
-            return Arguments(op.inputs(shape, dtype, layout))
-
-        return Inputs(getattr(op, "name", "inputs"), op.sizes, make)
-    if not callable(inputs):
-        raise TypeError(f"inputs: text such as 'M,N', an Op or a function, not {inputs!r}")
-    return _of_function(inputs)
-
-
-GRAMMAR = "\n\n".join((inspect.getdoc(find_inputs) or "").split("\n\n")[2:4])  # for --help
-
-
-def given(tensors: Sequence[Any], inputs: AnyInputs = None) -> Arguments:
-    """The arguments of a meter that takes either tensors or `inputs`, whose sizes are numbers.
-
-    >>> given((), "3,5 eps=1e-6").keywords
-    {'eps': 1e-06}
-
-    Raises ValueError for both of them, for neither, and for a size that is a letter.
-    """
-    if inputs is None:
-        return Arguments(tuple(tensors))
-    if tensors:
-        raise ValueError(f"{len(tensors)} tensors and inputs={inputs!r}: give one of the two")
-    found = find_inputs(inputs)
-    if found.sizes:
-        letters = ", ".join(found.sizes)
-        raise ValueError(
-            f"inputs={found.name!r}: put a number in place of {letters}, such as '16,4096'"
-        )
-    return found.arguments(())
-
-
-def bind(fn: Any, tensors: Sequence[Any], inputs: AnyInputs = None) -> Callable[[], Any]:
-    """The call of `fn` with tensors or `inputs`, as `given`; `fn` is as of `as_function`."""
-    function, arguments = as_function(fn), given(tensors, inputs)
-    return lambda: arguments.call(function)
-
-
-def read_sizes(inputs: Inputs, texts: Sequence[str], **defaults: int | None) -> tuple[int, ...]:
-    """The numbers for the sizes of `inputs`: in their order, as `4096`, or by name, as `K=64`.
-
-    >>> read_sizes(find_inputs("M,K K,N"), ["3", "N=5", "K=4"], M=16)
+    >>> from memtraffic.op import find_op
+    >>> read_sizes(find_op("M,K K,N"), ["3", "N=5", "K=4"], M=16)
     (3, 4, 5)
 
     defaults: of sizes that `texts` does not name. Raises InputsError.
     """
-    names = inputs.sizes
+    names = op.sizes
     wanted = ", ".join(names) or "none"
     found: dict[str, int] = {}
     for position, text in enumerate(texts):
         name, equals, number = text.rpartition("=")
         if not equals:
             if position >= len(names):
-                raise InputsError(f"{text!r} is one size too many: {inputs.name!r} has {wanted}")
+                raise InputsError(f"{text!r} is one size too many: {op.name!r} has {wanted}")
             name = names[position]
         if name not in names:
-            raise InputsError(
-                f"{text!r}: {inputs.name!r} has no size {name!r}; its sizes: {wanted}"
-            )
+            raise InputsError(f"{text!r}: {op.name!r} has no size {name!r}; its sizes: {wanted}")
         if name in found:
             raise InputsError(f"{text!r}: {name} is {found[name]} already")
         found[name] = read_size(number)
     values = {name: value for name, value in defaults.items() if value is not None} | found
     if missing := [name for name in names if name not in values]:
         example = " ".join(f"{name}=1024" for name in missing)
-        raise InputsError(f"{', '.join(missing)} of {inputs.name!r} has no number: add {example}")
+        raise InputsError(f"{', '.join(missing)} of {op.name!r} has no number: add {example}")
     return tuple(values[name] for name in names)
 
 
@@ -249,10 +158,6 @@ class _Tensor:
     def make(
         self, numbers: Mapping[str, int], smallest: int, dtype: str, layout: str, seed: int
     ) -> Tensor:
-        import torch
-
-        from memtraffic import runtime, tensors
-
         def number(size: str) -> int:
             return numbers[size] if size.isalpha() else int(size)
 
@@ -281,8 +186,26 @@ def _text(tensor: _Tensor) -> str:
     return text + (f"<{tensor.below}" if tensor.below else "")
 
 
-def _parse(text: str) -> Inputs:
-    """The `Inputs` of a specification. Raises InputsError."""
+def parse(text: str) -> Inputs:
+    """The `Inputs` of a specification.
+
+    >>> parse("N M,N eps=1e-6").sizes
+    ('M', 'N')
+
+    A specification is a list of arguments with spaces between them. An argument is one of
+
+    - `M,N`: a tensor. Its sizes are upper-case letters, which stand for numbers to be chosen, or
+      numbers, as in `M,128`. A comma makes a size of a number that stands alone: `128,`.
+    - `M,N:bf16`: a tensor of this dtype; without one, of that which `dtype` says. It holds normally
+      distributed numbers; of bool, true and false.
+    - `M:int64<N`: whole numbers from 0 to N - 1, such as indices into N rows or the targets of a
+      cross-entropy. Without `<N`, they are below the smallest size of all tensors, so that they
+      index any of them, and fit the dtype.
+    - `3`, `1e-6`, `true`, `false`, `None`: this value.
+    - `eps=1e-6`, `weight=N:bf16`: any of these, given by its name. They stand last.
+
+    Raises InputsError for text that cannot be read.
+    """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in text.split():
@@ -302,13 +225,13 @@ def _parse(text: str) -> Inputs:
     values = [*positional, *keywords.values()]
     if not values:
         raise InputsError("inputs: there are none; a matrix is 'M,N'")
-    tensors = [value for value in values if isinstance(value, _Tensor)]
-    by_dimensions = sorted(tensors, key=lambda tensor: -len(tensor.sizes))
+    written = [value for value in values if isinstance(value, _Tensor)]
+    by_dimensions = sorted(written, key=lambda tensor: -len(tensor.sizes))
     letters = [letter for tensor in by_dimensions for letter in tensor.letters]
 
     def make(shape: tuple[int, ...], dtype: str, layout: str) -> Arguments:
         numbers = dict(zip(names, shape, strict=True))
-        sizes = {size for tensor in tensors for size in tensor.sizes}
+        sizes = {size for tensor in written for size in tensor.sizes}
         least = min((numbers[s] if s.isalpha() else int(s) for s in sizes), default=1)
 
         def real(value: Any, seed: int) -> Any:
@@ -328,7 +251,16 @@ def _parse(text: str) -> Inputs:
         return Arguments(tuple(made[: len(positional)]), dict(named))
 
     names = tuple(dict.fromkeys(letters))
-    return Inputs(" ".join(text.split()), names, make, tuple(tensor.sizes for tensor in tensors))
+    return Inputs(names, make, tuple(tensor.sizes for tensor in written))
+
+
+GRAMMAR = "\n\n".join((inspect.getdoc(parse) or "").split("\n\n")[2:4])  # for --help
+
+
+def is_value(text: str) -> bool:
+    """Whether text has the form of one argument: of a tensor, a number, a truth value or None."""
+    forms = (_TENSOR, _INT, _FLOAT)
+    return text in _WORDS or any(form.fullmatch(text) for form in forms)
 
 
 def _value(text: str) -> Any:
@@ -381,25 +313,39 @@ def _why_not(text: str) -> str:
 
 # ---- from a function
 
+_OPTIONS = ("dtype", "layout")
 
-def _of_function(function: Callable[..., Any]) -> Inputs:
-    name = getattr(function, "__name__", "inputs")
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in kinds and parameter.default is parameter.empty
+
+def of_function(function: Callable[..., Any]) -> Inputs:
+    """The `Inputs` that a function makes, with a parameter of one letter for each size.
+
+    >>> of_function(lambda m, k: torch.ones(m, k)).sizes
+    ('M', 'K')
+
+    It returns a tensor, a tuple of arguments, or a dict of keyword arguments. Keywords `dtype` and
+    `layout` are given to it if it takes them. Raises TypeError for a parameter of another name.
+    """
+    kinds = inspect.Parameter
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
+    named = {each.name for each in parameters}
+    options = [option for option in _OPTIONS if takes_any or option in named]
+    sizes = [
+        each.name
+        for each in parameters
+        if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        and each.default is each.empty
+        and each.name not in options
     ]
-    if bad := [parameter for parameter in parameters if not re.fullmatch("[A-Za-z]", parameter)]:
+    if bad := [size for size in sizes if not re.fullmatch("[A-Za-z]", size)]:
+        name = getattr(function, "__name__", "inputs")
         raise TypeError(
             f"inputs: {name} has a parameter {bad[0]!r}: parameters are sizes, of one letter, "
             "such as m and n"
         )
 
     def make(shape: tuple[int, ...], dtype: str, layout: str) -> Arguments:
-        made = function(*shape)
-        if isinstance(made, Mapping):
-            return Arguments((), made)
-        return Arguments(tuple(made) if isinstance(made, (tuple, list)) else (made,))
+        chosen = {"dtype": dtype, "layout": layout}
+        return arguments_of(function(*shape, **{name: chosen[name] for name in options}))
 
-    return Inputs(name, tuple(map(str.upper, parameters)), make)
+    return Inputs(tuple(map(str.upper, sizes)), make)

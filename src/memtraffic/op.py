@@ -1,12 +1,33 @@
 """What is computed, as an object. Meters, assertions and benchmarks take an `Op`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from memtraffic import names
+from memtraffic.errors import InputsError
+from memtraffic.functions import function_name
+from memtraffic.inputs import (
+    DEFAULT,
+    Arguments,
+    Inputs,
+    arguments_of,
+    is_value,
+    of_function,
+    parse,
+    tensors_in,
+)
+from memtraffic.tensors import held
+
+_NAME = re.compile(r"[a-z_]\w+|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -> Tensor:
@@ -21,57 +42,182 @@ def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -
 
 
 @dataclass(frozen=True)
-class Op:
-    """An operation: the inputs it takes, the result it must have, and the least traffic it needs.
+class LeastTraffic:
+    """The least that an operation could move: each input element and each new element once."""
 
-    name: as on the command line. sizes: the names of the numbers that make a shape, such as `("M",
-    "N")`. make_inputs: from such numbers and the keywords `dtype`, `layout` and `device` to a tuple
-    of tensors. reference: the result, computed from inputs that are float64. least_bytes: of given
-    inputs, each element read once and each element of the result written once. roundings: how many
-    ulps of its row's largest element a result may be off. checks_row_sums: whether the sum of each
-    row is checked as well.
+    read_elements: int
+    written_elements: int
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """What is read and what is written."""
+        return self.read_bytes + self.written_bytes
+
+
+def least_traffic(
+    inputs: Iterable[Tensor], result: object, *, backward: bool = False
+) -> LeastTraffic:
+    """The least that is moved between `inputs` and `result`, which may be a tuple of tensors.
+
+    >>> x = torch.zeros(2, 4)
+    >>> least_traffic([x, x], (x.view(-1), x + 1))
+    LeastTraffic(read_elements=8, written_elements=8, read_bytes=32, written_bytes=32)
+
+    An element that several indices share, as in an expanded tensor or overlapping windows, counts
+    once, and so does a tensor that is given twice. A result that lies in the memory of an input is
+    not new. backward: of the backward pass instead, which reads the inputs and the gradients of
+    what is new, and writes the gradients of the inputs; integers have none.
+    """
+    given = list({(x.data_ptr(), x.shape, x.stride(), x.dtype): x for x in inputs}.values())
+    known = {x.untyped_storage().data_ptr() for x in given if not x.is_meta}
+    new = [
+        x for x in tensors_in([result]) if x.is_meta or x.untyped_storage().data_ptr() not in known
+    ]
+    if backward:
+        read = given + [x for x in new if x.is_floating_point()]
+        given, new = read, [x for x in given if x.is_floating_point()]
+    return LeastTraffic(
+        sum(map(held, given)),
+        sum(map(held, new)),
+        sum(held(x) * x.element_size() for x in given),
+        sum(held(x) * x.element_size() for x in new),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operation: the inputs it takes, the result it must have, and the kernels that compute it.
+
+    >>> op = Op("scale", "M,N N", reference=torch.mul)
+    >>> op.sizes, op.least_bytes(op.arguments((3, 5)))
+    (('M', 'N'), 140)
+
+    name: as messages and tables call it. inputs: a specification, see `inputs.parse`, or a function
+    of sizes, see `inputs.of_function`; or the arguments themselves. reference: the result, computed
+    from inputs that are float64. roundings: how many ulps of its row's largest element a result may
+    be off. checks_row_sums: whether the sum of each row is checked as well. kernels: by name, the
+    functions that compute it, as `module:function`.
+
+    Raises InputsError for a specification that cannot be read, TypeError for a function that takes
+    no sizes.
     """
 
     name: str
-    sizes: tuple[str, ...]
-    make_inputs: Callable[..., tuple[Tensor, ...]]
-    reference: Callable[..., Tensor]
-    least_bytes: Callable[..., int]
+    inputs: str | Callable[..., Any] | Inputs | Arguments = DEFAULT
+    reference: Callable[..., Tensor] | None = None
     roundings: float = 4
     checks_row_sums: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
-    def inputs(
+    def __post_init__(self) -> None:
+        _ = self.made  # what cannot be read is an error here
+
+    @cached_property
+    def made(self) -> Inputs:
+        """How the arguments are made."""
+        if isinstance(self.inputs, Inputs):
+            return self.inputs
+        if isinstance(self.inputs, Arguments):
+            given = self.inputs
+            return Inputs((), lambda *_: given)
+        return parse(self.inputs) if isinstance(self.inputs, str) else of_function(self.inputs)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the numbers that make a shape, such as `("M", "N")`."""
+        return self.made.sizes
+
+    def check(self, shape: Sequence[int] | None = None) -> tuple[int, ...]:
+        """`shape` as a tuple. Raises InputsError unless it has a number for each of `sizes`."""
+        names = ", ".join(self.sizes)
+        if shape is None and self.sizes:
+            raise InputsError(f"inputs {self.name!r}: {names} have no numbers: give a shape")
+        if len(shape or ()) != len(self.sizes):
+            names = names or "without sizes"
+            raise InputsError(f"{self.name}: a shape is {names}, not {tuple(shape or ())}")
+        return tuple(shape or ())
+
+    def arguments(
         self,
-        shape: tuple[int, ...],
+        shape: Sequence[int] | None = None,
         dtype: str = "float32",
         layout: str = "packed",
-        device: torch.device | str | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Inputs of this shape, the same ones each time. Arguments as those of `tensors.matrix`.
+    ) -> Arguments:
+        """The arguments at these sizes, the same ones each time.
 
-        Raises ValueError unless `shape` has one number for each of `sizes`.
+        shape: a number for each of `sizes`. dtype: of the tensors that name none. layout: of
+        matrices, as of `tensors.matrix`. Raises what `check` raises.
         """
-        if len(shape) != len(self.sizes):
-            raise ValueError(f"{self.name}: a shape is {', '.join(self.sizes)}, not {tuple(shape)}")
-        return self.make_inputs(*shape, dtype=dtype, layout=layout, device=device)
+        return self.made.make(self.check(shape), dtype, layout)
+
+    def elements(self, shape: Sequence[int] | None = None) -> int:
+        """The elements of the largest tensor at these sizes, as far as a specification says it."""
+        numbers = dict(zip(self.sizes, self.check(shape), strict=True))
+        each = self.made.shapes or (self.sizes,)
+        return max(math.prod(numbers.get(size) or int(size) for size in sizes) for sizes in each)
+
+    def least_bytes(self, arguments: Arguments, result: object = None) -> int:
+        """The bytes of `least_traffic` between given arguments and a result.
+
+        Without a result, it is the shape of the reference's in the first argument's dtype.
+        """
+        if result is None:
+            [first, *_] = arguments.tensors
+            meta = arguments.map(lambda x: exact(x.to("meta")))
+            result = meta.call(self.judged).to(first.dtype)
+        return least_traffic(arguments.tensors, result).bytes
+
+    @property
+    def judged(self) -> Callable[..., Tensor]:
+        """The reference. Raises ValueError for an operation without one."""
+        if self.reference is None:
+            raise ValueError(f"{self.name} has no reference to judge a result by")
+        return self.reference
 
     def tolerance(self, reference: Tensor, dtype: torch.dtype) -> Tensor:
         """How far a result of `dtype` may be from the float64 `reference`, of shape (..., 1)."""
         return row_tolerance(reference, dtype, self.roundings)
 
 
-def find_op(name: str | Op) -> Op:
-    """The operation called `name`: one of `names.OPS`, or `module:attribute`.
+def exact(x: Tensor) -> Tensor:
+    """What a reference is given for `x`: float64 where it holds floating-point numbers."""
+    return x.double() if x.is_floating_point() else x
 
-    >>> find_op("softmax").sizes
-    ('M', 'N')
 
-    An `Op` returns itself. Raises LookupError for a name that leads to no `Op`.
+AnyInputs: TypeAlias = (
+    Op | str | Tensor | Arguments | Sequence[Any] | Mapping[str, Any] | Callable[..., Any] | None
+)
+
+
+def find_op(inputs: AnyInputs = None) -> Op:
+    """The `Op` of whatever a meter takes for inputs; of one matrix `M,N` for None.
+
+    >>> find_op("softmax").sizes, find_op("M,K K,N").sizes
+    (('M', 'N'), ('M', 'K', 'N'))
+    >>> find_op((torch.ones(3), 1e-6)).arguments().positional
+    (tensor([1., 1., 1.]), 1e-06)
+
+    inputs: a tensor; a tuple or list of arguments; a dict of keyword arguments; a specification,
+    see `inputs.parse`; a function of sizes, see `inputs.of_function`; an `Op`, which is returned;
+    or the name of one: a name of ours, or `module:attribute` for any of these.
+
+    Raises InputsError for a specification that cannot be read, LookupError for a name that leads
+    nowhere, TypeError for anything else.
     """
-    if isinstance(name, Op):
-        return name
-    names.check_name(name, names.OPS, "operation")
-    op = names.import_attribute(names.OPS.get(name, name))
-    if not isinstance(op, Op):
-        raise LookupError(f"{name!r} is {type(op).__name__}, not an Op")
-    return op
+    if isinstance(inputs, Op):
+        return inputs
+    if inputs is None:
+        return Op(DEFAULT)
+    if isinstance(inputs, str):
+        text = " ".join(inputs.split())
+        if is_value(text) or not _NAME.fullmatch(text):
+            return Op(text, text)
+        names.check_name(text, names.OPS, "operation")
+        return find_op(names.import_attribute(names.OPS.get(text, text)))
+    if isinstance(inputs, (Tensor, Arguments, Sequence, Mapping)):
+        return Op("arguments", arguments_of(inputs))
+    if not callable(inputs):
+        raise TypeError(f"inputs: tensors, text such as 'M,N', an Op or a function, not {inputs!r}")
+    return Op(function_name(inputs).rpartition(".")[2], inputs)

@@ -17,10 +17,10 @@ from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountersError, MemtrafficError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import TARGETS, AmdGpu, Gpu, NvidiaGpu, find_gpu
-from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
+from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
-from memtraffic.op import Op
+from memtraffic.op import AnyInputs, Op, find_op, least_traffic
 from memtraffic.progress import progress
 from memtraffic.residency import Occupancy, Resources
 
@@ -54,9 +54,9 @@ def report(
     default, each target of the table.
 
     Raises LookupError for an unknown target; what `fn` raises, where nothing else can be said; and
-    what `as_function` and `find_inputs` raise.
+    what `as_function` and `find_op` raise.
     """
-    made, function = find_inputs(inputs), as_function(fn)
+    made, function = find_op(inputs), as_function(fn)
     at = default_shape(made) if shape is None else tuple(shape)
     made.check(at)
     gpus = [find_gpu(it) if isinstance(it, str) else it for it in targets or TARGETS.values()]
@@ -80,10 +80,10 @@ def report(
     return "\n\n".join(parts)
 
 
-def default_shape(made: Inputs) -> tuple[int, ...]:
+def default_shape(made: Op) -> tuple[int, ...]:
     """Sizes to report at, all the same power of two: what the interpreter counts in seconds.
 
-    >>> default_shape(find_inputs("M,N")), default_shape(find_inputs("M,K K,N"))
+    >>> default_shape(find_op("M,N")), default_shape(find_op("M,K K,N"))
     ((1024, 1024), (64, 64, 64))
     """
     sizes = len(made.sizes)
@@ -98,7 +98,7 @@ class Subject:
     """What a report is about. found: the sections that have something to show."""
 
     fn: Callable[..., Any]
-    made: Inputs
+    made: Op
     shape: tuple[int, ...]
     dtype: str
     backward: bool
@@ -134,9 +134,8 @@ def counted_section(subject: Subject) -> list[str]:
         return results[-1]
 
     arguments = subject.arguments()
-    options: dict[str, Any] = {"inputs": arguments, "backward": subject.backward}
-    counted: Any = count(called, **options)
-    passes: list[Traffic] = list(counted) if subject.backward else [counted]
+    traffic = count(called, arguments, backward=subject.backward)
+    passes = [each for each in (traffic, traffic.backward) if each]
     subject.found.append("count")
     moved = passes[0].read_bytes + passes[0].written_bytes
     least = least_bytes(subject.fn, arguments, results[0])
@@ -166,10 +165,8 @@ def _traffic_table(traffic: Traffic) -> str:
 
 def least_bytes(fn: object, arguments: Arguments, result: object) -> int:
     """Bytes to read each argument and parameter once, and to write each new result once."""
-    from memtraffic.benchmark.loop import moved_once
-
     weights = tuple(fn.parameters()) if isinstance(fn, torch.nn.Module) else ()
-    return moved_once(Arguments((*arguments.tensors, *weights)), result)
+    return least_traffic([*arguments.tensors, *weights], result).bytes
 
 
 def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
@@ -248,7 +245,7 @@ def warp_slots(gpu: Gpu) -> int:
 
 def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
     """`fn` and its backward pass, as `count` makes it."""
-    from memtraffic.meters.count import differentiable, gradients_of, leaves_of, tensors_in
+    from memtraffic.meters.count import differentiable, gradients_of, leaves_of
 
     def call(*args: Any, **options: Any) -> None:
         with torch.enable_grad():
@@ -271,12 +268,9 @@ def measured_section(subject: Subject, inputs: AnyInputs) -> list[str]:
 def _counters(subject: Subject, inputs: AnyInputs) -> list[str]:
     from memtraffic.meters.counters import counters
 
-    given: dict[str, Any] = {"inputs": subject.made.name}
-    if isinstance(inputs, Op):
-        given = {"op": inputs}
     try:
-        frame = counters(subject.fn, subject.shape, dtype=subject.dtype, **given)
-    except (CountersError, LookupError, ValueError) as error:
+        frame = counters(subject.fn, inputs, subject.shape, dtype=subject.dtype)
+    except (CountersError, LookupError, TypeError, ValueError) as error:
         return [_sentence(f"There are no hardware counters: {_said(error)}")]
     subject.found.append("counters")
     shown = pd.DataFrame(

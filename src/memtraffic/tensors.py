@@ -1,11 +1,14 @@
 """The matrices that kernels are tested and measured on: equal numbers, laid out in several ways."""
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.errors import CountError
 
 # Layout: the strides of the rows and of the columns of an m x n matrix, in elements.
 MEMORY_LAYOUTS: dict[str, Callable[[int, int], tuple[int, int]]] = {
@@ -15,6 +18,7 @@ MEMORY_LAYOUTS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "transposed": lambda m, n: (1, m),
 }
 SECTOR_BYTES = 32  # what L2 delivers at least
+MOST_MARKED = 2**28  # elements, a byte each
 
 
 def matrix(
@@ -61,6 +65,43 @@ def span(x: Tensor) -> int:
     if not x.numel():
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def held(x: Tensor) -> int:
+    """Elements of memory that `x` holds: one that several indices share counts once.
+
+    >>> held(torch.ones(3, 1).expand(3, 5)), held(torch.arange(8).unfold(0, 3, 1))
+    (3, 8)
+
+    Raises CountError where the strides are neither nested nor multiples of each other and there are
+    too many elements to mark.
+    """
+    levels: list[tuple[int, int]] = []  # steps and their numbers; each step leaves those before
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if not size:
+            return 0
+        if size == 1 or not stride:
+            continue
+        step, steps = levels[-1] if levels else (stride, 1)
+        if stride % step == 0 and stride <= step * steps:
+            levels[-1:] = [(step, steps + (size - 1) * stride // step)]
+        elif stride > sum(step * (steps - 1) for step, steps in levels):
+            levels.append((stride, size))
+        else:
+            return _marked(x)
+    return math.prod(steps for _, steps in levels)
+
+
+def _marked(x: Tensor) -> int:
+    """As `held`, by a mark for each element of memory."""
+    if max(span(x), x.numel()) > MOST_MARKED:
+        raise CountError(
+            f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} overlaps itself, and is "
+            "too large to find how often"
+        )
+    marks = np.zeros(span(x), dtype=bool)  # not a tensor: PyTorch's operations are being counted
+    np.lib.stride_tricks.as_strided(marks, x.shape, x.stride())[...] = True
+    return int(marks.sum())
 
 
 def sectors(x: Tensor) -> int:

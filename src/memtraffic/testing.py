@@ -21,9 +21,8 @@ from memtraffic import runtime
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu
-from memtraffic.inputs import AnyInputs
 from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.op import Op, find_op, row_tolerance
+from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
 from memtraffic.tensors import span
 from memtraffic.triton_adapter.interpret import interpreting
 
@@ -165,8 +164,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     _require(isinstance(got, Tensor), f"the result is a {type(got).__name__}, not a tensor")
     device = inputs[0].device
     _require(got.device == device, f"the result is on {got.device}, not on {device}")
-    exact = [x.double() if x.is_floating_point() else x for x in before]
-    reference = op.reference(*exact)
+    reference = op.judged(*map(exact, before))
     nan = reference.isnan()
     shapes = f"shape {tuple(got.shape)}, not {tuple(reference.shape)}"
     _require(got.shape == reference.shape, shapes)

@@ -498,10 +498,8 @@ def _row_and_weights(m: int, n: int, **options: Any) -> tuple[Tensor, Tensor, Te
 
 LAYER_NORM = Op(
     name="layer_norm",
-    sizes=("M", "N"),
-    make_inputs=_row_and_weights,
+    inputs=_row_and_weights,
     reference=lambda x, weight, bias: torch.nn.functional.layer_norm(
         x, (x.shape[1],), weight, bias
     ),
-    least_bytes=lambda x, weight, bias: 2 * x.nbytes + weight.nbytes + bias.nbytes,
 )

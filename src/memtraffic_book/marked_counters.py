@@ -119,7 +119,7 @@ def _worker() -> None:
     job = json.loads(sys.argv[1])
     fn, op = import_function(job["fn"]), find_op(job["op"])
     for dtype, shape in job["cases"]:
-        inputs = op.inputs(tuple(shape), dtype)
+        inputs = op.arguments(shape, dtype).positional
         for _ in range(WARMUP):
             fn(*inputs)
         with counted():

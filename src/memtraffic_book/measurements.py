@@ -19,6 +19,7 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import timing
 from memtraffic.benchmark.loop import TIMES, describe_shape
+from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
@@ -93,7 +94,7 @@ def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -
     for case in cases:
         dtype, layout = case["dtype"], case["layout"]
         for shape in case["shapes"]:
-            [x] = SOFTMAX.inputs(tuple(shape), dtype, layout)
+            [x] = SOFTMAX.arguments(tuple(shape), dtype, layout).positional
             able = {label: fn for label, fn in impls.items() if _takes(label, fn, x)}
             frame = benchmark.bench(able, None, [shape], dtype=dtype, layout=layout, **options)
             frame.insert(0, "layout", layout)
@@ -168,7 +169,7 @@ def times_by_turn(
     runtime.require_gpu("times_by_turn")
     flush, rows = timing.flush_buffer(), []
     for impl, (m, n), count in itertools.product(impls, shapes, launches):
-        call = functools.partial(impls[impl], *SOFTMAX.inputs((m, n)))
+        call = functools.partial(impls[impl], *SOFTMAX.arguments((m, n)).positional)
         call()
         calls = []
         for _ in range(timing.LAUNCH_CYCLE * cycles):
@@ -191,12 +192,12 @@ def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.
     runtime.require_gpu("bench_copies")
     rows = []
     for shape in progress(shapes, "timing"):
-        [x] = SOFTMAX.inputs(tuple(shape), dtype)
+        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
         found = benchmark.copies(x)
         samples = benchmark.time_interleaved(list(found.values()))
         for name, times in zip(found, samples, strict=True):
             described = {"impl": name} | describe_shape(SOFTMAX, shape, dtype)
-            rows.append(described | benchmark.summary(times, SOFTMAX.least_bytes(x)))
+            rows.append(described | benchmark.summary(times, SOFTMAX.least_bytes(Arguments((x,)))))
     return pd.DataFrame(rows)
 
 
@@ -265,9 +266,7 @@ def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
 def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:
     """The hardware counters of one implementation; pages show it under its label."""
     [fn] = impls.values()
-    if isinstance(options.get("inputs"), Op):
-        options["op"] = options.pop("inputs")
-    return hardware.counters(fn, tuple(shape), **options)
+    return hardware.counters(fn, shape=tuple(shape), **options)
 
 
 def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.DataFrame:
@@ -278,7 +277,7 @@ def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.
     """
     frames = []
     for label, (m, n) in cases:
-        frame = hardware.counters(impls[label], (m, n))
+        frame = hardware.counters(impls[label], shape=(m, n))
         for place, (name, value) in enumerate({"impl": label, "m": m, "n": n}.items()):
             frame.insert(place, name, value)
         frames.append(frame)
@@ -539,7 +538,7 @@ def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
     from memtraffic import residency
     from memtraffic.compile import resources
 
-    gpu, [x], rows = gpus.this_gpu(), SOFTMAX.inputs(tuple(shape)), []
+    gpu, [x], rows = gpus.this_gpu(), SOFTMAX.arguments(tuple(shape)).positional, []
     for label, fn in impls.items():
         [kernel] = resources(fn, x, target=gpu)
         used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
@@ -649,7 +648,7 @@ def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFram
 
     rows = []
     for name in softmaxes:
-        frame = hardware.counters(STEPS[name], tuple(shape), inputs="B,L,W")
+        frame = hardware.counters(STEPS[name], "B,L,W", tuple(shape))
         sums = frame.drop(columns="kernel").sum().to_dict()
         rows.append({"softmax": name, "kernels": len(frame)} | sums)
     return pd.DataFrame(rows)

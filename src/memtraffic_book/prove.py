@@ -25,7 +25,7 @@ from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters.formula import Counts, parse_formula, shape_text
 from memtraffic.names import import_path
 from memtraffic.op import Op, find_op
-from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix
+from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
 from memtraffic.testing import assert_correct, assert_resources, bounds_checked, check_traffic
 from memtraffic.triton_adapter.interpret import interpreter_cause
 from memtraffic_book import units
@@ -294,7 +294,7 @@ def _check_traffic(
     shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else None
     counts = Counts(fn, op)
     try:
-        with runtime.device_guard(op.inputs((2, 8))[0]):
+        with runtime.device_guard(op.arguments((2, 8)).positional[0]):
             check_traffic(counts, [(reads, writes)], shapes, None if shapes is None else ())
     except AssertionError:
         raise
@@ -319,12 +319,12 @@ def _cases(
     wanted += [((ROWS, probe), other, layout) for other in dtypes[1:]]
     for shape, dtype_, layout_ in wanted:
         label = ", ".join([shape_text(shape), layout_, dtype_])
-        yield label, op.inputs(shape, dtype_, layout_), ""
+        yield label, op.arguments(shape, dtype_, layout_).positional, ""
     for name, numbers in HARD.items():
-        first, *others = op.inputs((ROWS, probe), "float32", layout)
+        first, *others = op.arguments((ROWS, probe), "float32", layout).positional
         head = first[HARD_ROW, : len(numbers)]
         head.copy_(torch.tensor(numbers[: len(head)]))
-        if not others and not op.reference(first.double()).isinf().any():
+        if not others and not op.judged(first.double()).isinf().any():
             yield f"{shape_text((ROWS, probe))} with {name} in row {HARD_ROW}", (first,), name
 
 
@@ -351,13 +351,7 @@ def _operation(op: Operation) -> Op:
     """An operation as `exam` takes it."""
     if isinstance(op, (str, Op)):
         return find_op(op)
-    return Op(
-        name=getattr(op, "__name__", "operation"),
-        sizes=("M", "N"),
-        make_inputs=lambda m, n, **options: (matrix(m, n, **options),),
-        reference=op,
-        least_bytes=lambda x: 2 * x.numel() * x.elementshape_text(),
-    )
+    return Op(getattr(op, "__name__", "operation"), reference=op)
 
 
 def _name(fn: Callable[..., object]) -> str:

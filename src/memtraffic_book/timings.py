@@ -22,6 +22,7 @@ from memtraffic.benchmark.loop import (
     find_implementations,
 )
 from memtraffic.benchmark.timing import summary, time_interleaved
+from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS
@@ -47,7 +48,7 @@ def bench_option(
     runtime.require_gpu("bench_option")
     function, rows = find_implementation(fn), []
     for shape in progress(shapes, "timing"):
-        inputs = SOFTMAX.inputs(tuple(shape), dtype)
+        inputs = SOFTMAX.arguments(tuple(shape), dtype).positional
         calls: dict[Any, Callable[[], object]] = {}
         for value in values:
             call = functools.partial(function, *inputs, **{option: value})
@@ -57,7 +58,7 @@ def bench_option(
                 continue
             calls[value] = call
         timed = [bind(copy, inputs), *calls.values()]
-        n_bytes = SOFTMAX.least_bytes(*inputs)
+        n_bytes = SOFTMAX.least_bytes(Arguments(inputs))
         copied, *times = (
             summary(samples, n_bytes) for samples in time_interleaved(timed, budget=0.1)
         )
@@ -79,13 +80,15 @@ def bench_layouts(
     """
     runtime.require_gpu("bench_layouts")
     function = find_implementation(fn)
-    inputs = [SOFTMAX.inputs(tuple(shape), dtype, layout) for layout in MEMORY_LAYOUTS]
+    inputs = [
+        SOFTMAX.arguments(tuple(shape), dtype, layout).positional for layout in MEMORY_LAYOUTS
+    ]
     samples = time_interleaved([bind(function, tensors) for tensors in inputs])
     return pd.DataFrame(
         [
             {"layout": layout}
             | describe_shape(SOFTMAX, shape, dtype)
-            | summary(times, SOFTMAX.least_bytes(*tensors))
+            | summary(times, SOFTMAX.least_bytes(Arguments(tensors)))
             for layout, tensors, times in zip(MEMORY_LAYOUTS, inputs, samples, strict=True)
         ]
     )
@@ -106,7 +109,7 @@ def launch_overhead(
     """
     runtime.require_gpu("launch_overhead")
     fns = find_implementations(impls)
-    inputs = SOFTMAX.inputs(tuple(shape), dtype)
+    inputs = SOFTMAX.arguments(tuple(shape), dtype).positional
     seconds: dict[str, list[float]] = {name: [] for name in fns}
     for _ in progress(range(ROUNDS), "timing"):
         for name, fn in fns.items():
@@ -146,7 +149,7 @@ def caller_times(
     for shape in shapes:
         on_gpu = bench(fns, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
         host = launch_overhead(fns, shape, dtype=dtype, calls=calls)["host_us"]
-        waits = wait_times(fns, SOFTMAX.inputs(tuple(shape), dtype))
+        waits = wait_times(fns, SOFTMAX.arguments(tuple(shape), dtype).positional)
         frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
     return pd.concat(frames, ignore_index=True)
 
@@ -183,7 +186,7 @@ def autotune_cost(
     runtime.require_gpu("autotune_cost")
     fns, rows = [find_implementation(fn), find_implementation(tuned)], []
     for shape in progress(shapes, "tuning"):
-        inputs = SOFTMAX.inputs(tuple(shape), dtype)
+        inputs = SOFTMAX.arguments(tuple(shape), dtype).positional
         torch.cuda.synchronize()
         start = time.perf_counter()
         fns[1](*inputs)

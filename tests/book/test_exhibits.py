@@ -376,7 +376,7 @@ BACKWARDS = {
 def test_backward_is_right(name, n, dtype):
     roundings = 16 if name == "backward_lines" else 4  # which rounds each of its operations
     op = replace(SOFTMAX_BACKWARD, roundings=roundings)
-    assert_correct(op, getattr(exhibits, name), *op.inputs((5, n), dtype))
+    assert_correct(op, getattr(exhibits, name), *op.arguments((5, n), dtype).positional)
 
 
 @pytest.mark.parametrize("name", BACKWARDS)

@@ -551,7 +551,7 @@ def test_step_counters_adds_up_the_kernels(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     calls = []
 
-    def counters(fn, shape, *, inputs):
+    def counters(fn, inputs, shape):
         calls.append((fn.__name__, shape, inputs))
         counted = {name: [1, 20] for name in measurements.hardware.METRICS}
         return pd.DataFrame({"kernel": ["a", "b"]} | counted)
@@ -570,14 +570,14 @@ def test_step_counters_adds_up_the_kernels(monkeypatch):
 def test_steps_can_be_made_in_another_process():
     """Their names lead back to them, and their inputs can be read."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic.inputs import find_inputs
     from memtraffic.names import import_path
+    from memtraffic.op import find_op
     from memtraffic_book.attention import STEPS
 
     assert list(STEPS) == catalog.BOTH
     for step in STEPS.values():
         assert import_function(import_path(step)) is step
-    [x] = find_inputs("B,L,W").arguments((2, 4, 8)).positional
+    [x] = find_op("B,L,W").arguments((2, 4, 8)).positional
     assert x.shape == (2, 4, 8)
 
 

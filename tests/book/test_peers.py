@@ -72,7 +72,7 @@ def test_liger(package):
     )
     x = matrix(3, 781)
     assert torch.equal(peers.IMPLEMENTATIONS["Liger"](x), softmax(x))
-    y, dy = SOFTMAX_BACKWARD.inputs((3, 781))
+    y, dy = SOFTMAX_BACKWARD.arguments((3, 781)).positional
     dx = peers.IMPLEMENTATIONS["Liger backward"](y, dy)
     assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
     assert seen == [(1024, 4, False)]
@@ -86,7 +86,7 @@ def test_flag_gems(package):
     )
     x = matrix(3, 8, "bfloat16")
     assert torch.equal(peers.IMPLEMENTATIONS["FlagGems"](x), softmax(x))
-    y, dy = SOFTMAX_BACKWARD.inputs((3, 8), "bfloat16")
+    y, dy = SOFTMAX_BACKWARD.arguments((3, 8), "bfloat16").positional
     dx = peers.IMPLEMENTATIONS["FlagGems backward"](y, dy)
     assert dx.dtype == torch.bfloat16 and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
 
@@ -102,7 +102,7 @@ def test_flag_gems_tunes_its_backward_quickly(package, monkeypatch):
     body = "    tuned.do_bench(None, quantiles=(0.5,))\n    return dy"
     exec(f"def backward(dy, y, dim, dtype):\n{body}", content)
     package("flag_gems.ops", softmax_backward=content["backward"])
-    peers.flag_gems_backward(*SOFTMAX_BACKWARD.inputs((3, 8)))
+    peers.flag_gems_backward(*SOFTMAX_BACKWARD.arguments((3, 8)).positional)
     assert timed == [{"warmup": 2.5, "rep": 10, "quantiles": (0.5,)}]
 
 
@@ -125,7 +125,7 @@ def test_quack(package):
     x = matrix(3, 8)
     for _ in range(2):
         assert torch.equal(peers.IMPLEMENTATIONS["QuACK"](x), softmax(x))
-    y, dy = SOFTMAX_BACKWARD.inputs((3, 8))
+    y, dy = SOFTMAX_BACKWARD.arguments((3, 8)).positional
     dx = peers.IMPLEMENTATIONS["QuACK backward"](y, dy)
     assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
     assert compiled == [("f32", "f32", 8), ("f32", "f32", "f32", 8)]
@@ -282,4 +282,4 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
     if reason := peers.absent(peers.find_peer(name)):
         pytest.skip(reason)
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
-    judge_result(op, peers.IMPLEMENTATIONS[name], *op.inputs((64, 1024), dtype))
+    judge_result(op, peers.IMPLEMENTATIONS[name], *op.arguments((64, 1024), dtype).positional)

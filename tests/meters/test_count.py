@@ -31,7 +31,7 @@ def matrix(m=3, n=12, dtype=torch.float32):
 
 def moved(fn, *tensors):
     """The elements that `fn(*tensors)` reads and writes."""
-    traffic = count(fn, *tensors)
+    traffic = count(fn, tensors)
     return traffic.read_elements, traffic.written_elements
 
 
@@ -76,7 +76,7 @@ def test_count_torch_operations(fn, reads, writes):
 def test_count_torch_operations_without_values(fn, reads, writes):
     """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
     assert count(fn, matrix().to("meta")) == count(fn, matrix())
-    assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+    assert count_shapes(fn, lambda: matrix()) == count(fn, matrix())
 
 
 AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
@@ -123,8 +123,8 @@ def test_count_what_an_index_names_in_bytes():
 
 def losses(targets, **options):
     x, y = ones(4, 8), torch.tensor(targets, device=runtime.device())
-    passes = count(lambda x: F.nll_loss(x, y, **options), x, backward=True)
-    return [totals(each) for each in passes]
+    traffic = count(lambda x: F.nll_loss(x, y, **options), x, backward=True)
+    return [totals(each) for each in (traffic, traffic.backward)]
 
 
 def test_count_loss():
@@ -149,10 +149,11 @@ def test_count_loss_of_pictures():
 def test_count_embedding_backward():
     """The gradient of a row that is padding is not read."""
     table = ones(3, 12)
-    _, backward = count(lambda x: F.embedding(AT, x), table, backward=True)
-    assert totals(backward) == (4 + 48, 36)
-    _, backward = count(lambda x: F.embedding(AT, x, padding_idx=2), table, backward=True)
-    assert totals(backward) == (4 + 12, 36)
+    for options, read in (({}, 4 + 48), ({"padding_idx": 2}, 4 + 12)):
+        traffic = count(
+            lambda x, options=options: F.embedding(AT, x, **options), table, backward=True
+        )
+        assert totals(traffic.backward) == (read, 36)
 
 
 def test_count_what_an_index_names_without_values():
@@ -161,8 +162,8 @@ def test_count_what_an_index_names_without_values():
     assert moved(lambda x: x[index], matrix().to("meta")) == (4 + 48, 48)
     x, y = ones(4, 8), AT
     with pytest.raises(CountError, match="depends on its values"):
-        count(F.nll_loss, x.to("meta"), y.to("meta"))
-    assert count_shapes(F.nll_loss, lambda: (x, y)) == count(F.nll_loss, x, y)
+        count(F.nll_loss, (x.to("meta"), y.to("meta")))
+    assert count_shapes(F.nll_loss, (x, y)) == count(F.nll_loss, (x, y))
 
 
 @pytest.mark.parametrize(
@@ -181,14 +182,13 @@ def test_count_cross_entropy_picks_one_element_per_row(options, forward, backwar
     def loss(x, target):
         return torch.nn.functional.cross_entropy(x, target, **options)
 
-    passes = count(loss, inputs="3,12 3:int64<12", backward=True)
-    found = [(each.read_elements, each.written_elements) for each in passes]
-    assert found == [forward, backward]
+    traffic = count(loss, "M,N M:int64<N", (3, 12), backward=True)
+    assert (totals(traffic), totals(traffic.backward)) == (forward, backward)
     x, target = matrix().reshape(3, 12), torch.zeros(3, dtype=torch.int64, device=runtime.device())
-    assert count_shapes(loss, lambda: (x, target)) == count(loss, x, target)
-    [_, picked] = count(loss, x, target).ops
+    assert count_shapes(loss, (x, target)) == count(loss, (x, target))
+    [_, picked] = count(loss, (x, target)).ops
     assert picked.read_bytes == 3 * 4 + 3 * 8
-    [_, picked] = count(loss, x[0], target[0]).ops
+    [_, picked] = count(loss, (x[0], target[0])).ops
     assert picked.read_elements == 2
 
 
@@ -338,7 +338,7 @@ def test_count_leaves_out_what_is_masked():
 def test_count_gathers():
     """An element that several lanes load counts once for each of them, in the trace too."""
     x, index = matrix(1, 8), torch.tensor([3, 3, 0, 7], device=runtime.device())
-    traffic = count(kernels.gathered, x, index, trace=True)
+    traffic = count(kernels.gathered, (x, index), trace=True)
     assert traffic.ops == [OpTraffic("_gather_kernel", 4 + 4, 4, 4 * 8 + 4 * 4, 4 * 4)]
     assert [(access.argument, access.offsets) for access in traffic.accesses] == [
         ("index_ptr", (0, 1, 2, 3)),
@@ -559,7 +559,7 @@ def test_count_shapes_falls_back_to_values():
         return x.exp().exp() if x[0, 1] > 0 else x.exp()
 
     for fn in (kernels.mixed, branching):
-        assert count_shapes(fn, lambda: (matrix(),)) == count(fn, matrix())
+        assert count_shapes(fn, lambda: matrix()) == count(fn, matrix())
 
 
 def test_count_shapes_prints_what_the_function_prints(capsys):
@@ -569,19 +569,19 @@ def test_count_shapes_prints_what_the_function_prints(capsys):
         print("after")
 
     for last in (torch.exp, kernels.masked):
-        count_shapes(lambda x, last=last: talking(x, last), lambda: (matrix(),))
+        count_shapes(lambda x, last=last: talking(x, last), lambda: matrix())
         assert capsys.readouterr().out == "before\nafter\n"
 
 
 def test_count_shapes_keeps_the_device():
     devices = []
-    count_shapes(lambda x: devices.append(x.device), lambda: (matrix(),))
+    count_shapes(lambda x: devices.append(x.device), lambda: matrix())
     assert devices == [runtime.device()]
 
 
 def test_count_shapes_passes_on_what_a_function_raises():
     with pytest.raises(TypeError, match="cannot take"):
-        count_shapes(kernels.raises, lambda: (matrix(),))
+        count_shapes(kernels.raises, lambda: matrix())
 
 
 # ---- in a process that compiles its kernels
@@ -670,9 +670,9 @@ def test_count_of_a_module_counts_its_parameters(layer):
 @pytest.mark.parametrize("function", [Copy, Copy.apply])
 def test_count_of_an_autograd_function(function):
     assert totals(count(function, ones(3, 8))) == (24, 24)
-    forward, backward = count(function, ones(3, 8), backward=True)
-    assert totals(forward) == (24, 24)
-    assert [(op.name, op.read_elements) for op in backward.ops] == [("_twice_kernel", 48)]
+    traffic = count(function, ones(3, 8), backward=True)
+    assert totals(traffic) == (24, 24)
+    assert [(op.name, op.read_elements) for op in traffic.backward.ops] == [("_twice_kernel", 48)]
 
 
 def test_count_of_a_function_that_runs_its_own_backward_pass():
@@ -695,9 +695,9 @@ def test_count_of_inputs():
 def test_count_backward():
     """By hand: dx = dy * w, dw = sum(dy * x), and the sum of both results' gradients."""
     x, w = ones(3, 8), ones(8)
-    forward, backward = count(lambda x, w: x * w, x, w, backward=True)
-    assert totals(forward) == (24 + 8, 24)
-    assert [(op.name, *totals_of(op)) for op in backward.ops] == [
+    traffic = count(lambda x, w: x * w, (x, w), backward=True)
+    assert totals(traffic) == (24 + 8, 24)
+    assert [(op.name, *totals_of(op)) for op in traffic.backward.ops] == [
         ("mul", 48, 24),
         ("mul", 32, 24),
         ("sum", 24, 8),
@@ -711,7 +711,7 @@ def totals_of(op):
 
 def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     layer = torch.nn.Linear(8, 4, bias=False, device=runtime.device())
-    _, backward = count(layer, ones(3, 8), backward=True)
+    backward = count(layer, ones(3, 8), backward=True).backward
     # dW = dy^T x, dx = dy W
     assert sorted(map(totals_of, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
     assert layer.weight.grad is None
@@ -719,15 +719,16 @@ def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
 
 def test_count_backward_of_float8():
     """PyTorch makes no random number of it."""
-    forward, backward = count(lambda x: x.to(torch.float8_e5m2), inputs="8:fp32", backward=True)
-    assert (forward.written_bytes, backward.read_bytes, backward.written_bytes) == (8, 8, 32)
+    traffic = count(lambda x: x.to(torch.float8_e5m2), "8,", backward=True)
+    backward = traffic.backward
+    assert (traffic.written_bytes, backward.read_bytes, backward.written_bytes) == (8, 8, 32)
 
 
 def test_count_backward_of_inputs_without_a_gradient():
     """Whole numbers have none, and the pass is that of the rest."""
     take = lambda at, x: x * at  # noqa: E731
-    _, backward = count(take, inputs="8:int64 8:fp32", backward=True)
-    assert [totals_of(op) for op in backward.ops] == [(16, 8)]
+    traffic = count(take, "N:int64 N", (8,), backward=True)
+    assert [totals_of(op) for op in traffic.backward.ops] == [(16, 8)]
 
 
 @pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])

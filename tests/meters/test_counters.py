@@ -126,13 +126,16 @@ def ncu(tmp_path, monkeypatch):
     return put
 
 
+PATH = "memtraffic.kernels.softmax.definitions:_softmax_and_gradient"
+
+
 def test_counters_reads_what_ncu_reports(ncu):
     folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    frame = counters("naive", (8, 8))
+    frame = counters("naive", shape=(8, 8))
     assert frame.equals(parse(report(COPY)))
     *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
     assert json.loads(job) == {
-        "fn": "naive", "op": "softmax", "shape": [8, 8], "dtype": "float32",
+        "fn": "naive", "inputs": "M,N", "shape": [8, 8], "dtype": "float32",
         "layout": "packed", "warmup": 3,
     }  # fmt: skip
 
@@ -141,9 +144,7 @@ def test_counters_runs_ncu(ncu, monkeypatch):
     """Every flag changes what is measured, so the whole command is typed here once more."""
     monkeypatch.setattr(sys, "path", ["", "/somewhere", *sys.path])
     folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    counters(
-        "masked", (8, 6), dtype="bfloat16", layout="every other", op=SOFTMAX_BACKWARD, warmup=2
-    )
+    counters("masked", SOFTMAX_BACKWARD, (8, 6), dtype="bfloat16", layout="every other", warmup=2)
     *command, log, python, c, code, job = (folder / "arguments").read_text("utf-8").splitlines()
     assert command == [
         *("--clock-control", "none"),  # the clocks that a caller sees, not the base clock
@@ -156,7 +157,7 @@ def test_counters_runs_ncu(ncu, monkeypatch):
     assert (python, c) == (sys.executable, "-c")
     assert code == "from memtraffic.meters.counters import _worker; _worker()"
     assert json.loads(job) == {
-        "fn": "masked", "op": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
+        "fn": "masked", "inputs": PATH, "shape": [8, 6], "dtype": "bfloat16",
         "layout": "every other", "warmup": 2,
     }  # fmt: skip
     environment = (folder / "environment").read_text("utf-8").splitlines()
@@ -181,7 +182,7 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
 
     monkeypatch.setattr(module, "import_function", lambda name: {"mine:fn": fn}[name])
     job = {
-        "fn": "mine:fn", "op": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
+        "fn": "mine:fn", "inputs": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
         "layout": "every other", "warmup": 2,
     }  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
@@ -193,9 +194,9 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
 def test_counters_passes_a_specification_as_text(ncu, monkeypatch):
     """The worker makes from it what the parent would."""
     folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    counters("torch:add", (3, 5), inputs="M,N other=N:fp64")
+    counters("torch:add", "M,N other=N:fp64", (3, 5))
     *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
-    assert json.loads(job)["inputs"] == "M,N other=N:fp64" and "op" not in json.loads(job)
+    assert json.loads(job)["inputs"] == "M,N other=N:fp64"
     calls = []
     cudart = SimpleNamespace(cudaProfilerStart=lambda: None, cudaProfilerStop=lambda: None)
     monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
@@ -217,32 +218,33 @@ def test_counters_passes_a_specification_as_text(ncu, monkeypatch):
     [
         pytest.param("M,n", (3, 5), ValueError, id="not-readable"),
         pytest.param("M,N", (3,), ValueError, id="shape"),
-        pytest.param(lambda m, n: torch.ones(m, n), (3, 5), TypeError, id="not-text"),
+        pytest.param(lambda m, n: torch.ones(m, n), (3, 5), LookupError, id="no-name"),
+        pytest.param(torch.ones(3, 5), None, TypeError, id="tensor"),
     ],
 )
 def test_counters_of_wrong_inputs(inputs, shape, error):
     with pytest.raises(error):
-        counters("naive", shape, inputs=inputs)
+        counters("naive", inputs, shape)
 
 
 def test_counters_without_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(CountersUnavailable, match="no GPU"):
-        counters("naive", (8, 8))
+        counters("naive", shape=(8, 8))
 
 
 def test_counters_without_ncu(monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CountersUnavailable, match="PATH"):
-        counters("naive", (8, 8))
+        counters("naive", shape=(8, 8))
 
 
 @pytest.mark.parametrize("to", ['> "$log"', ""], ids=["log", "stdout"])
 def test_counters_without_permission(ncu, to):
     ncu(f'echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission" {to}; exit 1')
     with pytest.raises(CountersUnavailable, match="administrator"):
-        counters("naive", (8, 8))
+        counters("naive", shape=(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -258,27 +260,26 @@ def test_counters_without_permission(ncu, to):
 def test_counters_of_a_function_that_fails(ncu, body, message):
     ncu(f"exec >&2; {body}; exit 9")
     with pytest.raises(CountersError) as caught:
-        counters("naive", (8, 8))
+        counters("naive", shape=(8, 8))
     assert str(caught.value) == f"counters: {message}"
     assert not isinstance(caught.value, CountersUnavailable)
 
 
 def test_counters_of_what_another_process_cannot_find():
     with pytest.raises(LookupError, match="file"):
-        counters(lambda x: x, (8, 8))
+        counters(lambda x: x, shape=(8, 8))
     with pytest.raises(LookupError, match="fusd"):
-        counters("fusd", (8, 8))
+        counters("fusd", shape=(8, 8))
     with pytest.raises(LookupError, match="sofmax"):
-        counters("naive", (8, 8), op="sofmax")
-    mine = Op("mine", ("M",), lambda *shape: (), torch.clone, lambda: 0)
-    with pytest.raises(LookupError, match="module:attribute"):
-        counters("naive", (8,), op=mine)
+        counters("naive", "sofmax", (8, 8))
+    with pytest.raises(LookupError, match="file"):
+        counters("naive", Op("mine", lambda m: torch.ones(m)), (8,))
 
 
 def test_count_layouts(monkeypatch):
     calls = []
 
-    def one(fn, shape, *, dtype, layout):
+    def one(fn, *, shape, dtype, layout):
         calls.append((fn, shape, dtype, layout))
         values = [len(calls) * 100 + i for i in range(len(METRICS))]
         rows = [("first", *values), ("second", *values)]
@@ -314,7 +315,7 @@ def measured(*args, **options):
 def test_counters_of_fused(dtype):
     """It reads each byte once, and writes each byte once."""
     m, n = 4096, 2048
-    [row] = measured("fused", (m, n), dtype=dtype, op=SOFTMAX).to_dict("records")
+    [row] = measured("fused", SOFTMAX, (m, n), dtype=dtype).to_dict("records")
     n_bytes = m * n * getattr(torch, dtype).itemsize
     assert row["kernel"] == "_softmax_fused_kernel"
     assert row["load_instructions"] == n_bytes // (32 * 16)
@@ -328,7 +329,7 @@ def test_counters_of_fused(dtype):
 def test_counters_of_dram_traffic():
     """Of 1 GiB, all comes from DRAM, and at most what L2 holds is not yet written back."""
     m, n = 2**14, 2**14
-    [row] = measured("fused", (m, n)).to_dict("records")
+    [row] = measured("fused", shape=(m, n)).to_dict("records")
     n_bytes = m * n * 4
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     assert n_bytes <= row["dram_read_bytes"] < 1.05 * n_bytes
@@ -339,7 +340,7 @@ def test_counters_of_dram_traffic():
 def test_counters_of_a_layout():
     m, n = 1024, 2048
     packed, strided = (
-        measured("masked", (m, n), layout=layout).to_dict("records")[0]
+        measured("masked", shape=(m, n), layout=layout).to_dict("records")[0]
         for layout in ("packed", "every other")
     )
     assert packed["l1_l2_read_bytes"] == m * n * 4
@@ -350,6 +351,6 @@ def test_counters_of_a_layout():
 def test_counters_of_naive():
     """Its five operations are five kernels, which read more."""
     m, n = 4096, 2048
-    frame = measured("naive", (m, n))
+    frame = measured("naive", shape=(m, n))
     assert len(frame) == 5
     assert frame["l1_l2_read_bytes"].sum() >= 5 * m * n * 4

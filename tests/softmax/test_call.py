@@ -74,7 +74,7 @@ def test_launch_allocates_as_many_slots_as_it_is_told():
         run, y = arrivals(5, 7)
         run(y)
 
-    _, zeros, kernel = count(planned_and_run).ops
+    _, zeros, kernel = count(planned_and_run, ()).ops
     assert (zeros.name, zeros.written_elements, zeros.written_bytes) == ("zeros", 7, 56)
     assert kernel.written_elements == 5 + 5
 

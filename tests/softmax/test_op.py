@@ -69,7 +69,7 @@ def either(request):
 
 
 def kernels_of(fn, *tensors):
-    return [it.name for it in count(fn, *tensors).ops]
+    return [it.name for it in count(fn, tensors).ops]
 
 
 # A matrix for each kernel: its shape, the dimension, the dtype.
@@ -98,7 +98,7 @@ def assert_softmax_along(dim, x):
 
     # The reference to a result in float64 is itself rounded to float64.
     roundings = 16 if x.dtype == torch.float64 else SOFTMAX.roundings
-    judged = Op("softmax", (), lambda: (), reference, lambda x: 0, roundings, checks_row_sums=True)
+    judged = Op("softmax", "M,N", reference, roundings, checks_row_sums=True)
     assert_correct(judged, lambda x: softmax(x, dim).movedim(dim, -1), x)
 
 
@@ -479,12 +479,12 @@ def test_softmax_of_rows_that_start_anywhere(n, dtype):
 
 @pytest.mark.parametrize("n", range(2049, 2066))
 def test_backward_of_rows_that_start_anywhere(n, dtype):
-    y, dy = SOFTMAX_BACKWARD.inputs((9, n), str(dtype).removeprefix("torch."))
+    y, dy = SOFTMAX_BACKWARD.arguments((9, n), str(dtype).removeprefix("torch.")).tensors
     y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
     dy[2, :3], dy[3, -3:] = 50, -50
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
     written = []
-    traffic = count(lambda y, dy: written.append(backward(dy, y, 1, y.dtype)), y, dy, trace=True)
+    traffic = count(lambda y, dy: written.append(backward(dy, y, 1, y.dtype)), (y, dy), trace=True)
     assert_touches_once(traffic, "y_ptr", y)
     assert_touches_once(traffic, "dy_ptr", dy)
     assert_touches_once(traffic, "dx_ptr", written[0])
@@ -518,17 +518,17 @@ def test_traffic_of_softmax_and_its_gradient():
     def both(x, dy):
         torch.autograd.grad(softmax(x.requires_grad_()), x, dy)
 
-    traffic = count(both, matrix(3, 5), matrix(3, 5))
+    traffic = count(both, (matrix(3, 5), matrix(3, 5)))
     assert [it.name for it in traffic.ops] == ["softmax_kernel", "softmax_backward_kernel"]
     assert (traffic.read_elements, traffic.written_elements) == (3 * 15, 2 * 15)
 
 
 def test_traffic_of_a_gradient_of_another_dtype():
     """It is converted where it is computed, by no operation of its own."""
-    passes = count(
+    traffic = count(
         lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "float16"), backward=True
     )
-    assert [[it.name for it in traffic.ops] for traffic in passes] == [
+    assert [[it.name for it in each.ops] for each in (traffic, traffic.backward)] == [
         ["softmax_kernel"],
         ["softmax_backward_kernel"],
     ]
@@ -550,9 +550,9 @@ def test_traffic_of_split_rows(small):
 @pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
 def test_traffic_of_split_rows_backward(small, factor):
     """A sum of 0 must not look like one that nobody has written yet."""
-    y, dy = SOFTMAX_BACKWARD.inputs((7, 40))
+    y, dy = SOFTMAX_BACKWARD.arguments((7, 40)).tensors
     dy *= factor
-    traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), y, dy, trace=True)
+    traffic = count(lambda y, dy: backward(dy, y, 1, y.dtype), (y, dy), trace=True)
     zeros, kernel = traffic.ops
     assert kernel.name == "split_backward_kernel"
     slots = [it.offsets for it in traffic.accesses if it.argument == "slots_ptr"]
@@ -567,7 +567,7 @@ def test_traffic_in_two_passes(small, dim, name):
     x = matrix(18, 20, name)
     [kernel] = count(lambda x: softmax(x, dim), x).ops
     assert (kernel.read_elements, kernel.written_elements) == (2 * x.numel(), x.numel())
-    [kernel] = count(lambda y, dy: backward(dy, y, dim, y.dtype), x, x.clone()).ops
+    [kernel] = count(lambda y, dy: backward(dy, y, dim, y.dtype), (x, x.clone())).ops
     assert kernel.name == "passes_backward_kernel"
     assert (kernel.read_elements, kernel.written_elements) == (4 * x.numel(), x.numel())
 
@@ -1254,7 +1254,7 @@ def test_softmax_and_backward_of_the_longest_rows_on_the_gpu(n, name):
 def check_on_the_gpu(n, name):
     x = matrix(max(2, 2**22 // n), n, name)
     assert_softmax(softmax, x)
-    y, dy = SOFTMAX_BACKWARD.inputs(tuple(x.shape), name)
+    y, dy = SOFTMAX_BACKWARD.arguments(tuple(x.shape), name).tensors
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 

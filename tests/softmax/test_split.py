@@ -518,7 +518,7 @@ def test_look_gives_up(silent):
 def test_look_looks_so_many_times(looks):
     if not runtime.INTERPRETED:
         pytest.skip("only the interpreter counts")
-    traffic = count(exchanged, matrix(1, 2), 0, looks)
+    traffic = count(exchanged, (matrix(1, 2), 0, looks))
     [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
     assert kernel.read_elements == looks
 

@@ -11,7 +11,7 @@ import survey
 import torch
 
 from memtraffic import runtime
-from memtraffic.inputs import find_inputs
+from memtraffic.op import find_op
 from memtraffic_book.survey import COLUMNS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -120,7 +120,7 @@ def test_read_kernels_has_each_once_at_sizes_that_are_known():
     found = survey.read_kernels()
     assert len({(kernel.path, kernel.inputs) for kernel in found}) == len(found) == 122
     for kernel in found:
-        letters = find_inputs(kernel.inputs).sizes
+        letters = find_op(kernel.inputs).sizes
         assert set(letters) <= set(survey.AT)
         assert not (kernel.package == "torch" and letters)
         survey.with_fixed(print, kernel.fixed)

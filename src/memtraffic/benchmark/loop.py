@@ -16,8 +16,8 @@ from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
 from memtraffic.functions import as_function
-from memtraffic.inputs import AnyInputs, Arguments, Inputs, find_inputs
-from memtraffic.op import Op, find_op
+from memtraffic.inputs import Arguments
+from memtraffic.op import AnyInputs, Op, find_op, least_traffic
 from memtraffic.progress import progress
 from memtraffic.testing import assert_correct
 
@@ -62,21 +62,7 @@ def bind(
     return fastest_copy(*inputs, cold=cold)
 
 
-def moved_once(arguments: Arguments, result: object) -> int:
-    """Bytes to read each tensor of `arguments` once and to write each new one of `result` once.
-
-    >>> import torch
-    >>> x = torch.zeros(2, 4)
-    >>> moved_once(Arguments((x, 3)), (x, x + 1))
-    64
-    """
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    known = {x.data_ptr() for x in arguments.tensors}
-    new = [x for x in results if isinstance(x, Tensor) and x.data_ptr() not in known]
-    return sum(x.numel() * x.element_size() for x in (*arguments.tensors, *new))
-
-
-def describe_shape(op: Op | Inputs, shape: Sequence[int], dtype: str) -> dict[str, Any]:
+def describe_shape(op: Op, shape: Sequence[int], dtype: str) -> dict[str, Any]:
     """The columns that say what was timed: the sizes of `op` in lower case, and `dtype`."""
     return dict(zip(map(str.lower, op.sizes), shape, strict=True)) | {"dtype": dtype}
 
@@ -102,7 +88,7 @@ def bench(
     impls: names of baselines, names of rungs or `module:function`; or functions by name. `copy` is
     the fastest of several copies at each shape, `fastest_copy`. inputs: an `Op`, by default the
     softmax of a matrix; or what each function is called with, such as "M,N N:bf16", see
-    `inputs.find_inputs`. shapes: one number for each size. layout: of matrices, as of
+    `op.find_op`. shapes: one number for each size. layout: of matrices, as of
     `tensors.matrix`. only: for the names of implementations that are slow to compile, the only
     shapes that they are tried at. cold, budget: as for `time_interleaved`.
 
@@ -125,7 +111,7 @@ def bench(
     """
     runtime.require_gpu("bench")
     fns, subject = find_implementations(impls), find_op("softmax") if inputs is None else inputs
-    made_by, rows, lost = find_inputs(subject), [], ""
+    made_by, rows, lost = find_op(subject), [], ""
     sizes = [tuple(shape) for shape in shapes]
     for shape in sizes:
         made_by.check(shape)
@@ -175,9 +161,9 @@ def _time(
     if beside_copy:
         n_bytes = 2 * arguments.tensors[0].nbytes
     elif op:
-        n_bytes = op.least_bytes(*positional)
+        n_bytes = op.least_bytes(arguments)
     else:
-        n_bytes = moved_once(arguments, next(iter(calls.values()))())
+        n_bytes = least_traffic(arguments.tensors, next(iter(calls.values()))()).bytes
     samples = time_interleaved(list(calls.values()), cold=cold, budget=budget)
     return {name: summary(times, n_bytes) for name, times in zip(calls, samples, strict=True)}
 
@@ -219,7 +205,7 @@ def _judge_and_time(
         notes |= dict.fromkeys(calls, _reason("not timed", error))
         _check_gpu(" or ".join(calls), shape, notes)
         return {}
-    n_bytes, found = op.least_bytes(*inputs), {}
+    n_bytes, found = op.least_bytes(Arguments(tuple(inputs))), {}
     for name, durations in zip(calls, samples, strict=True):
         back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
         times = summary(durations, n_bytes) | back

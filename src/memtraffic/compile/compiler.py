@@ -15,24 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-import torch
-
-from memtraffic import inputs as making
 from memtraffic import runtime
 from memtraffic.compile import amdgcn, sass, ttgir, worker
 from memtraffic.compile.launches import Launch, capture_launches
 from memtraffic.errors import CompileError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu, this_gpu
-from memtraffic.inputs import Arguments, find_inputs
+from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import Occupancy, Resources
 from memtraffic.triton_adapter.compile import check_options, compile_source
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
 T = TypeVar("T", int, str)
-AnyInputs: TypeAlias = "making.AnyInputs | torch.Tensor | Sequence[Any]"
 _READERS = {"nvidia": sass, "amd": amdgcn}
 
 
@@ -131,7 +127,7 @@ def _jobs(
     waves_per_eu: int | None = None,
 ) -> list[tuple[Launch, Gpu]]:
     """The launches of `fn` on `gpu`, with options in place of those that it asks for."""
-    arguments = _arguments(inputs, shape, dtype, layout)
+    arguments = find_op(inputs).arguments(shape, dtype, layout)
     call = as_function(fn)
     if num_stages is not None and "num_stages" in inspect.signature(call).parameters:
         call = functools.partial(call, num_stages=num_stages)
@@ -147,16 +143,6 @@ def _hint() -> str:
     if runtime.HAS_GPU or runtime.is_standing_in():
         return ""
     return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
-
-
-def _arguments(
-    inputs: AnyInputs, shape: Sequence[int] | None, dtype: str, layout: str
-) -> Arguments:
-    if isinstance(inputs, torch.Tensor):
-        return Arguments((inputs,))
-    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        return Arguments(tuple(inputs))
-    return find_inputs(inputs).arguments(shape or (), dtype, layout)
 
 
 def _gpu(target: str | Gpu | None) -> Gpu:

@@ -23,11 +23,11 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NoReturn
 from unittest import mock
 
 import numpy as np
@@ -37,7 +37,8 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import AccessError, CountError
 from memtraffic.functions import as_function, check_finished, function_name
-from memtraffic.inputs import AnyInputs, Arguments, bind, given
+from memtraffic.inputs import Arguments, tensors_in
+from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import span
 from memtraffic.torch_adapter import (
@@ -129,10 +130,15 @@ class Access:
 
 @dataclass
 class Traffic:
-    """What a function moved, operation by operation, with totals in elements and bytes."""
+    """What a function moved, operation by operation, with totals in elements and bytes.
+
+    accesses: of its kernels, if they were traced. backward: what the backward pass moved, which is
+    not in the totals; None if it was not counted.
+    """
 
     ops: list[OpTraffic] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
+    backward: Traffic | None = None
 
     @property
     def read_elements(self) -> int:
@@ -155,48 +161,40 @@ class Traffic:
         return sum(op.written_bytes for op in self.ops)
 
     def __str__(self) -> str:
-        return (
+        operations = "1 operation" if len(self.ops) == 1 else f"{len(self.ops)} operations"
+        text = (
             f"reads {self.read_elements} elements, writes {self.written_elements} elements, "
-            f"in {len(self.ops)} operations"
+            f"in {operations}"
         )
+        return f"forward: {text}\nbackward: {self.backward}" if self.backward else text
 
 
-@overload
 def count(
     fn: Callable[..., object],
-    *tensors: Tensor,
-    inputs: AnyInputs = ...,
-    backward: Literal[False] = ...,
-    trace: bool = ...,
-) -> Traffic: ...
-@overload
-def count(
-    fn: Callable[..., object],
-    *tensors: Tensor,
-    inputs: AnyInputs = ...,
-    backward: Literal[True],
-    trace: bool = ...,
-) -> tuple[Traffic, Traffic]: ...
-def count(
-    fn: Callable[..., object],
-    *tensors: Tensor,
     inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
     backward: bool = False,
     trace: bool = False,
-) -> Traffic | tuple[Traffic, Traffic]:
-    """Runs `fn(*tensors)` and returns the `Traffic` that it caused.
+) -> Traffic:
+    """Runs `fn` once and returns the `Traffic` that it caused.
 
-    >>> x = torch.ones(3, 5, device=runtime.device())
-    >>> print(count(lambda x: x.exp(), x))
-    reads 15 elements, writes 15 elements, in 1 operations
+    >>> print(count(lambda x: x.exp(), torch.ones(3, 5, device=runtime.device())))
+    reads 15 elements, writes 15 elements, in 1 operation
+    >>> print(count(torch.mul, "M,N N", (3, 5)))
+    reads 20 elements, writes 15 elements, in 1 operation
 
     fn: any function of PyTorch operations and Triton kernels, or what else `functions.as_function`
     takes; the parameters of an `nn.Module` are memory as any tensor is. Its kernels are
-    interpreted, also where there is a GPU. On tensors of the device "meta", PyTorch operations are
-    counted without arithmetic. inputs: in place of tensors, a specification such as "3,5 5:bf16",
-    see `inputs.find_inputs`. backward: returns two, the traffic of the forward pass and that of the
-    backward pass, which is given the gradient of each result and makes that of each floating-point
-    tensor and parameter. trace: keep every load and store of every Triton program in
+    interpreted, also where there is a GPU. inputs: what `fn` is called with, as of `op.find_op`: a
+    tensor, a tuple of arguments, a specification such as "M,N N:bf16", or an `Op`; by default one
+    matrix M,N. On tensors of the device "meta", PyTorch operations are counted without arithmetic.
+    shape: a number for each size of a specification, an `Op` or a function. dtype, layout: of the
+    tensors that are made, as of `Op.arguments`. backward: counts the backward pass, too, which is
+    given the gradient of each result and makes that of each floating-point tensor and parameter:
+    `Traffic.backward`. trace: keep every load and store of every Triton program in
     `Traffic.accesses`.
 
     Raises CountError for an operation whose traffic is not known, a compiled or scripted function
@@ -209,11 +207,28 @@ def count(
     Counts in several threads wait for each other. While one runs, parts of Triton and PyTorch are
     replaced in the whole process: other threads should launch no kernel meanwhile.
     """
+    function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
+    if not backward:
+        return _count(lambda: arguments.call(function), fn, trace)[0]
+    leaves = differentiable(arguments)
+    with torch.enable_grad():
+        traffic, result = _count(lambda: leaves.call(function), fn, trace)
+    outputs = [x for x in tensors_in([result]) if x.requires_grad]
+    if not outputs:
+        raise CountError("no result has a gradient, so there is no backward pass to count")
+    wanted, gradients = leaves_of(outputs), gradients_of(outputs)
+
+    def second() -> object:
+        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+
+    return replace(traffic, backward=_count(second, fn, trace)[0])
+
+
+def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic, object]:
+    """The traffic and the result of one call. fn: what messages name."""
     if _counting.get():
         raise CountError("a function that is being counted cannot count")
-    if backward:
-        return count_passes(as_function(fn), given(tensors, inputs), trace)
-    call, meter = bind(fn, tensors, inputs), _Meter(trace)
+    meter = _Meter(trace)
     with (
         runtime.capturing_launches(),
         interpreting(meter),
@@ -231,30 +246,7 @@ def count(
         finally:
             _counting.reset(token)
     check_finished(result, CountError)
-    return meter.traffic
-
-
-def count_passes(
-    fn: Callable[..., object], arguments: Arguments, trace: bool = False
-) -> tuple[Traffic, Traffic]:
-    """The traffic of the forward and of the backward pass of `fn`, as `count` separates them."""
-    results: list[object] = []
-
-    def forward() -> object:
-        results.append(leaves.call(fn))
-        return results[-1]
-
-    leaves = differentiable(arguments)
-    with torch.enable_grad():
-        first = count(forward, trace=trace)
-    outputs = [x for x in tensors_in(results) if x.requires_grad]
-    if not outputs:
-        raise CountError("no result has a gradient, so there is no backward pass to count")
-    wanted, gradients = leaves_of(outputs), gradients_of(outputs)
-    second = count(
-        lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True), trace=trace
-    )
-    return first, second
+    return meter.traffic, result
 
 
 class TooMuchWork(CountError):
@@ -329,29 +321,29 @@ def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def count_shapes(
-    fn: Callable[..., object], make_inputs: Callable[[], tuple[Tensor, ...] | Arguments]
+    fn: Callable[..., object],
+    inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    dtype: str = "float32",
+    layout: str = "packed",
 ) -> Traffic:
-    """Counts `fn(*make_inputs())` without arithmetic if its traffic follows from shapes alone.
+    """As `count`, but without arithmetic if the traffic of `fn` follows from shapes alone.
 
-    >>> print(count_shapes(lambda x: x.exp(), lambda: (torch.zeros(2**40),)))
-    reads 1099511627776 elements, writes 1099511627776 elements, in 1 operations
+    >>> print(count_shapes(lambda x: x.exp(), "M,N", (2**20, 2**20)))
+    reads 1099511627776 elements, writes 1099511627776 elements, in 1 operation
 
     It first runs `fn` on tensors that have a shape, a dtype and a device but no values. If `fn`
     needs values or launches a Triton kernel, that attempt fails, and `fn` runs again on real
     tensors. Raises what `count` raises.
     """
-
-    def run() -> Traffic:
-        made = make_inputs()
-        return count(fn, inputs=made if isinstance(made, Arguments) else Arguments(made))
-
     printed = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(printed), FakeTensorMode():
             warnings.simplefilter("ignore")
-            traffic = run()
+            traffic = count(fn, inputs, shape, dtype=dtype, layout=layout)
     except Exception:
-        return run()
+        return count(fn, inputs, shape, dtype=dtype, layout=layout)
     print(printed.getvalue(), end="")
     return traffic
 
@@ -585,15 +577,6 @@ def _elements(tensor: Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= 1 if stride == 0 and size else size
     return elements
-
-
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among some values, and in the lists and tuples among them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_in(value)
 
 
 def _custom(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:

@@ -16,17 +16,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 import torch
 
-from memtraffic import names, runtime
+from memtraffic import runtime
 from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.functions import as_function
-from memtraffic.inputs import find_inputs
 from memtraffic.names import import_function, import_path
-from memtraffic.op import Op, find_op
+from memtraffic.op import AnyInputs, find_op
 from memtraffic.tensors import MEMORY_LAYOUTS
 
 # L2 may have two halves: `lts__t_sectors_op_write` would also count the sectors that they exchange.
@@ -46,12 +45,11 @@ NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --
 
 def counters(
     fn: Callable[..., object] | str,
-    shape: tuple[int, ...],
+    inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
     *,
     dtype: str = "float32",
     layout: str = "packed",
-    op: str | Op = "softmax",
-    inputs: str | None = None,
     warmup: int = 3,
 ) -> pd.DataFrame:
     """What the hardware moved in one call of `fn`: a DataFrame with a row for each kernel that ran.
@@ -67,23 +65,21 @@ def counters(
     - `l2_write_sectors`: sectors of 32 bytes that L1 wrote to L2
     - `ns`: the duration, in nanoseconds
 
-    fn: a rung's name, `module:function`, or a function that another process can import. op: the
-    operation that makes its inputs, by its name or `module:attribute`. inputs: in its place a
-    specification, see `inputs.find_inputs`, as text. shape: such as (M, N), a number for each size.
-    dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called before the call that
-    counts.
+    fn: a rung's name, `module:function`, or a function that another process can import. inputs:
+    what that process makes for it: a specification, see `inputs.parse`; an `Op` or a function of
+    sizes, or the name of one, `module:attribute`; by default one matrix M,N. shape: a number for
+    each of its sizes. dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called
+    before the call that counts.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
-    CountersError if `fn` fails; LookupError for a function or an operation that another process
-    cannot import; ValueError for a specification or a shape that cannot be read.
+    CountersError if `fn` fails; LookupError for a function or inputs that another process cannot
+    import; TypeError for tensors; ValueError for a specification or a shape that cannot be read.
     """
     function = import_path(fn)
     as_function(import_function(function))
-    if inputs is not None and not isinstance(inputs, str):
-        raise TypeError(f"counters: another process makes the inputs, so give text, not {inputs!r}")
-    subject = {"op": _op_path(op)} if inputs is None else {"inputs": inputs}
-    find_inputs(find_op(op) if inputs is None else inputs).check(shape)
-    job = {"fn": function, **subject, "shape": shape, "dtype": dtype, "layout": layout}
+    op = find_op(inputs)
+    job = {"fn": function, "inputs": _inputs_path(inputs), "shape": op.check(shape)}
+    job |= {"dtype": dtype, "layout": layout}
     worker = "from memtraffic.meters.counters import _worker; _worker()"
     return parse(profile(worker, job | {"warmup": warmup}))
 
@@ -134,7 +130,7 @@ def count_layouts(
 
     The layouts are the keys of `tensors.MEMORY_LAYOUTS`. Raises what `counters` raises.
     """
-    frames = {name: counters(fn, shape, dtype=dtype, layout=name) for name in MEMORY_LAYOUTS}
+    frames = {name: counters(fn, shape=shape, dtype=dtype, layout=name) for name in MEMORY_LAYOUTS}
     return pd.concat(frames, names=["layout"]).reset_index("layout").reset_index(drop=True)
 
 
@@ -167,24 +163,26 @@ def short_name(kernel: str) -> str:
     return re.split(r"[<(]", name)[0].split("::")[-1]
 
 
-def _op_path(op: str | Op) -> str:
-    """The name by which another process finds an operation. Raises LookupError if there is none."""
-    if isinstance(op, str):
-        find_op(op)
-        return op
-    if op.name not in names.OPS or find_op(op.name) is not op:
-        raise LookupError(
-            f"{op.name!r} is an operation of your own: name it, as 'module:attribute'"
+def _inputs_path(inputs: AnyInputs) -> str:
+    """What another process makes the same inputs of: a specification or a name."""
+    if isinstance(inputs, str):
+        return inputs
+    made = find_op(inputs).inputs
+    if isinstance(made, str):
+        return made
+    if not callable(made):
+        raise TypeError(
+            "counters: another process makes the inputs, so give a specification such as '3,5', or "
+            f"the name of a function of sizes, 'module:function', not {type(inputs).__name__}"
         )
-    return op.name
+    return import_path(made)
 
 
 def _worker() -> None:
     """What runs under ncu: calls to warm up, then one call between start and stop."""
     job = json.loads(sys.argv[1])
     fn = as_function(import_function(job["fn"]))
-    inputs = find_inputs(job["inputs"] if "inputs" in job else find_op(job["op"]))
-    arguments = inputs.arguments(job["shape"], job["dtype"], job["layout"])
+    arguments = find_op(job["inputs"]).arguments(job["shape"], job["dtype"], job["layout"])
     for _ in range(job["warmup"]):
         arguments.call(fn)
     torch.cuda.synchronize()

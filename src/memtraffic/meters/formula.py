@@ -21,8 +21,7 @@ from typing import Any, TypeAlias
 
 from memtraffic.errors import FormulaError, InputsError
 from memtraffic.functions import as_function, function_name
-from memtraffic.inputs import AnyInputs, find_inputs
-from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, count_passes, limited
+from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited
 from memtraffic.meters.polynomials import (
     SYMBOLS,
     Polynomial,
@@ -35,6 +34,7 @@ from memtraffic.meters.polynomials import (
     products_of,
     solutions,
 )
+from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress
 
 Round: TypeAlias = tuple[Sequence[Shape], Sequence[Shape]]  # to solve at, to check at
@@ -198,7 +198,7 @@ def formula(
     reads MK + KN, writes MN
 
     fn: what `functions.as_function` takes. inputs: what `fn` is called with: a specification, see
-    `inputs.find_inputs`; an operation; or a function of sizes such as `m` and `n` that returns
+    `op.find_op`; an operation; or a function of sizes such as `m` and `n` that returns
     tensors. By default it is one matrix, M,N. dtype: of the tensors whose specification names none.
     fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
     given: small ones to solve at, and large ones to check at, each size a multiple of what divides
@@ -253,7 +253,7 @@ class Counts:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.function, self.made_by = as_function(self.fn), find_inputs(self.inputs)
+        self.function, self.made_by = as_function(self.fn), find_op(self.inputs)
         if len(self.symbols) > MAX_SYMBOLS:
             raise FormulaError(
                 f"{len(self.symbols)} sizes ({', '.join(self.symbols)}) are more than "
@@ -348,9 +348,8 @@ class Counts:
         arguments = self.made_by.arguments(shape, self.dtype)
         self._held[shape] = sum(x.numel() for x in arguments.tensors)
         with limited(work):
-            if self.backward:
-                return count_passes(self.function, arguments, trace)
-            return (count(self.function, inputs=arguments, trace=trace),)
+            found = count(self.function, arguments, backward=self.backward, trace=trace)
+        return (found, found.backward) if found.backward else (found,)
 
     def _keep_grids(self, work: Work) -> None:
         launches: dict[str, int] = {}
