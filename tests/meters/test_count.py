@@ -43,6 +43,8 @@ TORCH = [
     pytest.param(lambda x: x + x, 72, 36, id="same-operand-twice"),
     pytest.param(lambda x: x - x[:, :1], 39, 36, id="broadcast-operand-read-once"),
     pytest.param(lambda x: x - x[:, :1].expand_as(x), 39, 36, id="expanded-operand-read-once"),
+    pytest.param(lambda x: x.unfold(1, 3, 1).sum(), 36, 1, id="overlapping-windows-read-once"),
+    pytest.param(lambda x: x // 2, 36, 36, id="floor-divide"),
     pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
     pytest.param(lambda x: x.sum(dim=1), 36, 3, id="row-reduction"),
     pytest.param(lambda x: x.max(dim=1), 36, 6, id="maximum-and-index"),
@@ -416,6 +418,30 @@ def test_count_of_a_custom_operation():
     ]
     with pytest.raises(RuntimeError, match="no autograd formula"):
         count(kernels.doubled, matrix(), backward=True)
+
+
+def test_count_of_a_custom_operation_with_a_function_for_its_device():
+    """It is what that function does, not what the general one does."""
+
+    @torch.library.custom_op("memtraffic_tests::halved", mutates_args=())
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    halved.register_kernel(runtime.device().type)(lambda x: (x + x) / 4)
+    assert [op.name for op in count(halved, matrix()).ops] == ["add", "div"]
+
+
+def test_count_of_a_step_of_an_optimizer():
+    """PyTorch's profiler is told of each, which moves nothing."""
+    weight = matrix()
+    weight.grad = matrix()
+    assert moved(torch.optim.SGD([weight], lr=0.1, foreach=False).step) == (72, 36)
+
+    def recorded(x):
+        with torch.profiler.record_function("exponential"):
+            return x.exp()
+
+    assert moved(recorded, weight) == (36, 36)
 
 
 def test_count_refuses_an_operation_of_a_library():

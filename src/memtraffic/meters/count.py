@@ -40,7 +40,7 @@ from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
-from memtraffic.tensors import span
+from memtraffic.tensors import held, span
 from memtraffic.torch_adapter import (
     OPDEFS,
     FakeTensor,
@@ -63,13 +63,14 @@ _FILLS = frozenset(
     "full_like rand_like randn_like randint_like new_zeros new_ones new_full fill_ zero_ normal_ "
     "uniform_ random_ bernoulli_ exponential_".split()
 )
-# Not elementwise, but they need each element of each operand once, and make each of each result.
+# Not marked as elementwise, but they need each element of each operand once, and make each of each
+# result.
 _WHOLE = frozenset(
     "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
     "std_mean norm linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax "
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
-    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat "
+    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat floor_divide "
     "_local_scalar_dense".split()
 )
 # Read the elements that an index names, and make a result of them.
@@ -395,7 +396,7 @@ def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
         if meter.kernel is not None:
             return original(tensor)
         ops, op = meter.traffic.ops, OpTraffic("tolist")
-        op.add("read", _elements(tensor), tensor.element_size())
+        op.add("read", held(tensor), tensor.element_size())
         before = len(ops)
         result = original(tensor)
         ops[before:] = [op]  # in place of the copy that PyTorch makes of what is on a GPU
@@ -454,8 +455,9 @@ class _Meter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # The interpreter copies arguments, and a tensor without values is asked for its device.
-        if self.kernel is not None or func.namespace == "prim":
+        # The interpreter copies arguments; a tensor without values is asked for its device; and a
+        # profiler is told where a step begins and ends, as each optimizer does.
+        if self.kernel is not None or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if (custom := _custom(func, args, kwargs)) is not None:
             with self:
@@ -473,9 +475,9 @@ class _Meter(TorchDispatchMode):
                 written.append(tensor)
         op = OpTraffic(_name(func).removesuffix("_"))
         for tensor in read:
-            op.add("read", _elements(tensor), tensor.element_size())
+            op.add("read", held(tensor), tensor.element_size())
         for tensor in written:
-            op.add("written", _elements(tensor), tensor.element_size())
+            op.add("written", held(tensor), tensor.element_size())
         self.traffic.ops.append(op)
         return result
 
@@ -571,14 +573,6 @@ class _Kernel:
             )
 
 
-def _elements(tensor: Tensor) -> int:
-    """The elements that a tensor really holds: a dimension of stride 0 repeats the same ones."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= 1 if stride == 0 and size else size
-    return elements
-
-
 def _custom(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
     """The Python function of a custom operation, for the device of its tensors; None if none."""
     if (definition := OPDEFS.get(func._schema.name)) is None:
@@ -638,7 +632,7 @@ def _indexed(
     name = _name(func).removesuffix("_")
     op, [result, *_] = OpTraffic(name), results
     for tensor in _index_tensors(values):
-        op.add("read", _elements(tensor), tensor.element_size())
+        op.add("read", held(tensor), tensor.element_size())
     if name in _PICKS:
         op.add("read", result.numel(), result.element_size())
         op.add("written", result.numel(), result.element_size())
@@ -668,7 +662,7 @@ def _put(op: OpTraffic, values: dict[str, Any], result: Tensor, in_place: bool) 
     else:
         places = values["index" if op.name.startswith("scatter") else "source"].numel()
     if isinstance(source, Tensor):  # not a number
-        op.add("read", min(places, _elements(source)), source.element_size())
+        op.add("read", min(places, held(source)), source.element_size())
     if not in_place:
         op.add("read", result.numel(), itemsize)
         op.add("written", result.numel(), itemsize)
@@ -689,7 +683,7 @@ def _loss(op: OpTraffic, values: dict[str, Any], results: Iterable[Tensor], back
         op.add("read", named, weight.element_size())
     if backward:
         gradient = values["grad_output"]
-        op.add("read", min(named, _elements(gradient)), gradient.element_size())
+        op.add("read", min(named, held(gradient)), gradient.element_size())
         if values["reduction"] == 1:  # a mean, over the sum of the weights
             op.add("read", 1, x.element_size())
     else:
