@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.gpus import TARGETS, find_gpu
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands, has_internal_overlap, partially_overlaps
@@ -42,15 +42,6 @@ def test_bounds_checked_stops_a_kernel():
 # ---- check_operands
 
 
-def test_check_operands_makes_the_result():
-    y = check(matrix(6, 20, "bfloat16").t())
-    assert (y.shape, y.dtype, y.device) == ((20, 6), torch.bfloat16, DEVICE)
-    assert y.is_contiguous()
-    out = torch.empty(20, 6, device=DEVICE)
-    assert check(matrix(20, 6), out) is out
-
-
-@EACH
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -61,12 +52,12 @@ def test_check_operands_makes_the_result():
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_softmax_wants_a_dense_tensor_with_data(fn, make, message):
+def test_check_operands_wants_dense_tensors_with_data(make, message):
+    x = torch.eye(8, device=DEVICE)
     with pytest.raises(TypeError, match=f"x is .*{message}"):
-        fn(make(torch.eye(8, device=DEVICE)))
-    if fn is not fused.softmax:
-        with pytest.raises(TypeError, match=f"out is .*{message}"):
-            fn(torch.eye(8, device=DEVICE), make(torch.eye(8, device=DEVICE)))
+        check(make(x))
+    with pytest.raises(TypeError, match=f"out is .*{message}"):
+        check(x, make(x.clone()))
 
 
 @EACH
@@ -84,22 +75,6 @@ def test_check_operands_counts_rows_in_32_bits():
         check(x[1:], matrix(1, 1).half())
 
 
-REPEATING = [
-    pytest.param((4, 40), (1, 1), id="one-element-on"),
-    pytest.param((4, 40), (39, 1), id="a-row-too-near"),
-    pytest.param((5, 4), (3, 4), id="rows-and-columns-meet"),
-    pytest.param((4, 3), (0, 0), id="one-element"),
-    pytest.param((4, 1), (0, 1), id="one-column"),
-]
-
-
-@pytest.mark.parametrize(("shape", "strides"), REPEATING)
-def test_check_operands_refuses_an_out_that_repeats(shape, strides):
-    out = torch.zeros(200, device=DEVICE).as_strided(shape, strides)
-    with pytest.raises(ValueError, match=r"^rung: out repeats its elements"):
-        check(matrix(*shape), out)
-
-
 @pytest.mark.parametrize("m", range(5))
 @pytest.mark.parametrize("n", range(5))
 def test_has_internal_overlap(m, n):
@@ -108,15 +83,6 @@ def test_has_internal_overlap(m, n):
             x = torch.empty_strided((m, n), (row_stride, col_stride))
             offsets = {r * row_stride + c * col_stride for r in range(m) for c in range(n)}
             assert has_internal_overlap(x) == (len(offsets) < m * n)
-
-
-@pytest.mark.parametrize("step", [-1, 1, 3])
-def test_check_operands_refuses_an_out_over_a_part_of_x(step):
-    memory = matrix(12, 9)
-    with pytest.raises(ValueError, match=rf"^rung: out starts {step * 9 * 4} bytes after x"):
-        check(memory[4:8], memory[4 + step : 8 + step])
-    with pytest.raises(ValueError, match=r"^rung: out starts 0 bytes after x"):
-        check(memory[:9], memory[:9].t())
 
 
 def test_partially_overlaps():
@@ -401,22 +367,6 @@ def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
     assert persistent.plan(x, x, gpu=find_gpu("H200")).constants["STAGES"] == 1
     with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
         persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
-
-
-def test_resident_launch_uses_what_a_wave_is_allocated(compiler):
-    """`waves_per_eu` may have a wave hold more registers than it uses."""
-    for vgprs, sgprs, per_sm in ((32, 16, 8), (168, 16, 3), (32, 106, 7)):
-        compiler.used = FEW | {"allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
-        assert plan(1, gpu=find_gpu("gfx942")).per_sm == per_sm
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("m", [1, 7, 10**6])
-def test_resident_launch_is_never_empty(compiler, target, m):
-    for compiler.used in (FEW, MANY):
-        found = plan(1, n_tiles=m, gpu=find_gpu(target))
-        assert 1 <= found.grid[0] <= m
-        assert found.grid[0] <= found.per_sm * find_gpu(target).num_sms
 
 
 @pytest.mark.parametrize(

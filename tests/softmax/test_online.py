@@ -5,11 +5,8 @@ from memtraffic import runtime
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import online
 from memtraffic.kernels.softmax.online import online_tile
-from memtraffic.kernels.tiling import MAX_ROW
-from memtraffic.meters.count import count
-from memtraffic.meters.formula import formula
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, assert_touches_once
+from memtraffic.testing import assert_softmax
 
 DEVICE = runtime.device()
 INF, NAN = float("inf"), float("nan")
@@ -30,12 +27,6 @@ EACH = pytest.mark.parametrize("fn", PASSES.values(), ids=PASSES)
 )
 def test_softmax_block_by_block(fn, n, dtype):
     assert_softmax(lambda x: fn(x, block=16, num_warps=1), matrix(5, n, dtype))
-
-
-@EACH
-@pytest.mark.parametrize("n", [65536, 100003])
-def test_softmax_of_long_rows(fn, n):
-    assert_softmax(fn, matrix(2, n, "bfloat16"))
 
 
 HARD = {
@@ -86,35 +77,6 @@ def test_online_kernel_with_several_rows_per_program(fn, rows, m):
             ROWS=rows, BLOCK=32, ALIGN=1, ONLINE=fn is online.softmax,
         )  # fmt: skip
     assert_softmax(lambda _: y, x)
-
-
-def test_softmax_wider_than_any_row():
-    with pytest.raises(ValueError, match=f"^online: {MAX_ROW + 1} columns, more than {MAX_ROW}$"):
-        online.softmax(torch.zeros(1, 1, device=DEVICE).expand(1, MAX_ROW + 1))
-
-
-# ---- what it moves
-
-
-@pytest.mark.parametrize(
-    ("fn", "reads"), [(online.softmax, 2), (online.softmax_three_passes, 3)], ids=PASSES
-)
-def test_formula(fn, reads):
-    held_out = [(9, 8), (4, 2), (13, 7), (3, 129)]
-    found = formula(lambda x: fn(x, block=16), held_out=held_out)
-    assert str(found) == f"reads {reads}MN, writes MN"
-
-
-@EACH
-@pytest.mark.parametrize("layout", ["packed", "every other", "transposed"])
-def test_softmax_touches_each_element_once_per_pass(fn, layout):
-    x, written = matrix(3, 21, layout=layout), []
-    traffic = count(lambda x: written.append(fn(x, block=16)), x, trace=True)
-    assert_touches_once(traffic, "y_ptr", written[0])
-    passes = 2 if fn is online.softmax else 3
-    assert traffic.read_elements == passes * 3 * 21
-    reads = [offset for it in traffic.accesses if it.kind == "read" for offset in it.offsets]
-    assert {reads.count(offset) for offset in reads} == {passes}
 
 
 # ---- online_tile

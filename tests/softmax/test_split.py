@@ -4,6 +4,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -81,23 +82,6 @@ def in_any_order(monkeypatch, seed):
 # ---- split_row
 
 
-@pytest.mark.parametrize(
-    ("n", "expected"),
-    [
-        pytest.param(1, Split(1, 1, 8, 1), id="one-column"),
-        pytest.param(8, Split(1, 1, 8, 1), id="a-chunk"),
-        pytest.param(9, Split(1, 2, 8, 1), id="one-past-a-chunk"),
-        pytest.param(24, Split(1, 3, 8, 1), id="a-part"),
-        pytest.param(25, Split(2, 2, 8, 1), id="parts-of-nearly-equal-size"),
-        pytest.param(33, Split(2, 3, 8, 1), id="the-last-has-less"),
-        pytest.param(72, Split(3, 3, 8, 1), id="full-parts"),
-        pytest.param(73, Split(4, 3, 8, 1), id="one-past-the-last"),
-    ],
-)
-def test_split_row(n, expected):
-    assert split_row(n, 8, 3, 1) == expected
-
-
 @settings(max_examples=300, deadline=None)
 @given(
     n=st.integers(1, 2**24),
@@ -111,6 +95,7 @@ def test_split_row_covers_the_row(n, block, chunks):
     width = found.chunks * block
     assert (found.parts - 1) * width < n <= found.parts * width  # the last part is not empty
     assert found.parts == -(-n // (block * chunks))  # not more than needed
+    assert found.parts * (width - block) < n  # nor more of each than needed
 
 
 @pytest.mark.parametrize("gpu", ["H200", "MI300X"])
@@ -132,14 +117,20 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("n", "registers"), [(50257, 255), (65536, 96), (131076, 96), (300032, 168), (2**20, 168)]
-)
+    ("n", "registers"),
+    [
+        (50257, 255), (65536, 96), (131076, 96), (300032, 168), (2**18, 168), (2**20, 168),
+        pytest.param(2**18 - 1, 255, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_the_best_split_spills_nothing(n, registers, dtype):
     x = torch.empty(2, n, dtype=dtype, device=DEVICE)
     [forward] = resources(split.softmax, x, target="sm_90")
     assert forward.spill_bytes == 0
     assert forward.registers <= registers
-    assert set(forward.load_bits) >= ({128} if x[0].nbytes % 16 == 0 else set())
+    if x[0].nbytes % 16 == 0:
+        assert set(forward.load_bits) == {64, 128}  # words of the slots, and vectors of x
+        assert set(forward.store_bits) == {128}
 
 
 @pytest.mark.parametrize(
@@ -186,30 +177,16 @@ def test_softmax_splits_as_it_is_asked():
 # ---- softmax
 
 
-@pytest.mark.parametrize("m", [1, 2, 5])
-def test_softmax_of_several_rows(few_sms, m, dtype):
-    assert_softmax(in_parts, matrix(m, 40, dtype))
-
-
 BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 40, 41, 63, 65, 127, 128]
 
 
-@pytest.mark.parametrize("n", BOUNDARIES)
+@pytest.mark.parametrize(
+    ("n", "chunks"),
+    [*product(BOUNDARIES, [2]), *product([23, 24, 25, 40, 41, 64], [1, 3, 5])],
+)
 @pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
-def test_softmax_ends_between_chunks_and_parts(few_sms, n, looks):
-    assert_softmax(partial(in_parts, looks=looks), matrix(3, n))
-
-
-@pytest.mark.parametrize("chunks", [1, 3, 5])
-@pytest.mark.parametrize("n", [23, 24, 25, 40, 41, 64])
-def test_softmax_of_parts_of_several_chunks(few_sms, n, chunks):
-    for looks in (1, 0):
-        assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
-
-
-@pytest.mark.parametrize("n", [8193, 100000])
-def test_softmax_of_long_rows(n, dtype):
-    assert_softmax(split.softmax, matrix(2, n, dtype))
+def test_softmax_ends_between_chunks_and_parts(few_sms, n, chunks, looks):
+    assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
 
 
 @pytest.mark.parametrize("looks", [split.LOOKS, 0])
@@ -241,9 +218,6 @@ HARD = {
     "all-but-one": dict.fromkeys(range(39), -INF),
     "chunks-far-apart": {i: 200.0 * (i // 8) for i in range(40)},
     "parts-far-apart": {i: -200.0 * (i // 16) for i in range(40)},
-    "lowest": dict.fromkeys(range(40), -3.4028234663852886e38),
-    "zero": dict.fromkeys(range(40), 0.0),
-    "negative-zero": dict.fromkeys(range(40), -0.0),
 }
 
 
@@ -287,13 +261,6 @@ def test_split_launch_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
         assert_softmax(lambda _, y=y: y, x.to(y.dtype))
         found.append(y)
     assert torch.equal(*found)
-
-
-def test_softmax_is_equal_bit_for_bit_each_time(few_sms):
-    x = matrix(3, 40)
-    first = in_parts(x)
-    for _ in range(2):
-        assert torch.equal(in_parts(x), first)
 
 
 def test_softmax_leaves_no_thread(few_sms):
@@ -379,15 +346,6 @@ def test_programs_in_any_order_find_the_same_bits(
     assert_equal_bits(found, expected)
 
 
-@pytest.mark.parametrize("looks", [0, 1])
-def test_softmax_of_impatient_programs_into_itself(few_sms, looks):
-    x = matrix(5, 113)
-    expected = in_parts(x)
-    assert_equal_bits(in_parts(x, looks=looks), expected)
-    assert in_parts(x, out=x, looks=looks) is x
-    assert_equal_bits(x, expected)
-
-
 @INTERPRETED_ONLY
 def test_a_program_whose_part_was_published_by_a_helper(few_sms, monkeypatch):
     """The first program of each row finds no other word, so it computes those of all."""
@@ -434,15 +392,10 @@ def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
     assert kernel.written_elements == m * n + m * parts
     # A compare-and-swap reads its word. All programs have published before the first one looks.
     assert kernel.read_elements == m * n + m * parts + m * parts * parts
-    slots = {it for its in traffic.accesses if its.argument == "slots_ptr" for it in its.offsets}
-    assert slots == set(range(m * parts))
-
-
-def test_a_program_looks_at_the_words_of_its_row_alone(few_sms):
-    traffic = count(in_parts, matrix(4, 40), trace=True)
-    for it in traffic.accesses:
-        if it.argument == "slots_ptr":
-            assert {offset // 3 for offset in it.offsets} == {it.program[0] // 3}
+    looked = [it for it in traffic.accesses if it.argument == "slots_ptr"]
+    assert {offset for it in looked for offset in it.offsets} == set(range(m * parts))
+    for it in looked:  # at the words of its row alone
+        assert {offset // parts for offset in it.offsets} == {it.program[0] // parts}
 
 
 @pytest.mark.parametrize("make", [
@@ -450,12 +403,8 @@ def test_a_program_looks_at_the_words_of_its_row_alone(few_sms):
     pytest.param(lambda: matrix(5, 40, layout="transposed"), id="transposed"),
     pytest.param(lambda: matrix(1, 40).expand(5, 40), id="one-row-again-and-again"),
 ])  # fmt: skip
-def test_softmax_of_views(few_sms, make):
-    x = make()
-    for looks in (split.LOOKS, 0):
-        assert_softmax(partial(in_parts, looks=looks), x)
-    traffic = count(in_parts, x)
-    assert [op.name for op in traffic.ops] == ["zeros", "split_kernel"]  # nothing is copied
+def test_softmax_of_views_by_impatient_programs(few_sms, make):
+    assert_softmax(partial(in_parts, looks=0), make())
 
 
 # ---- publish, look, first_missing
@@ -565,25 +514,6 @@ def test_first_missing(missing, used, expected):
 # ---- compiled
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)],
-)
-def test_split_kernel_fits_the_registers_of_an_sm(name):
-    x = torch.empty(4, 2**18, dtype=getattr(torch, name), device=DEVICE)
-    [kernel] = resources(split.softmax, x, target="sm_90")
-    assert kernel.spill_bytes == 0
-    assert set(kernel.store_bits) == {128}
-    assert set(kernel.load_bits) == {64, 128}  # words of the slots, and vectors of x
-
-
-@pytest.mark.slow
-def test_split_kernel_of_odd_rows_fits_the_registers_of_an_sm(dtype):
-    x = torch.empty(4, 2**18 - 1, dtype=dtype, device=DEVICE)
-    [kernel] = resources(split.softmax, x, target="sm_90")
-    assert kernel.spill_bytes == 0
-
-
 def test_backward_adds_products_in_one_way():
     """Of a sum of two products, either may be rounded; a helper must find the same bits."""
     y = torch.empty(4, 2**18, device=DEVICE)
@@ -609,16 +539,9 @@ def test_split_kernel_compiles_for_amd():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [16384, 65536, 100000, 131072, 2**20])
-def test_softmax_of_as_many_rows_as_fill_the_gpu(n, dtype):
-    x = matrix(2**26 // n, n, dtype)
-    assert_softmax(split.softmax, x)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [65536, 100000, 100001, 2**20])
+@pytest.mark.parametrize("n", [16384, 65536, 100000, 100001, 131072, 2**20])
 def test_impatient_programs_find_the_same_bits_on_the_gpu(n, dtype):
-    x = matrix(2**24 // n, n, dtype)
+    x = matrix(2**26 // n, n, dtype)
     expected = split.softmax(x)
     for looks in (0, 1, 0):
         assert_equal_bits(split.softmax(x, looks=looks), expected)
