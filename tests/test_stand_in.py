@@ -28,6 +28,7 @@ def test_stand_in_answers_what_launchers_ask(name):
         assert torch.cuda.get_device_capability() == (properties.major, properties.minor)
         assert torch.cuda.is_bf16_supported() == (name != "T4")
         assert (torch.cuda.is_available(), torch.cuda.device_count()) == (True, 1)
+        assert not torch.cuda.is_current_stream_capturing()
         assert torch.cuda.current_stream().cuda_stream == 0
         assert torch._C._cuda_getCurrentRawStream(0) == 0
         assert driver.active.get_current_target().arch == gpu.architecture

@@ -118,6 +118,7 @@ def _answers(gpu: NvidiaGpu) -> dict[str, Callable[..., Any]]:
         "_exchange_device": 0,  # the class torch.cuda.device calls these two
         "_maybe_exchange_device": 0,
         "current_stream": stream,
+        "is_current_stream_capturing": False,
         "get_device_name": gpu.driver_name,
         "get_device_capability": (major, minor),
         "get_device_properties": properties,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,9 +22,10 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
 
     The compiler replaces the functions of libdevice, which do nothing, by those of the GPU's
     library, wherever a kernel's globals hold one or a module of them. The interpreter does not.
-    Here they become CUDA's, whose values `call_library` computes. The interpreter itself prepares
-    the language anew for each call of a function: that takes milliseconds, and it leaves parts of
-    the language prepared.
+    Here they become CUDA's, whose values `call_library` computes. A function of the language that
+    a kernel's globals hold becomes the interpreter's, as those of the module `tl` do. The
+    interpreter itself prepares the language anew for each call of a function: that takes
+    milliseconds, and it leaves parts of the language prepared.
     """
     import triton.language as tl
     from triton.language.extra import libdevice
@@ -56,6 +58,8 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
                 patch_language(function)
             for name, value in list(names.items()):
                 library = libraries.get(getattr(value, "__module__", None) or "")
+                if inspect.isfunction(value) and tl.core.is_builtin(value):  # cast = tl.cast
+                    library = tl if hasattr(tl, value.__name__) else tl.math
                 if library is not None and hasattr(library, value.__name__):
                     undo.callback(names.__setitem__, name, value)
                     names[name] = getattr(library, value.__name__)
