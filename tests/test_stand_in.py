@@ -158,9 +158,9 @@ def test_stand_in_compiles_kernels_and_runs_none():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "reads 36 elements, writes 36 elements, in 1 operations",
-        "reads 108 elements, writes 36 elements, in 1 operations",
-        "reads 36 elements, writes 36 elements, in 1 operations",
+        "reads 36 elements, writes 36 elements, in 1 operation",
+        "reads 108 elements, writes 36 elements, in 1 operation",
+        "reads 36 elements, writes 36 elements, in 1 operation",
         f"reads {3 * 36 + 2 * 72} elements, writes {5 * 36} elements, in 5 operations",
         "H200 only stands in for a GPU: it runs no kernel",
     ]

@@ -652,7 +652,7 @@ def test_count_in_a_process_that_compiles():
     )
     assert done.returncode == 0, done.stderr
     known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
-    rest = {"custom": ["_masked_kernel", "mul"], "error": "CountError", "bits": [128]}
+    rest = {"custom": ["_masked_kernel", "mul"], "error": "AccessError", "bits": [128]}
     assert json.loads(done.stdout) == known | rest
 
 

@@ -32,7 +32,7 @@ with stand_in():
     x = torch.randn(8, 8)
     results = []
     fn = generated(both, x, x)
-    print(count(lambda: results.append(fn(x, x))))
+    print(count(lambda: results.append(fn(x, x)), ()))
 [(product, total)] = results
 assert torch.allclose(product, torch.relu(x @ x), atol=1e-5)
 assert torch.allclose(total, x.sum(), atol=1e-4)
@@ -53,8 +53,8 @@ def test_generated_softmax_reads_wide_rows_twice():
     assert done.returncode == 0, done.stderr
     product = 2 * 64 + 64 + 64  # reads of the product, of the relu in place, and of the sum
     assert done.stdout.splitlines() == [
-        f"reads {8 * 512} elements, writes {8 * 512} elements, in 1 operations",
-        f"reads {2 * 8 * 2048} elements, writes {8 * 2048} elements, in 1 operations",
+        f"reads {8 * 512} elements, writes {8 * 512} elements, in 1 operation",
+        f"reads {2 * 8 * 2048} elements, writes {8 * 2048} elements, in 1 operation",
         f"reads {product} elements, writes {64 + 64 + 1} elements, in 3 operations",
     ]
 
