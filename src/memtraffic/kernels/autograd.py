@@ -277,9 +277,8 @@ def operation(
         if is_compiling() or not _all_plain((out, *tensors)):
             return out.copy_(registered(*arguments))
         _check_memory(name, out, tensors)
-        increment_version(
-            out
-        )  # autograd may have saved what is about to be overwritten
+        # Autograd may have saved what is about to be overwritten.
+        increment_version(out)
         launch(*arguments, out=out)
         return out
 
