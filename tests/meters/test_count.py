@@ -453,6 +453,17 @@ def test_count_refuses_an_operation_of_a_library():
         count(torch.ops.memtraffic_tests.opaque, matrix())
 
 
+def test_count_refuses_a_collective():
+    """What it moves goes to other processes."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(CountError, match=r"allreduce.*between processes, which is not counted"):
+            count(torch.distributed.all_reduce, torch.ones(4))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_count_refuses_a_kernel_that_leaves_its_tensors():
     with pytest.raises(CountError, match=r"^_unmasked_kernel reads 4 elements outside"):
         count(kernels.dropped_mask, matrix(5, 12))

@@ -13,7 +13,7 @@ A function may mix three kinds of work, and all are counted:
 
 An operation that `torch.library.custom_op` or `triton_op` defines is what its Python function does.
 
-Nothing is guessed: an operation that this module does not know is an error that names it.
+Nothing is guessed: an operation that `operations` does not know is an error that names it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from memtraffic import runtime
 from memtraffic.errors import AccessError, CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import Arguments, tensors_in
+from memtraffic.meters.operations import operation_name, perform, python_function
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held, span
 from memtraffic.torch_adapter import (
-    OPDEFS,
     FakeTensor,
     FakeTensorMode,
     ScriptMethod,
@@ -53,42 +53,6 @@ from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
 from memtraffic.triton_adapter.launch import Grid
 
-_ALLOCATIONS = frozenset(
-    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
-)
-_ALIASES = frozenset("_unsafe_view _reshape_alias lift_fresh alias detach".split())
-# Make a tensor from nothing; a tensor argument, as in zeros_like, only lends its shape.
-_FILLS = frozenset(
-    "zeros ones full arange linspace eye rand randn randint scalar_tensor zeros_like ones_like "
-    "full_like rand_like randn_like randint_like new_zeros new_ones new_full fill_ zero_ normal_ "
-    "uniform_ random_ bernoulli_ exponential_".split()
-)
-# Not marked as elementwise, but they need each element of each operand once, and make each of each
-# result.
-_WHOLE = frozenset(
-    "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
-    "std_mean norm linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax "
-    "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
-    "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
-    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat floor_divide "
-    "_local_scalar_dense".split()
-)
-# Read the elements that an index names, and make a result of them.
-_PICKS = frozenset({"embedding", "gather", "index", "index_select", "take"})
-# Write elements where an index says, and the argument that holds what they write.
-_PUTS = {
-    "index_add": "source",
-    "index_copy": "source",
-    "index_put": "values",
-    "_index_put_impl": "values",
-    "scatter": "src",
-    "scatter_add": "src",
-}
-_ADDS = frozenset({"index_add", "scatter_add"})  # to what is there, and so they read it, too
-# One element per target, except where the target is the one to ignore, and the way back.
-_LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
-_LOSSES_BACKWARD = frozenset({"nll_loss_backward", "nll_loss2d_backward"})
-_INDEXED = _LOSSES | _LOSSES_BACKWARD | {*_PICKS, *_PUTS, "embedding_dense_backward"}
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 _work: ContextVar[Work | None] = ContextVar("work", default=None)
@@ -459,26 +423,15 @@ class _Meter(TorchDispatchMode):
         # profiler is told where a step begins and ends, as each optimizer does.
         if self.kernel is not None or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if (custom := _custom(func, args, kwargs)) is not None:
+        if (custom := python_function(func, args, kwargs)) is not None:
             with self:
                 return custom(*args, **kwargs)
-        read, written = _operands(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if read is None:
-            return result
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        if _name(func).removesuffix("_") in _INDEXED:
-            self.traffic.ops.append(_indexed(func, args, kwargs, results))
-            return result
-        for spec, tensor in zip(func._schema.returns, results, strict=False):
-            if isinstance(tensor, Tensor) and spec.alias_info is None:
-                written.append(tensor)
-        op = OpTraffic(_name(func).removesuffix("_"))
-        for tensor in read:
-            op.add("read", held(tensor), tensor.element_size())
-        for tensor in written:
-            op.add("written", held(tensor), tensor.element_size())
-        self.traffic.ops.append(op)
+        result, moved = perform(func, args, kwargs)
+        if moved is not None:
+            op = OpTraffic(operation_name(func))
+            for kind, elements, itemsize in moved:
+                op.add(kind, elements, itemsize)
+            self.traffic.ops.append(op)
         return result
 
     # ---- Triton kernels, as `Meter`
@@ -571,129 +524,3 @@ class _Kernel:
             raise AccessError(
                 f"{self.op.name} {verb} {outside.sum()} elements outside the tensors it was given"
             )
-
-
-def _custom(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """The Python function of a custom operation, for the device of its tensors; None if none."""
-    if (definition := OPDEFS.get(func._schema.name)) is None:
-        return None
-    functions = definition._backend_fns
-    devices = [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
-    return next((functions[each] for each in (*devices, None) if each in functions), None)
-
-
-def _operands(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Tensor] | None, list[Tensor]]:
-    """The tensors that `func` reads and the arguments it writes; (None, []) if it moves nothing."""
-    name = _name(func)
-    moves_nothing = (
-        name in _ALLOCATIONS | _ALIASES or func.is_view or torch.Tag.inplace_view in func.tags
-    )
-    known = moves_nothing or (
-        name in _FILLS
-        or name.removesuffix("_") in _WHOLE
-        or name in _WHOLE
-        or name.removesuffix("_") in _INDEXED
-        or torch.Tag.pointwise in func.tags
-    )
-    operands = tensors_in([*args, *kwargs.values()])
-    if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
-        raise CountError(f"{func} is not an operation whose traffic is known")
-    if moves_nothing:
-        return None, []
-    read: list[Tensor] = []
-    written: list[Tensor] = []
-    for position, spec in enumerate(func._schema.arguments):
-        by_position = position < len(args) and not spec.kwarg_only
-        tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
-        if spec.alias_info is not None and spec.alias_info.is_write:
-            written += tensors
-        if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
-            continue
-        read += tensors
-    return read, written
-
-
-def _name(func: Any) -> str:
-    """The name of an operation of PyTorch, which ends with `_` if it works in place."""
-    return str(func.overloadpacket.__name__)
-
-
-def _indexed(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[Tensor]
-) -> OpTraffic:
-    """What an operation of `_INDEXED` moved: the elements that its index names, and the index.
-
-    Raises CountError if that needs values, and the tensors have none.
-    """
-    values = {spec.name: spec.default_value for spec in func._schema.arguments if not spec.is_out}
-    values |= dict(zip(values, args, strict=False)) | kwargs
-    name = _name(func).removesuffix("_")
-    op, [result, *_] = OpTraffic(name), results
-    for tensor in _index_tensors(values):
-        op.add("read", held(tensor), tensor.element_size())
-    if name in _PICKS:
-        op.add("read", result.numel(), result.element_size())
-        op.add("written", result.numel(), result.element_size())
-    elif name in _PUTS:
-        _put(op, values, result, in_place=_name(func).endswith("_"))
-    elif name == "embedding_dense_backward":
-        gradient = values["grad_output"]
-        named = _unlike(values["indices"], values["padding_idx"])
-        op.add("read", named * gradient.shape[-1], gradient.element_size())
-        op.add("written", result.numel(), result.element_size())
-    else:
-        _loss(op, values, results, backward=name in _LOSSES_BACKWARD)
-    return op
-
-
-def _index_tensors(values: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that hold an index, among the arguments of an operation."""
-    named = (values.get(name) for name in ("index", "indices", "target"))
-    return tensors_in(value for value in named)
-
-
-def _put(op: OpTraffic, values: dict[str, Any], result: Tensor, in_place: bool) -> None:
-    """Adds what an operation of `_PUTS` moved besides its index; out of place, it copies first."""
-    source, itemsize = values.get(_PUTS[op.name]), result.element_size()
-    if "index_put" in op.name:
-        places = torch.ops.aten.index.Tensor(result, values["indices"]).numel()
-    else:
-        places = values["index" if op.name.startswith("scatter") else "source"].numel()
-    if isinstance(source, Tensor):  # not a number
-        op.add("read", min(places, held(source)), source.element_size())
-    if not in_place:
-        op.add("read", result.numel(), itemsize)
-        op.add("written", result.numel(), itemsize)
-        return
-    if op.name in _ADDS or values.get("accumulate") or values.get("reduce"):
-        op.add("read", places, itemsize)
-    op.add("written", places, itemsize)
-
-
-def _loss(op: OpTraffic, values: dict[str, Any], results: Iterable[Tensor], backward: bool) -> None:
-    """Adds what a negative log likelihood, or its backward pass, moved besides its targets."""
-    named, x, weight = (
-        _unlike(values["target"], values["ignore_index"]),
-        values["self"],
-        values["weight"],
-    )
-    if weight is not None:
-        op.add("read", named, weight.element_size())
-    if backward:
-        gradient = values["grad_output"]
-        op.add("read", min(named, held(gradient)), gradient.element_size())
-        if values["reduction"] == 1:  # a mean, over the sum of the weights
-            op.add("read", 1, x.element_size())
-    else:
-        op.add("read", named, x.element_size())
-    for result in results:
-        op.add("written", result.numel(), result.element_size())
-
-
-def _unlike(index: Tensor, ignored: int) -> int:
-    """How many elements of an index are not `ignored`. Raises CountError if it has no values."""
-    if index.is_meta:
-        raise CountError("what an index names depends on its values: count it on tensors with them")
-    return int((index != ignored).sum())
