@@ -34,7 +34,6 @@ def timed(monkeypatch):
     """
     from memtraffic import benchmark, runtime
     from memtraffic.benchmark import copying, loop, roof, timing
-    from memtraffic_book import timings
 
     calls = []
 
@@ -45,6 +44,6 @@ def timed(monkeypatch):
         return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
 
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    for module in (benchmark, copying, loop, roof, timing, timings):
+    for module in (benchmark, copying, loop, roof, timing):
         monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     return calls

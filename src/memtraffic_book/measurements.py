@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -25,14 +26,15 @@ from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
-from memtraffic.tensors import matrix
-from memtraffic_book import peers, timings
+from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+from memtraffic_book import peers
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
+ROUNDS, WAITS = 20, 100  # of calls that the host times
 IN_A_ROW = 50  # steps of training
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
@@ -77,10 +79,20 @@ def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def bench_dtypes(dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
+def _stacked(frames: Iterable[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.DataFrame:
+    """Frames one below the other, each behind the columns that say of what it is."""
+    whole = [pd.DataFrame({**key, **frame}) for key, frame in frames]
+    return pd.concat(whole, ignore_index=True)
+
+
+def bench_dtypes(dtypes: Sequence[str] = ("float32",), **options: Any) -> pd.DataFrame:
     """`benchmark.bench` in several types, one after the other. Columns: its own."""
-    frames = [benchmark.bench(dtype=dtype, **options) for dtype in dtypes]
-    return pd.concat(frames, ignore_index=True)
+    return _stacked(({}, benchmark.bench(dtype=dtype, **options)) for dtype in dtypes)
+
+
+def bench_beside_copy(**options: Any) -> pd.DataFrame:
+    """`bench_dtypes` beside a copy of the first tensor. Columns: those of `bench`."""
+    return bench_dtypes(beside_copy=True, **options)
 
 
 def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -> pd.DataFrame:
@@ -97,9 +109,8 @@ def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -
             [x] = SOFTMAX.arguments(tuple(shape), dtype, layout).positional
             able = {label: fn for label, fn in impls.items() if _takes(label, fn, x)}
             frame = benchmark.bench(able, None, [shape], dtype=dtype, layout=layout, **options)
-            frame.insert(0, "layout", layout)
-            frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            frames.append(({"layout": layout}, frame))
+    return _stacked(frames)
 
 
 def _takes(label: str, fn: Callable[..., Any], x: Tensor) -> bool:
@@ -114,19 +125,6 @@ def _takes(label: str, fn: Callable[..., Any], x: Tensor) -> bool:
     return True
 
 
-def bench_beside_copy(
-    impls: Impls,
-    inputs: str,
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[str] = ("float32",),
-) -> pd.DataFrame:
-    """`benchmark.bench` beside a copy, for each dtype."""
-    frames = [
-        benchmark.bench(impls, inputs, shapes, dtype=dtype, beside_copy=True) for dtype in dtypes
-    ]
-    return pd.concat(frames, ignore_index=True)
-
-
 def bench_rounds(
     impls: Impls, n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
 ) -> pd.DataFrame:
@@ -135,13 +133,15 @@ def bench_rounds(
     rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
     """
     runtime.require_gpu("bench_rounds")
-    num_sms, frames = gpus.this_gpu().num_sms, []
-    for per_sm, more in itertools.product(rounds, extra):
-        frame = benchmark.bench(impls, None, [[per_sm * num_sms + more, n]], **options)
-        frame.insert(0, "rounds", per_sm)
-        frame.insert(1, "extra", more)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    num_sms = gpus.this_gpu().num_sms
+    keys = itertools.product(rounds, extra)
+    return _stacked(
+        (
+            {"rounds": per_sm, "extra": more},
+            benchmark.bench(impls, None, [[per_sm * num_sms + more, n]], **options),
+        )
+        for per_sm, more in keys
+    )
 
 
 def bench_repeats(impls: Impls, shapes: Sequence[Sequence[int]], repeats: int) -> pd.DataFrame:
@@ -149,11 +149,53 @@ def bench_repeats(impls: Impls, shapes: Sequence[Sequence[int]], repeats: int) -
 
     Columns: `repeat`, counted from 1, and those of `bench`.
     """
+    return _stacked(
+        ({"repeat": repeat}, benchmark.bench(impls, None, shapes))
+        for repeat in range(1, repeats + 1)
+    )
+
+
+def bench_layouts(
+    fn: Callable[..., Any], shape: Sequence[int], *, dtype: str = "float32"
+) -> pd.DataFrame:
+    """`benchmark.bench` in each of the memory layouts in `tensors.MEMORY_LAYOUTS`.
+
+    Columns: `layout`, and those of `bench` after `impl`.
+    """
+    frames = [
+        ({"layout": layout}, benchmark.bench({"": fn}, None, [shape], dtype=dtype, layout=layout))
+        for layout in MEMORY_LAYOUTS
+    ]
+    return _stacked(frames).drop(columns="impl")
+
+
+def bench_option(
+    fn: Callable[..., Any],
+    shapes: Sequence[Sequence[int]],
+    option: str,
+    values: Sequence[Any],
+    *,
+    dtype: str = "float32",
+) -> pd.DataFrame:
+    """`benchmark.bench` of several values of a keyword option, beside the fastest copy.
+
+    Columns: one named after `option`; those of `bench` after `impl`; `copy_us`, the median time of
+    the copy in microseconds. A value that `fn` refuses with a ValueError at some shape has no row
+    there.
+    """
+    runtime.require_gpu("bench_option")
     frames = []
-    for repeat in range(1, repeats + 1):
-        frame = benchmark.bench(impls, None, shapes)
-        frame.insert(0, "repeat", repeat)
-        frames.append(frame)
+    for shape in progress(shapes, "timing"):
+        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
+        impls: dict[str, Any] = {"copy": "copy"}
+        for value in values:
+            call = functools.partial(fn, **{option: value})
+            with contextlib.suppress(ValueError):
+                call(x)
+                impls[value] = call
+        frame = benchmark.bench(impls, None, [shape], dtype=dtype, budget=0.1)
+        copied, timed = frame.iloc[0], frame.iloc[1:].rename(columns={"impl": option})
+        frames.append(timed.assign(copy_us=copied["us"]))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -193,21 +235,19 @@ def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.
     rows = []
     for shape in progress(shapes, "timing"):
         [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        found = benchmark.copies(x)
-        samples = benchmark.time_interleaved(list(found.values()))
-        for name, times in zip(found, samples, strict=True):
-            described = {"impl": name} | describe_shape(SOFTMAX, shape, dtype)
-            rows.append(described | benchmark.summary(times, SOFTMAX.least_bytes(Arguments((x,)))))
+        key = describe_shape(SOFTMAX, shape, dtype)
+        calls = [({"impl": name} | key, call) for name, call in benchmark.copies(x).items()]
+        rows += _timed(calls, SOFTMAX.least_bytes(Arguments((x,))))
     return pd.DataFrame(rows)
 
 
 def bench_programs(
     fn: Callable[..., Any], shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
-    """`timings.bench_option` over the number of programs, given per SM of this GPU."""
+    """`bench_option` over the number of programs, given per SM of this GPU."""
     num_sms = gpus.this_gpu().num_sms
     programs = [int(num_sms * value) for value in programs_per_sm]
-    return timings.bench_option(fn, [shape], "programs", programs)
+    return bench_option(fn, [shape], "programs", programs)
 
 
 def compare(
@@ -275,13 +315,10 @@ def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.
     cases: labels of `impls` and shapes. Columns: `impl`, `m`, `n`, and those of `counters`; a row
     for each kernel that ran.
     """
-    frames = []
-    for label, (m, n) in cases:
-        frame = hardware.counters(impls[label], shape=(m, n))
-        for place, (name, value) in enumerate({"impl": label, "m": m, "n": n}.items()):
-            frame.insert(place, name, value)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    return _stacked(
+        ({"impl": label, "m": m, "n": n}, hardware.counters(impls[label], shape=(m, n)))
+        for label, (m, n) in cases
+    )
 
 
 def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
@@ -307,10 +344,17 @@ def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
     return pd.DataFrame({"who": ["64 bits", "32 bits", "masked"], "found": found})
 
 
-def _rate(samples: Sequence[float], amount: int) -> tuple[dict[str, float], float]:
-    """The median and the spread of durations in microseconds, and `amount` per second."""
-    times = benchmark.summary(samples, amount)
-    return times, 1e9 * times.pop("gb_per_s")
+def _timed(
+    calls: Iterable[tuple[Mapping[str, Any], Callable[[], object]]], n_bytes: int, **options: Any
+) -> list[dict[str, Any]]:
+    """A row for each of several calls, timed beside one another: its key, its `summary`.
+
+    n_bytes: that each call moves. options: of `benchmark.time_interleaved`.
+    """
+    keys, timed = zip(*calls, strict=True)
+    samples = benchmark.time_interleaved(list(timed), **options)
+    found = [benchmark.summary(times, n_bytes) for times in samples]
+    return [{**key, **times} for key, times in zip(keys, found, strict=True)]
 
 
 def arithmetic(trips: int) -> pd.DataFrame:
@@ -332,17 +376,15 @@ def arithmetic(trips: int) -> pd.DataFrame:
     def compute(what: str) -> None:
         _arithmetic_kernel[(programs,)](y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8)
 
-    kinds = ("exp2", "exp", "multiply-add")
-    calls: list[Callable[[], object]] = [functools.partial(compute, kind) for kind in kinds]
     wait = functools.partial(torch.cuda._sleep, SLEEP_CYCLES)
-    waited, *samples = benchmark.time_interleaved([wait, *calls])
-    clock, rows = SLEEP_CYCLES / statistics.median(waited), []
-    for kind, durations in zip(kinds, samples, strict=True):
-        times, rate = _rate(durations, y.numel() * steps * trips)
-        here = {"what": kind, "sms": num_sms, "clock_ghz": clock * 1e-9}
-        rates = {"t_per_s": rate * 1e-12, "per_clock": rate / num_sms / clock}
-        rows.append(here | times | rates)
-    return pd.DataFrame(rows)
+    kinds = ("exp2", "exp", "multiply-add")
+    calls = [({"what": kind, "sms": num_sms}, functools.partial(compute, kind)) for kind in kinds]
+    waited, *rows = _timed([({}, wait), *calls], y.numel() * steps * trips)
+    clock = SLEEP_CYCLES / waited["us"] * 1e6
+    frame = pd.DataFrame(rows)
+    rate = frame.pop("gb_per_s") * 1e9  # of results, in place of bytes
+    frame.insert(2, "clock_ghz", clock * 1e-9)
+    return frame.assign(t_per_s=rate * 1e-12, per_clock=rate / num_sms / clock)
 
 
 def stream_programs(kib: int) -> tuple[int, int, int]:
@@ -384,16 +426,18 @@ def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
     num_sms = gpus.this_gpu().num_sms
     x = torch.randn(int(gib * 2**28), device=runtime.device())
     y = torch.empty_like(x)
-    keys = [(access, kib) for access in ("read", "copy") for kib in kib_per_sm]
-    calls = [functools.partial(_stream, y, x, kib, access == "copy") for access, kib in keys]
-    rows = []
-    for (access, kib), samples in zip(keys, benchmark.time_interleaved(calls), strict=True):
-        times, loaded = _rate(samples, x.nbytes)
-        moved = {"gb_per_s": loaded * (2 if access == "copy" else 1) * 1e-9}
-        latency = {"latency_ns": kib * 1024 * num_sms / loaded * 1e9}
-        here = {"access": access, "kib_per_sm": kib, "sms": num_sms}
-        rows.append(here | times | moved | latency)
-    return pd.DataFrame(rows)
+    calls = [
+        (
+            {"access": access, "kib_per_sm": kib, "sms": num_sms},
+            functools.partial(_stream, y, x, kib, access == "copy"),
+        )
+        for access in ("read", "copy")
+        for kib in kib_per_sm
+    ]
+    frame = pd.DataFrame(_timed(calls, x.nbytes))
+    latency = frame["kib_per_sm"] * 1024 * num_sms / frame["gb_per_s"]
+    frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
+    return frame.assign(latency_ns=latency)
 
 
 def l2_read(mib: Sequence[float]) -> pd.DataFrame:
@@ -407,9 +451,9 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     for cache, size in itertools.product(("cold", "warm"), mib):
         x = torch.randn(int(size * 2**18), device=runtime.device())
         call = functools.partial(_stream, x, x, FULL_SM, False)
-        cold = cache == "cold"
-        [samples] = benchmark.time_interleaved([call], cold=cold, budget=0.1)
-        rows.append({"cache": cache, "mib": size} | benchmark.summary(samples, x.nbytes))
+        rows += _timed(
+            [({"cache": cache, "mib": size}, call)], x.nbytes, cold=cache == "cold", budget=0.1
+        )
     return pd.DataFrame(rows)
 
 
@@ -436,15 +480,16 @@ def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
         "sub": lambda: torch.sub(x, column, out=y),
         "div": lambda: torch.div(x, column, out=y),
     }
-    samples = benchmark.time_interleaved(list(calls.values()))
-    found = []
-    for what, durations in zip(calls, samples, strict=True):
-        found.append({"what": what} | benchmark.summary(durations, 2 * x.nbytes))
-    return pd.DataFrame(found)
+    return pd.DataFrame(
+        _timed([({"what": what}, call) for what, call in calls.items()], 2 * x.nbytes)
+    )
 
 
-def _time_idle(launches: Sequence[tuple[int, int, bool]]) -> list[dict[str, float]]:
-    """Times launches of (programs, warps, whether each reads one element); 0 programs: none."""
+def _time_idle(launches: Iterable[tuple[dict[str, Any], int, int, bool]]) -> pd.DataFrame:
+    """Times launches: the key of a row, the programs, their warps, and whether they read.
+
+    Of 0 programs nothing is launched.
+    """
     from memtraffic_book.exhibits import _idle_kernel
 
     x = torch.zeros(1, device=runtime.device())
@@ -453,8 +498,11 @@ def _time_idle(launches: Sequence[tuple[int, int, bool]]) -> list[dict[str, floa
         if programs:
             _idle_kernel[(programs,)](x, READ=read, num_warps=num_warps)
 
-    calls = [functools.partial(launch, *case) for case in launches]
-    return [_rate(samples, 0)[0] for samples in benchmark.time_interleaved(calls)]
+    calls = [
+        (key, functools.partial(launch, programs, num_warps, read))
+        for key, programs, num_warps, read in launches
+    ]
+    return pd.DataFrame(_timed(calls, 0)).drop(columns="gb_per_s")
 
 
 def launch_floor(rows: int) -> pd.DataFrame:
@@ -464,15 +512,15 @@ def launch_floor(rows: int) -> pd.DataFrame:
     """
     runtime.require_gpu("launch_floor")
     launches = {
-        "no kernel": (0, 4, False),
-        "one program": (1, 4, False),
-        "one program that reads": (1, 4, True),
-        "a program per SM": (gpus.this_gpu().num_sms, 4, False),
-        "a program per row": (rows, 4, False),
+        "no kernel": (0, False),
+        "one program": (1, False),
+        "one program that reads": (1, True),
+        "a program per SM": (gpus.this_gpu().num_sms, False),
+        "a program per row": (rows, False),
     }
-    found = zip(launches.items(), _time_idle(list(launches.values())), strict=True)
-    return pd.DataFrame(
-        [{"what": what, "programs": launch[0]} | times for (what, launch), times in found]
+    return _time_idle(
+        ({"what": what, "programs": programs}, programs, 4, read)
+        for what, (programs, read) in launches.items()
     )
 
 
@@ -482,10 +530,9 @@ def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame
     Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
     runtime.require_gpu("idle_programs")
-    cases = [(count, num_warps) for count in programs for num_warps in warps]
-    found = zip(cases, _time_idle([(*case, False) for case in cases]), strict=True)
-    return pd.DataFrame(
-        [{"programs": count, "warps": warps} | times for (count, warps), times in found]
+    return _time_idle(
+        ({"programs": count, "warps": num_warps}, count, num_warps, False)
+        for count, num_warps in itertools.product(programs, warps)
     )
 
 
@@ -616,6 +663,96 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
 
 
+# ---- on the host's clock
+
+
+def _host_us(call: Callable[[], object], calls: int = 1, *, wait: bool) -> float:
+    """Microseconds per call on the host's clock; with `wait`, until the last result is there."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if wait:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def wait_us(call: Callable[[], object]) -> float:
+    """Microseconds of a call and of the wait for its result: the median of 100."""
+    return statistics.median(_host_us(call, wait=True) for _ in range(WAITS))
+
+
+def launch_overhead(
+    impls: Impls, shape: Sequence[int], *, dtype: str = "float32", calls: int = 300
+) -> pd.DataFrame:
+    """The time that a call takes on the host, before the GPU starts: a row for each implementation.
+
+    Columns: `impl`, the sizes, `dtype`; `host_us`, microseconds per call on the host's clock, the
+    median of 20 rounds of `calls` calls each. Choose a shape so small that the GPU keeps up with
+    the calls.
+    """
+    runtime.require_gpu("launch_overhead")
+    [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
+    us: dict[str, list[float]] = {name: [] for name in impls}
+    for _ in progress(range(ROUNDS), "timing"):
+        for name, fn in impls.items():
+            call = functools.partial(fn, x)
+            call()
+            us[name].append(_host_us(call, calls, wait=False))
+    key = describe_shape(SOFTMAX, shape, dtype)
+    found = ({"impl": name} | key | {"host_us": statistics.median(us[name])} for name in impls)
+    return pd.DataFrame(found)
+
+
+def caller_times(
+    impls: Impls, shapes: Sequence[Sequence[int]], *, dtype: str = "float32", calls: int = 300
+) -> pd.DataFrame:
+    """The time of a call on the GPU, beside what its caller sees on the host's clock.
+
+    Columns: `impl`, the sizes, `dtype`; `us`, `us_p20` and `us_p80`, the time on the GPU, as of
+    `bench`; `host_us`, until the call returns, as of `launch_overhead`; `host_wait_us`, until its
+    result is there, the median of 100 calls that each wait for the GPU. calls: as for
+    `launch_overhead`.
+    """
+    runtime.require_gpu("caller_times")
+    frames = []
+    for shape in shapes:
+        on_gpu = benchmark.bench(impls, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
+        host = launch_overhead(impls, shape, dtype=dtype, calls=calls)["host_us"]
+        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
+        waits = [wait_us(functools.partial(fn, x)) for fn in impls.values()]
+        frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
+    return pd.concat(frames, ignore_index=True)
+
+
+def autotune_cost(
+    fn: Callable[..., Any],
+    tuned: Callable[..., Any],
+    shapes: Sequence[Sequence[int]],
+    *,
+    dtype: str = "float32",
+) -> pd.DataFrame:
+    """What `triton.autotune` costs at its first call at each shape, and what its choice gains.
+
+    fn, tuned: the same implementation, with options chosen by rule and by the autotuner. Columns:
+    the sizes, `dtype`; `host_first_ms`, the first call of `tuned` in milliseconds on the host's
+    clock, compilation included; `us` and `tuned_us`, the medians of `fn` and `tuned` in
+    microseconds.
+    """
+    runtime.require_gpu("autotune_cost")
+    rows = []
+    for shape in progress(shapes, "tuning"):
+        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
+        first = _host_us(functools.partial(tuned, x), wait=True)
+        us, tuned_us = (
+            times["us"]
+            for times in _timed([({}, functools.partial(it, x)) for it in (fn, tuned)], 0)
+        )
+        times = {"host_first_ms": first * 1e-3, "us": us, "tuned_us": tuned_us}
+        rows.append(describe_shape(SOFTMAX, shape, dtype) | times)
+    return pd.DataFrame(rows)
+
+
 # ---- training, with one softmax and with another
 
 
@@ -666,7 +803,6 @@ def step_times(
     """
     runtime.require_gpu("step_times")
     from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
-    from memtraffic_book.timings import wait_times
 
     rows = []
     for name, launch in itertools.product(softmaxes, ("eager", "graph")):
@@ -677,11 +813,13 @@ def step_times(
                 warnings.filterwarnings("ignore", ".*capturable=True")
                 step, done = captured(step), WARMUP_STEPS
         losses = [step().item() for _ in range(steps - done)]
-        row = {"softmax": name, "launch": launch, "loss": losses[-1]}
-        start = time.perf_counter()
-        for _ in range(IN_A_ROW):
-            step()
-        torch.cuda.synchronize()
-        row["host_us"] = (time.perf_counter() - start) / IN_A_ROW * 1e6
-        rows.append(row | {"host_wait_us": wait_times({name: step}, ())[0]})
+        rows.append(
+            {
+                "softmax": name,
+                "launch": launch,
+                "loss": losses[-1],
+                "host_us": _host_us(step, IN_A_ROW, wait=True),
+                "host_wait_us": wait_us(step),
+            }
+        )
     return pd.DataFrame(rows)

@@ -15,7 +15,7 @@ from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.names import import_function
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
-from memtraffic_book import build, catalog, measurements, peers, recording, timings
+from memtraffic_book import build, catalog, measurements, peers, recording
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
@@ -57,7 +57,7 @@ def test_bench_programs_are_those_of_this_gpu(monkeypatch):
     calls = []
     gpu = dataclasses.replace(gpus.find_gpu("H200"), num_sms=10)
     monkeypatch.setattr(gpus, "this_gpu", lambda: gpu)
-    monkeypatch.setattr(timings, "bench_option", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(measurements, "bench_option", lambda *arguments: calls.append(arguments))
     measurements.bench_programs(naive.softmax, [64, 8], [0.25, 1, 24])
     assert calls == [(naive.softmax, [[64, 8]], "programs", [2, 10, 240])]
 
@@ -118,10 +118,11 @@ def test_bench_cases_leave_out_what_is_refused(timed, capsys):
 
 def test_bench_beside_copy_takes_any_inputs(timed):
     pytest.importorskip("triton", reason="Triton is not installed")
-    dtypes, impls = ["float32", "bfloat16"], catalog.CROSS_ENTROPIES["impls"]
+    dtypes, impls = ["float32", "bfloat16"], catalog.CROSS_ENTROPIES
     shapes = [[4, 8], [2, 16]]
+    fns = measurements.implementations(impls)
     frame = measurements.bench_beside_copy(
-        measurements.implementations(impls), "M,N M:int64<N", shapes, dtypes
+        impls=fns, inputs="M,N M:int64<N", shapes=shapes, dtypes=dtypes
     )
     assert frame[["dtype", "m", "n", "impl"]].to_numpy().tolist() == [
         [dtype, m, n, impl] for dtype in dtypes for m, n in shapes for impl in ("copy", *impls)
@@ -428,8 +429,8 @@ SCOREBOARD = [id for id in EXPERIMENTS if id.startswith("scoreboard_")]
 def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, timed, monkeypatch):
     """Everything but the timer and the compiler runs, at two widths."""
 
-    monkeypatch.setattr(timings, "ROUNDS", 1)
-    monkeypatch.setattr(timings, "WAITS", 1)
+    monkeypatch.setattr(measurements, "ROUNDS", 1)
+    monkeypatch.setattr(measurements, "WAITS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(peers, "absent", lambda name: f"{name} is not installed")
     arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
@@ -542,7 +543,7 @@ def test_step_times_compares_losses_after_as_many_steps(trains):
     assert list(EXPERIMENTS["backward_host"].run().columns) == list(frame.columns)
     del trains[4:]
     assert [options["capturable"] for _, _, options, _ in trains] == [False, True] * 2
-    timed = measurements.IN_A_ROW + timings.WAITS
+    timed = measurements.IN_A_ROW + measurements.WAITS
     assert [steps.count("replayed") for *_, steps in trains] == [0, 17 + timed] * 2
     assert [len(steps) for *_, steps in trains] == [20 + timed] * 4
 

@@ -563,7 +563,7 @@ def test_replay_with_a_renamed_function(replay, monkeypatch):
     for id, subject in EXPERIMENTS.items():
         renamed = dataclasses.replace(subject, measure=another_name)
         monkeypatch.setitem(catalog.EXPERIMENTS, id, renamed)
-    monkeypatch.setattr(catalog, "measurements", None)
+    monkeypatch.setattr(catalog, "m", None)
     assert replay() == before
 
 
