@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memtraffic import progress
-from memtraffic_book import build, colab, drift
+from memtraffic_book import build, drift
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,9 +27,6 @@ def parser() -> argparse.ArgumentParser:
     )
     notebooks.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="all by default")
 
-    colabs = commands.add_parser("colab", help="write self-contained notebooks for Google Colab")
-    colabs.add_argument("out", metavar="OUT", type=Path, help="the folder to write them into")
-
     commands.add_parser("map", help="draw who is fastest where, from the published recording")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
@@ -47,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise RuntimeError("measured again, these drifted:\n" + "\n".join(sentences))
         elif args.command == "notebooks":
             build.execute_notebooks(args.paths)
-        elif args.command == "colab":
-            colab.main([str(args.out)])
         elif args.command == "map":
             print(build.draw_map())
         else:

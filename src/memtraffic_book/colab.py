@@ -5,7 +5,7 @@ installs nothing. A notebook outside the book's site has no MyST, so what only M
 resolved here: quoted values, relative links, folded cells. A cell that raises on purpose prints its
 error instead, so that "Run all" reaches the end.
 
-The script needs a checkout and the standard library, but neither the package nor PyTorch:
+The script needs a checkout and PyYAML, but neither the package nor PyTorch:
 
     python src/memtraffic_book/colab.py FOLDER
 """
@@ -15,19 +15,19 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
-import functools
 import hashlib
 import io
 import json
-import lzma
 import mimetypes
 import posixpath
 import re
 import tarfile
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = "application/papermill.record/text/plain"
@@ -112,60 +112,22 @@ MYST = re.compile(
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
 
 Json = dict[str, Any]
-
-
-LARGE = 15_000  # bytes of a table
 LINE = 1000  # characters of the archive; a notebook adds ten to each line
 
 
-def packed_files(root: Path, code: str) -> tuple[Path, ...]:
-    """The files of the checkout `root` that a page with this code needs: package and recordings.
-
-    A large table is left out, unless the code has the first word of its name, or, if it is a
-    recording, reads all.
-    """
-
-    def is_needed(path: Path) -> bool:
-        if path.suffix != ".csv" or path.stat().st_size <= LARGE:
-            return True
-        word = path.stem.split("_")[0]
-        if "recordings" not in path.parts:
-            return word in code
-        return word + "_" in code or '["experiments"]' in code
-
-    return tuple(
-        path
-        for folder in FOLDERS
-        for path in sorted((root / folder).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and is_needed(path)
-    )
-
-
-@functools.lru_cache(maxsize=4)
-def pack(root: Path, files: tuple[Path, ...]) -> bytes:
-    """Files of the checkout `root` as a tar.xz archive.
+def pack(root: Path) -> bytes:
+    """The package and the recordings of the checkout `root` as a tar.xz archive.
 
     The same files give the same bytes: times, owners and modes are left out.
     """
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in files:
-            member = tarfile.TarInfo(path.relative_to(root).as_posix())
-            member.size = path.stat().st_size
-            archive.addfile(member, io.BytesIO(path.read_bytes()))
-    return lzma.compress(data.getvalue(), preset=9 | lzma.PRESET_EXTREME)
-
-
-def setting(config: str, section: str, key: str) -> str:
-    """The text of `section: key:` in the YAML text `config`, or "" if it is not set.
-
-    >>> config = "html:\\n  baseurl:\\nrepository:\\n  url: https://x.org/y  # ours\\n"
-    >>> setting(config, "repository", "url"), setting(config, "html", "baseurl")
-    ('https://x.org/y', '')
-    """
-    body = re.search(rf"^{section}:.*\n((?:[ \t]+.*\n|[ \t]*#.*\n|\n)*)", config + "\n", re.M)
-    found = body and re.search(rf"^[ \t]+{key}:[ \t]*[\"']?([^\s\"'#]+)", body[1], re.M)
-    return found[1] if found else ""
+    with tarfile.open(fileobj=data, mode="w:xz", preset=9) as archive:
+        for path in sorted(it for folder in FOLDERS for it in (root / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                member = tarfile.TarInfo(path.relative_to(root).as_posix())
+                member.size = path.stat().st_size
+                archive.addfile(member, io.BytesIO(path.read_bytes()))
+    return data.getvalue()
 
 
 def linker(root: Path) -> Callable[[str, str], str]:
@@ -174,10 +136,10 @@ def linker(root: Path) -> Callable[[str, str], str]:
     A page of the book leads to `html.baseurl`, any other file of the checkout `root` to
     `repository.url`; a page too, if only the repository has an address. Both stand in _config.yml.
     """
-    config = (root / "_config.yml").read_text("utf-8")
-    base = setting(config, "html", "baseurl").rstrip("/")
-    repository = setting(config, "repository", "url").rstrip("/")
-    branch = setting(config, "repository", "branch") or "main"
+    config = yaml.safe_load((root / "_config.yml").read_text("utf-8")) or {}
+    places = config.get("repository") or {}
+    base = ((config.get("html") or {}).get("baseurl") or "").rstrip("/")
+    repository, branch = (places.get("url") or "").rstrip("/"), places.get("branch") or "main"
 
     def absolute(page: str, target: str) -> str:
         name, mark, fragment = target.partition("#")
@@ -320,26 +282,11 @@ def catch(source: str) -> str:
     rest = [node for node in ast.parse(source).body if not isinstance(node, heads)]
     lines = source.rstrip().splitlines(keepends=True)
     head, body = "".join(lines[: rest[0].lineno - 1]), "".join(lines[rest[0].lineno - 1 :])
-    caught = (
+    return (
         f"{head}try:\n{textwrap.indent(body, '    ')}\n"
         "except Exception as error:  # meant: this is where it breaks\n"
         '    print(f"{type(error).__name__}: {error}")\n'
     )
-    [*outside, attempt] = ast.parse(caught).body
-    inside = attempt.body if isinstance(attempt, ast.Try) else []
-    if ast.dump(ast.Module([*outside, *inside], [])) != ast.dump(ast.parse(source)):
-        raise ValueError("a string of several lines in a cell that raises")
-    return caught
-
-
-def set_up_of(chapter: Path, root: Path) -> str:
-    """The source of a chapter's first cell, with all that the chapter needs of the checkout."""
-    cells = json.loads(chapter.read_text("utf-8"))["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    archive = pack(root, packed_files(root, code))
-    text = base64.b64encode(archive).decode()
-    lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
-    return SET_UP.format(digest=hashlib.sha256(archive).hexdigest()[:8], archive="\n".join(lines))
 
 
 def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
@@ -349,10 +296,11 @@ def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     """
     chapters = sorted((root / "book").glob("*.ipynb"))
     values = {path.name: glued(json.loads(path.read_text("utf-8"))) for path in chapters}
-    link = linker(root)
-    done = {
-        path.name: Chapter(path, values, link).notebook(set_up_of(path, root)) for path in chapters
-    }
+    link, archive = linker(root), pack(root)
+    lines = textwrap.wrap(base64.b64encode(archive).decode(), LINE)
+    digest = hashlib.sha256(archive).hexdigest()[:8]
+    set_up = SET_UP.format(digest=digest, archive="\n".join(lines))
+    done = {path.name: Chapter(path, values, link).notebook(set_up) for path in chapters}
     folder.mkdir(parents=True, exist_ok=True)
     for name, notebook in done.items():
         text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
@@ -360,16 +308,11 @@ def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     return [folder / name for name in done]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command: writes the notebooks and says where."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write self-contained notebooks for Google Colab.")
     parser.add_argument("folder", type=Path, help="where the notebooks go")
-    folder = parser.parse_args(arguments).folder
     try:
-        print(f"{len(write_notebooks(folder))} notebooks for Colab in {folder}")
+        written = write_notebooks(folder := parser.parse_args().folder)
     except ValueError as error:
         parser.exit(1, f"colab: {error}\n")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"{len(written)} notebooks for Colab in {folder}")
