@@ -200,6 +200,12 @@ def _unknown_function_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), libdevice.mul24(x, x))
 
 
+@triton.jit
+def _shifted_copy_kernel(y_ptr, x_ptr, shift, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, tl.load(x_ptr + cols + shift))
+
+
 class OwnAutotuner(type(triton.autotune([triton.Config({})], key=[])(_masked_kernel))):
     """An autotuner of a package's own, which would time kernels in a way of its own."""
 

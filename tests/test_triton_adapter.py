@@ -48,7 +48,7 @@ class Log:
     def bind(self, argument, tensor):
         self.bound[argument] = tensor
 
-    def access(self, kind, addresses, itemsize, program, grid):
+    def access(self, kind, addresses, itemsize, program, grid, numbers):
         self.accesses.append((kind, addresses, itemsize, program, grid))
         self.bindings.append(dict(self.bound))  # each launch may have copies of its own
 

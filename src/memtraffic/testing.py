@@ -25,6 +25,7 @@ from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
 from memtraffic.tensors import span
 from memtraffic.triton_adapter.interpret import interpreting
+from memtraffic.triton_adapter.reach import Reach
 
 if TYPE_CHECKING:
     from memtraffic.meters.count import Traffic
@@ -104,31 +105,30 @@ class _Bounds:
     """Refuses accesses outside a kernel's arguments, before they are made."""
 
     def __init__(self) -> None:
-        self.kernel = ""
-        self.spans: list[tuple[int, int]] = []  # first byte, one past the last byte
+        self.reach = Reach("")
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        outer = self.kernel, self.spans
-        self.kernel, self.spans = kernel, []
+        outer, self.reach = self.reach, Reach(kernel)
         yield
-        self.kernel, self.spans = outer
+        self.reach = outer
 
     def bind(self, argument: str, tensor: Tensor) -> None:
-        start = tensor.data_ptr()
-        self.spans.append((start, start + span(tensor) * tensor.element_size()))
+        self.reach.bind(argument, tensor)
 
     def access(
-        self, kind: str, addresses: Any, itemsize: int, program: tuple[int, ...], grid: object
+        self,
+        kind: str,
+        addresses: Any,
+        itemsize: int,
+        program: tuple[int, ...],
+        grid: object,
+        numbers: Any,
     ) -> None:
-        inside = sum(((start <= addresses) & (addresses < end)) for start, end in self.spans)
-        outside = int(addresses.size - (inside > 0).sum()) if self.spans else addresses.size
-        if outside:
-            verb = "reads" if kind == "read" else "writes"
-            raise AssertionError(
-                f"program {program} of {self.kernel} {verb} {outside} elements outside the "
-                "tensors it was given"
-            )
+        try:
+            list(self.reach.split(kind, addresses, numbers, program))
+        except AccessError as error:
+            raise AssertionError(str(error)) from None
 
     def autotuned(self, kernel: str, launches: Iterable[Callable[[], None]]) -> None:
         for launch in launches:

@@ -465,10 +465,26 @@ def test_count_refuses_a_collective():
 
 
 def test_count_refuses_a_kernel_that_leaves_its_tensors():
-    with pytest.raises(CountError, match=r"^_unmasked_kernel reads 4 elements outside"):
+    message = (
+        r"^_unmasked_kernel reads 4 elements outside x_ptr, of shape \(5, 12\): program \(4, 0, 0\)"
+    )
+    with pytest.raises(CountError, match=message):
         count(kernels.dropped_mask, matrix(5, 12))
     with pytest.raises(CountError, match=r"^_unmasked_kernel reads 16 elements outside"):
         count(kernels.over_reads, matrix(1, 16))
+
+
+def test_count_refuses_a_read_of_one_argument_that_lands_in_another():
+    x, y = torch.zeros(4), torch.zeros(4)
+
+    def copy(shift):
+        kernels._shifted_copy_kernel[(1,)](y, x, shift, BLOCK=4)
+
+    assert moved(copy, 0) == (4, 4)
+    with pytest.raises(CountError, match=r"outside x_ptr, .*, which is element 0 of y_ptr"):
+        count(copy, ((y.data_ptr() - x.data_ptr()) // 4,))
+    x, y = torch.zeros(2, 4)  # of one storage
+    assert moved(copy, 4) == (4, 4)
 
 
 def test_count_of_an_argument_with_an_address():

@@ -35,13 +35,13 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.errors import AccessError, CountError
+from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.operations import operation_name, perform, python_function
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
-from memtraffic.tensors import held, span
+from memtraffic.tensors import held
 from memtraffic.torch_adapter import (
     FakeTensor,
     FakeTensorMode,
@@ -52,6 +52,7 @@ from memtraffic.torch_adapter import (
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
 from memtraffic.triton_adapter.launch import Grid
+from memtraffic.triton_adapter.reach import Reach
 
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
@@ -212,6 +213,16 @@ def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic
             _counting.reset(token)
     check_finished(result, CountError)
     return meter.traffic, result
+
+
+@dataclass
+class _Kernel:
+    """One launch of a kernel: what it moved, what memory it has, what shows how far it is."""
+
+    op: OpTraffic
+    reach: Reach
+    show: Callable[[int, int], object]
+    accesses: int = 0
 
 
 class TooMuchWork(CountError):
@@ -441,7 +452,7 @@ class _Meter(TorchDispatchMode):
         if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
             raise CountError(f"{kernel} is a Triton kernel: count it on tensors that have values")
         with progress_bar(f"{kernel}, program") as show:
-            self.kernel = _Kernel(OpTraffic(kernel), show)
+            self.kernel = _Kernel(OpTraffic(kernel), Reach(kernel), show)
             try:
                 yield
             except Exception as error:
@@ -454,7 +465,7 @@ class _Meter(TorchDispatchMode):
 
     def bind(self, argument: str, tensor: Tensor) -> None:
         assert self.kernel is not None
-        self.kernel.bind(argument, tensor)
+        self.kernel.reach.bind(argument, tensor)
 
     def access(
         self,
@@ -463,6 +474,7 @@ class _Meter(TorchDispatchMode):
         itemsize: int,
         program: tuple[int, int, int],
         grid: tuple[int, int, int],
+        numbers: np.ndarray[Any, Any],
     ) -> None:
         assert self.kernel is not None
         (x, y, z), (size_x, size_y, size_z) = program, grid
@@ -470,7 +482,7 @@ class _Meter(TorchDispatchMode):
         if self.work is not None:
             self.work.see(self.kernel, program, grid)
         self.kernel.op.add(kind, addresses.size, itemsize)
-        for argument, offsets in self.kernel.split(kind, addresses):
+        for argument, offsets in self.kernel.reach.split(kind, addresses, numbers, program):
             if self.trace:
                 touched = tuple((offsets // itemsize).tolist())
                 self.traffic.accesses.append(Access(program, kind, argument, touched))
@@ -494,33 +506,3 @@ class _Meter(TorchDispatchMode):
             )
         total.ops += first.ops
         total.accesses += first.accesses
-
-
-class _Kernel:
-    """One launch of a kernel: its `OpTraffic`, and where its arguments lie."""
-
-    def __init__(self, op: OpTraffic, show: Callable[[int, int], object]) -> None:
-        self.op, self.show, self.accesses = op, show, 0
-        self.arguments: list[tuple[str, int, int]] = []  # name, first byte, one past the last byte
-        self.holds_pointers = False
-
-    def bind(self, name: str, tensor: Tensor) -> None:
-        start = tensor.data_ptr()
-        self.arguments.append((name, start, start + span(tensor) * tensor.element_size()))
-        self.holds_pointers |= tensor.dtype in (torch.int64, torch.uint64)
-
-    def split(
-        self, kind: str, addresses: np.ndarray[Any, Any]
-    ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        """Splits `addresses` by the argument they lie in, as bytes from its first element."""
-        outside = np.ones(addresses.shape, dtype=bool)
-        for name, start, end in self.arguments:
-            inside = outside & (addresses >= start) & (addresses < end)
-            if inside.any():
-                outside &= ~inside
-                yield name, addresses[inside] - start
-        if outside.any() and not self.holds_pointers:  # an int64 tensor may hold addresses
-            verb = "reads" if kind == "read" else "writes"
-            raise AccessError(
-                f"{self.op.name} {verb} {outside.sum()} elements outside the tensors it was given"
-            )

@@ -17,6 +17,7 @@ from memtraffic.triton_adapter.launch import CompiledKernel, Grid, Kernel, check
 from memtraffic.triton_adapter.libdevice import call_library, prepared_once
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
+from memtraffic.triton_adapter.reach import marked, unmarked
 from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer
 
 
@@ -29,7 +30,8 @@ class Meter(Protocol):
     def bind(self, argument: str, tensor: torch.Tensor) -> None:
         """An argument as the interpreter sees it: on the CPU, where `access` has its addresses.
 
-        Called for each tensor of a tuple; a tensor descriptor stands for its base.
+        Called for each tensor of a tuple; a tensor descriptor stands for its base. The first of a
+        launch has number 1 in `access`.
         """
 
     def access(
@@ -39,8 +41,12 @@ class Meter(Protocol):
         itemsize: int,
         program: Grid,
         grid: Grid,
+        numbers: np.ndarray[Any, Any],
     ) -> None:
-        """One load or store of one program: the addresses, in bytes, of the unmasked elements."""
+        """One load or store of one program: the addresses, in bytes, of the unmasked elements.
+
+        numbers: of the argument that the pointer to each was made from; 0 for none.
+        """
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
         """An autotuned kernel is launched: `launches` are those of its configurations.
@@ -93,13 +99,15 @@ def interpreting(meter: Meter) -> Iterator[None]:
         tuner.best_config = launches[0].config
         return launches[0].compiled
 
+    numbers: dict[int, int] = {}  # of the arguments of a launch, by the id of the tensor
+    executor = _metered_executor(interpreter.GridExecutor, meter, numbers)
     tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
     with (
         lock,
         replaced(
             (interpreter, "_interpreter", _Memory(interpreter, meter)),
-            (interpreter, "GridExecutor", _metered_executor(interpreter.GridExecutor, meter)),
-            (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt)),
+            (interpreter, "GridExecutor", executor),
+            (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
             (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
             (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
@@ -120,8 +128,11 @@ def _with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
         yield from _with_subclasses(subclass)
 
 
-def _metered_executor(executor: Any, meter: Meter) -> type:
-    """The class that runs the programs of one launch, reporting the launch to `meter`."""
+def _metered_executor(executor: Any, meter: Meter, numbers: dict[int, int]) -> type:
+    """The class that runs the programs of one launch, reporting the launch to `meter`.
+
+    It gives each argument the next of `numbers`.
+    """
 
     class MeteredExecutor(executor):
         grid: Any
@@ -140,8 +151,10 @@ def _metered_executor(executor: Any, meter: Meter) -> type:
         def _init_args_hst(self, args: Any, options: Any) -> Any:
             host_args, host_options = super()._init_args_hst(args, options)
             named = dict(zip(self.arg_names, host_args, strict=False)) | host_options
+            numbers.clear()
             for name, value in named.items():
                 for tensor in tensors_of([value]):
+                    numbers[id(tensor)] = len(numbers) + 1
                     meter.bind(name, tensor)
             return host_args, host_options
 
@@ -215,8 +228,10 @@ def _transformer(interpreter: Any) -> Any:
     return Transformer()
 
 
-def _typed(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _typed(convert: Callable[[Any], Any], numbers: dict[int, int]) -> Callable[[Any], Any]:
     """The interpreter's conversion of a launch's arguments, with that of floats and bools.
+
+    A pointer holds which of `numbers` its tensor has.
 
     A compiled kernel sees a Python float as a float32 and a bool as an int1, each of them a
     `tl.tensor`, which has methods such as `to`. The interpreter gives the float as it is, and fails
@@ -228,11 +243,17 @@ def _typed(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def converted(value: Any) -> Any:
         if isinstance(value, Pointer):
             dtype = tl.str_to_ty(value.type, None)
-            return tl.tensor(TensorHandle(np.array([value.address], np.uint64), dtype), dtype)
+            handle = TensorHandle(np.array([value.address], np.uint64), dtype)
+            return mark(tl.tensor(handle, dtype), value.base)
         for python, numpy, dtype in ((bool, np.bool_, tl.int1), (float, np.float32, tl.float32)):
             if isinstance(value, python):
                 return tl.tensor(TensorHandle(np.array([value], numpy), dtype), dtype)
-        return convert(value)
+        found = convert(value)
+        return mark(found, getattr(value, "base", value)) if hasattr(value, "data_ptr") else found
+
+    def mark(pointer: Any, tensor: torch.Tensor) -> Any:
+        pointer.handle.data = marked(pointer.handle.data, numbers.get(id(tensor), 0))
+        return pointer
 
     return converted
 
@@ -258,9 +279,9 @@ class _Memory:
     def _report(
         self, kind: Literal["read", "written"], pointers: Any, mask: Any, itemsize: int
     ) -> None:
-        touched = np.asarray(pointers)[np.asarray(mask, dtype=bool)].astype(np.int64)
+        touched, numbers = unmarked(np.asarray(pointers)[np.asarray(mask, dtype=bool)])
         program, grid = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
-        self._meter.access(kind, touched, itemsize, program, grid)
+        self._meter.access(kind, touched, itemsize, program, grid, numbers)
 
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
         self._report("read", pointers, mask, np.dtype(dtype).itemsize)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from memtraffic.triton_adapter.launch import triton_version
+from memtraffic.triton_adapter.reach import Unmarked
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 
 
@@ -18,12 +19,13 @@ def mend_interpreter() -> None:
 
     Programs of a cooperative launch, which may wait for one another, take turns (`Turns`).
     Arithmetic may be in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton
-    3.9, a mask may be made of a scalar and a vector.
+    3.9, a mask may be made of a scalar and a vector. Pointers may hold the number of an argument.
     """
     from triton.runtime import interpreter
 
     if not hasattr(interpreter.GridExecutor, "takes_turns"):
         interpreter.GridExecutor = cooperative_executor(interpreter.GridExecutor)
+        interpreter._interpreter = Unmarked(interpreter._interpreter)
         builder = interpreter.InterpreterBuilder
         for name in ACCESSES:
             access = taking_turns(name, getattr(builder, name), interpreter._interpreter)

@@ -1,0 +1,142 @@
+"""Which argument of a kernel a pointer was made from, and what memory that argument has.
+
+An address takes 48 bits. The interpreter's pointers have 64, and the others hold the number of the
+argument: all arithmetic with a pointer carries it along, as it carries the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from memtraffic.errors import AccessError
+from memtraffic.tensors import span
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+ADDRESS_BITS = 48  # of a user's memory, on x86-64 and on AArch64
+ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
+
+
+def marked(pointers: Numbers, argument: int) -> Numbers:
+    """Pointers with the number of an argument, from 1; those that have one keep it."""
+    return (
+        pointers if (pointers > ADDRESS).any() else pointers | np.uint64(argument << ADDRESS_BITS)
+    )
+
+
+def unmarked(pointers: Numbers) -> tuple[Numbers, Numbers]:
+    """The addresses that pointers hold, and the numbers of their arguments, which are 0 for none.
+
+    >>> unmarked(marked(np.array([64], np.uint64), 2) + np.uint64(8))
+    (array([72]), array([2]))
+    """
+    return (pointers & ADDRESS).astype(np.int64), (pointers >> np.uint64(ADDRESS_BITS)).astype(int)
+
+
+class Unmarked:
+    """Stands for the interpreter's memory: takes pointers that hold the number of an argument."""
+
+    def __init__(self, memory: Any) -> None:
+        self._real = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def load(self, pointers: Numbers, *args: Any) -> Any:
+        return self._real.load(pointers & ADDRESS, *args)
+
+    def store(self, pointers: Numbers, *args: Any) -> Any:
+        return self._real.store(pointers & ADDRESS, *args)
+
+    def atomic_rmw(self, operation: Any, pointers: Numbers, *args: Any) -> Any:
+        return self._real.atomic_rmw(operation, pointers & ADDRESS, *args)
+
+    def atomic_cas(self, pointers: Numbers, *args: Any) -> Any:
+        return self._real.atomic_cas(pointers & ADDRESS, *args)
+
+
+class Argument(NamedTuple):
+    """A tensor among a kernel's arguments. start, end: its first byte, and one past its last."""
+
+    name: str
+    tensor: torch.Tensor
+    start: int
+    end: int
+
+    def element(self, address: int) -> int:
+        """The element, counted from the first, that an address is that of."""
+        return (address - self.start) // self.tensor.element_size()
+
+
+class Reach:
+    """The memory that the arguments of one launch have.
+
+    A pointer reaches what the tensor that it was made from spans, and what other arguments span of
+    the same storage. One that was made from no argument, but from a number, reaches them all.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel, self.arguments = kernel, list[Argument]()
+
+    def bind(self, name: str, tensor: torch.Tensor) -> None:
+        """Adds an argument, the next in number."""
+        start = tensor.data_ptr()
+        end = start + span(tensor) * tensor.element_size()
+        self.arguments.append(Argument(name, tensor, start, end))
+
+    def split(
+        self, kind: str, addresses: Numbers, numbers: Numbers, program: tuple[int, ...]
+    ) -> Iterator[tuple[str, Numbers]]:
+        """The accesses of one program by the argument they lie in, as bytes from its first element.
+
+        numbers: of the argument that each pointer was made from, 0 for none. Raises AccessError for
+        what a pointer does not reach, unless it was made from a number and an argument may hold
+        addresses.
+        """
+        if not addresses.size:
+            return
+        for number in [numbers[0]] if (numbers == numbers[0]).all() else np.unique(numbers):
+            left = addresses[numbers == number]
+            for each in self._reached(number):
+                inside = (left >= each.start) & (left < each.end)
+                if inside.any():
+                    yield each.name, left[inside] - each.start
+                    left = left[~inside]
+            if left.size and (number or not self._holds_addresses):
+                raise AccessError(self._message(kind, left, number, program))
+
+    def _reached(self, number: int) -> list[Argument]:
+        if not 0 < number <= len(self.arguments):
+            return [] if number else self.arguments
+        own = self.arguments[number - 1]
+        storage = own.tensor.untyped_storage().data_ptr()
+        others = (
+            each
+            for each in self.arguments
+            if each is not own and each.tensor.untyped_storage().data_ptr() == storage
+        )
+        return [own, *others]
+
+    @property
+    def _holds_addresses(self) -> bool:
+        types = torch.int64, torch.uint64
+        return any(each.tensor.dtype in types for each in self.arguments)
+
+    def _message(self, kind: str, outside: Numbers, number: int, program: tuple[int, ...]) -> str:
+        verb = "reads" if kind == "read" else "writes"
+        what = f"{self.kernel} {verb} {outside.size} elements outside"
+        if not 0 < number <= len(self.arguments):
+            return f"{what} the tensors it was given, in program {program}"
+        own, address = self.arguments[number - 1], int(outside[0])
+        where = f"element {own.element(address)} of {span(own.tensor)}"
+        for each in self.arguments:
+            if each.start <= address < each.end:
+                where += f", which is element {each.element(address)} of {each.name}"
+        return (
+            f"{what} {own.name}, of shape {tuple(own.tensor.shape)}: program {program} {verb} "
+            f"{where}; is a mask missing?"
+        )
