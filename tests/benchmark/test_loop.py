@@ -305,7 +305,7 @@ def test_bench_judged_on_a_gpu():
 
 @pytest.mark.gpu
 def test_bench_on_a_gpu():
-    frame = bench(["copy", "torch.softmax", "naive", "fused"], [(4096, 1024), (4096, 4096)])
+    frame = bench(["copy", "torch.softmax", "naive", "fused"], shapes=[(4096, 1024), (4096, 4096)])
     assert list(frame["impl"]) == ["copy", "torch.softmax", "naive", "fused"] * 2
     assert (frame["us"] > 1).all()
     assert (frame["us_p20"] <= frame["us"]).all() and (frame["us"] <= frame["us_p80"]).all()

@@ -9,7 +9,7 @@ from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.rms_norm import op
-from memtraffic.kernels.rms_norm.op import WARPS, backward, backward_tile, forward, rms_norm
+from memtraffic.kernels.rms_norm.op import WIDEST, backward, backward_tile, forward, rms_norm
 from memtraffic.kernels.tiling import MAX_ROW
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
@@ -208,24 +208,31 @@ def test_traffic_of_rms_norm():
     assert (added.read_elements, stored.written_elements) == (4 * n, n)
 
 
-@pytest.mark.parametrize("n", [32768, 32769])
-def test_a_row_that_outgrows_the_registers_is_read_twice(n):
-    x, rstd = matrix(2, n), torch.ones(2, device=DEVICE)
+@pytest.mark.parametrize(("n", "parts"), [(32768, 4), (32769, 5)])
+def test_a_row_of_the_gradient_is_split(n, parts):
+    """Each program exchanges a word of its row with what is there, and reads those of all."""
+    x, rstd = matrix(3, n), torch.ones(3, device=DEVICE)
     traffic = count(lambda x: backward(x, x.clone(), None, rstd, 1e-6), x)
     kernel = next(it for it in traffic.ops if "kernel" in it.name)
-    assert kernel.read_elements == 4 * 2 * n + 2
+    assert kernel.read_elements == 3 * (2 * n + parts) + 3 * parts * (1 + parts)
+    assert kernel.written_elements == 3 * (n + parts)
 
 
 # ---- compiled
 
 
 def test_backward_tile_covers_the_row():
-    for itemsize, warps in WARPS.items():
-        for n in (1, 7, 300, 2049, max(warps.values())):
-            tile, kept = backward_tile(n, itemsize, find_gpu("H200"))
-            assert (tile.chunks - 1) * tile.block < n <= tile.chunks * tile.block
-            assert kept in (0, tile.chunks) and tile.num_warps <= 16
-        assert backward_tile(max(warps.values()) + 1, itemsize, find_gpu("H200")) is None
+    gpu = find_gpu("H200")
+    for itemsize, warps in WIDEST.items():
+        for n in (1, 7, 300, 2049, max(warps.values()), max(warps.values()) + 1, 2**20):
+            found = backward_tile(n, itemsize, gpu)
+            assert (found is None) == (itemsize == 8 and n > 8192)
+            if found:
+                tile, parts = found
+                assert (tile.chunks * parts - 1) * tile.block < n + tile.block * (parts - 1)
+                assert n <= tile.block * tile.chunks * parts and tile.num_warps <= 16
+                assert parts == 1 or n > max(warps.values())
+    assert backward_tile(2**24, 4, gpu) is None  # its programs would not run at once
 
 
 @pytest.mark.slow
@@ -241,9 +248,9 @@ def test_rms_norm_keeps_memory_busy_on_sm_90(n, name):
     ):
         [launch] = capture_launches(fn, x, gpu=find_gpu("H200"))
         [kernel] = compile_launches([(launch, "sm_90")])
-        # ptxas spills two registers where 16-bit rows, and dweight beside them, fill them all.
-        assert kernel.spill_bytes <= (8 if (n, name, matrices) == (32768, "bfloat16", 2) else 0)
-        assert set(kernel.load_bits) - {32} == set(kernel.store_bits) - {32} == {128}
+        # ptxas spills two registers, so that four programs fit an SM.
+        assert kernel.spill_bytes <= (8 if (n, name, matrices) == (12672, "float32", 2) else 0)
+        assert set(kernel.load_bits) - {32, 64} == set(kernel.store_bits) - {32} == {128}
         programs = 65536 // (kernel.registers * kernel.num_warps * 32) or 1
         assert programs * matrices * n * x.element_size() >= 25_000
 

@@ -45,7 +45,7 @@ class Launch:
     constants: by name, in the kernel's order. maxnreg: registers of a lane, at most, an
     option of NVIDIA's GPUs. slots: if not 0, each call passes so many words of 64 bits,
     which are 0, after the tensors. Programs may wait for what others write there; in
-    the interpreter they take turns.
+    the interpreter they take turns. cooperative: all programs run at once, or none.
 
     Attributes, beside these: `compiled`, the compiled kernel; `used`, its `Resources`,
     and `per_sm`, how many programs an SM holds at once, where a launcher asked for them.
@@ -65,14 +65,15 @@ class Launch:
         num_warps: int,
         maxnreg: int | None = None,
         slots: int = 0,
+        cooperative: bool = False,
     ) -> None:
         places = [i for i, it in enumerate(arguments) if isinstance(it, Tensor)]
         self.kernel, self.grid, self.constants = kernel, grid, constants
         self.options: dict[str, Any] = {"num_warps": num_warps}
         if maxnreg:
             self.options["maxnreg"] = maxnreg
-        if slots and not runtime.runs_on_gpu():
-            # The interpreter's sign that programs run side by side, as on a GPU.
+        if cooperative or (slots and not runtime.runs_on_gpu()):
+            # In the interpreter the sign that programs run side by side, as on a GPU.
             self.options["launch_cooperative_grid"] = True
         self._arguments = [0 if isinstance(it, Tensor) else it for it in arguments]
         self._device = arguments[places[0]].device
@@ -121,19 +122,25 @@ def resident_launch(
     num_warps: int,
     min_stages: int = 1,
     programs: int | None = None,
+    team: int = 1,
 ) -> Launch:
     """The launch of as many programs as `gpu` holds at once, each over many tiles.
 
     kernel, arguments, constants: of a `Launch`; among the constants are STAGES. If it
     needs more shared memory than a program may have, it is compiled again with one
-    stage less, down to `min_stages`. programs: instead of what fits.
+    stage less, down to `min_stages`. programs: instead of what fits. team: programs that
+    share a tile, all of which run at once; they get a word of 64 bits each for each tile,
+    see `Launch`.
 
     Raises RuntimeError where a program needs too much shared memory, and where not a
     single one fits an SM.
     """
     used, per_sm, fitting = None, None, INTERPRETED_PROGRAMS
+    options = {"num_warps": num_warps}
+    if team > 1:
+        options["launch_cooperative_grid"] = True
     if runtime.runs_on_gpu():
-        compiled = compile_kernel(kernel, *arguments, **constants, num_warps=num_warps)
+        compiled = compile_kernel(kernel, *arguments, **constants, **options)
         while (shared := shared_bytes(compiled)) > gpu.shared_per_program:
             if constants["STAGES"] <= min_stages:
                 raise RuntimeError(
@@ -141,19 +148,20 @@ def resident_launch(
                     f"memory, {gpu.product} has {gpu.shared_per_program}"
                 )
             constants = constants | {"STAGES": constants["STAGES"] - 1}
-            compiled = compile_kernel(
-                kernel, *arguments, **constants, num_warps=num_warps
-            )
+            compiled = compile_kernel(kernel, *arguments, **constants, **options)
         used = loaded_resources(compiled, gpu)
         per_sm = resident_programs(used, gpu)
         fitting = per_sm * gpu.num_sms
-        if per_sm < 1:
+        if fitting < team:
             raise RuntimeError(
                 f"{kernel.__name__}: {num_warps} warps of {used.registers} "
                 f"registers do not fit an SM of {gpu.product}"
             )
-    grid = min(n_tiles, programs or fitting), 1
-    launch = Launch(kernel, grid, arguments, constants, num_warps=num_warps)
+    grid = min(n_tiles, max(1, (programs or fitting) // team)) * team, 1
+    launch = Launch(
+        kernel, grid, arguments, constants,
+        num_warps=num_warps, slots=n_tiles * team if team > 1 else 0, cooperative=team > 1,
+    )  # fmt: skip
     launch.used, launch.per_sm = used, per_sm
     return launch
 

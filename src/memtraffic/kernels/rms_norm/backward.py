@@ -2,11 +2,12 @@
 
 With `xhat = x * rstd`: `dx = rstd * (dy * weight - xhat * mean(dy * weight * xhat))`, and `dweight`
 is the sum of `dy * xhat` over the rows. A program strides over rows, adds up their part of dweight
-in registers, and writes that once; the parts are then added up.
+in registers, and writes that once; the parts are then added up. Long rows are split over several
+programs, which tell each other their sums as those of `softmax.split` do.
 
 Traffic: reads 2MN + M, and N for the weight for each tile of rows, which the caches hold; writes
-MN, and N numbers of float32 for each program, which are read again. Where a row of x and dy
-outgrows the registers, they are read twice, the second time from the caches.
+MN, and N numbers of float32 for each program, which are read again. P programs that share a row
+write a word each, and read P.
 """
 
 import triton
@@ -14,6 +15,7 @@ import triton.language as tl
 
 from memtraffic.kernels.rms_norm.forward import load_weight
 from memtraffic.kernels.softmax.chunks import forget, store_chunk
+from memtraffic.kernels.softmax.split import high_of, look, publish
 
 __all__ = ["long_rms_norm_backward_kernel", "rms_norm_backward_kernel"]
 
@@ -31,6 +33,21 @@ def load_chunk(
 
 
 @triton.jit
+def dot_of_row(
+    dot, slots_ptr, part, n_parts,
+    SLOTS: tl.constexpr,
+    LOOKS: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    # The sum of all parts of a row. Who waits can wait: the launch is cooperative, so the programs
+    # that share a row run at once, and each publishes its part before it looks.
+    publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0
+    slots = tl.arange(0, SLOTS)
+    words = look(slots_ptr + slots, slots < n_parts, LOOKS, PTX)
+    return tl.sum(high_of(words), axis=0)  # 0 where not used
+
+
+@triton.jit
 def rms_norm_backward_kernel(
     dx_ptr, dx_row_stride, dx_col_stride,
     parts_ptr,
@@ -38,13 +55,16 @@ def rms_norm_backward_kernel(
     x_ptr, x_row_stride, x_col_stride,
     weight_ptr, weight_stride,
     rstd_ptr,
+    slots_ptr,
     n_rows, n_cols,
+    n_parts,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    KEPT: tl.constexpr,
     ALIGN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    LOOKS: tl.constexpr,
     WEIGHTED: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -60,63 +80,62 @@ def rms_norm_backward_kernel(
     weight_stride = tl.cast(weight_stride, tl.int64)
     cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     every = tl.full((1, 1), True, tl.int1)
-    weight_ptrs = weight_ptr + cols * weight_stride
-    parts = ()
+    # Programs that share a row follow one another.
+    part = tl.program_id(0) % n_parts
+    first = part * (BLOCK * CHUNKS)  # the part's first column
+    left = n_cols - first
+    weight_ptrs = weight_ptr + (first + cols) * weight_stride
+    sums = ()
     for _ in tl.static_range(CHUNKS if WEIGHTED else 0):
-        parts = parts + (tl.zeros((ROWS, BLOCK), ACC),)  # noqa: RUF005 - Triton adds tuples
-    for tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+        sums = sums + (tl.zeros((ROWS, BLOCK), ACC),)  # noqa: RUF005 - Triton adds tuples
+    start, step = tl.program_id(0) // n_parts, tl.num_programs(0) // n_parts
+    for tile in tl.range(start, tl.cdiv(n_rows, ROWS), step):
         rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
         live = rows < n_rows
         rstd = tl.load(rstd_ptr + rows, mask=live, other=0)
-        dy_ptrs = dy_ptr + rows * dy_row_stride + cols * dy_col_stride  # (ROWS, BLOCK)
-        x_ptrs = x_ptr + rows * x_row_stride + cols * x_col_stride
+        dy_ptrs = dy_ptr + rows * dy_row_stride + (first + cols) * dy_col_stride
+        x_ptrs = x_ptr + rows * x_row_stride + (first + cols) * x_col_stride
         xs, dys, added = (), (), ()
         products = tl.zeros((ROWS, BLOCK // VECTOR), ACC)
         for i in tl.static_range(CHUNKS):
-            x = load_chunk(x_ptrs, x_col_stride, i, live, cols, n_cols, BLOCK, WHOLE)
-            dy = load_chunk(dy_ptrs, dy_col_stride, i, live, cols, n_cols, BLOCK, WHOLE)
+            x = load_chunk(x_ptrs, x_col_stride, i, live, cols, left, BLOCK, WHOLE)
+            dy = load_chunk(dy_ptrs, dy_col_stride, i, live, cols, left, BLOCK, WHOLE)
             xs, dys = xs + (x,), dys + (dy,)  # noqa: RUF005
             xhat, gradient = x.to(ACC) * rstd, dy.to(ACC)
             if WEIGHTED:
-                added = added + (parts[i] + gradient * xhat,)  # noqa: RUF005
+                added = added + (sums[i] + gradient * xhat,)  # noqa: RUF005
                 gradient *= load_chunk(
-                    weight_ptrs, weight_stride, i, every, cols, n_cols, BLOCK, WHOLE
+                    weight_ptrs, weight_stride, i, every, cols, left, BLOCK, WHOLE
                 ).to(ACC)
             # A lane adds up its vector at once, and has registers left for dweight.
             products += tl.sum(
                 tl.reshape(gradient * xhat, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2
             )
-        parts = added
-        mean = tl.sum(products, axis=1, keep_dims=True) / n_cols  # (ROWS, 1)
-        dx_ptrs = dx_ptr + rows * dx_row_stride + cols * dx_col_stride
-        # From the end: what was read last is still near.
-        for i in tl.static_range(CHUNKS - 1, -1, -1):
-            if i < KEPT:
-                x, dy = forget(xs[i], CHUNKS, PTX), forget(dys[i], CHUNKS, PTX)
-            else:
-                x = load_chunk(
-                    x_ptrs, x_col_stride, i, live, cols, n_cols, BLOCK, WHOLE
-                )
-                dy = load_chunk(
-                    dy_ptrs, dy_col_stride, i, live, cols, n_cols, BLOCK, WHOLE
-                )
-            gradient = dy.to(ACC)
+        sums = added
+        dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
+        if SLOTS:
+            row_slots = slots_ptr + tl.cast(tile, tl.int64) * n_parts
+            dot = dot_of_row(tl.sum(dot), row_slots, part, n_parts, SLOTS, LOOKS, PTX)
+        mean = dot / n_cols
+        dx_ptrs = dx_ptr + rows * dx_row_stride + (first + cols) * dx_col_stride
+        for i in tl.static_range(CHUNKS):
+            x, gradient = forget(xs[i], CHUNKS, PTX), forget(dys[i], CHUNKS, PTX)
+            gradient = gradient.to(ACC)
             if WEIGHTED:
                 gradient *= load_chunk(
-                    weight_ptrs, weight_stride, i, every, cols, n_cols, BLOCK, WHOLE
+                    weight_ptrs, weight_stride, i, every, cols, left, BLOCK, WHOLE
                 ).to(ACC)
-            dx = (rstd * (gradient - x.to(ACC) * rstd * mean)).to(
-                dx_ptr.dtype.element_ty
-            )
+            dx = rstd * (gradient - x.to(ACC) * rstd * mean)
+            dx = dx.to(dx_ptr.dtype.element_ty)
             store_chunk(
-                dx_ptrs, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE
+                dx_ptrs, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, WHOLE
             )
     if WEIGHTED:
-        parts_ptr += tl.program_id(0).to(tl.int64) * n_cols
+        parts_ptr += start.to(tl.int64) * n_cols
         for i in tl.static_range(CHUNKS):
-            at = cols + i * BLOCK
-            part = tl.sum(parts[i], axis=0, keep_dims=True)  # (1, BLOCK)
-            tl.store(parts_ptr + at, part, mask=at < n_cols)
+            at = first + i * BLOCK + cols
+            part_sum = tl.sum(sums[i], axis=0, keep_dims=True)  # (1, BLOCK)
+            tl.store(parts_ptr + at, part_sum, mask=at < n_cols)
 
 
 @triton.jit

@@ -18,19 +18,24 @@ from memtraffic.kernels.rms_norm.backward import (
 from memtraffic.kernels.rms_norm.forward import long_rms_norm_kernel, rms_norm_kernel
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.planning import Tile, row_tile
+from memtraffic.kernels.softmax.split import split_row
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
 
 __all__ = ["backward", "forward", "reference", "rms_norm"]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Of the backward: the widest row, in columns, for each number of warps, by the bytes of an element;
-# and the widest whose x and dy the registers hold beside dweight. By compiling for sm_90.
-WARPS = {
-    2: {4: 2048, 8: 8192, 16: 32768},
-    4: {4: 2048, 8: 8192, 16: 32768},
+# Of the backward: warps, and the widest row, in columns, that a program of them holds beside its
+# part of dweight, by the bytes of an element; of those that idle least the first is taken. From a
+# sweep of widths on an H200.
+WIDEST = {
+    2: {8: 8192, 4: 5120, 16: 20480},
+    4: {8: 4096, 4: 8192},
     8: {4: 1024, 8: 4096, 16: 8192},
 }
-WIDEST_KEPT = {2: 16384, 4: 16384, 8: 8192}
+# Longer rows are split: warps of a program, and the fewest and the most chunks that it holds.
+SPLIT = {2: (8, 4, 4), 4: (4, 8, 16)}
+SHARERS = 4  # programs of a row, if it is long enough for their fewest chunks
+LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 
 
 def rms_norm(
@@ -95,27 +100,55 @@ def _check(x: Tensor, weight: Tensor | None, eps: float) -> None:
 # ---- plans
 
 
-def backward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> tuple[Tile, int] | None:
-    """The tile of a program, and how many chunks of its row it keeps; None if none fits.
+def forward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tile | None:
+    """The tile of a program, that of softmax but for its widest rows; None if none fits.
 
     >>> from memtraffic.gpus import find_gpu
-    >>> backward_tile(32768, 2, find_gpu("H200"))
-    (Tile(rows=1, block=4096, chunks=8, num_warps=16), 0)
+    >>> forward_tile(32768, 4, find_gpu("H200"))
+    Tile(rows=1, block=8192, chunks=4, num_warps=32)
+    """
+    tile = row_tile(n_cols, itemsize, 1, gpu)
+    if (
+        tile
+        and (itemsize, tile.num_warps * gpu.warp_size) == (4, 512)
+        and n_cols > 16384
+    ):
+        block, num_warps = 4 * tile.block, 2 * tile.num_warps
+        return Tile(1, block, triton.cdiv(n_cols, block), num_warps)
+    return tile
+
+
+def backward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> tuple[Tile, int] | None:
+    """The tile of a program, and how many programs share a row; None if none fits.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> backward_tile(12288, 2, find_gpu("H200"))
+    (Tile(rows=1, block=4096, chunks=3, num_warps=16), 1)
     """
     narrow = row_tile(n_cols, itemsize, 2, gpu)
     if narrow and narrow.rows > 1:
         # A lane adds up whole vectors.
-        whole = replace(narrow, block=max(narrow.block, VECTOR_BYTES // itemsize))
-        return whole, whole.chunks
-    fitting = (warps for warps, widest in WARPS[itemsize].items() if n_cols <= widest)
-    num_warps = next(fitting, 0)
+        block = max(narrow.block, VECTOR_BYTES // itemsize)
+        return replace(narrow, block=block), 1
+    vector = VECTOR_BYTES // itemsize
+    fitting = [warps for warps, widest in WIDEST[itemsize].items() if n_cols <= widest]
+    if fitting:
+        num_warps = min(fitting, key=lambda it: -n_cols % (it * 32 * vector))
+    elif itemsize in SPLIT:
+        num_warps, fewest, most = SPLIT[itemsize]
+    else:
+        return None  # its sums outgrow half a word
     lanes = max(num_warps * 32, gpu.warp_size)
-    if not num_warps or lanes > gpu.max_threads_per_program:
+    if lanes > gpu.max_threads_per_program:
         return None
-    block = VECTOR_BYTES // itemsize * lanes
+    block = vector * lanes
     chunks = triton.cdiv(n_cols, block)
-    kept = chunks if n_cols <= WIDEST_KEPT[itemsize] else 0
-    return Tile(1, block, chunks, lanes // gpu.warp_size), kept
+    if not fitting:
+        chunks = min(most, max(fewest, triton.cdiv(chunks, SHARERS)))
+    split = split_row(n_cols, block, chunks, lanes // gpu.warp_size)
+    if split.parts > gpu.num_sms:
+        return None  # they have to run at once
+    return Tile(1, split.block, split.chunks, split.num_warps), split.parts
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -164,7 +197,7 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
     arguments = *strides, *of_weight, rstd, n_rows, n_cols
     constants = {"EPS": eps, "ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
-    tile = row_tile(n_cols, x.element_size(), 1, gpu)
+    tile = forward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_kernel
     if tile is None:
         long, kernel = online_tile(n_cols, x.element_size(), gpu), long_rms_norm_kernel
@@ -198,8 +231,6 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
         *strides[2],
         *of_weight,
         rstd,
-        n_rows,
-        n_cols,
     )
     constants = {"ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
     found = backward_tile(n_cols, x.element_size(), gpu)
@@ -210,16 +241,23 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
             long_rms_norm_backward_kernel,
         )
         constants |= {"BLOCK": long.block}
-        n_tiles, num_warps = n_rows, long.num_warps
+        n_tiles, num_warps, team = n_rows, long.num_warps, 1
+        arguments = *arguments, n_rows, n_cols
     else:
-        tile, kept = found
-        constants |= _constants(tile, n_cols, weight, gpu) | {"KEPT": kept}
+        tile, team = found
+        width = tile.block * tile.chunks
+        last = n_cols - (team - 1) * width  # columns of the last part
+        constants |= _constants(tile, last, weight, gpu)
+        lanes = max(triton.next_power_of_2(team), gpu.warp_size * tile.num_warps)
+        constants |= {"SLOTS": lanes if team > 1 else 0, "LOOKS": LOOKS}
         n_tiles, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
+        slots = torch.empty(2, dtype=torch.int64, device=x.device) if team > 1 else 0
+        arguments = *arguments, slots, n_rows, n_cols, team
     constants = _ordered(constants, kernel)
     launch = resident_launch(
-        kernel, arguments, constants, n_tiles, gpu, num_warps=num_warps
+        kernel, arguments, constants, n_tiles, gpu, num_warps=num_warps, team=team
     )
-    programs = launch.grid[0] if weight is not None else 1
+    programs = launch.grid[0] // team if weight is not None else 1
 
     def run(
         dx: Tensor,

@@ -304,7 +304,7 @@ def split_launch(
         "LOOKS": looks, "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
-    options = {"num_warps": split.num_warps}
+    options: dict[str, Any] = {"num_warps": split.num_warps}
     if split.registers and takes_ptx(gpu):
         options["maxnreg"] = split.registers
     resident = gpu.num_sms
