@@ -7,7 +7,7 @@ recorded number is worth there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,22 @@ def _write(path: Path, ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> No
     path.write_text(recording.to_csv(frame), encoding="utf-8")
 
 
+def _compared(
+    subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame
+) -> Iterator[tuple[int, dict[str, Any], Column, Any, Any]]:
+    """What is compared: row, what was recorded there, column, its recorded and measured values.
+
+    Rows of a package that is absent here, or was so then, are left out.
+    """
+    pairs = zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
+    for row, (was, now) in enumerate(pairs):
+        if (is_absent(was) or is_absent(now)) and _text(was) == _text(now):
+            continue
+        for column in subject.columns:
+            if column.tolerance is not None:
+                yield row, was, column, was[column.name], now[column.name]
+
+
 def largest_differences(
     subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame
 ) -> list[dict[str, Any]]:
@@ -126,24 +142,18 @@ def largest_differences(
     """
     if len(recorded) != len(measured):
         return []
-    found = []
-    for column in filter(lambda column: column.tolerance, subject.columns):
-        differences = []
-        for row, was in enumerate(recorded.to_dict("records")):
-            old, new = was[column.name], measured[column.name].iloc[row]
-            if is_absent(was) or is_absent(measured.iloc[row].to_dict()):
-                continue
-            if isinstance(old, str) or isinstance(new, str) or not old:
-                continue
-            tolerance = _tolerance(column, was)
-            if column.noise > tolerance * abs(old):
-                continue
-            known = (subject.id, column.name, column.unit, row, old, new)
-            differences.append((*known, new / old - 1, tolerance))
-        if differences:
-            most = max(differences, key=lambda values: abs(values[6]))
-            found.append(dict(zip(VALUES, most, strict=True)))
-    return found
+    most: dict[Column, list[Any]] = {}
+    for row, was, column, old, new in _compared(subject, recorded, measured):
+        if not column.tolerance or isinstance(old, str) or isinstance(new, str) or not old:
+            continue
+        tolerance, difference = _tolerance(column, was), new / old - 1
+        if column.noise > tolerance * abs(old):
+            continue
+        if column not in most or abs(difference) > abs(most[column][6]):
+            known = [subject.id, column.name, column.unit, row, old, new]
+            most[column] = [*known, difference, tolerance]
+    order = [most[column] for column in subject.columns if column in most]
+    return [dict(zip(VALUES, values, strict=True)) for values in order]
 
 
 def _text(row: dict[str, Any]) -> list[str]:
@@ -168,22 +178,15 @@ def compare(subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame)
     if len(recorded) != len(measured):
         return [f"{subject.id}: {len(measured)} rows measured, {len(recorded)} recorded"]
     sentences = []
-    pairs = zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
-    for row, (was, now) in enumerate(pairs):
-        if (is_absent(was) or is_absent(now)) and _text(was) == _text(now):
+    for row, was, column, old, new in _compared(subject, recorded, measured):
+        if old == new:
             continue
-        for column in subject.columns:
-            old, new = was[column.name], now[column.name]
-            if column.tolerance is None or old == new:
+        change = ""
+        if not isinstance(old, str) and not isinstance(new, str):
+            if abs(new - old) <= max(_tolerance(column, was) * abs(old), column.noise):
                 continue
-            change = ""
-            if not isinstance(old, str) and not isinstance(new, str):
-                limit = max(_tolerance(column, was) * abs(old), column.noise)
-                if abs(new - old) <= limit:
-                    continue
-                change = f" ({new / old - 1:+.1%})" if old else ""
-            key = ", ".join(value for value in was.values() if isinstance(value, str))
-            sentences.append(
-                f"{subject.id} row {row} ({key}): {column.name} was {old}, is {new}{change}"
-            )
+            change = f" ({new / old - 1:+.1%})" if old else ""
+        key = ", ".join(value for value in was.values() if isinstance(value, str))
+        place = f"{subject.id} row {row} ({key})"
+        sentences.append(f"{place}: {column.name} was {old}, is {new}{change}")
     return sentences

@@ -7,7 +7,7 @@ with a time of 0 where none was taken. Kernels of the backward go by the names o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from memtraffic_book.peers import PEERS
 
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel
+T = TypeVar("T", "pd.DataFrame", "pd.Series[float]")
 CALLER_MOST = 1.1  # of a caller's time with torch.softmax
 WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
 PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
@@ -43,6 +44,11 @@ def others(us: pd.DataFrame) -> list[str]:
     return [str(name) for name in us if name not in (OURS, *RUNGS, *ROOFS)]
 
 
+def _contestants(us: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `us` but for rungs and roofs."""
+    return us[[name for name in us if name == OURS or name in others(us)]]
+
+
 def roof(us: pd.DataFrame) -> pd.Series[float]:
     """The times of the roof that was timed beside the kernels: a copy, or an addition."""
     [name] = [name for name in ROOFS if name in us]
@@ -56,7 +62,7 @@ def shares(frame: pd.DataFrame) -> pd.DataFrame:
     return kernels.rdiv(roof(us), axis=0)
 
 
-def at(us: pd.DataFrame, widths: Iterable[int]) -> pd.DataFrame:
+def at(us: T, widths: Iterable[int]) -> T:
     """The rows of some widths, those that there are."""
     return us[us.index.isin(list(widths))]
 
@@ -117,8 +123,7 @@ def winners(us: pd.DataFrame, widths: Iterable[int]) -> dict[str, list[int]]:
 
     Roofs and rungs do not take part.
     """
-    rows = at(us, widths)
-    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(how="all")
+    rows = _contestants(at(us, widths)).dropna(how="all")
     won: dict[str, list[int]] = {}
     for n, name in rows.idxmin(axis=1).items():
         won.setdefault(str(name), []).append(int(str(n)))
@@ -244,34 +249,24 @@ def targets(
         ("bfloat16", {"QuACK": 1.0}),
     ):
         frame = forward[dtype]
-        us = timed(frame)
-        found.append(_slowest(f"{dtype}: fastest of the others", 0.98, us, PRINTED))
-        found += [_mean(f"{dtype}: {name}, mean", it, frame, name) for name, it in means.items()]
+        us, share = timed(frame), shares(frame)[OURS]
+        found.append(_slowest(f"{dtype}: fastest of the others", us, PRINTED))
+        for name, least in means.items():
+            what, level = f"{dtype}: {name}, mean", match(frame, name, PRINTED)
+            measured = (level.mean, f"{level.widths} widths") if level else (None, "not measured")
+            found.append(Target(what, least, *measured))
         if dtype == "float32":
-            found.append(_share("float32: copy, from 2048", 0.97, frame, range(2048, 12673, 128)))
-        found.append(_slowest(f"{dtype}, long rows: QuACK", 0.98, us, LONG, ("QuACK",)))
-        found.append(_share(f"{dtype}, long rows: copy", 0.9, frame, LONG))
+            found.append(_target(f"{dtype}: copy, from 2048", 0.97, at(share, PRINTED).loc[2048:]))
+        found.append(_slowest(f"{dtype}, long rows: QuACK", us, LONG, ("QuACK",)))
+        found.append(_target(f"{dtype}, long rows: copy", 0.9, at(share, LONG)))
     for dtype, least in (("float32", 0.97), ("bfloat16", 0.95)):
-        us = timed(backward[dtype])
-        wide = [n for n in us.index if 2048 <= n <= 2**17]
-        name = f"{dtype} backward: add, 2048 to 131072"
-        found.append(_share(name, least, backward[dtype], wide))
-        name = f"{dtype} backward: fastest of the others"
-        found.append(_slowest(name, 0.98, us, us.index))
+        us, share = timed(backward[dtype]), shares(backward[dtype])[OURS].loc[2048 : 2**17]
+        found.append(_target(f"{dtype} backward: add, 2048 to 131072", least, share))
+        found.append(_slowest(f"{dtype} backward: fastest of the others", us, us.index))
     for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
         for suffix, how in (("", ""), (", gradient", ", with gradient")):
             ratios = caller_ratios(host, column, suffix)
-            over = [int(n) for n in ratios.index[ratios > CALLER_MOST]]
-            found.append(
-                Target(
-                    f"{TORCH}: {what}{how}",
-                    CALLER_MOST,
-                    float(ratios.max()),
-                    f"at {int(ratios.idxmax())}",
-                    spans(over, ratios.index),
-                    at_most=True,
-                )
-            )
+            found.append(_target(f"{TORCH}: {what}{how}", CALLER_MOST, ratios, at_most=True))
     return found
 
 
@@ -282,33 +277,25 @@ def caller_ratios(host: pd.DataFrame, column: str, suffix: str = "") -> pd.Serie
 
 
 def _slowest(
-    what: str,
-    least: float,
-    us: pd.DataFrame,
-    widths: Iterable[int],
-    rivals: Sequence[str] | None = None,
+    what: str, us: pd.DataFrame, widths: Iterable[int], rivals: Sequence[str] | None = None
 ) -> Target:
+    """A target for our speed over that of the fastest of some rivals."""
     leads = against_fastest(us, list(widths), rivals)
-    if not leads:
+    ratios = pd.Series({lead.n: lead.ratio for lead in leads}, dtype=float)
+    return _target(what, 1 - NEAR, ratios, leads[0].other if leads else "")
+
+
+def _target(
+    what: str, least: float, ratios: pd.Series[float], other: str = "", *, at_most: bool = False
+) -> Target:
+    """A target for the ratios at all widths. other: whom the worst of them is against."""
+    ratios = ratios.dropna()
+    if ratios.empty:
         return Target(what, least, None, "not measured")
-    worst, known = leads[0], [lead.n for lead in leads]
-    missed = spans([lead.n for lead in leads if lead.ratio < least], known)
-    return Target(what, least, worst.ratio, f"{worst.other} at {worst.n}", missed)
-
-
-def _mean(what: str, least: float, frame: pd.DataFrame, other: str) -> Target:
-    found = match(frame, other, PRINTED)
-    if found is None:
-        return Target(what, least, None, "not measured")
-    return Target(what, least, found.mean, f"{found.widths} widths")
-
-
-def _share(what: str, least: float, frame: pd.DataFrame, widths: Iterable[int]) -> Target:
-    reached = at(shares(frame), widths)[OURS].dropna()
-    if reached.empty:
-        return Target(what, least, None, "not measured")
-    missed = spans([int(n) for n in reached.index[reached < least]], reached.index)
-    return Target(what, least, float(reached.min()), f"at {int(reached.idxmin())}", missed)
+    worst = ratios.idxmax() if at_most else ratios.idxmin()
+    missed = ratios.index[ratios > least if at_most else ratios < least]
+    where = f"{other} at {worst}".strip()
+    return Target(what, least, float(ratios[worst]), where, spans(missed, ratios.index), at_most)
 
 
 # ---- what to ship
@@ -342,8 +329,7 @@ def choose(case: str, us: pd.DataFrame, widths: Callable[[int], bool]) -> Choice
 
     Only kernels that were timed at each of these widths are candidates, and no rungs.
     """
-    rows = us[[widths(int(n)) for n in us.index]]
-    rows = rows[[name for name in rows if name == OURS or name in others(us)]].dropna(axis=1)
+    rows = _contestants(us[[widths(int(n)) for n in us.index]]).dropna(axis=1)
     if rows.empty or OURS not in rows or TORCH not in rows:
         return None
     speed = {name: geometric_mean(rows[TORCH] / rows[name]) for name in rows}

@@ -183,29 +183,14 @@ def beside(frame: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     name alone, and `direction`; `counted_reads`, `counted_writes`, `least_reads`; `requested`, by
     the loads; `from_l2`; `from_dram`; `to_l2`.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[list[Any]] = []
     for row in measured[measured["missing"] == ""].to_dict("records"):
         same = (frame["kernel"] == row["kernel"]) & (frame["direction"] == row["direction"])
         [counted] = frame[same].to_dict("records")
         sizes = {name: int(size) for name, size in re.findall(r"([A-Z])=(\d+)", row["at"])}
         amounts = [evaluate(counted[name], **sizes) * ITEMSIZE for name in AMOUNTS[:3]]
-        reads, writes, least = amounts
-        rows.append(
-            {
-                "package": row["package"],
-                "kernel": row["kernel"].partition(":")[2],
-                "direction": row["direction"],
-                "counted_reads": reads,
-                "counted_writes": writes,
-                "least_reads": least,
-                "requested": row["instruction_read_bytes"],
-                "from_l2": row["l1_l2_read_bytes"],
-                "from_dram": row["dram_read_bytes"],
-                "to_l2": row["l2_write_sectors"] * SECTOR_BYTES,
-            }
-        )
-    names = [
-        *("package", "kernel", "direction", "counted_reads", "counted_writes", "least_reads"),
-        *("requested", "from_l2", "from_dram", "to_l2"),
-    ]
-    return pd.DataFrame(rows, columns=names)
+        reads = [row[f"{way}_read_bytes"] for way in ("instruction", "l1_l2", "dram")]
+        name, to_l2 = row["kernel"].partition(":")[2], row["l2_write_sectors"] * SECTOR_BYTES
+        rows.append([row["package"], name, row["direction"], *amounts, *reads, to_l2])
+    names = "package kernel direction counted_reads counted_writes least_reads"
+    return pd.DataFrame(rows, columns=f"{names} requested from_l2 from_dram to_l2".split())
