@@ -278,13 +278,7 @@ def _value(text: str) -> Any:
         raise InputsError(f"inputs: {text!r} {_why_not(text)}")
     sizes = tuple(size for size in found["sizes"].split(",") if size)
     dtype, below = found["dtype"] or "", found["below"] or ""
-    if dtype and dtype not in DTYPES:
-        close = difflib.get_close_matches(dtype, DTYPES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputsError(
-            f"inputs: {text!r}: no dtype {dtype}: {hint}Known are {', '.join(DTYPES)}"
-        )
-    dtype = DTYPES.get(dtype, "")
+    dtype = find_dtype(dtype) if dtype else ""
     for size in (*sizes, below):
         if size.isdecimal() and not 0 < int(size) < 2**63:
             raise InputsError(f"inputs: {text!r}: {size} is not a size from 1 to 2**63 - 1")
@@ -294,6 +288,15 @@ def _value(text: str) -> Any:
         )
         raise InputsError(f"inputs: {text!r}: < is for whole numbers: {why}")
     return _Tensor(sizes, dtype, below)
+
+
+def find_dtype(name: str) -> str:
+    """The name that PyTorch has for a dtype: `bfloat16` for `bf16`. Raises InputsError."""
+    if name not in DTYPES:
+        close = difflib.get_close_matches(str(name), DTYPES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputsError(f"inputs: no dtype {name}: {hint}Known are {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def _why_not(text: str) -> str:

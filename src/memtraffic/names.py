@@ -140,6 +140,8 @@ def import_path(fn: Callable[..., Any] | str) -> str:
         return fn
     module = getattr(fn, "__module__", "__main__")
     qualname = getattr(fn, "__qualname__", repr(fn))
+    if isinstance(owner := getattr(fn, "__self__", None), type):  # which may inherit the method
+        module, qualname = owner.__module__, f"{owner.__qualname__}.{getattr(fn, '__name__', '')}"
     if module == "__main__" or "<" in qualname:
         raise LookupError(
             f"{qualname} is defined in {module}: put it in a file that another process can import"

@@ -20,6 +20,7 @@ from memtraffic.inputs import (
     Arguments,
     Inputs,
     arguments_of,
+    find_dtype,
     is_value,
     of_function,
     parse,
@@ -134,6 +135,8 @@ class Op:
         names = ", ".join(self.sizes)
         if shape is None and self.sizes:
             raise InputsError(f"inputs {self.name!r}: {names} have no numbers: give a shape")
+        if shape is not None and not isinstance(shape, Iterable):
+            raise InputsError(f"{self.name}: a shape is a number for each of {names}, not {shape}")
         if len(shape or ()) != len(self.sizes):
             names = names or "without sizes"
             raise InputsError(f"{self.name}: a shape is {names}, not {tuple(shape or ())}")
@@ -148,9 +151,10 @@ class Op:
         """The arguments at these sizes, the same ones each time.
 
         shape: a number for each of `sizes`. dtype: of the tensors that name none. layout: of
-        matrices, as of `tensors.matrix`. Raises what `check` raises.
+        matrices, as of `tensors.matrix`. Raises what `check` raises, and InputsError for an unknown
+        dtype.
         """
-        return self.made.make(self.check(shape), dtype, layout)
+        return self.made.make(self.check(shape), find_dtype(dtype), layout)
 
     def elements(self, shape: Sequence[int] | None = None) -> int:
         """The elements of the largest tensor at these sizes, as far as a specification says it."""

@@ -57,8 +57,7 @@ def report(
     what `as_function` and `find_op` raise.
     """
     made, function = find_op(inputs), as_function(fn)
-    at = default_shape(made) if shape is None else tuple(shape)
-    made.check(at)
+    at = made.check(default_shape(made) if shape is None else shape)
     gpus = [find_gpu(it) if isinstance(it, str) else it for it in targets or TARGETS.values()]
     subject = Subject(function, made, at, dtype, backward)
     parts, failures = [f"# Memory traffic of {function_name(fn)}", _versions(subject)], []

@@ -112,9 +112,7 @@ def bench(
     runtime.require_gpu("bench")
     fns, subject = find_implementations(impls), find_op("softmax") if inputs is None else inputs
     made_by, rows, lost = find_op(subject), [], ""
-    sizes = [tuple(shape) for shape in shapes]
-    for shape in sizes:
-        made_by.check(shape)
+    sizes = [made_by.check(shape) for shape in shapes]
     op = subject if isinstance(subject, Op) else None
     if judge and op is None:
         raise ValueError("bench: judges the results of an Op, which has their reference")

@@ -288,12 +288,9 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """A random gradient for each tensor, with its dtype and strides."""
-    # PyTorch makes no random float8.
-    return [
-        torch.randn_like(x, dtype=torch.float32 if x.itemsize == 1 else x.dtype).to(x.dtype)
-        for x in outputs
-    ]
+    """A random gradient for each tensor, with its dtype and strides: the same ones each time."""
+    generator = torch.Generator().manual_seed(0)  # the caller's own numbers are not used up
+    return [torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator)) for x in outputs]
 
 
 def count_shapes(

@@ -75,6 +75,8 @@ def counters(
     CountersError if `fn` fails; LookupError for a function or inputs that another process cannot
     import; TypeError for tensors; ValueError for a specification or a shape that cannot be read.
     """
+    if not isinstance(fn, str):
+        as_function(fn)
     function = import_path(fn)
     as_function(import_function(function))
     op = find_op(inputs)

@@ -281,8 +281,12 @@ class Counts:
 
         least: how many shapes to solve at are enough; by default, one more than there are products
         of sizes. Returns for each pass the polynomial of each of `SIDES`; None if one has none.
-        Raises FormulaError for too few shapes and for counts that are not repeatable.
+        Raises FormulaError for too few shapes and for counts that are not repeatable, InputsError
+        for a shape of another number of sizes.
         """
+        check = self.made_by.check
+        fit = fit if fit is None else [check(shape) for shape in fit]
+        held_out = held_out if held_out is None else [check(shape) for shape in held_out]
         (first, small), *more = plan(len(self.symbols))
         planned = fit is None
         self.add(first if fit is None else fit, (), limit=planned)

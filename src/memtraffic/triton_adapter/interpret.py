@@ -100,13 +100,13 @@ def interpreting(meter: Meter) -> Iterator[None]:
         return launches[0].compiled
 
     numbers: dict[int, int] = {}  # of the arguments of a launch, by the id of the tensor
-    executor = _metered_executor(interpreter.GridExecutor, meter, numbers)
+    metered = functools.partial(_metered_executor, meter=meter, numbers=numbers)
     tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
     with (
         lock,
         replaced(
             (interpreter, "_interpreter", _Memory(interpreter, meter)),
-            (interpreter, "GridExecutor", executor),
+            (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
             (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
             (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
             (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),

@@ -1,0 +1,485 @@
+"""The same questions to every meter: what it takes, refuses, changes, leaves behind and repeats.
+
+A new meter is one more line of METERS. What a meter finds is asked in the tests of its own.
+"""
+
+import json
+import os
+import shlex
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+
+import memtraffic
+from memtraffic import benchmark, reporting, runtime
+from memtraffic.cli import main
+from memtraffic.compile import worker
+from memtraffic.errors import MemtrafficError
+from memtraffic.inputs import Arguments
+from memtraffic.meters import counters as hardware
+from memtraffic.meters.count import count, count_shapes
+from memtraffic.meters.formula import SIDES, formula
+from memtraffic.names import import_function
+from memtraffic.op import find_op
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_traffic
+from memtraffic.torch_adapter import active_modes
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
+from triton import language
+from triton.compiler import CompiledKernel
+from triton.language.extra import libdevice
+from triton.runtime import autotuner, driver, interpreter, jit
+
+pytestmark = pytest.mark.usefixtures("timed", "quick")
+FIT = [(1, 8), (2, 4), (3, 16), (4, 1), (5, 2), (6, 3)]
+HELD_OUT = [(7, 5), (4, 8)]
+AT = 4, 8
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Compiles a launch once for all questions; counts in place of `ncu`; solves at small shapes.
+
+    A report measures nothing, so it is the same on a GPU.
+    """
+
+    def compiled_once(folders, job, *args):
+        key = repr(args)
+        if key not in COMPILED:
+            COMPILED[key] = call(folders, job, *args)
+        return COMPILED[key]
+
+    def profile(code, job):
+        inputs = find_op(job["inputs"]), job["shape"]
+        moved = count(import_function(job["fn"]), *inputs, dtype=job["dtype"], layout=job["layout"])
+        cells = ["Kernel Name", *hardware.METRICS.values()], [], [moved.read_bytes] * 8
+        return "\n".join(",".join(f'"{cell}"' for cell in row or [""]) for row in cells)
+
+    call = worker.WORKER.call
+    monkeypatch.setattr(worker.WORKER, "call", compiled_once)
+    monkeypatch.setattr(hardware, "profile", profile)
+    monkeypatch.setattr(reporting, "formula", ask_formula_at_small_shapes)
+    monkeypatch.setattr(reporting, "measured_section", lambda subject, inputs: ["nothing"])
+
+
+COMPILED = {}
+
+
+def ask_formula_at_small_shapes(fn, inputs=None, **options):
+    shapes = {"fit": FIT, "held_out": HELD_OUT} if find_op(inputs).sizes else {}
+    return formula(fn, inputs, **shapes, **options)
+
+
+def ask_formula(fn, inputs=None, shape=AT, **options):
+    if shape != AT:
+        return formula(fn, inputs, fit=[shape], **options)
+    found = ask_formula_at_small_shapes(fn, inputs, **options)
+    at = shape if found.symbols else ()
+    passes = [found, found.backward] if found.backward else [found]
+    return [(each.elements(*at), each.bytes(*at)) for each in passes]
+
+
+def ask_traffic(fn, inputs=None, shape=AT, *, dtype="float32", backward=False):
+    one, two = ("MN", "2MN") if find_op(inputs).sizes else ("32", "64")
+    options = {"fit": FIT, "held_out": HELD_OUT} if find_op(inputs).sizes else {}
+    options |= {"backward": (two, one)} if backward else {}
+    assert_traffic(fn, one, one, inputs, dtype=dtype, **options)
+    return "as it should be"
+
+
+def ask_bench(fn, inputs=None, shape=None, **options):
+    return rows(benchmark.bench({"fn": fn}, inputs, [() if shape is None else shape], **options))
+
+
+def rows(frame):
+    sizes = [name for name in ("m", "n") if name in frame]
+    return frame.drop(columns=sizes).to_dict("records")
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A meter under contract.
+
+    ask: of a function, inputs, a shape and options; what it returns can be compared. takes: its
+    options. shaped: it is asked at one shape, which it needs. elsewhere: another process calls the
+    function, so that it and the inputs need names. command: of the command line.
+    """
+
+    name: str
+    ask: Callable
+    takes: frozenset[str]
+    shaped: bool = True
+    elsewhere: bool = False
+    command: str = ""
+
+    def __str__(self):
+        return self.name
+
+
+def meter(name, ask, takes, **facts):
+    return Meter(name, ask, frozenset(takes.split()), **facts)
+
+
+SM_90 = {"target": "sm_90"}
+METERS = [
+    meter("count", count, "dtype layout backward", command="count {fn} 4 8"),
+    meter("count_shapes", count_shapes, "dtype layout"),
+    meter("formula", ask_formula, "dtype backward", shaped=False, command="formula {fn}"),
+    meter("assert_traffic", ask_traffic, "dtype backward", shaped=False),
+    meter(
+        "counters", lambda *args, **options: rows(memtraffic.counters(*args, **options)),
+        "dtype layout", elsewhere=True, command="counters {fn} 4 8",
+    ),
+    meter("bench", ask_bench, "dtype layout", command="bench {fn} --inputs M,N --shapes 4x8"),
+    meter(
+        "resources", partial(memtraffic.resources, **SM_90), "dtype layout target",
+        command="resources {fn} 4 8 --target sm_90",
+    ),
+    meter(
+        "occupancy", partial(memtraffic.occupancy, **SM_90), "dtype layout target",
+        command="occupancy {fn} 4 8 --target sm_90",
+    ),
+    meter(
+        "report", partial(memtraffic.report, targets=["sm_90"]), "dtype backward targets",
+        shaped=False, command="report {fn} 4 8 --target sm_90",
+    ),
+]  # fmt: skip
+each = pytest.mark.parametrize("it", METERS, ids=str)
+
+
+def those(condition):
+    return pytest.mark.parametrize("it", [it for it in METERS if condition(it)], ids=str)
+
+
+def masked(x):
+    return kernels.masked(x)
+
+
+@cache
+def expected(it):
+    """What the meter finds of `masked`, a copy by one kernel."""
+    return it.ask(masked, "M,N", AT)
+
+
+def x():
+    return matrix(*AT)
+
+
+# ---- what it takes
+
+
+def sized(m, n):
+    return matrix(m, n)
+
+
+SIZED = {
+    "default": None, "specification": "M,N", "name": "softmax", "op": find_op("softmax"),
+    "path": "memtraffic.kernels.softmax.definitions:SOFTMAX", "function": sized,
+}  # fmt: skip
+GIVEN = {
+    "numbers": lambda: "4,8", "tensor": x, "tuple": lambda: (x(),), "list": lambda: [x()],
+    "keywords": lambda: {"x": x()}, "arguments": lambda: Arguments((x(),)),
+}  # fmt: skip
+
+
+def table(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+@each
+@pytest.mark.parametrize("kind", [*SIZED, *GIVEN])
+def test_each_kind_of_inputs_gives_the_same(it, kind):
+    call = (SIZED[kind], AT) if kind in SIZED else (GIVEN[kind](),)
+    if it.elsewhere and kind in GIVEN and kind != "numbers":
+        with pytest.raises(TypeError, match="another process makes the inputs"):
+            it.ask(masked, *call)
+        return
+    found = it.ask(masked, *call)
+    if it.name == "report":  # it says in words what the inputs are, and solves for their sizes
+        assert table(found) == table(expected(it))
+    else:
+        assert found == expected(it)
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return kernels.masked(x)
+
+
+class Copy(torch.autograd.Function):
+    """Kernels in both passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return kernels.masked(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return kernels.twice(dy)
+
+
+def second(_, x):
+    return kernels.masked(x)
+
+
+NAMED = {"module-class": Layer, "autograd-function": Copy, "apply": Copy.apply}
+NAMELESS = {
+    "module": Layer(), "partial": partial(second, None), "lambda": lambda x: kernels.masked(x)
+}  # fmt: skip
+
+
+@each
+@pytest.mark.parametrize("kind", [*NAMED, *NAMELESS])
+def test_each_kind_of_function_gives_the_same(it, kind):
+    if it.elsewhere and kind in NAMELESS:
+        with pytest.raises(LookupError):
+            it.ask(NAMELESS[kind], "M,N", AT)
+        return
+    found = it.ask((NAMED | NAMELESS)[kind], "M,N", AT)
+    if it.name == "report":  # its heading has the name
+        assert found.partition("\n")[2] == expected(it).partition("\n")[2]
+    else:
+        assert found == expected(it)
+
+
+@each
+def test_dtype_is_that_of_the_tensors(it):
+    """What the caller says is what a specification that names it says."""
+    found = it.ask(masked, "M,N", AT, dtype="bfloat16")
+    named = it.ask(masked, "M,N:bf16", AT)
+    if it.name == "report":
+        assert all("| `_masked_kernel` | 32 | 32 | 64 | 64 |" in text for text in (found, named))
+    elif it.name == "bench":  # it has a column for what the caller says
+        assert found[0]["gb_per_s"] == named[0]["gb_per_s"] == expected(it)[0]["gb_per_s"] / 2
+    else:
+        assert found == named
+        assert found != expected(it) or it.name in ("assert_traffic", "occupancy")
+
+
+@those(lambda it: "layout" in it.takes and not it.elsewhere)
+def test_layout_is_that_of_the_matrices(it):
+    seen = []
+
+    def fn(x):
+        seen.append(x.stride())
+        return kernels.masked(x)
+
+    it.ask(fn, "M,N", AT, layout="every other")
+    assert set(seen) == {(16, 2)}
+
+
+@those(lambda it: "backward" in it.takes)
+def test_backward_is_counted_beside_the_forward_pass(it):
+    found = it.ask(Copy, "M,N", AT, backward=True)
+    if it.name == "count":
+        assert (found.backward.read_elements, found.backward.written_elements) == (64, 32)
+    elif it.name == "formula":
+        assert found == [((32, 32), (128, 128)), ((64, 32), (256, 128))]
+    elif it.name == "report":
+        assert "backward: reads 2MN, writes MN" in found
+
+
+# ---- what it refuses
+
+
+async def later(x):
+    return x
+
+
+CALL = {"fn": masked, "inputs": "M,N", "shape": AT}
+BAD = {
+    "number-for-fn": ({"fn": 7}, TypeError, "int"),
+    "coroutine": ({"fn": later}, TypeError, "later"),
+    "class": ({"fn": torch.Tensor}, TypeError, "Tensor"),
+    "generator": ({"fn": lambda x: (y for y in x)}, (TypeError, MemtrafficError), "generator"),
+    "lower-case": ({"inputs": "M,n"}, ValueError, "inputs: 'M,n'"),
+    "number-for-inputs": ({"inputs": 7}, TypeError, "inputs: .* not 7"),
+    "unknown-op": ({"inputs": "sofmax"}, LookupError, "sofmax"),
+    "short": ({"shape": (4,)}, ValueError, r"a shape is M, N, not \(4,\)"),
+    "number-for-shape": ({"shape": 8}, ValueError, "shape"),
+    "no-shape": ({"shape": None}, ValueError, "shape"),
+    "shape-of-tensors": ({"inputs": [torch.ones(4, 8)]}, (ValueError, TypeError), "shape|inputs"),
+    "negative": ({"shape": (4, -8)}, ValueError, "N=-8"),
+    "text": ({"shape": ("a", "b")}, ValueError, "N=b"),
+    "dtype": ({"dtype": "float31"}, ValueError, "float31"),
+    "layout": ({"layout": "od"}, LookupError, "'od'"),
+    "target": ({"target": "sm_91"}, LookupError, "'sm_91'"),
+    "targets": ({"targets": ["sm_91"]}, LookupError, "'sm_91'"),
+}
+
+
+def asked(it, case):
+    """Not of an option that it lacks; nor of what it never sees, or does not look at."""
+    if case in ("no-shape", "shape-of-tensors", "negative", "text") and not it.shaped:
+        return False  # it chooses shapes, and leaves out what is refused
+    if case == "generator" and it.name in ("bench", "counters"):
+        return False
+    if "shape" in BAD[case][0] and it.name == "assert_traffic":
+        return False  # as of `formula`
+    return set(BAD[case][0]) <= {"fn", "inputs", "shape"} | it.takes
+
+
+@pytest.mark.parametrize(
+    ("it", "case"),
+    [pytest.param(it, case, id=f"{case}-{it}") for case in BAD for it in METERS if asked(it, case)],
+)
+def test_bad_call_is_refused_by_name(it, case):
+    changed, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        it.ask(**CALL | changed)
+
+
+@those(lambda it: not it.elsewhere)
+def test_error_of_the_function_is_passed_on(it):
+    def fails(x):
+        kernels.masked(x)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        it.ask(fails, "M,N", AT)
+
+
+# ---- what it changes
+
+
+@those(lambda it: not it.elsewhere)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_inputs_are_as_they_were(it, requires_grad):
+    given = x().requires_grad_(requires_grad)
+    values, version = given.detach().clone(), given._version
+    for options in every_pass(it):
+        it.ask(Copy, given, **options)
+        assert torch.equal(given, values)
+        assert (given.requires_grad, given.grad, given._version) == (requires_grad, None, version)
+
+
+def every_pass(it):
+    return [{}, *([{"backward": True}] if "backward" in it.takes else [])]
+
+
+def parts():
+    """What a meter may replace for a while, by name, and what it may set."""
+    owners = (
+        torch, torch.Tensor, torch.cuda, torch.autograd, torch.jit.ScriptFunction,
+        threading.Thread, jit.JITFunction, CompiledKernel, autotuner.Autotuner, driver, interpreter,
+        interpreter.InterpretedFunction, interpreter.InterpreterBuilder,
+        interpreter.FunctionRewriter, language, language.core, language.math, language.tensor,
+        language.dtype, libdevice,
+    )  # fmt: skip
+    found = {
+        f"{getattr(owner, '__name__', owner)}.{name}": value
+        for owner in owners
+        for name, value in vars(owner).items()
+    }
+    settings = {
+        "modes": active_modes(), "grad": torch.is_grad_enabled(), "numpy": np.geterr(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": threading.active_count(), "path": list(sys.path), "stdout": sys.stdout,
+        "environment": dict(os.environ), "folder": os.getcwd(), "warnings": list(warnings.filters),
+        "random": torch.get_rng_state().tolist(), "standing in": runtime.is_standing_in(),
+        "capturing": runtime.is_capturing(),
+    }  # fmt: skip
+    return found, settings
+
+
+class Failing(Copy):
+    @staticmethod
+    def forward(ctx, x):
+        kernels.masked(x)
+        raise ZeroDivisionError
+
+
+@each
+@pytest.mark.parametrize("fn", [Copy, Failing])
+def test_nothing_is_left_behind(it, fn):
+    *_, options = every_pass(it)
+
+    def ask():
+        with pytest.raises(ZeroDivisionError) if fn is Failing else nullcontext():
+            it.ask(fn, "M,N", AT, **options)
+
+    ask()  # which imports what it needs
+    (before, settings), _, (after, set_to) = parts(), ask(), parts()
+    replaced = [name for name in before | after if before.get(name) is not after.get(name)]
+    assert (replaced, set_to) == ([], settings)
+
+
+# ---- when and where it is asked
+
+
+@each
+def test_answer_is_the_same_each_time_and_in_a_thread(it):
+    assert it.ask(masked, "M,N", AT) == expected(it)
+    assert kernels.ended(it.ask, masked, "M,N", AT) == expected(it)
+
+
+def test_meters_in_threads_take_turns():
+    at_once = [it for it in METERS if it.name not in ("bench", "count_shapes")] * 2
+    found = {}
+    threads = [
+        threading.Thread(target=lambda i=i, it=it: found.update({i: it.ask(masked, "M,N", AT)}))
+        for i, it in enumerate(at_once)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: expected(it) for i, it in enumerate(at_once)}
+
+
+@each
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_answer_is_the_same_whatever_the_caller_does_with_gradients(it, mode):
+    for options in every_pass(it):
+        outside = it.ask(Copy, "M,N", AT, **options)
+        with mode():
+            assert it.ask(Copy, "M,N", AT, **options) == outside
+
+
+# ---- by which door it is asked
+
+
+def as_json(it):
+    """What the meter finds by the front door, as its command prints it."""
+    found = getattr(memtraffic, it.name)
+    fn = kernels.masked
+    if it.name == "count":
+        traffic = found(fn, "M,N", AT)
+        totals = (*SIDES.values(),)
+        return {side: getattr(traffic, side) for side in totals} | {
+            "ops": [asdict(op) for op in traffic.ops]
+        }
+    if it.name == "formula":
+        solved = found(fn)
+        return {side: {k: int(v) for k, v in getattr(solved, side).items()} for side in SIDES} | {
+            "tried": solved.tried, "together": solved.together, "steps": solved.steps
+        }  # fmt: skip
+    if it.name == "counters":
+        return found("kernels:masked", "M,N", AT).to_dict("records")
+    if it.name == "bench":
+        frame = found(["kernels:masked"], "M,N", [AT], beside_copy=True)
+        return json.loads(frame.to_json(orient="records"))
+    return [asdict(kernel) for kernel in found(fn, "M,N", AT, **SM_90)]
+
+
+@those(lambda it: it.command)
+def test_command_line_gives_the_same(it, capsys):
+    text = it.command.format(fn="kernels:masked")
+    if it.name == "report":
+        assert main(shlex.split(text)) == 0
+        text = memtraffic.report(kernels.masked, "M,N", AT, targets=["sm_90"])
+        assert capsys.readouterr().out == text + "\n"
+        return
+    assert main(shlex.split(f"{text} --json")) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(as_json(it)))
