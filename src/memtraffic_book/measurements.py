@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import itertools
 import statistics
@@ -19,13 +17,16 @@ from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import timing
+from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.loop import TIMES, describe_shape
+from memtraffic.compile import resources
 from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
+from memtraffic.residency import Occupancy
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 from memtraffic_book import peers
 
@@ -95,34 +96,29 @@ def bench_beside_copy(**options: Any) -> pd.DataFrame:
     return bench_dtypes(beside_copy=True, **options)
 
 
+def _bench_what_works(
+    impls: Impls, shapes: Sequence[Sequence[int]], **options: Any
+) -> pd.DataFrame:
+    """`benchmark.bench` of implementations that may refuse a shape, or be wrong: without those.
+
+    Why one has no row is printed.
+    """
+    frame = benchmark.bench(impls, SOFTMAX, shapes, judge=True, **options)
+    there = frame["us"].notna()
+    for row in frame[~there].to_dict("records"):
+        print(f"{row['impl']} at {row['m']} x {row['n']}: {row['note']}", file=sys.stderr)
+    return frame[there].drop(columns=["us_reversed", "note"])
+
+
 def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -> pd.DataFrame:
     """`benchmark.bench` in several cases, each of a type, a memory layout and shapes.
 
     cases: dicts with the keys `dtype`, `layout` and `shapes`. Columns: `layout`, and those of
     `bench`. What an implementation refuses or cannot compile has no row, and is printed.
     """
-    runtime.require_gpu("bench_cases")
-    frames = []
-    for case in cases:
-        dtype, layout = case["dtype"], case["layout"]
-        for shape in case["shapes"]:
-            [x] = SOFTMAX.arguments(tuple(shape), dtype, layout).positional
-            able = {label: fn for label, fn in impls.items() if _takes(label, fn, x)}
-            frame = benchmark.bench(able, None, [shape], dtype=dtype, layout=layout, **options)
-            frames.append(({"layout": layout}, frame))
-    return _stacked(frames)
-
-
-def _takes(label: str, fn: Callable[..., Any], x: Tensor) -> bool:
-    """Whether an implementation takes `x`; prints why not."""
-    try:
-        fn(x)
-    except Exception as error:  # a compiler raises what it likes
-        reason = str(error).strip().split("\n")[0]
-        where = f"{tuple(x.shape)} of strides {x.stride()}"
-        print(f"{label} at {where}: {type(error).__name__}: {reason}", file=sys.stderr)
-        return False
-    return True
+    return _stacked(
+        ({"layout": case["layout"]}, _bench_what_works(impls, **case, **options)) for case in cases
+    )
 
 
 def bench_rounds(
@@ -180,23 +176,19 @@ def bench_option(
     """`benchmark.bench` of several values of a keyword option, beside the fastest copy.
 
     Columns: one named after `option`; those of `bench` after `impl`; `copy_us`, the median time of
-    the copy in microseconds. A value that `fn` refuses with a ValueError at some shape has no row
-    there.
+    the copy in microseconds. A value that `fn` refuses at some shape has no row there. Raises
+    ValueError if `fn` takes none of them at any shape.
     """
     runtime.require_gpu("bench_option")
-    frames = []
-    for shape in progress(shapes, "timing"):
-        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        impls: dict[str, Any] = {"copy": "copy"}
-        for value in values:
-            call = functools.partial(fn, **{option: value})
-            with contextlib.suppress(ValueError):
-                call(x)
-                impls[value] = call
-        frame = benchmark.bench(impls, None, [shape], dtype=dtype, budget=0.1)
-        copied, timed = frame.iloc[0], frame.iloc[1:].rename(columns={"impl": option})
-        frames.append(timed.assign(copy_us=copied["us"]))
-    return pd.concat(frames, ignore_index=True)
+    named = {str(value): value for value in values}
+    fns = {name: functools.partial(fn, **{option: value}) for name, value in named.items()}
+    frame = _bench_what_works({"copy": copy, **fns}, shapes, dtype=dtype, budget=0.1)
+    copied = frame[frame["impl"] == "copy"].set_index(["m", "n"])["us"].rename("copy_us")
+    timed = frame[frame["impl"] != "copy"].rename(columns={"impl": option})
+    if timed.empty:
+        raise ValueError(f"bench_option: nothing takes {option} in {list(values)}")
+    timed[option] = timed[option].map(named)
+    return timed.join(copied, on=["m", "n"]).reset_index(drop=True)
 
 
 def times_by_turn(
@@ -582,15 +574,12 @@ def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
     `resident`, programs per SM.
     """
     runtime.require_gpu("resident_plans")
-    from memtraffic import residency
-    from memtraffic.compile import resources
-
-    gpu, [x], rows = gpus.this_gpu(), SOFTMAX.arguments(tuple(shape)).positional, []
+    gpu, rows = gpus.this_gpu(), []
     for label, fn in impls.items():
-        [kernel] = resources(fn, x, target=gpu)
+        [kernel] = resources(fn, SOFTMAX, shape, target=gpu)
+        resident = Occupancy.of(kernel, gpu).resident
         used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
-        resident = {"resident": residency.resident_programs(kernel, gpu)}
-        rows.append({"impl": label, "warps": kernel.num_warps} | used | resident)
+        rows.append({"impl": label, "warps": kernel.num_warps, **used, "resident": resident})
     return pd.DataFrame(rows)
 
 
@@ -602,16 +591,15 @@ def compile_for_targets(
     num_warps: of a program; None is what the launcher chooses for that GPU. Returns the resources
     of each kernel by target, width and number of warps.
     """
-    from memtraffic.compile import capture_launches, compile_launches
     from memtraffic.kernels.softmax import persistent
 
-    keys, jobs = list(itertools.product(targets, ns, num_warps)), []
-    for target, n, warps in keys:
-        x = torch.empty(8, n, device=runtime.device())
-        [launch] = capture_launches(persistent.softmax, x, gpu=gpus.find_gpu(target))
-        options = launch.options | ({"num_warps": warps} if warps else {})
-        jobs.append((dataclasses.replace(launch, options=options), target))
-    return dict(zip(keys, compile_launches(jobs), strict=True))
+    found = {}
+    for target, n, warps in itertools.product(targets, ns, num_warps):
+        options = {"num_warps": warps} if warps else {}
+        [found[target, n, warps]] = resources(
+            persistent.softmax, SOFTMAX, (8, n), target=target, **options
+        )
+    return found
 
 
 def grid_sizes(ns: Sequence[int], num_warps: int) -> pd.DataFrame:
@@ -620,8 +608,6 @@ def grid_sizes(ns: Sequence[int], num_warps: int) -> pd.DataFrame:
     Compiled by the Triton that is here, for rows of several widths. Columns: `target`, `gpu`, `n`;
     `resident`, programs per SM or compute unit; `processors`, how many of those; `programs` in all.
     """
-    from memtraffic.residency import Occupancy
-
     kernels = compile_for_targets(gpus.TARGETS, ns, (num_warps,))
     rows = [{**Occupancy.of(kernel).as_dict(), "n": n} for (_, n, _), kernel in kernels.items()]
     columns = ["target", "gpu", "n", "resident", "processors", "programs"]
