@@ -107,6 +107,18 @@ def _never_compiles_kernel(x_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _seed_kernel(seed):
+    """Has a pointer where Triton's function takes a number."""
+    tl.rand4x(seed, tl.arange(0, 4))
+
+
+@triton.jit
+def _viewing_kernel(x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(x_ptr + tl.arange(0, BLOCK), tl.view(x, [BLOCK]))
+
+
+@triton.jit
 def _scalars_kernel(y_ptr, x_ptr, scale, flag, n_cols, BLOCK: tl.constexpr):
     """Uses a float and a bool as what a compiled kernel sees: tensors."""
     cols = tl.arange(0, BLOCK)

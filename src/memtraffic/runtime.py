@@ -52,6 +52,13 @@ def is_standing_in() -> bool:
     return standing_in.get() is not nullcontext
 
 
+def stand_in_hint() -> str:
+    """What to do about kernels that a function launches only on a GPU; "" where there is one."""
+    if HAS_GPU or is_standing_in():
+        return ""
+    return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
+
+
 def device() -> torch.device:
     """Where the book's tensors live: the current GPU, or the CPU on a machine without one."""
     return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

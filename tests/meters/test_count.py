@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from memtraffic import runtime
-from memtraffic.errors import CountError
+from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
 from memtraffic.meters.count import OpTraffic, count, count_shapes
+from memtraffic.meters.formula import formula
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -472,6 +473,60 @@ def test_count_refuses_a_kernel_that_leaves_its_tensors():
         count(kernels.dropped_mask, matrix(5, 12))
     with pytest.raises(CountError, match=r"^_unmasked_kernel reads 16 elements outside"):
         count(kernels.over_reads, matrix(1, 16))
+
+
+@pytest.mark.skipif(runtime.HAS_GPU, reason="there is a GPU")
+def test_count_says_that_nothing_ran():
+    text = str(count(torch.t, "M,N", (2, 3)))
+    assert "no operation of PyTorch ran" in text
+    assert "within `stand_in()`" in text
+    assert "within `stand_in()`" in formula(torch.t).evidence
+
+
+@pytest.mark.parametrize(
+    ("launch", "error", "message"),
+    [
+        pytest.param(
+            lambda x: kernels._never_compiles_kernel[(1,)](x, BLOCK=4),
+            AssertionError,
+            r"^_never_compiles_kernel: a block is never negative, at kernels\.py:\d+: tl\.static",
+            id="static-assertion",
+        ),
+        pytest.param(
+            lambda x: kernels._seed_kernel[(1,)](x),
+            AssertionError,
+            r"^_seed_kernel: tl\.static_assert\(seed.* fails, at kernels\.py:\d+: tl\.rand4x",
+            id="assertion-without-a-reason-in-a-function-that-it-calls",
+        ),
+        pytest.param(
+            lambda x: kernels._masked_kernel[(1,)](x, 16, 4, BLOCK=4, STORED=4),
+            ValueError,
+            r"^_masked_kernel: Unsupported ptr type.*'16,' are 16 elements.*kernels\.py:\d+: x =",
+            id="number-for-a-tensor",
+        ),
+        pytest.param(
+            lambda x: kernels._masked_kernel[(1,)](x, x, 4, STORED=4),
+            LaunchError,
+            "^_masked_kernel is launched without BLOCK.*set TRITON_INTERPRET=0",
+            id="argument-left-out",
+        ),
+    ],
+)
+def test_count_names_the_kernel_and_the_line_that_fail(launch, error, message):
+    with pytest.raises(error, match=message):
+        count(launch, matrix())
+
+
+def test_count_warns_of_the_language_once():
+    """Not in each program of each launch, nor at each shape of a formula."""
+
+    def launch(x):
+        kernels._viewing_kernel[(5,)](x, BLOCK=4)
+
+    with pytest.warns(UserWarning, match="view is deprecated") as caught:
+        count(launch, matrix())
+        count(launch, matrix())
+    assert len(caught) == 1
 
 
 def test_count_refuses_a_read_of_one_argument_that_lands_in_another():

@@ -133,16 +133,12 @@ def _jobs(
         call = functools.partial(call, num_stages=num_stages)
     launches = capture_launches(lambda: arguments.call(call), gpu=gpu)
     if not launches:
-        raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{_hint()}")
+        raise NoKernelError(
+            f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
+        )
     options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
     chosen = {name: value for name, value in options.items() if value is not None}
     return [(replace(launch, options=launch.options | chosen), gpu) for launch in launches]
-
-
-def _hint() -> str:
-    if runtime.HAS_GPU or runtime.is_standing_in():
-        return ""
-    return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
 
 
 def _gpu(target: str | Gpu | None) -> Gpu:

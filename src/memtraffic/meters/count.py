@@ -50,7 +50,7 @@ from memtraffic.torch_adapter import (
     set_wrap_triton_enabled,
 )
 from memtraffic.triton_adapter.capture import Configuration
-from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting
+from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting, name_kernel
 from memtraffic.triton_adapter.launch import Grid
 from memtraffic.triton_adapter.reach import Reach
 
@@ -94,6 +94,12 @@ class Access:
     offsets: tuple[int, ...]
 
 
+def nothing_ran() -> str:
+    """Says of a function that it moved nothing, and why that may be."""
+    hint = runtime.stand_in_hint()
+    return f"no operation of PyTorch ran that moves anything, and no Triton kernel{hint}"
+
+
 @dataclass
 class Traffic:
     """What a function moved, operation by operation, with totals in elements and bytes.
@@ -127,6 +133,8 @@ class Traffic:
         return sum(op.written_bytes for op in self.ops)
 
     def __str__(self) -> str:
+        if not self.ops:
+            return f"reads 0 elements, writes 0 elements: {nothing_ran()}"
         operations = "1 operation" if len(self.ops) == 1 else f"{len(self.ops)} operations"
         text = (
             f"reads {self.read_elements} elements, writes {self.written_elements} elements, "
@@ -455,6 +463,7 @@ class _Meter(TorchDispatchMode):
             except Exception as error:
                 if isinstance(cause := interpreter_cause(error), NotImplementedError):
                     raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
+                name_kernel(kernel, error)
                 raise
             finally:
                 launched, self.kernel = self.kernel, None

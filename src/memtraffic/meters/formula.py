@@ -21,7 +21,14 @@ from typing import Any, TypeAlias
 
 from memtraffic.errors import FormulaError, InputsError
 from memtraffic.functions import as_function, function_name
-from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited
+from memtraffic.meters.count import (
+    TooMuchWork,
+    Traffic,
+    Work,
+    count,
+    limited,
+    nothing_ran,
+)
 from memtraffic.meters.polynomials import (
     SYMBOLS,
     Polynomial,
@@ -303,6 +310,8 @@ class Counts:
         while found is None and planned and more and len(self.fitted) <= squares:
             self.add(*more.pop(0), limit=True)
             found = self._solve()
+        if not any(traffic.ops for passes in self.traffic.values() for traffic in passes):
+            self.notes.append(nothing_ran())
         if held_out is not None:
             self.add((), held_out)
         elif found is not None:

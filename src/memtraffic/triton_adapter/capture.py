@@ -10,7 +10,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.torch_adapter import disable_current_modes
-from memtraffic.triton_adapter.launch import Kernel, check_launch
+from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch
 from memtraffic.triton_adapter.patching import lock, replaced
 
 
@@ -28,6 +28,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
     def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         if not warmup:
             check_launch(kernel.fn.__name__, grid)
+            check_arguments(kernel.fn, args, options)
             record(kernel, args, options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> None:

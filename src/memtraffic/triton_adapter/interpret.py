@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
@@ -12,8 +15,16 @@ import numpy as np
 import torch
 
 from memtraffic import runtime
+from memtraffic.errors import MemtrafficError
 from memtraffic.triton_adapter.capture import Configuration, configurations_of, from_equal_values
-from memtraffic.triton_adapter.launch import CompiledKernel, Grid, Kernel, check_launch, tensors_of
+from memtraffic.triton_adapter.launch import (
+    CompiledKernel,
+    Grid,
+    Kernel,
+    check_arguments,
+    check_launch,
+    tensors_of,
+)
 from memtraffic.triton_adapter.libdevice import call_library, prepared_once
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
@@ -65,6 +76,7 @@ def interpreting(meter: Meter) -> Iterator[None]:
         yield
         return
     from triton.compiler import CompiledKernel
+    from triton.language import core
     from triton.runtime import autotuner, interpreter, jit
 
     mend_interpreter()
@@ -112,6 +124,7 @@ def interpreting(meter: Meter) -> Iterator[None]:
             (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
             *((tuner, "run", run_autotuned) for tuner in tuners),
+            (core, "warn", _warn_once),
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
             (CompiledKernel, "__getitem__", relaunch),
@@ -119,6 +132,12 @@ def interpreting(meter: Meter) -> Iterator[None]:
         prepared_once(interpreter) as unprepare,
     ):
         yield
+
+
+@functools.cache
+def _warn_once(message: str, category: type[Warning] = UserWarning, **_: Any) -> None:
+    """Warns of what the language no longer likes once, not in each program of each launch."""
+    warnings.warn(message, category, stacklevel=3)
 
 
 def _with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
@@ -142,6 +161,7 @@ def _metered_executor(executor: Any, meter: Meter, numbers: dict[int, int]) -> t
             check_launch(name, grid, options.get("num_warps"))
             if callable(grid):
                 self.grid = lambda constants: check_launch(name, grid(constants))
+            check_arguments(self.fn, args, options)
             tensors = list(tensors_of([*args, *options.values()]))
             # A GPU gives no warning where an exponential overflows.
             with meter.launch(self.fn.__name__, tensors), np.errstate(all="ignore"):
@@ -263,6 +283,30 @@ def interpreter_cause(error: BaseException) -> BaseException:
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def name_kernel(kernel: str, error: BaseException) -> None:
+    """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
+    cause = interpreter_cause(error)
+    if isinstance(cause, MemtrafficError) or len(cause.args) > 1:
+        return
+    said = str(cause)
+    if not said:  # an assertion without a reason; that of a kernel is Triton's function
+        *_, caller, last = [None, *traceback.extract_tb(cause.__traceback__)]
+        failed = caller if caller and last and last.name == "_new_static_assert" else last
+        said = f"{failed.line if failed else type(cause).__name__} fails"
+    if "Unsupported ptr type" in said:
+        said += ", where it takes a tensor (inputs '16' are a number, '16,' are 16 elements)"
+    cause.args = (f"{kernel}: {said}{_line_of(kernel, error)}",)
+
+
+def _line_of(kernel: str, error: BaseException) -> str:
+    """The line of a kernel in which something failed, for a message."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.name == kernel and frame.line:
+            return f", at {os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
+    inner = error.__cause__ if type(error).__name__ == "InterpreterError" else None
+    return _line_of(kernel, inner) if inner else ""
 
 
 class _Memory:

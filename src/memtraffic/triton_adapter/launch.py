@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -40,6 +41,24 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
                 f"CUDA launches up to {most}"
             )
     return grid
+
+
+def check_arguments(
+    kernel: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Raises LaunchError for a launch that leaves out arguments of `kernel`, a Python function."""
+    parameters = inspect.signature(kernel).parameters
+    given = {*list(parameters)[: len(args)], *options}
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if name not in given and parameter.default is parameter.empty
+    ]
+    if missing:
+        raise LaunchError(
+            f"{kernel.__name__} is launched without {', '.join(missing)}. Some packages leave out "
+            "what autotunes a kernel where TRITON_INTERPRET is 1: set TRITON_INTERPRET=0"
+        )
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
