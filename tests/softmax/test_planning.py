@@ -49,12 +49,13 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
     if tile is None:
         assert n_cols > max(WARPS[itemsize, inputs].values())
         return
+    most = 400 if n_cols > max(WARPS[itemsize, inputs].values()) else 256
     assert (tile.chunks - 1) * tile.block < n_cols <= tile.chunks * tile.block
     assert all(map(is_power_of_two, (tile.rows, tile.block, tile.num_warps)))
     lanes = tile.num_warps * gpu.warp_size
     assert lanes <= gpu.max_threads_per_program
     elements = tile.rows * tile.block * tile.chunks / lanes
-    assert elements * itemsize <= 256  # bytes per lane and tensor: 64 registers
+    assert elements * itemsize <= most  # bytes per lane and tensor: 64 registers
     narrow = tile.rows > 1 and tile.chunks == 1 and tile.block < 2 * n_cols
     # A lane loads whole vectors, and where a program has several rows, a warp has one of them.
     assert narrow or tile.block * itemsize * tile.rows % (16 * lanes) == 0
@@ -66,37 +67,58 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
 @pytest.mark.parametrize(
     ("n", "itemsize", "expected"),
     [
-        pytest.param(1, 4, Tile(256, 1, 1, 4), id="one-column"),
-        pytest.param(8, 4, Tile(32, 8, 1, 4), id="eight"),
-        pytest.param(9, 4, Tile(16, 16, 1, 4), id="nine"),
-        pytest.param(255, 4, Tile(2, 256, 1, 4), id="widest"),
-        pytest.param(8, 2, Tile(64, 8, 1, 4), id="eight-of-16-bits"),
-        pytest.param(255, 2, Tile(2, 256, 1, 4), id="widest-of-16-bits"),
-        pytest.param(8, 8, Tile(16, 8, 1, 2), id="eight-of-64-bits"),
+        pytest.param(1, 4, Tile(512, 1, 1, 1), id="one-column"),
+        pytest.param(8, 4, Tile(64, 8, 1, 1), id="eight"),
+        pytest.param(9, 4, Tile(32, 16, 1, 1), id="nine"),
+        pytest.param(128, 4, Tile(4, 128, 1, 1), id="widest-of-a-warp"),
+        pytest.param(8, 2, Tile(128, 8, 1, 1), id="eight-of-16-bits"),
+        pytest.param(255, 2, Tile(4, 256, 1, 1), id="widest-of-16-bits"),
+        pytest.param(8, 8, Tile(32, 8, 1, 1), id="eight-of-64-bits"),
     ],
 )
 def test_row_tile_of_narrow_rows(n, itemsize, expected):
-    for inputs, gpu in product((1, 2), (H200, MI300X)):
-        assert row_tile(n, itemsize, inputs, gpu) == expected
+    """64 bytes of each tensor in a lane; on a GPU of wider warps, twice as many rows."""
+    for inputs, shifted in product((1, 2), (False, True)):
+        assert row_tile(n, itemsize, inputs, H200, shifted) == expected
+        wide = replace(expected, rows=2 * expected.rows)
+        assert row_tile(n, itemsize, inputs, MI300X, shifted) == wide
+
+
+@pytest.mark.parametrize(
+    ("n", "itemsize", "inputs", "expected"),
+    [
+        pytest.param(255, 4, 1, Tile(4, 256, 1, 2), id="two-warps"),
+        pytest.param(257, 4, 1, Tile(2, 512, 1, 2), id="two-warps-at-most"),
+        pytest.param(257, 4, 2, Tile(1, 512, 1, 1), id="backward"),
+        pytest.param(511, 2, 1, Tile(2, 512, 1, 1), id="16-bits"),
+        pytest.param(50257, 2, 1, Tile(1, 2048, 25, 8), id="vocabulary"),
+        pytest.param(50257, 2, 2, Tile(1, 2048, 25, 8), id="vocabulary-backward"),
+        pytest.param(50257, 4, 1, Tile(1, 2048, 25, 16), id="vocabulary-float32"),
+        pytest.param(50257, 4, 2, None, id="vocabulary-float32-backward"),
+        pytest.param(65537, 2, 1, None, id="past-what-fits"),
+    ],
+)
+def test_row_tile_of_shifted_rows(n, itemsize, inputs, expected):
+    assert row_tile(n, itemsize, inputs, H200, shifted=True) == expected
 
 
 @pytest.mark.parametrize(
     ("n", "itemsize", "inputs", "expected", "shifted"),
     [
-        pytest.param(256, 4, 1, Tile(2, 256, 1, 4), None, id="several-warps"),
-        pytest.param(512, 4, 1, Tile(2, 512, 1, 4), None, id="several-warps-at-most"),
-        pytest.param(256, 2, 1, Tile(4, 256, 1, 4), Tile(1, 256, 1, 1), id="forward"),
+        pytest.param(256, 4, 1, Tile(2, 256, 1, 4), Tile(4, 256, 1, 2), id="several-warps"),
+        pytest.param(512, 4, 1, Tile(2, 512, 1, 4), Tile(2, 512, 1, 2), id="several-warps-at-most"),
+        pytest.param(256, 2, 1, Tile(4, 256, 1, 4), Tile(4, 256, 1, 1), id="forward"),
         pytest.param(1792, 2, 1, Tile(4, 256, 7, 4), Tile(1, 256, 7, 1), id="forward-at-most"),
         pytest.param(1793, 2, 1, Tile(1, 512, 4, 2), None, id="forward-and-one"),
-        pytest.param(256, 2, 2, Tile(4, 256, 1, 4), Tile(1, 256, 1, 1), id="backward"),
-        pytest.param(512, 2, 2, Tile(4, 256, 2, 4), Tile(1, 256, 2, 1), id="backward-at-most"),
+        pytest.param(256, 2, 2, Tile(4, 256, 1, 4), Tile(4, 256, 1, 1), id="backward"),
+        pytest.param(512, 2, 2, Tile(4, 256, 2, 4), Tile(2, 512, 1, 1), id="backward-at-most"),
         pytest.param(513, 2, 2, Tile(1, 512, 2, 2), None, id="backward-and-one"),
-        pytest.param(512, 4, 2, Tile(1, 128, 4, 1), None, id="float32-at-most"),
+        pytest.param(512, 4, 2, Tile(1, 128, 4, 1), Tile(1, 512, 1, 1), id="float32-at-most"),
         pytest.param(513, 4, 2, Tile(1, 512, 2, 4), None, id="float32-and-one"),
     ],
 )
 def test_row_tile_of_a_warp_to_each_row(n, itemsize, inputs, expected, shifted):
-    """A row that starts between two multiples of 16 bytes needs a program of its own."""
+    """A wide row that starts between two multiples of 16 bytes needs a program of its own."""
     assert row_tile(n, itemsize, inputs, H200) == expected
     assert row_tile(n, itemsize, inputs, H200, shifted=True) == (shifted or expected)
 
@@ -319,7 +341,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
 
 @pytest.mark.parametrize(
     ("m", "n", "rows"),
-    [(1, 8, 32), (31, 8, 32), (32, 8, 32), (33, 8, 32), (5, 512, 2), (5, 513, 1)],
+    [(1, 8, 64), (63, 8, 64), (64, 8, 64), (65, 8, 64), (5, 512, 2), (5, 513, 1)],
 )
 def test_plan_has_programs_for_all_rows(m, n, rows):
     with runtime.capturing_launches(H200):

@@ -42,9 +42,14 @@ WARPS = {
     (2, 2): {2: 1536, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
+# Wider rows that start between multiples of 16 bytes: warps, and the widest. Split, they would be
+# loaded an element at a time, and take up to 2.3 times as long.
+SHIFTED = {(4, 1): (16, 53248), (2, 1): (8, 65536), (2, 2): (8, 53248)}
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
 ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (4, 256, 512), (4, 2): (1, 256, 512)}
-MIN_TILE_BYTES = 2048  # a program of several rows holds at least this much
+MIN_TILE_BYTES = 2048  # of a program of several rows that have not, at least
+NARROW, NARROW_SHIFTED = 255, 512  # columns: so many fit a program of several rows
+NARROW_LANE_BYTES = 64  # of each tensor in a lane of such a program
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
@@ -75,6 +80,10 @@ def row_tile(
     Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
+    if n_cols <= (NARROW_SHIFTED if shifted else NARROW):
+        num_warps = 2 if kind == (4, 1) and block > 128 else 1
+        tile_bytes = NARROW_LANE_BYTES * gpu.warp_size * num_warps
+        return Tile(max(1, tile_bytes // (block * itemsize)), block, 1, num_warps)
     rows, narrowest, widest = ONE_WARP.get(kind, (1, n_cols + 1, 0))
     if narrowest <= n_cols <= widest:
         rows = num_warps = 1 if shifted else rows  # a row of its own can be shifted
@@ -85,6 +94,8 @@ def row_tile(
         rows = 1
         fitting = (warps for warps, widest in WARPS[kind].items() if n_cols <= widest)
         num_warps = next(fitting, 0)
+        if not num_warps and shifted and n_cols <= SHIFTED.get(kind, (0, 0))[1]:
+            num_warps = SHIFTED[kind][0]
     # On a GPU of wider warps as many lanes, in fewer warps.
     lanes = max(num_warps * 32, gpu.warp_size)
     if not num_warps or lanes > gpu.max_threads_per_program:
