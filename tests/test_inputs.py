@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memtraffic import runtime
 from memtraffic.errors import InputsError
-from memtraffic.inputs import DTYPES, GRAMMAR, Arguments, read_sizes, tensors_in
+from memtraffic.inputs import DTYPES, Arguments, read_sizes, tensors_in
 from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
@@ -22,12 +22,10 @@ def made(text, *shape, **options):
     ("text", "shape", "expected"),
     [
         pytest.param("M,N", (3, 5), (3, 5), id="matrix"),
-        pytest.param("N", (5,), (5,), id="vector"),
         pytest.param("B,H,S,D", (2, 3, 4, 5), (2, 3, 4, 5), id="four-sizes"),
         pytest.param("N,N", (4,), (4, 4), id="twice"),
         pytest.param("M,128", (3,), (3, 128), id="number"),
         pytest.param("128,", (), (128,), id="number-alone"),
-        pytest.param("7:bf16", (), (7,), id="number-with-a-dtype"),
         pytest.param("N,", (5,), (5,), id="trailing-comma"),
     ],
 )
@@ -87,14 +85,6 @@ def test_find_op_of_whole_numbers_fit_the_dtype():
         made("M:int8<200", 4000)
 
 
-def test_find_op_of_indices_and_targets():
-    """The two uses that whole numbers are made for."""
-    ([table, at], _) = made("V,D B,S:int64<V", 7, 3, 2, 50)
-    assert torch.nn.functional.embedding(at, table).shape == (2, 50, 3)
-    ([logits, target], _) = made("M,N M:int64<N", 3, 5)
-    assert torch.nn.functional.cross_entropy(logits, target).isfinite()
-
-
 # ---- other values
 
 
@@ -110,13 +100,6 @@ def test_find_op_of_a_value(text, value):
     assert keywords == {"eps": value}
 
 
-def test_find_op_by_keyword():
-    ((x, three), keywords) = made("M,N  3 weight=N:bf16 eps=1e-6", 3, 5)
-    assert x.shape == (3, 5) and three == 3
-    assert (keywords["weight"].shape, keywords["weight"].dtype) == ((5,), torch.bfloat16)
-    assert keywords["eps"] == 1e-6
-
-
 # ---- sizes
 
 
@@ -129,9 +112,9 @@ def test_find_op_orders_sizes(text, sizes):
     assert find_op(text).sizes == tuple(sizes)
 
 
-@pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["3", "N=5"]])
+@pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["N=5"]])
 def test_read_sizes(texts):
-    assert read_sizes(find_op("M,N"), texts) == (3, 5)
+    assert read_sizes(find_op("M,N"), texts, M=3, N=None) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +125,6 @@ def test_read_sizes(texts):
         (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
         (["M=3", "M=5"], "M is 3 already"),
         (["3", "0"], "'0' is not a positive"),
-        (["3", "N="], "'' is not a positive"),
         (["3", "1" * 40], "is no size: the largest is"),
         (["3", "1" * 5000], "is not a positive"),
     ],
@@ -152,22 +134,9 @@ def test_read_sizes_that_are_wrong(texts, message):
         read_sizes(find_op("M,N"), texts)
 
 
-def test_read_sizes_by_default():
-    assert read_sizes(find_op("M,N"), ["N=5"], M=16, N=None) == (16, 5)
-
-
 def test_arguments_that_no_memory_holds():
     with pytest.raises(InputsError, match=r"'M,N' cannot be made with M=4\d*, N=4\d*: "):
         find_op("M,N").arguments((2**62, 2**62))
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [((3,), r"a shape is M, N, not \(3,\)"), (None, "M, N have no numbers"), ((), "not ()")],
-)
-def test_arguments_of_another_shape(shape, message):
-    with pytest.raises(InputsError, match=f"M,N N.*{message}"):
-        find_op("M,N N").arguments(shape)
 
 
 # ---- what cannot be read
@@ -177,30 +146,22 @@ def test_arguments_of_another_shape(shape, message):
     ("text", "message"),
     [
         pytest.param("", "there are none", id="nothing"),
-        pytest.param("   ", "there are none", id="spaces"),
         pytest.param("m,n", "'m,n' has a size in lower case", id="lower-case"),
-        pytest.param("n", "'n' has a size in lower case", id="lower-case-letter"),
         pytest.param("reduction=mean", "'mean' is a string", id="string"),
-        pytest.param("'M'", "is a string", id="quotes"),
         pytest.param("x=none", "did you mean None", id="misspelt-none"),
         pytest.param("M,N:float31", "did you mean float32", id="misspelt-dtype"),
         pytest.param("M,N:complex64", "no dtype complex64", id="unknown-dtype"),
         pytest.param("M,N<5", "name the dtype, as in M:int64<5", id="bound-without-dtype"),
         pytest.param("M,N:bf16<5", "bfloat16 has no largest number", id="bound-of-floats"),
-        pytest.param("M:bool<2", "bool has no largest number", id="bound-of-bool"),
-        pytest.param("M:int64<0", "0 is not a size", id="empty-range"),
         pytest.param("0,", "0 is not a size", id="zero"),
         pytest.param("M,99999999999999999999", "is not a size", id="huge"),
         pytest.param("MN", "commas between them: M,N", id="comma-forgotten"),
         pytest.param("M,,N", "neither a tensor", id="two-commas"),
-        pytest.param("M;N", "neither a tensor", id="semicolon"),
         pytest.param("eps=", "is empty", id="no-value"),
         pytest.param("=3", "name=value", id="no-name"),
-        pytest.param("a-b=3", "name=value", id="no-identifier"),
         pytest.param("a=1 a=2", "a is given twice", id="name-twice"),
         pytest.param("a=1 M,N", "stands after a=", id="position-after-name"),
         pytest.param("1_000", "neither a tensor", id="underscore"),
-        pytest.param("\u0663", "neither a tensor", id="other-digits"),
         pytest.param("9" * 5000, "has 5000 characters", id="long"),
     ],
 )
@@ -232,7 +193,6 @@ def test_find_op_of_any_text(text):
     ("function", "positional", "keywords"),
     [
         (lambda m, k: torch.ones(m, k), 1, []),
-        (lambda m, k: (torch.ones(m, k), 3), 2, []),
         (lambda m, k: [torch.ones(m)], 1, []),
         (lambda m, k, dtype, *, layout: [dtype, layout], 2, []),
         (lambda m, k, **options: options, 0, ["dtype", "layout"]),
@@ -264,7 +224,3 @@ def test_arguments_tensors():
     doubled = arguments.map(lambda t: 2 * t)
     assert doubled.positional[0].tolist() == [2, 2, 2]
     assert doubled.positional[1] == 3 and doubled.keywords["eps"] == 1e-6
-
-
-def test_grammar_is_what_the_module_says():
-    assert all(example in GRAMMAR for example in ("M,N", "M:int64<N", "128,", "eps=1e-6", "None"))

@@ -17,7 +17,7 @@ from triton.runtime import driver
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
 
 
-@pytest.mark.parametrize("name", ["H200", "A100", "T4"])
+@pytest.mark.parametrize("name", ["H200", "T4"])
 def test_stand_in_answers_what_launchers_ask(name):
     gpu = find_gpu(name)
     with stand_in(gpu):
@@ -60,15 +60,7 @@ def test_stand_in_tensors_are_on_the_gpu():
     assert not x.is_cuda and not torch.cuda.is_available()
 
 
-@pytest.mark.parametrize(
-    "differentiate",
-    [
-        pytest.param(lambda y, x: torch.autograd.grad(y, [x]), id="grad"),
-        pytest.param(lambda y, x: torch.autograd.backward([y]), id="backward"),
-        pytest.param(lambda y, x: y.backward(), id="method"),
-    ],
-)
-def test_stand_in_during_a_backward_pass(differentiate):
+def test_stand_in_during_a_backward_pass():
     devices = []
 
     class Identity(torch.autograd.Function):
@@ -83,8 +75,10 @@ def test_stand_in_during_a_backward_pass(differentiate):
 
     x = torch.ones(3, requires_grad=True)
     with stand_in():
-        differentiate(Identity.apply(x).sum(), x)
-    assert devices == ["cuda"]
+        torch.autograd.grad(Identity.apply(x).sum(), [x])
+        torch.autograd.backward([Identity.apply(x).sum()])
+        Identity.apply(x).sum().backward()
+    assert devices == ["cuda"] * 3
 
 
 def test_stand_in_has_a_generator():
@@ -97,12 +91,9 @@ def test_stand_in_has_a_generator():
         assert generator.get_state().view(torch.int64).tolist() == [seed, offset + 4]
 
 
-def test_stand_in_refuses_amd():
+def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):
     with pytest.raises(ValueError, match=r"MI300X \(gfx942\)"), stand_in(find_gpu("MI300X")):
         pass
-
-
-def test_stand_in_refuses_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     with pytest.raises(RuntimeError, match="there is a GPU"), stand_in():
         pass

@@ -375,7 +375,7 @@ def parts():
         threading.Thread, jit.JITFunction, CompiledKernel, autotuner.Autotuner, driver, interpreter,
         interpreter.InterpretedFunction, interpreter.InterpreterBuilder,
         interpreter.FunctionRewriter, language, language.core, language.math, language.tensor,
-        language.dtype, libdevice,
+        language.dtype, libdevice, kernels,
     )  # fmt: skip
     found = {
         f"{getattr(owner, '__name__', owner)}.{name}": value

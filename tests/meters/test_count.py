@@ -20,7 +20,6 @@ from memtraffic.meters.formula import formula
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
-from triton.language.extra import libdevice
 
 deprecated = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -169,32 +168,6 @@ def test_count_what_an_index_names_without_values():
     assert count_shapes(F.nll_loss, (x, y)) == count(F.nll_loss, (x, y))
 
 
-@pytest.mark.parametrize(
-    ("options", "forward", "backward"),
-    [
-        pytest.param({}, (36 + 2 * 3, 36 + 2), (2 * 36 + 3 + 2, 2 * 36), id="mean"),
-        pytest.param(
-            {"reduction": "none"}, (36 + 2 * 3, 36 + 3 + 1), (2 * 36 + 2 * 3, 2 * 36), id="none"
-        ),
-        pytest.param(
-            {"ignore_index": 5}, (36 + 2 * 3, 36 + 2), (2 * 36 + 3 + 2, 2 * 36), id="ignored"
-        ),
-    ],
-)
-def test_count_cross_entropy_picks_one_element_per_row(options, forward, backward):
-    def loss(x, target):
-        return torch.nn.functional.cross_entropy(x, target, **options)
-
-    traffic = count(loss, "M,N M:int64<N", (3, 12), backward=True)
-    assert (totals(traffic), totals(traffic.backward)) == (forward, backward)
-    x, target = matrix().reshape(3, 12), torch.zeros(3, dtype=torch.int64, device=runtime.device())
-    assert count_shapes(loss, (x, target)) == count(loss, (x, target))
-    [_, picked] = count(loss, (x, target)).ops
-    assert picked.read_bytes == 3 * 4 + 3 * 8
-    [_, picked] = count(loss, (x[0], target[0])).ops
-    assert picked.read_elements == 2
-
-
 def test_count_to_python():
     assert moved(lambda x: x.sum().item(), matrix()) == (37, 1)
 
@@ -217,11 +190,6 @@ def test_count_lists_operations_in_order():
     assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
     assert str(traffic) == "reads 108 elements, writes 75 elements, in 3 operations"
     assert traffic.accesses == []
-
-
-def test_count_of_several_tensors_and_of_none():
-    assert moved(lambda x, y: x + y, matrix(), matrix()) == (72, 36)
-    assert moved(lambda: torch.ones(4).exp()) == (4, 8)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +245,7 @@ def test_count_takes_a_module_and_a_class_for_results():
         pytest.param(
             lambda: lambda x: torch.compile(torch.exp, backend="eager")(x), id="compiled-inside"
         ),
+        pytest.param(lambda: that_ran(torch.compile(torch.exp, backend="eager")), id="that-ran"),
         pytest.param(lambda: torch.jit.script(double), id="scripted"),
         pytest.param(lambda: torch.jit.trace(double, matrix()), id="traced"),
         pytest.param(lambda: torch.jit.script(torch.nn.Softmax(dim=1)), id="scripted-module"),
@@ -302,11 +271,9 @@ def calling(fn):
     return lambda x: fn(x.exp())
 
 
-def test_count_refuses_a_compiled_function_that_has_run():
-    compiled = torch.compile(lambda x: x.exp(), backend="eager")
-    compiled(matrix())
-    with pytest.raises(CountError, match="hides its kernels"):
-        count(lambda x: compiled(x), matrix())
+def that_ran(fn):
+    fn(matrix())
+    return fn
 
 
 # ---- Triton kernels
@@ -320,12 +287,6 @@ def test_count_refuses_a_compiled_function_that_has_run():
 def test_count_known_kernels(name, shape):
     fn, expected = kernels.KNOWN[name]
     assert moved(fn, matrix(*shape)) == expected(*shape)
-
-
-def test_count_runs_the_function():
-    results = []
-    count(lambda x: results.append(kernels.three_passes(x)), matrix())
-    assert torch.allclose(results[0], torch.softmax(matrix(), dim=1))
 
 
 def test_count_bytes_of_a_kernel():
@@ -384,16 +345,6 @@ def test_count_trace_of_a_view():
     reads = [access.offsets for access in traffic.accesses if access.kind == "read"]
     assert reads == [(0, 1, 2), (3, 4, 5)]
     assert {type(offset) for offsets in reads for offset in offsets} == {int}
-
-
-def test_count_trace_of_a_lock():
-    """Each program reads the lock, and the one that takes it writes it."""
-    traffic = count(kernels.atomic_cas, matrix(2, 4), trace=True)
-    assert [(access.program[0], access.kind) for access in traffic.accesses] == [
-        (0, "read"),
-        (0, "written"),
-        (1, "read"),
-    ]
 
 
 def test_count_trace_around_an_autotuned_kernel():
@@ -575,13 +526,6 @@ def test_count_refuses_a_kernel_that_cannot_be_interpreted(kernel, message):
         count(lambda x: kernel[(1,)](x, BLOCK=4), matrix(1, 4, torch.int32))
 
 
-def test_count_leaves_libdevice_as_it_was():
-    stubs = dict(vars(libdevice))
-    count(kernels.from_libdevice, matrix())
-    assert dict(vars(libdevice)) == stubs
-    assert kernels.hyperbolic_tangent is libdevice.tanh
-
-
 def test_count_keeps_what_the_first_configuration_wrote():
     results = []
     count(lambda x: results.append(kernels.tuned_in_place(x)), matrix())
@@ -596,45 +540,6 @@ def test_count_refuses_autotuning_that_changes_the_traffic():
 def test_count_refuses_a_kernel_on_meta_tensors():
     with pytest.raises(CountError, match="_masked_kernel is a Triton kernel"):
         count(kernels.masked, matrix().to("meta"))
-
-
-def test_count_passes_on_what_a_function_raises():
-    with pytest.raises(TypeError, match="cannot take"):
-        count(kernels.raises, matrix())
-    with pytest.raises(CountError):
-        count(kernels.dropped_mask, matrix(5, 12))
-    assert moved(kernels.mixed, matrix()) == (108, 75)
-
-
-def test_count_does_not_see_the_outside():
-    x = matrix()
-    traffic = count(kernels.masked, x)
-    x.exp()
-    kernels.masked(x)
-    assert len(traffic.ops) == 1
-
-
-def test_count_leaves_kernels_as_they_were():
-    x = matrix()
-    before = kernels.three_passes(x)
-    count(kernels.three_passes, x)
-    assert torch.equal(kernels.three_passes(x), before)
-
-
-def test_count_in_several_threads():
-    """Each thread gets its own traffic, whatever the others count."""
-    jobs = [(kernels.masked, 1), (kernels.twice, 2), (kernels.mixed, 3), (torch.exp, 1)] * 4
-    results = {}
-
-    def work(i, fn):
-        results[i] = moved(fn, matrix())[0]
-
-    threads = [threading.Thread(target=work, args=(i, fn)) for i, (fn, _) in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {i: 36 * reads for i, (_, reads) in enumerate(jobs)}
 
 
 def test_count_shows_its_progress(monkeypatch):
@@ -685,11 +590,6 @@ def test_count_shapes_keeps_the_device():
     devices = []
     count_shapes(lambda x: devices.append(x.device), lambda: matrix())
     assert devices == [runtime.device()]
-
-
-def test_count_shapes_passes_on_what_a_function_raises():
-    with pytest.raises(TypeError, match="cannot take"):
-        count_shapes(kernels.raises, lambda: matrix())
 
 
 # ---- in a process that compiles its kernels
@@ -775,14 +675,6 @@ def test_count_of_a_module_counts_its_parameters(layer):
     assert totals(count(layer, ones(3, 8))) == (24 + 8 + 24, 24 + 1)
 
 
-@pytest.mark.parametrize("function", [Copy, Copy.apply])
-def test_count_of_an_autograd_function(function):
-    assert totals(count(function, ones(3, 8))) == (24, 24)
-    traffic = count(function, ones(3, 8), backward=True)
-    assert totals(traffic) == (24, 24)
-    assert [(op.name, op.read_elements) for op in traffic.backward.ops] == [("_twice_kernel", 48)]
-
-
 def test_count_of_a_function_that_runs_its_own_backward_pass():
     def step(x):
         y = Copy.apply(x.requires_grad_())
@@ -790,14 +682,6 @@ def test_count_of_a_function_that_runs_its_own_backward_pass():
 
     traffic = count(step, ones(3, 8))
     assert [op.name for op in traffic.ops] == ["_masked_kernel", "ones_like", "_twice_kernel"]
-
-
-def test_count_of_nothing_returned():
-    assert totals(count(lambda x: None, ones(3, 8))) == (0, 0)
-
-
-def test_count_of_inputs():
-    assert totals(count(torch.add, inputs="3,5 other=5,")) == (15 + 5, 15)
 
 
 def test_count_backward():
@@ -873,12 +757,6 @@ def test_count_of_a_list_reads_the_tensor():
 
 async def coroutine(x):
     return x.exp()
-
-
-@pytest.mark.parametrize("fn", [coroutine, torch.Tensor, 7])
-def test_count_of_what_is_no_function(fn):
-    with pytest.raises(TypeError):
-        count(fn, ones(3))
 
 
 TABLED = """

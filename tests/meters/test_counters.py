@@ -13,7 +13,6 @@ from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters import counters as module
 from memtraffic.meters.counters import count_layouts, counters, parse, short_name
-from memtraffic.op import Op
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -191,42 +190,6 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
     assert events == [call, call, "synchronize", "start", call, "synchronize", "stop"]
 
 
-def test_counters_passes_a_specification_as_text(ncu, monkeypatch):
-    """The worker makes from it what the parent would."""
-    folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    counters("torch:add", "M,N other=N:fp64", (3, 5))
-    *_, job = (folder / "arguments").read_text(encoding="utf-8").splitlines()
-    assert json.loads(job)["inputs"] == "M,N other=N:fp64"
-    calls = []
-    cudart = SimpleNamespace(cudaProfilerStart=lambda: None, cudaProfilerStop=lambda: None)
-    monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(
-        module, "import_function", lambda name: lambda *a, **k: calls.append((a, k))
-    )
-    monkeypatch.setattr(sys, "argv", ["-c", job])
-    module._worker()
-    assert len(calls) == 4
-    [x], keywords = calls[-1]
-    assert (x.shape, x.dtype) == ((3, 5), torch.float32)
-    assert (keywords["other"].shape, keywords["other"].dtype) == ((5,), torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "shape", "error"),
-    [
-        pytest.param("M,n", (3, 5), ValueError, id="not-readable"),
-        pytest.param("M,N", (3,), ValueError, id="shape"),
-        pytest.param(lambda m, n: torch.ones(m, n), (3, 5), LookupError, id="no-name"),
-        pytest.param(torch.ones(3, 5), None, TypeError, id="tensor"),
-    ],
-)
-def test_counters_of_wrong_inputs(inputs, shape, error):
-    with pytest.raises(error):
-        counters("naive", inputs, shape)
-
-
 def test_counters_without_a_gpu(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     with pytest.raises(CountersUnavailable, match="no GPU"):
@@ -263,17 +226,6 @@ def test_counters_of_a_function_that_fails(ncu, body, message):
         counters("naive", shape=(8, 8))
     assert str(caught.value) == f"counters: {message}"
     assert not isinstance(caught.value, CountersUnavailable)
-
-
-def test_counters_of_what_another_process_cannot_find():
-    with pytest.raises(LookupError, match="file"):
-        counters(lambda x: x, shape=(8, 8))
-    with pytest.raises(LookupError, match="fusd"):
-        counters("fusd", shape=(8, 8))
-    with pytest.raises(LookupError, match="sofmax"):
-        counters("naive", "sofmax", (8, 8))
-    with pytest.raises(LookupError, match="file"):
-        counters("naive", Op("mine", lambda m: torch.ones(m)), (8,))
 
 
 def test_count_layouts(monkeypatch):

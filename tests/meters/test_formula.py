@@ -8,7 +8,6 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.errors import FormulaError, InputsError
-from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters.formula import (
     FIT,
     HELD_OUT,
@@ -73,14 +72,6 @@ def test_parse_formula_of_something_else(text):
         parse_formula("MN", text)
 
 
-def test_formula_begins_with_a_negative_term():
-    found = formula(lambda x: x[0, x.shape[0] :].exp(), fit=WIDE, held_out=OTHERS)
-    assert str(found) == "reads -M + N, writes -M + N"
-    assert found.elements(2, 10) == (8, 8)
-    half = formula(lambda x: x[0, x.shape[0] // 2 :].exp(), fit=SMALL, held_out=OTHERS)
-    assert str(half) == "reads -(1/2)M + N, writes -(1/2)M + N"
-
-
 def test_formula_in_fractions():
     found = formula(lambda x: x[: x.shape[0] // 2].exp(), fit=SMALL, held_out=OTHERS)
     assert str(found) == "reads (1/2)MN, writes (1/2)MN"
@@ -97,20 +88,6 @@ def test_formula_keeps_coefficients_and_shapes():
     elements = found.elements(4096, 12672)
     assert elements == (4096 * 12672, 2 * 4096)
     assert {type(number) for number in elements} == {int}
-
-
-def test_formula_of_several_inputs():
-    def inputs(m, n):
-        return torch.ones(m, n, device=runtime.device()), torch.ones(n, m, device=runtime.device())
-
-    found = formula(lambda a, b: (a + b.T).sum(dim=0), inputs)
-    assert str(found) == "reads 3MN, writes MN + N"
-
-
-def test_formula_of_an_op():
-    found = formula(lambda y, dy: y * (dy - (y * dy).sum(dim=1, keepdim=True)), SOFTMAX_BACKWARD)
-    assert str(found) == "reads 6MN + M, writes 3MN + M"
-    assert formula(torch.exp, SOFTMAX) == formula(torch.exp)
 
 
 def test_formula_leaves_out_refused_shapes():
@@ -293,14 +270,6 @@ def test_formula_leaves_out_what_inputs_refuse(error):
     assert (3, 1024, "no so wide") in found.refused
 
 
-def test_formula_of_inputs_that_are_never_made():
-    def inputs(m, n):
-        raise ValueError("never")
-
-    with pytest.raises(FormulaError, match="refuses every shape, 2 x 8 with: never"):
-        formula(torch.exp, inputs)
-
-
 # ---- bytes
 
 
@@ -417,25 +386,6 @@ def test_formula_is_right_in_the_range_that_it_prints(seed):
         ), (kernel, shape)
 
 
-def test_formula_passes_on_other_errors():
-    def fail(x):
-        raise TypeError("not this")
-
-    with pytest.raises(TypeError, match="not this"):
-        formula(fail)
-
-
-def test_no_shape_is_both_solved_and_checked():
-    assert not set(FIT) & set(HELD_OUT)
-    assert len(FIT) > len(products_of("MN"))
-
-
-def test_elements_of_a_formula():
-    half = {"MN": Fraction(1, 2), "M": 0, "N": 0, "1": 0}
-    whole = {"MN": 0, "M": Fraction(2), "N": Fraction(-1), "1": Fraction(3)}
-    assert Formula(half, whole, (), ()).elements(3, 5) == (Fraction(15, 2), 4)
-
-
 def test_formula_as_text_adds_and_subtracts_less_than_one():
     half = Fraction(1, 2)
     found = Formula({"MN": Fraction(1), "M": half}, {"MN": Fraction(1), "M": -half}, (), ())
@@ -503,16 +453,6 @@ def test_formula_of_sizes_that_a_kernel_takes(condition, inputs):
     assert found.refused[0][-1].endswith("is not taken")
 
 
-def test_formula_that_does_not_exist_for_the_sizes_that_a_kernel_takes():
-    def fn(x):
-        if x.shape[0] % 16 or x.shape[1] % 16:
-            raise ValueError("not a multiple of 16")
-        return x.exp() if x.shape[1] < 60 else x.exp().exp()
-
-    with pytest.raises(FormulaError, match=r"^it reads "):
-        formula(fn)
-
-
 def test_formula_of_multiples_of_128():
     def fn(x):
         if x.shape[-1] % 128:
@@ -556,23 +496,6 @@ def test_formula_of_inputs_that_cannot_be_made():
     assert formula(lambda x, at: x.exp(), "M,N M:int8<N").tried["N"] == (2, 128)
     with pytest.raises(InputsError, match="int8 holds whole numbers below 128, not below 200"):
         formula(lambda x, at: x, "M,N M:int8<200")
-
-
-def test_formula_of_a_function_of_three_sizes():
-    def inputs(m, k, n):
-        return torch.ones(m, k, device=runtime.device()), torch.ones(k, n, device=runtime.device())
-
-    assert str(formula(torch.matmul, inputs)) == "reads MK + KN, writes MN"
-
-
-def test_formula_backward():
-    found = formula(lambda x, w: x * w, "M,N N", backward=True)
-    # dx = dy * w; dw = sum(dy * x)
-    assert str(found) == (
-        "forward: reads MN + N, writes MN\nbackward: reads 4MN + N, writes 2MN + N"
-    )
-    assert found.elements(2, 3) == (9, 6)
-    assert found.backward.elements(2, 3) == (27, 15)
 
 
 def test_formula_backward_that_does_not_exist():
