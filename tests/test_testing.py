@@ -44,7 +44,7 @@ def test_assert_close_accepts_one_rounding(dtype):
 
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
 def test_assert_close_accepts_no_elements(shape):
-    assert_close(torch.empty(shape), torch.empty(shape, dtype=torch.float64), torch.float32)
+    assert_softmax(right, torch.empty(shape, device=DEVICE))
     with pytest.raises(AssertionError):
         assert_close(torch.empty(1, 8), torch.empty(shape, dtype=torch.float64), torch.float32)
 
@@ -54,21 +54,15 @@ def test_assert_close_accepts_no_elements(shape):
     [
         pytest.param(torch.zeros_like, id="zeros"),
         pytest.param(lambda y: torch.full_like(y, 1 / y.shape[1]), id="constant"),
-        pytest.param(lambda y: y.amax(dim=1, keepdim=True).expand_as(y), id="row-constant"),
         pytest.param(lambda y: changed(y, (3, 7), 1 - y[3, 7]), id="one-wrong-element"),
         pytest.param(lambda y: changed(y, (-1, -1), 0), id="last-element-not-written"),
-        pytest.param(lambda y: changed(y, -1, 0), id="last-row-not-written"),
         pytest.param(lambda y: changed(y, (0, 0), float("nan")), id="one-nan"),
         pytest.param(lambda y: changed(y, (0, 0), float("inf")), id="one-inf"),
-        pytest.param(lambda y: torch.full_like(y, float("nan")), id="all-nan"),
         pytest.param(lambda y: y.roll(1, dims=0), id="rows-shifted"),
-        pytest.param(lambda y: y.roll(1, dims=1), id="columns-shifted"),
         pytest.param(lambda y: y * 1.05, id="scaled"),
-        pytest.param(lambda y: y[:-1], id="row-missing"),
         pytest.param(lambda y: y[:1], id="broadcastable"),
         pytest.param(lambda y: y.T, id="transposed"),
         pytest.param(lambda y: y.double(), id="wider-dtype"),
-        pytest.param(lambda y: y.int(), id="integers"),
     ],
 )
 def test_assert_close_refuses(spoil, dtype):
@@ -165,17 +159,13 @@ def zeroes_its_input(x):
     "fn",
     [
         pytest.param(torch.zeros_like, id="zeros"),
-        pytest.param(lambda x: torch.full_like(x, 0.2), id="constant"),
         pytest.param(nan_somewhere, id="nan-for-a-number"),
         pytest.param(changes_its_input, id="changed-input"),
         pytest.param(zeroes_its_input, id="another-input"),
         pytest.param(lambda x: right(x.double()), id="float64"),
-        pytest.param(lambda x: right(x).half(), id="float16"),
         pytest.param(lambda x: right(x)[:2], id="row-missing"),
-        pytest.param(lambda x: right(x)[0], id="1-d"),
         pytest.param(lambda x: right(x).to("meta"), id="elsewhere"),
         pytest.param(lambda x: (right(x),), id="tuple"),
-        pytest.param(lambda x: None, id="nothing"),
     ],
 )
 def test_assert_softmax_refuses(fn):
@@ -199,23 +189,16 @@ def test_assert_softmax_refuses_a_row_that_nobody_wrote():
         assert_softmax(first_row_only, matrix(3, 5))
 
 
-@pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
-def test_assert_softmax_without_elements(shape):
-    assert_softmax(right, torch.empty(shape, device=DEVICE))
-
-
 def test_is_softmax_passes_on_what_the_function_raises():
     with pytest.raises(ZeroDivisionError):
         is_softmax(lambda x: 1 // 0, matrix(3, 5))
 
 
-def with_put(x):
-    """Right, though `put_` has no deterministic implementation."""
-    y = torch.softmax(x, dim=1)
-    return y.put_(torch.tensor([0], device=x.device), y[0, :1].clone())
+def test_is_softmax_of_a_function_without_a_deterministic_implementation():
+    def with_put(x):
+        y = torch.softmax(x, dim=1)
+        return y.put_(torch.tensor([0], device=x.device), y[0, :1].clone())
 
-
-def test_is_softmax_of_a_function_that_uses_put():
     assert is_softmax(with_put, matrix(3, 5))
 
 
@@ -242,9 +225,9 @@ print([is_softmax(fn, x) for fn in fns])
 # ---- poisoned_memory
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-@pytest.mark.parametrize("warn_only", [False, True])
-@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(
+    ("enabled", "warn_only", "fill"), [(False, False, False), (True, False, True), (True,) * 3]
+)
 def test_poisoned_memory_restores_the_flags(enabled, warn_only, fill):
     def flags():
         return (
@@ -312,11 +295,7 @@ def lines_of(fn, *args, **options):
     return str(caught.value).splitlines()
 
 
-@NEEDS_TRITON
 def test_assert_traffic():
-    import kernels
-
-    testing.assert_traffic(kernels.twice, reads="2MN", writes="MN")
     testing.assert_traffic(torch.mul, reads="N + NM", writes="MN", inputs="M,N N")
     testing.assert_traffic(torch.exp, "4B", "4B", inputs="B,4", dtype="bfloat16")
     with pytest.raises(ValueError, match="its sizes are B"):
@@ -366,7 +345,6 @@ def test_assert_traffic_pins_bytes():
 
 def test_assert_traffic_backward():
     square = lambda x: x * x  # noqa: E731
-    testing.assert_traffic(square, "2MN", "MN", backward=("6MN", "3MN"))
     head, by_operation = lines_of(square, "2MN", "MN", backward=("5MN", "3MN"))
     assert head.startswith("the backward pass of ") and "reads 6MN, not 5MN" in head
     assert by_operation == "  by operation: mul 16, mul 16, add 16"
@@ -384,37 +362,18 @@ def test_assert_traffic_of_kernels_that_work_in_blocks():
 
 
 @NEEDS_TRITON
-def test_assert_traffic_of_a_kernel_that_leaves_its_tensors():
+def test_assert_traffic_of_a_kernel_that_leaves_its_tensors_and_of_no_shape():
     import kernels
-
-    said = lines_of(kernels.dropped_mask, "MN", "MN")[0]
-    assert said.startswith("kernels.dropped_mask is wrong at 3 x 5: ")
-
-
-def test_assert_traffic_of_a_function_that_refuses_every_shape_or_keeps_results():
-    kept = {}
 
     def refuse(x):
         raise ValueError("never")
 
-    def cached(x):
-        return kept[x.shape] if x.shape in kept else kept.setdefault(x.shape, x.exp())
-
+    said = lines_of(kernels.dropped_mask, "MN", "MN")[0]
+    assert said.startswith("kernels.dropped_mask is wrong at 3 x 5: ")
     assert "refuses every shape" in lines_of(refuse, "MN", "MN")[0]
-    assert "keep results" in lines_of(cached, "MN", "MN")[0]
 
 
 # ---- assert_resources
-
-
-@pytest.mark.slow
-def test_assert_resources():
-    from memtraffic.kernels.softmax import fused
-
-    x = torch.empty(16, 4096, device=runtime.device())
-    testing.assert_resources(fused.softmax, x, target="sm_90", load_bits=128, store_bits=128)
-    limits = {"max_registers": 128, "max_shared_bytes": 1024}
-    testing.assert_resources(fused.softmax, "16,4096", target=["gfx942", "sm_80"], **limits)
 
 
 @pytest.fixture
@@ -437,11 +396,6 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def test_assert_resources_that_are_as_they_should_be(compiled):
-    compiled(registers=32)
-    testing.assert_resources(torch.exp, target="sm_90", **OPTIONS)
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -455,6 +409,8 @@ def test_assert_resources_that_are_as_they_should_be(compiled):
     ],
 )
 def test_assert_resources_that_are_not(facts, message, compiled):
+    compiled(registers=32)
+    testing.assert_resources(torch.exp, target="sm_90", **OPTIONS)
     compiled(**facts)
     with pytest.raises(AssertionError, match=message):
         testing.assert_resources(torch.exp, target="sm_90", **OPTIONS)
