@@ -353,9 +353,13 @@ def variant(rng):
     )
 
 
+# With 17: two of blocks as small as a program's row, which have a formula, one of each other kind.
+SLOW_SEEDS = 2, 5, 7, 11, 12, 15, 16, 20, 22, 24
+
+
 @needs_triton
 @pytest.mark.parametrize(
-    "seed", [0, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, *range(4, 24)))]
+    "seed", [0, 17, 18, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
 )
 def test_formula_is_right_in_the_range_that_it_prints(seed):
     """What is printed equals the count at ten shapes drawn from the range; all else is refused."""
