@@ -97,15 +97,15 @@ def bench_beside_copy(**options: Any) -> pd.DataFrame:
 
 
 def _bench_what_works(
-    impls: Impls, shapes: Sequence[Sequence[int]], **options: Any
+    impls: Impls, shapes: Sequence[Sequence[int]], *, says_why: bool, **options: Any
 ) -> pd.DataFrame:
     """`benchmark.bench` of implementations that may refuse a shape, or be wrong: without those.
 
-    Why one has no row is printed.
+    says_why: whether it is printed why one has no row.
     """
     frame = benchmark.bench(impls, SOFTMAX, shapes, judge=True, **options)
     there = frame["us"].notna()
-    for row in frame[~there].to_dict("records"):
+    for row in frame[~there].to_dict("records") if says_why else ():
         print(f"{row['impl']} at {row['m']} x {row['n']}: {row['note']}", file=sys.stderr)
     return frame[there].drop(columns=["us_reversed", "note"])
 
@@ -117,7 +117,8 @@ def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -
     `bench`. What an implementation refuses or cannot compile has no row, and is printed.
     """
     return _stacked(
-        ({"layout": case["layout"]}, _bench_what_works(impls, **case, **options)) for case in cases
+        ({"layout": case["layout"]}, _bench_what_works(impls, **case, says_why=True, **options))
+        for case in cases
     )
 
 
@@ -182,7 +183,9 @@ def bench_option(
     runtime.require_gpu("bench_option")
     named = {str(value): value for value in values}
     fns = {name: functools.partial(fn, **{option: value}) for name, value in named.items()}
-    frame = _bench_what_works({"copy": copy, **fns}, shapes, dtype=dtype, budget=0.1)
+    frame = _bench_what_works(
+        {"copy": copy, **fns}, shapes, says_why=False, dtype=dtype, budget=0.1
+    )
     copied = frame[frame["impl"] == "copy"].set_index(["m", "n"])["us"].rename("copy_us")
     timed = frame[frame["impl"] != "copy"].rename(columns={"impl": option})
     if timed.empty:
