@@ -13,6 +13,7 @@ from memtraffic_book.figures.charts import (
     plot_bars,
     plot_lines,
     plot_staircase,
+    rivals,
     roofline,
     times,
 )
@@ -21,10 +22,11 @@ from memtraffic_book.figures.hardware import five_trips, machine
 from memtraffic_book.figures.maps import (
     fastest,
     heatmap,
+    plot_access_map,
+    plot_thread_layout,
+    sm_packing,
     winners,
 )
-from memtraffic_book.figures.rivals import rivals
-from memtraffic_book.figures.threads import plot_access_map, plot_thread_layout, sm_packing
 
 __all__ = [
     "MUTED",
