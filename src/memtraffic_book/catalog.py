@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from memtraffic import benchmark, gpus
+from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark.roof import roof
 from memtraffic.meters.counters import count_layouts
 from memtraffic_book import marked_counters
@@ -84,7 +84,11 @@ class Experiment:
         return {column.name: column.unit for column in self.columns}
 
     def run(self) -> pd.DataFrame:
-        """Measures. Raises ValueError if the result has other columns than it should have."""
+        """Measures.
+
+        Raises NoGpuError without a GPU, ValueError if the result has other columns than it should.
+        """
+        runtime.require_gpu(self.id)
         frame = self.measure(**m.resolve(self.arguments))
         if list(frame.columns) != list(self.schema):
             wanted = list(self.schema)

@@ -56,17 +56,17 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     return sentences
 
 
-def read_drift(gpu: str = recording.PUBLISHED) -> pd.DataFrame:
-    """How far a second measurement lay from the recordings of a GPU; prints where it was made.
+def read_drift() -> pd.DataFrame:
+    """How far a second measurement lay from the published recordings; prints where it was made.
 
-    gpu: the folder of recordings. Columns: `experiment`, `column` and its `unit`; of the row that
+    Columns: `experiment`, `column` and its `unit`; of the row that
     differs most, its number `row`, what was `recorded` and what was `measured`, the relative
     `difference` and the `tolerance` for it; `date`, `commit`, `driver`, `torch` and `triton` of the
     second measurement.
 
     Raises RecordingError if there is none, or if an experiment was recorded anew since.
     """
-    folder = recording.root() / gpu
+    folder = recording.root() / recording.PUBLISHED
     path = folder / DRIFT
     if not path.is_file():
         raise RecordingError(

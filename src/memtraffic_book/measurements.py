@@ -1,4 +1,7 @@
-"""The functions that measure the book's experiments, and what the arguments of those name."""
+"""The functions that measure the book's experiments, and what the arguments of those name.
+
+All but `compile_for_targets` need a GPU: `catalog.Experiment.run` asks for it.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,6 @@ def bench_rounds(
 
     rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
     """
-    runtime.require_gpu("bench_rounds")
     num_sms = gpus.this_gpu().num_sms
     keys = itertools.product(rounds, extra)
     return _stacked(
@@ -180,7 +182,6 @@ def bench_option(
     the copy in microseconds. A value that `fn` refuses at some shape has no row there. Raises
     ValueError if `fn` takes none of them at any shape.
     """
-    runtime.require_gpu("bench_option")
     named = {str(value): value for value in values}
     fns = {name: functools.partial(fn, **{option: value}) for name, value in named.items()}
     frame = _bench_what_works(
@@ -203,7 +204,6 @@ def times_by_turn(
     cycles: how often to count to 4. Columns: `impl`, `m`, `n`, `launches`, `turn`, and `turn_us`,
     the median of the calls of that turn in microseconds.
     """
-    runtime.require_gpu("times_by_turn")
     flush, rows = timing.flush_buffer(), []
     for impl, (m, n), count in itertools.product(impls, shapes, launches):
         call = functools.partial(impls[impl], *SOFTMAX.arguments((m, n)).positional)
@@ -226,7 +226,6 @@ def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.
 
     Columns: those of `bench`; `impl` is the name of the copy.
     """
-    runtime.require_gpu("bench_copies")
     rows = []
     for shape in progress(shapes, "timing"):
         [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
@@ -259,7 +258,6 @@ def compare(
     compiled: what is slow to compile, and is timed at `compiled_shapes` alone. The column `version`
     is that of a peer, whose name a label has to be.
     """
-    runtime.require_gpu("compare")
     fns = {**impls, **(compiled or {})}
     only = dict.fromkeys(compiled or {}, compiled_shapes)
     found = {label: peer for label in fns if (peer := peers.find_peer(label))}
@@ -322,7 +320,6 @@ def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
     Columns: `who`, a kernel with offsets of 64 or of 32 bits, and the masked softmax; `found`, 1 if
     it found what is there, otherwise 0. Needs 10 GB of GPU memory.
     """
-    runtime.require_gpu("reach_far_row")
     from memtraffic.kernels.softmax import masked
     from memtraffic_book.exhibits import _first_of_row_kernel
 
@@ -361,7 +358,6 @@ def arithmetic(trips: int) -> pd.DataFrame:
     `us_p20` and `us_p80`; `t_per_s`, 10**12 results per second; `per_clock`, results per SM and
     clock.
     """
-    runtime.require_gpu("arithmetic")
     from memtraffic_book.exhibits import _arithmetic_kernel
 
     num_sms, steps, block = gpus.this_gpu().num_sms, 32, 1024
@@ -417,7 +413,6 @@ def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
     `us_p20` and `us_p80`; `gb_per_s`, reads plus writes; `latency_ns`, how long a tile takes under
     this load, by Little's law: bytes in flight over bytes loaded per second.
     """
-    runtime.require_gpu("bytes_in_flight")
     num_sms = gpus.this_gpu().num_sms
     x = torch.randn(int(gib * 2**28), device=runtime.device())
     y = torch.empty_like(x)
@@ -441,7 +436,6 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     mib: sizes in MiB. Columns: `cache`, `cold` or `warm`; `mib`; `us`, `us_p20` and `us_p80`;
     `gb_per_s`.
     """
-    runtime.require_gpu("l2_read")
     rows = []
     for cache, size in itertools.product(("cold", "warm"), mib):
         x = torch.randn(int(size * 2**18), device=runtime.device())
@@ -461,7 +455,6 @@ def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
     shape: rows and columns. Columns: `what`; `us`, `us_p20` and `us_p80`; `gb_per_s`, of the bytes
     of two matrices.
     """
-    runtime.require_gpu("elementwise")
     (m, n), device = shape, runtime.device()
     kind = getattr(torch, dtype)
     x, y = (torch.ones(m, n, dtype=kind, device=device) for _ in range(2))
@@ -505,7 +498,6 @@ def launch_floor(rows: int) -> pd.DataFrame:
 
     rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
     """
-    runtime.require_gpu("launch_floor")
     launches = {
         "no kernel": (0, False),
         "one program": (1, False),
@@ -524,7 +516,6 @@ def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame
 
     Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
-    runtime.require_gpu("idle_programs")
     return _time_idle(
         ({"programs": count, "warps": num_warps}, count, num_warps, False)
         for count, num_warps in itertools.product(programs, warps)
@@ -537,7 +528,6 @@ def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     hops: loads in the chain. distance: between their addresses, in elements of 8 bytes. Columns:
     `hops`; `us`, the median time of the kernel in microseconds; `latency_ns`, nanoseconds per load.
     """
-    runtime.require_gpu("pointer_latency")
     from memtraffic_book.exhibits import _pointer_chase_kernel
 
     device = runtime.device()
@@ -555,7 +545,6 @@ def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFr
     Columns: `n`; `warps` and `stages` of a program; `registers` per thread and `shared_bytes` per
     program, of the compiled kernel; `resident`, programs per SM; `programs` launched.
     """
-    runtime.require_gpu("launch_plans")
     from memtraffic.kernels.softmax import persistent
 
     rows = []
@@ -576,7 +565,6 @@ def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
     Columns: `impl`; `warps` of a program; `registers` per thread; `shared_bytes` per program;
     `resident`, programs per SM.
     """
-    runtime.require_gpu("resident_plans")
     gpu, rows = gpus.this_gpu(), []
     for label, fn in impls.items():
         [kernel] = resources(fn, SOFTMAX, shape, target=gpu)
@@ -625,7 +613,6 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     memory. Columns: `kernels`, which of the two; `asked`, the configurations compared; `equal`,
     those where both agree.
     """
-    runtime.require_gpu("compare_with_driver")
     from memtraffic.kernels.softmax import persistent
     from memtraffic.residency import nvidia
 
@@ -680,7 +667,6 @@ def launch_overhead(
     median of 20 rounds of `calls` calls each. Choose a shape so small that the GPU keeps up with
     the calls.
     """
-    runtime.require_gpu("launch_overhead")
     [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
     us: dict[str, list[float]] = {name: [] for name in impls}
     for _ in progress(range(ROUNDS), "timing"):
@@ -703,7 +689,6 @@ def caller_times(
     result is there, the median of 100 calls that each wait for the GPU. calls: as for
     `launch_overhead`.
     """
-    runtime.require_gpu("caller_times")
     frames = []
     for shape in shapes:
         on_gpu = benchmark.bench(impls, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
@@ -728,7 +713,6 @@ def autotune_cost(
     clock, compilation included; `us` and `tuned_us`, the medians of `fn` and `tuned` in
     microseconds.
     """
-    runtime.require_gpu("autotune_cost")
     rows = []
     for shape in progress(shapes, "tuning"):
         [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
@@ -753,7 +737,6 @@ def training_losses(
     softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`. Columns:
     `softmax`; `step`, counted from 1; `loss`, before that step.
     """
-    runtime.require_gpu("training_losses")
     from memtraffic_book.attention import softmax_of, training
 
     rows = []
@@ -790,7 +773,6 @@ def step_times(
     `host_us`, microseconds per step in a row of 50 steps, with one wait at their end;
     `host_wait_us`, the median of 100 steps that are waited for one by one.
     """
-    runtime.require_gpu("step_times")
     from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
 
     rows = []

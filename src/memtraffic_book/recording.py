@@ -70,8 +70,7 @@ def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
     Raises LookupError for an unknown id; RecordingError if the recording is missing, truncated,
     edited, or of other arguments or columns.
     """
-    frame, origin = _obtain(id, gpu)
-    print(origin)
+    [frame] = experiments(id, gpu=gpu)
     return frame
 
 

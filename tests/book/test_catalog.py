@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from memtraffic import gpus
+from memtraffic import gpus, runtime
 from memtraffic_book import catalog, measurements, published, recording
 from memtraffic_book.catalog import EXPERIMENTS, Column, Needs, find_experiments
 
@@ -110,6 +110,13 @@ def test_find_experiments():
     assert [it.id for it in find_experiments(["roof", "copy"])] == ["roof", "copy"]
     with pytest.raises(LookupError, match="'rof'"):
         find_experiments(["roof", "rof"])
+
+
+@pytest.mark.parametrize("id", ["cdna_grids", "persistent_host", "ladder"])
+def test_run_without_a_gpu(id, monkeypatch):
+    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match=f"{id} needs a GPU"):
+        EXPERIMENTS[id].run()
 
 
 def test_run_refuses_other_columns(book):

@@ -462,7 +462,7 @@ def test_gradients_are_those_of_a_softmax():
     assert not x.requires_grad and x.grad is None
 
 
-def test_counters_are_of_functions_that_another_process_can_import(monkeypatch):
+def test_counters_are_of_functions_that_another_process_can_import(timed, monkeypatch):
     """Nothing but ncu is missing: each function, operation and shape is looked at before."""
     pytest.importorskip("triton", reason="Triton is not installed")
     jobs = []
@@ -549,7 +549,7 @@ def test_step_times_compares_losses_after_as_many_steps(trains):
     assert [len(steps) for *_, steps in trains] == [20 + timed] * 4
 
 
-def test_step_counters_adds_up_the_kernels(monkeypatch):
+def test_step_counters_adds_up_the_kernels(timed, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     calls = []
 

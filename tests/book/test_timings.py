@@ -3,7 +3,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtraffic import runtime
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import implementation, measurements
 from memtraffic_book.measurements import (
@@ -39,19 +38,6 @@ def events(monkeypatch, timed):
 def logged(events):
     """Makes a function that logs its name and the shape of its input."""
     return lambda name: lambda x: events.append((name, tuple(x.shape)))
-
-
-def test_overhead_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    for call in (
-        lambda: launch_overhead(["copy"], (8, 8)),
-        lambda: autotune_cost("naive", "naive", [(8, 8)]),
-        lambda: caller_times(["copy"], [(8, 8)]),
-        lambda: bench_option("naive", [(8, 8)], "rows", [1]),
-        lambda: bench_layouts("naive", (8, 8)),
-    ):
-        with pytest.raises(RuntimeError, match="needs a GPU"):
-            call()
 
 
 def test_launch_overhead_does_not_wait_for_the_calls(events, logged):

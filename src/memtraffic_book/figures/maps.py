@@ -39,13 +39,13 @@ LEFT, RIGHT = 0.04, WIDTH - 0.04
 REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
 
 
-def shade(value: float, low: float = 0.3, high: float = 1.1) -> tuple[str, str]:
+def shade(value: float) -> tuple[str, str]:
     """The fill of a cell and the colour of its text: the higher the value, the darker.
 
     >>> shade(0.3), shade(1.1)[1]
     (('#f7fbff', '#1f2328'), 'white')
     """
-    depth = min(1.0, max(0.0, (value - low) / (high - low)))
+    depth = min(1.0, max(0.0, (value - 0.3) / 0.8))
     red, green, blue, _ = plt.get_cmap("Blues")(depth, bytes=True)
     light = (0.3 * red + 0.59 * green + 0.11 * blue) / 255
     return f"#{red:02x}{green:02x}{blue:02x}", INK if light > 0.55 else "white"
