@@ -260,22 +260,14 @@ def compare(
     """
     fns = {**impls, **(compiled or {})}
     only = dict.fromkeys(compiled or {}, compiled_shapes)
-    found = {label: peer for label in fns if (peer := peers.find_peer(label))}
-    for label, peer in found.items():
-        if reason := peers.absent(peer):
-            fns[label] = functools.partial(_refuse, reason)
     with peers.compiling_ahead(list(fns), [shape[-1] for shape in shapes], dtype):
         frame = benchmark.bench(
             fns, inputs, shapes, dtype=dtype, judge=True, only=only, budget=budget
         )
-    versions = {label: peers.version(peer) for label, peer in found.items()}
+    versions = {it: peers.version(peer) for it in fns if (peer := peers.find_peer(it))}
     place = frame.columns.get_loc("note")
     frame.insert(place, "version", [versions.get(label, "") for label in frame["impl"]])
     return frame.fillna(dict.fromkeys(TIMES, 0.0))
-
-
-def _refuse(reason: str, *inputs: Tensor) -> Tensor:
-    raise ImportError(reason)
 
 
 def torch_gradient(x: Tensor) -> Tensor:

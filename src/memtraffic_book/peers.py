@@ -1,7 +1,8 @@
 """Softmax kernels that other packages publish, to compare with: none of them has to be installed.
 
-A package is imported when one of its kernels is first called. What a kernel refuses is refused by
-the package's own error, or, where that would be obscure, by a ValueError that says why.
+A package is imported when one of its kernels is first called, and what is not here is an
+ImportError. What a kernel refuses is refused by the package's own error, or, where that would be
+obscure, by a ValueError that says why.
 
 - Liger (`liger-kernel`): a program per row, up to 65536 columns.
 - FlagGems (`flag-gems`): a program per row; longer rows are read twice. Its backward is autotuned
@@ -49,12 +50,11 @@ TUNING_MS = 2.5, 10  # that an autotuner warms up and measures each configuratio
 class Peer:
     """A package with a softmax.
 
-    package: its name at PyPI. module: what is imported to see whether it is here, None for the
-    tutorial. forward: of a matrix. backward: of a softmax and the gradient of it.
+    package: its name at PyPI, "" of the tutorial. forward: of a matrix. backward: of a softmax and
+    the gradient of it.
     """
 
     package: str
-    module: str | None
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -174,7 +174,7 @@ def compiling_ahead(
     asked = [name for name in names if name in ("QuACK", "QuACK" + BACKWARD)]
     itemsize = getattr(torch, dtype).itemsize
     workers = []
-    if asked and not absent("QuACK") and runtime.HAS_GPU and torch.version.cuda:
+    if asked and importlib.util.find_spec("quack") and runtime.HAS_GPU and torch.version.cuda:
         count = max(1, min(COMPILERS, (os.cpu_count() or 1) // 2))
         for name in asked:
             back = name.endswith(BACKWARD)
@@ -233,6 +233,8 @@ def tutorial_file() -> Path:
 @functools.cache
 def _load_tutorial(file: Path) -> types.ModuleType:
     """The tutorial as a module, up to its function `softmax`: what follows tests and times it."""
+    if not file.is_file():
+        raise ImportError(f"there is no file {file}")
     module = types.ModuleType(file.stem.replace("-", "_"))
     module.__file__ = str(file)
     body = []
@@ -251,10 +253,10 @@ def _load_tutorial(file: Path) -> types.ModuleType:
 # ---- all of them
 
 PEERS: dict[str, Peer] = {
-    "Liger": Peer("liger-kernel", "liger_kernel.ops.softmax", liger, liger_backward),
-    "FlagGems": Peer("flag-gems", "flag_gems.ops", flag_gems, flag_gems_backward),
-    "QuACK": Peer("quack-kernels", "quack", quack, quack_backward),
-    "tutorial": Peer("triton", None, tutorial),
+    "Liger": Peer("liger-kernel", liger, liger_backward),
+    "FlagGems": Peer("flag-gems", flag_gems, flag_gems_backward),
+    "QuACK": Peer("quack-kernels", quack, quack_backward),
+    "tutorial": Peer("", tutorial),
 }
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     **{name: peer.forward for name, peer in PEERS.items()},
@@ -263,10 +265,19 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _module(name: str) -> Any:
-    """Imports a module of a package, with what the package wants to know before."""
+    """Imports a module of a package, with what the package wants to know before.
+
+    Raises ImportError, whatever the package raises meanwhile.
+    """
     if name.startswith("flag_gems") and torch.version.cuda:
         os.environ.setdefault("GEMS_VENDOR", "nvidia")  # or it runs vendors' commands to find out
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ImportError(
+            f"{name} cannot be imported ({type(error).__name__}: {reason})"
+        ) from error
 
 
 def find_peer(name: str) -> str:
@@ -279,34 +290,15 @@ def find_peer(name: str) -> str:
     return peer if peer in PEERS else ""
 
 
-@functools.cache
-def absent(name: str) -> str:
-    """Why the peer called `name` is not here; "" if it is. It is imported."""
-    peer = PEERS[name]
-    if peer.module is None:
-        file = tutorial_file()
-        return "" if file.is_file() else f"there is no file {file}"
-    if importlib.util.find_spec(peer.module.partition(".")[0]) is None:
-        return f"{peer.package} is not installed"
-    try:
-        _module(peer.module)
-    except Exception as error:  # a package may raise what it likes while it is imported
-        reason = " ".join(str(error).split())[:100]
-        return f"{peer.package} cannot be imported ({type(error).__name__}: {reason})"
-    return ""
-
-
 def version(name: str) -> str:
     """The version of a peer that is here: of its package, or the start of the tutorial's SHA-256.
 
     "" if there is none.
     """
-    peer = PEERS[name]
-    if absent(name):
-        return ""
-    if peer.module is None:
-        return hashlib.sha256(tutorial_file().read_bytes()).hexdigest()[:12]
+    if not (package := PEERS[name].package):
+        file = tutorial_file()
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
     try:
-        return importlib.metadata.version(peer.package)
-    except importlib.metadata.PackageNotFoundError:  # on the path, and not installed
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # not here, or on the path and not installed
         return ""

@@ -15,7 +15,7 @@ from memtraffic_book import peers
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is remembered of the packages that another test has made."""
-    caches = peers.absent, peers._quack_kernel, peers._load_tutorial, peers._tune_quickly
+    caches = peers._quack_kernel, peers._load_tutorial, peers._tune_quickly
     for cache in caches:
         cache.cache_clear()
     yield
@@ -163,9 +163,9 @@ def test_quack_takes_rows_of_which_two_fit_in_a_backward():
 
 def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
-    assert peers.absent("tutorial") == f"there is no file {tmp_path / '02-fused-softmax.py'}"
+    with pytest.raises(ImportError, match=r"there is no file .*02-fused-softmax"):
+        peers.tutorial(matrix(3, 5))
     assert peers.version("tutorial") == ""
-    peers.absent.cache_clear()
     text = (
         "import torch\nDIM = 1\n\n@nobody.knows\ndef naive_softmax(x): ...\n\n"
         "def softmax(x):\n    return torch.softmax(x, DIM)\n\nraise SystemExit('the benchmark')\n"
@@ -173,7 +173,7 @@ def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
     (tmp_path / "02-fused-softmax.py").write_text(text)
     x = matrix(3, 5)
     assert torch.equal(peers.IMPLEMENTATIONS["tutorial"](x), softmax(x))
-    assert peers.absent("tutorial") == "" and len(peers.version("tutorial")) == 12
+    assert len(peers.version("tutorial")) == 12
 
 
 def test_tutorial_is_not_tried_where_it_would_be_compiled_for_minutes():
@@ -189,24 +189,24 @@ def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
         peers.tutorial(matrix(3, 5))
 
 
-def test_absent_says_why(package, monkeypatch):
+def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
-    assert peers.absent("Liger") == "liger-kernel is not installed"
+    with pytest.raises(ImportError, match="No module named 'liger_kernel'"):
+        peers.liger(matrix(3, 8))
     assert peers.version("Liger") == ""
 
     def broken(name):
         raise OSError("no such\nlibrary")
 
-    package("quack")
-    monkeypatch.setattr(peers, "_module", broken)
-    reason = "quack-kernels cannot be imported (OSError: no such library)"
-    assert peers.absent("QuACK") == reason
+    monkeypatch.setattr(peers.importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"quack cannot be imported \(OSError: no such library\)"):
+        peers.quack(matrix(3, 8))
 
 
 def test_version_is_that_of_the_package(package, monkeypatch):
     package("flag_gems.ops")
     monkeypatch.setattr(peers.importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
-    assert (peers.absent("FlagGems"), peers.version("FlagGems")) == ("", "5.0.2")
+    assert peers.version("FlagGems") == "5.0.2"
 
 
 @pytest.fixture
@@ -266,7 +266,6 @@ def test_compiling_ahead_leaves_out_widths_that_a_backward_refuses(started):
 
 def test_compiling_ahead_without_quack(started, monkeypatch):
     monkeypatch.delitem(sys.modules, "quack")
-    peers.absent.cache_clear()
     with peers.compiling_ahead(["QuACK"], [256]):
         assert started == []
 
@@ -279,7 +278,7 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
     from memtraffic.benchmark.loop import judge_result
     from memtraffic.kernels.softmax.definitions import SOFTMAX
 
-    if reason := peers.absent(peers.find_peer(name)):
-        pytest.skip(reason)
+    if not peers.version(peers.find_peer(name)):
+        pytest.skip(f"{name} is not installed")
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
     judge_result(op, peers.IMPLEMENTATIONS[name], *op.arguments((64, 1024), dtype).positional)
