@@ -47,13 +47,11 @@ class Column:
 class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
-    commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gpus: how many. gib: of
-    memory, of one GPU.
+    commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
     """
 
     commands: tuple[str, ...] = ()
     vendor: str = ""
-    gpus: int = 1
     gib: float = 0
 
     def lacking(self) -> str:
@@ -61,8 +59,6 @@ class Needs:
         lacks = [f"the command `{name}`" for name in self.commands if not shutil.which(name)]
         if self.vendor and (gpu := gpus.this_gpu()).vendor != self.vendor:
             lacks.append(f"a GPU of {self.vendor}, not an {gpu.product}")
-        if self.gpus > 1 and self.gpus > (count := torch.cuda.device_count()):
-            lacks.append(f"{self.gpus} GPUs, not {count}")
         if self.gib and self.gib > (gib := torch.cuda.mem_get_info()[1] / 2**30):
             lacks.append(f"{self.gib} GiB of GPU memory, not {gib:.1f}")
         return ", ".join(lacks)

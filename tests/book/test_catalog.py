@@ -81,17 +81,15 @@ def test_needs_are_those_of_the_functions_that_measure():
     ("needs", "lacking"),
     [
         (Needs(), ""),
-        (Needs(("sh",), "amd", 2, 100), ""),
+        (Needs(("sh",), "amd", 100), ""),
         (Needs(("no-such-command",)), "the command `no-such-command`"),
         (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
-        (Needs(gpus=4), "4 GPUs, not 2"),
         (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
         (Needs(("no-such-command",), "nvidia"), "the command `no-such-command`, a GPU of nvidia"),
     ],
 )
 def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatch):
     monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
     assert needs.lacking().startswith(lacking) and bool(needs.lacking()) == bool(lacking)
 
