@@ -57,8 +57,6 @@ def test_roundings_are_enough_for_pytorch(op, n, dtype):
     [
         pytest.param(lambda y, dy: y * dy, id="no-sum"),
         pytest.param(lambda y, dy: softmax_backward(dy, y), id="swapped"),
-        pytest.param(lambda y, dy: torch.zeros_like(y), id="zeros"),
-        pytest.param(lambda y, dy: softmax_backward(y, dy).double(), id="wider-dtype"),
         pytest.param(lambda y, dy: softmax_backward(y, dy.mul_(1.5)), id="changes-second"),
     ],
 )

@@ -511,21 +511,6 @@ def test_turns_are_those_of_a_cooperative_launch_alone():
     assert set(threads) == {threading.current_thread()}
 
 
-def test_turns_under_one_meter_inside_another():
-    y, outer = words(3), Log()
-
-    def launch():
-        with interpreting(outer):
-            inner = launch_by_turns_of_relay(y, "load")
-            said = words(3)
-            _relay_kernel[(3,)](y, said, 3, WAIT="load", launch_cooperative_grid=True)
-        return inner
-
-    inner = kernels.ended(launch)
-    assert y.tolist() == [3, 2, 1]
-    assert inner * 2 == [program[0] for *_, program, _ in outer.accesses]
-
-
 # ---- capturing
 
 
@@ -682,12 +667,6 @@ class Compiled:
         return lambda *args: self.launched.append((grid, args))
 
 
-def test_compiled_kernels_are_loaded_first():
-    assert launching.shared_bytes(Compiled()) == 48
-    assert launching.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
-    assert launching.function_handle(Compiled()) == 781
-
-
 def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
     compiled, started = Compiled(), []
     compiled.packed_metadata = "metadata"
@@ -732,22 +711,14 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("version", LAUNCHES)
-def test_starter_calls_the_function_in_c(version, monkeypatch):
-    """As that version's own launcher does; one that is not known is left to its launcher."""
+@pytest.mark.parametrize("scratch", [0, 16])
+def test_starter_calls_the_function_in_c(version, scratch, monkeypatch):
+    """As that version's own launcher does; one not known, and scratch memory, are left to it."""
     monkeypatch.setattr(launching, "triton_version", lambda: version)
     compiled = Compiled()
-    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher()
+    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(scratch)
     launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
-    assert compiled.run.started == [LAUNCHES[version]]
-
-
-@pytest.mark.parametrize("version", LAUNCHES)
-def test_starter_leaves_scratch_memory_to_triton(version, monkeypatch):
-    monkeypatch.setattr(launching, "triton_version", lambda: version)
-    compiled = Compiled()
-    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(global_scratch_size=16)
-    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
-    assert compiled.run.started == [LAUNCHES[3, 8]]
+    assert compiled.run.started == [LAUNCHES[(3, 8) if scratch else version]]
 
 
 def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
