@@ -279,14 +279,14 @@ def test_layout_is_that_of_the_matrices(it):
     assert set(seen) == {(16, 2)}
 
 
-@those(lambda it: "backward" in it.takes)
+@those(lambda it: it.name in ("count", "formula", "report"))  # `ask_traffic` says what is right
 def test_backward_is_counted_beside_the_forward_pass(it):
     found = it.ask(Copy, "M,N", AT, backward=True)
     if it.name == "count":
         assert (found.backward.read_elements, found.backward.written_elements) == (64, 32)
     elif it.name == "formula":
         assert found == [((32, 32), (128, 128)), ((64, 32), (256, 128))]
-    elif it.name == "report":
+    else:
         assert "backward: reads 2MN, writes MN" in found
 
 
@@ -375,7 +375,7 @@ def parts():
         threading.Thread, jit.JITFunction, CompiledKernel, autotuner.Autotuner, driver, interpreter,
         interpreter.InterpretedFunction, interpreter.InterpreterBuilder,
         interpreter.FunctionRewriter, language, language.core, language.math, language.tensor,
-        language.dtype, libdevice, kernels,
+        language.dtype, libdevice,
     )  # fmt: skip
     found = {
         f"{getattr(owner, '__name__', owner)}.{name}": value
@@ -391,6 +391,9 @@ def parts():
         "capturing": runtime.is_capturing(),
     }  # fmt: skip
     return found, settings
+
+
+AS_WRITTEN = dict(vars(kernels))  # before any meter prepared it for the interpreter
 
 
 class Failing(Copy):
@@ -413,6 +416,7 @@ def test_nothing_is_left_behind(it, fn):
     (before, settings), _, (after, set_to) = parts(), ask(), parts()
     replaced = [name for name in before | after if before.get(name) is not after.get(name)]
     assert (replaced, set_to) == ([], settings)
+    assert [name for name, value in AS_WRITTEN.items() if vars(kernels)[name] is not value] == []
 
 
 # ---- when and where it is asked
