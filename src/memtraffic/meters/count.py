@@ -50,7 +50,12 @@ from memtraffic.torch_adapter import (
     set_wrap_triton_enabled,
 )
 from memtraffic.triton_adapter.capture import Configuration
-from memtraffic.triton_adapter.interpret import interpreter_cause, interpreting, name_kernel
+from memtraffic.triton_adapter.interpret import (
+    interpreter_cause,
+    interpreting,
+    name_kernel,
+    operations,
+)
 from memtraffic.triton_adapter.launch import Grid
 from memtraffic.triton_adapter.reach import Reach
 
@@ -231,6 +236,12 @@ class _Kernel:
     reach: Reach
     show: Callable[[int, int], object]
     accesses: int = 0
+    before: int = field(default_factory=operations)  # of the interpreter, not by this launch
+
+    @property
+    def operated(self) -> int:
+        """How many operations on blocks its programs have made so far."""
+        return operations() - self.before
 
 
 class TooMuchWork(CountError):
@@ -241,12 +252,15 @@ class TooMuchWork(CountError):
 class Work:
     """The kernels that a count launched, and how much of them is interpreted.
 
-    programs, accesses: how many more there may be. launches: the kernel and the grid of each.
+    programs, accesses, operations: how many more there may be; operations are those on blocks,
+    which take the time. operated: how many there were. launches: the kernel and the grid of each.
     exceeded: whether they were too many, also where the counted function caught the error.
     """
 
     programs: float = math.inf
     accesses: float = math.inf
+    operations: float = math.inf
+    operated: int = 0
     launches: list[tuple[str, Grid]] = field(default_factory=list)
     exceeded: bool = False
 
@@ -258,10 +272,12 @@ class Work:
         if kernel.accesses == 1:
             self.programs -= programs
             self.launches.append((kernel.op.name, grid))
-        to_come = kernel.accesses * (programs - 1) if program == (0, 0, 0) else 0
-        if self.programs < 0 or self.accesses < to_come:
+        to_come = programs - 1 if program == (0, 0, 0) else 0
+        accesses, operated = kernel.accesses * to_come, kernel.operated * (to_come + 1)
+        most = self.operations - self.operated
+        if self.programs < 0 or self.accesses < accesses or most < operated:
             self.exceeded = True
-            raise TooMuchWork("the kernels of this count have too many programs or accesses")
+            raise TooMuchWork("the kernels of this count have too many programs or operations")
 
 
 @contextmanager
@@ -467,6 +483,8 @@ class _Meter(TorchDispatchMode):
                 raise
             finally:
                 launched, self.kernel = self.kernel, None
+                if self.work is not None:
+                    self.work.operated += launched.operated
         self.traffic.ops.append(launched.op)
 
     def bind(self, argument: str, tensor: Tensor) -> None:

@@ -35,6 +35,7 @@ from memtraffic.meters.polynomials import (
     Shape,
     evaluate,
     least_squares,
+    may_solve,
     odd_ones,
     parse,
     polynomial,
@@ -57,6 +58,9 @@ LARGE = (301, 256, 128)
 WIDE = (4099, 4096, 1031, 1024)
 # At one of the shapes that are chosen: programs, loads and stores of kernels, elements in all.
 MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
+# On blocks, which take most of the time: at all shapes together. One to check at may take a part of
+# those that are left, and always the least number.
+MAX_OPERATIONS, PART, LEAST_OPERATIONS = 500_000, 4, 10_000
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
 MAX_SYMBOLS = 4
 MOST_SHAPES = 4  # that a message lists
@@ -270,6 +274,7 @@ class Counts:
             raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
         self._programs: dict[tuple[str, int, int], int] = {}  # most, by kernel, launch and axis
+        self._operations = MAX_OPERATIONS  # that are left
         self._too_large: set[Shape] = set()
         self._unmade: InputsError | None = None
 
@@ -341,6 +346,8 @@ class Counts:
         if shape in self.traffic or shape in self._too_large:
             return shape in self.traffic
         work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
+        if limit and self.fitted:
+            work.operations = max(self._operations // PART, LEAST_OPERATIONS)
         try:
             passes = self._count(shape, work)
         except TooMuchWork:
@@ -360,8 +367,11 @@ class Counts:
         self.shape = shape
         arguments = self.made_by.arguments(shape, self.dtype)
         self._held[shape] = sum(x.numel() for x in arguments.tensors)
-        with limited(work):
-            found = count(self.function, arguments, backward=self.backward, trace=trace)
+        try:
+            with limited(work):
+                found = count(self.function, arguments, backward=self.backward, trace=trace)
+        finally:
+            self._operations -= work.operated
         return (found, found.backward) if found.backward else (found,)
 
     def _keep_grids(self, work: Work) -> None:
@@ -508,7 +518,7 @@ class Counts:
     def describe(self, which: int, side: str) -> str:
         """What a pass reads or writes, as a formula or as what is nearest to one.
 
-        Then it also says what the nearest one misses.
+        Then it also says at which shapes it is something else.
         """
         moved, symbols = self.moved(which, side), self.symbols
         verb = "reads" if side.startswith("read") else "writes"
@@ -517,26 +527,19 @@ class Counts:
             return f"{verb} {polynomial(found)}"
         near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
         odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
-        if 3 * len(odd) <= len(moved):
-            few = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
-            smallest = sorted(odd, key=math.prod)[:MOST_SHAPES]
+        few = 2 * len(odd) <= len(moved)
+        fitted = {shape: moved[shape] for shape in self.fitted}
+        if not few and least_squares(products_of(symbols), symbols, fitted) is None:
+            shapes = ", ".join(map(shape_text, self.fitted))
+            return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
+        smallest = sorted(odd if few else moved, key=math.prod)[:MOST_SHAPES]
+        if few:
+            number = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
             each = (f"{shape_text(at)} (there {moved[at]}, not {odd[at]})" for at in smallest)
-            text = f"{verb} {polynomial(best)} at all but {few}{', '.join(each)}"
+            text = f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
         else:
-            nearest = least_squares(products_of(symbols), symbols, moved)
-            fitted = {shape: moved[shape] for shape in self.fitted}
-            if nearest is None or least_squares([*nearest], symbols, fitted) is None:
-                shapes = ", ".join(map(shape_text, self.fitted))
-                return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
-            odd = odd_ones(nearest, symbols, moved)
-            off = {shape: float(moved[shape] - right) for shape, right in odd.items()}
-            worst = sorted(odd, key=lambda shape: -abs(off[shape]))[:MOST_SHAPES]
-            misses = (f"{shape_text(shape)}: {moved[shape]}, {off[shape]:+.4g}" for shape in worst)
-            text = (
-                f"{verb} no sum of products of {', '.join(symbols)}; the nearest: "
-                f"{polynomial(nearest, digits=4)}, misses {len(odd)} of {len(moved)} shapes, most "
-                f"of all {'; '.join(misses)}"
-            )
+            each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
+            text = f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
         if self._programs and len(odd) > 1:
             text += (
                 ". Where sizes are multiples of a kernel's blocks, or its grid is full, there may "
@@ -545,12 +548,27 @@ class Counts:
         return text
 
     def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
-        """Solutions at the shapes to solve at, and at all of them but one."""
-        fitted, symbols = {shape: moved[shape] for shape in self.fitted}, self.symbols
+        """Solutions at some of the shapes: as many as leave few others out."""
+        symbols, terms = self.symbols, products_of(self.symbols)
+        fitted = {shape: moved[shape] for shape in self.fitted}
         yield from solutions(fitted, symbols)
         for shape in self.fitted:
             others = {each: fitted[each] for each in fitted if each != shape}
-            if found := least_squares(products_of(symbols), symbols, others):
+            if found := least_squares(terms, symbols, others):
+                yield found
+        # Where blocks matter from some size on, the shapes below it have one.
+        sizes: list[Callable[[Shape], int]] = [math.prod]
+        sizes += [operator.itemgetter(i) for i in range(len(symbols))]
+        for size in sizes:
+            ordered = sorted(moved, key=lambda shape: (size(shape), math.prod(shape)))
+            found = None
+            for n in range(len(terms) + 1, len(ordered)):
+                below = {shape: moved[shape] for shape in ordered[:n]}
+                if may_solve(terms, symbols, below):
+                    found = least_squares(terms, symbols, below) or found
+                elif found:
+                    break
+            if found:
                 yield found
 
 

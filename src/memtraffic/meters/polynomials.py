@@ -75,13 +75,13 @@ def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[
         terms = products_of(symbols, most)
         if len(terms) >= len(numbers) and most != powers[0]:
             break
-        if _may_solve(terms, symbols, numbers):
+        if may_solve(terms, symbols, numbers):
             solution = least_squares(terms, symbols, numbers)
             if solution and not odd_ones(solution, symbols, numbers):
                 yield solution
 
 
-def _may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
+def may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
     """Whether there is a solution but for rounding: fractions take a hundred times as long."""
     rows = [[_product(term, symbols, shape) for term in terms] for shape in numbers]
     matrix, right = np.array(rows, dtype=float), np.array([*numbers.values()], dtype=float)
@@ -143,24 +143,20 @@ def parse(text: str, symbols: Sequence[str]) -> Polynomial:
     return coefficients
 
 
-def polynomial(coefficients: Mapping[str, Fraction], digits: int | None = None) -> str:
-    """Coefficients as text: exact, or rounded to a number of digits.
+def polynomial(coefficients: Mapping[str, Fraction]) -> str:
+    """Coefficients as text.
 
     >>> polynomial({"MN": Fraction(5, 2), "M": Fraction(-1), "N": Fraction(0), "1": Fraction(3)})
     '(5/2)MN - M + 3'
-    >>> polynomial({"MN": Fraction(-12, 7), "1": Fraction(-451, 10)}, digits=4)
-    '-1.714 MN - 45.1'
     """
     text = ""
     for term, value in coefficients.items():
         if not value:
             continue
         text += (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
-        size = str(abs(value)) if digits is None else f"{float(abs(value)):.{digits}g}"
+        size = str(abs(value))
         if term == "1":
             text += size
-        elif digits is not None:
-            text += f"{size} {term}"
         elif "/" in size:
             text += f"({size}){term}"
         else:

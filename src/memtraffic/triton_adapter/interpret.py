@@ -278,6 +278,13 @@ def _typed(convert: Callable[[Any], Any], numbers: dict[int, int]) -> Callable[[
     return converted
 
 
+def operations() -> int:
+    """How many operations on blocks the interpreter has made so far: what takes it time."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    return int(interpreter_builder.operations)
+
+
 def interpreter_cause(error: BaseException) -> BaseException:
     """What a kernel really raised: `error` without the interpreter's wrapping."""
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:

@@ -65,6 +65,7 @@ def _take_bfloat16(interpreter: Any) -> None:
     def widening(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def compute(self: Any, *args: Any) -> Any:
+            self.operations += 1
             if not is_bfloat16(args[0]):  # then no other is
                 return method(self, *args)
             operands = [arg for arg in args if isinstance(arg, handle)]
@@ -95,6 +96,7 @@ def _take_bfloat16(interpreter: Any) -> None:
 
         return total
 
+    builder.operations = 0  # made so far
     for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
         setattr(builder, name, widening(getattr(builder, name)))
     builder.cast_impl = casting(builder.cast_impl)
