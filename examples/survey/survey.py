@@ -293,15 +293,21 @@ def _least(
 def main(tutorials: Path, out: Path = OUT) -> None:
     """Counts the packages that are installed, and writes the fields of `Row` as columns.
 
-    tutorials: the folder `python/tutorials` of Triton's repository. Raises CalledProcessError if
-    the process that counts a package fails; what it said is on stderr.
+    What `out` holds of the others stays. tutorials: the folder `python/tutorials` of Triton's
+    repository. Raises CalledProcessError if the process that counts a package fails; what it said
+    is on stderr.
     """
-    rows: list[dict[str, str]] = []
+    names, rows = [each.name for each in fields(Row)], []
+    before = pd.DataFrame(columns=names)
+    if out.is_file():
+        before = pd.read_csv(out, dtype=str, keep_default_na=False)
     with tempfile.TemporaryDirectory() as cache:
         settings = flag_gems_settings(cache) | {"TRITON_INTERPRET": "0"}
         for package in dict.fromkeys(kernel.package for kernel in read_kernels()):
             if not _is_here(package, tutorials):
-                print(f"survey: {package} is not installed", file=sys.stderr)
+                kept = before[before["package"] == package].to_dict("records")
+                rows += kept
+                print(f"survey: {package} is not installed: {len(kept)} rows stay", file=sys.stderr)
                 continue
             done = subprocess.run(
                 [sys.executable, __file__, str(tutorials), package],
@@ -311,7 +317,7 @@ def main(tutorials: Path, out: Path = OUT) -> None:
                 text=True,
             )
             rows += json.loads(done.stdout.splitlines()[-1])
-    frame = pd.DataFrame(rows, columns=[each.name for each in fields(Row)])
+    frame = pd.DataFrame(rows, columns=names)
     frame.to_csv(out, index=False, lineterminator="\n")
     print(f"counted in {out}")
 

@@ -158,3 +158,8 @@ def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
     assert tuple(found.columns) == COLUMNS
     assert found["reads"][0] == found["writes"][0] == "MN"
     assert found["reason"].iloc[-1].startswith("ModuleNotFoundError")
+    monkeypatch.setattr(survey, "_is_here", lambda package, tutorials: False)
+    survey.main(tmp_path, tmp_path / "survey.csv")
+    assert f"{survey.TUTORIALS} is not installed: {len(found)} rows stay" in capsys.readouterr().err
+    again = pd.read_csv(tmp_path / "survey.csv", keep_default_na=False)
+    pd.testing.assert_frame_equal(again, found)
