@@ -88,17 +88,6 @@ set_up("""
 """)
 '''
 
-CHART = """\
-The book's site has a chart with sliders here. In a notebook, ask the function behind it: how many
-programs of a kernel fit on one SM, by each limit? Change a number and run it in a new cell:
-
-```python
-from memtraffic import residency
-from memtraffic.gpus import find_gpu
-
-residency.nvidia.programs_by_limit({registers}, {shared}, {warps}, find_gpu("{target}"))
-```"""
-
 # A block between fences, a role, a code span, or a link or an image.
 MYST = re.compile(
     r"""
@@ -223,9 +212,8 @@ class Chapter:
     def _block(self, match: re.Match[str]) -> str:
         if "{" not in match["info"] and match["fence"][0] != ":":
             return match[0]
-        chart = dict(re.findall(r'data-(\w+)="(\w+)"', match["body"]))
-        if match["info"].split() == ["{raw}", "html"] and "occupancy-chart" in match["body"]:
-            return CHART.format(**chart)
+        if "occupancy-chart" in match["body"]:
+            return ""  # which the text says the site has
         raise ValueError(f"no rule for the directive {match['info'].strip()}")
 
     def _role(self, role: str, text: str) -> str:
@@ -269,21 +257,15 @@ def _printed(output: Json) -> Json:
 def catch(source: str) -> str:
     """The code of a cell that raises on purpose, changed so that it prints the error and ends.
 
-    Definitions at its head stay outside the `try`.
-
     >>> print(catch("import math\\nmath.sqrt(-1)"), end="")
-    import math
     try:
+        import math
         math.sqrt(-1)
     except Exception as error:  # meant: this is where it breaks
         print(f"{type(error).__name__}: {error}")
     """
-    heads = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    rest = [node for node in ast.parse(source).body if not isinstance(node, heads)]
-    lines = source.rstrip().splitlines(keepends=True)
-    head, body = "".join(lines[: rest[0].lineno - 1]), "".join(lines[rest[0].lineno - 1 :])
     return (
-        f"{head}try:\n{textwrap.indent(body, '    ')}\n"
+        f"try:\n{textwrap.indent(source.rstrip(), '    ')}\n"
         "except Exception as error:  # meant: this is where it breaks\n"
         '    print(f"{type(error).__name__}: {error}")\n'
     )
