@@ -208,7 +208,7 @@ def test_traffic_of_rms_norm():
     assert (added.read_elements, stored.written_elements) == (4 * n, n)
 
 
-@pytest.mark.parametrize(("n", "parts"), [(32768, 4), (32769, 5)])
+@pytest.mark.parametrize(("n", "parts"), [(32768, 6), (36865, 7)])
 def test_a_row_of_the_gradient_is_split(n, parts):
     """Each program exchanges a word of its row with what is there, and reads those of all."""
     x, rstd = matrix(3, n), torch.ones(3, device=DEVICE)
@@ -224,13 +224,13 @@ def test_a_row_of_the_gradient_is_split(n, parts):
 def test_backward_tile_covers_the_row():
     gpu = find_gpu("H200")
     for itemsize, warps in WIDEST.items():
-        for n in (1, 7, 300, 2049, max(warps.values()), max(warps.values()) + 1, 2**20):
+        for n in (1, 7, 300, 2049, max(warps.values()), max(warps.values()) + 1, 2**18, 800_000):
             found = backward_tile(n, itemsize, gpu)
             assert (found is None) == (itemsize == 8 and n > 8192)
             if found:
                 tile, parts = found
-                assert (tile.chunks * parts - 1) * tile.block < n + tile.block * (parts - 1)
-                assert n <= tile.block * tile.chunks * parts and tile.num_warps <= 16
+                width = tile.block * tile.chunks
+                assert (parts - 1) * width < n <= parts * width and tile.num_warps <= 16
                 assert parts == 1 or n > max(warps.values())
     assert backward_tile(2**24, 4, gpu) is None  # its programs would not run at once
 
@@ -248,8 +248,7 @@ def test_rms_norm_keeps_memory_busy_on_sm_90(n, name):
     ):
         [launch] = capture_launches(fn, x, gpu=find_gpu("H200"))
         [kernel] = compile_launches([(launch, "sm_90")])
-        # ptxas spills two registers, so that four programs fit an SM.
-        assert kernel.spill_bytes <= (8 if (n, name, matrices) == (12672, "float32", 2) else 0)
+        assert not kernel.spill_bytes
         assert set(kernel.load_bits) - {32, 64} == set(kernel.store_bits) - {32} == {128}
         programs = 65536 // (kernel.registers * kernel.num_warps * 32) or 1
         assert programs * matrices * n * x.element_size() >= 25_000

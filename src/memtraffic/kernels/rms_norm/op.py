@@ -18,7 +18,6 @@ from memtraffic.kernels.rms_norm.backward import (
 from memtraffic.kernels.rms_norm.forward import long_rms_norm_kernel, rms_norm_kernel
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.planning import Tile, row_tile
-from memtraffic.kernels.softmax.split import split_row
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
 
 __all__ = ["backward", "forward", "reference", "rms_norm"]
@@ -32,9 +31,9 @@ WIDEST = {
     4: {8: 4096, 4: 8192},
     8: {4: 1024, 8: 4096, 16: 8192},
 }
-# Longer rows are split: warps of a program, and the fewest and the most chunks that it holds.
-SPLIT = {2: (8, 4, 4), 4: (4, 8, 16)}
-SHARERS = 4  # programs of a row, if it is long enough for their fewest chunks
+# Longer rows are split: warps and chunks of a program, and what is taken where its programs would
+# be more than the SMs.
+SPLIT = {2: ((4, 2), (8, 4)), 4: ((8, 6),), 8: ()}
 LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 
 
@@ -132,23 +131,18 @@ def backward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> tuple[Tile, int] | No
         return replace(narrow, block=block), 1
     vector = VECTOR_BYTES // itemsize
     fitting = [warps for warps, widest in WIDEST[itemsize].items() if n_cols <= widest]
+    candidates = SPLIT[itemsize]  # of 64 bits, a sum outgrows half a word
     if fitting:
         num_warps = min(fitting, key=lambda it: -n_cols % (it * 32 * vector))
-    elif itemsize in SPLIT:
-        num_warps, fewest, most = SPLIT[itemsize]
-    else:
-        return None  # its sums outgrow half a word
-    lanes = max(num_warps * 32, gpu.warp_size)
-    if lanes > gpu.max_threads_per_program:
-        return None
-    block = vector * lanes
-    chunks = triton.cdiv(n_cols, block)
-    if not fitting:
-        chunks = min(most, max(fewest, triton.cdiv(chunks, SHARERS)))
-    split = split_row(n_cols, block, chunks, lanes // gpu.warp_size)
-    if split.parts > gpu.num_sms:
-        return None  # they have to run at once
-    return Tile(1, split.block, split.chunks, split.num_warps), split.parts
+        candidates = ((num_warps, triton.cdiv(n_cols, num_warps * 32 * vector)),)
+    for num_warps, chunks in candidates:
+        lanes = max(num_warps * 32, gpu.warp_size)
+        block = vector * lanes
+        chunks = triton.cdiv(chunks * num_warps * 32, lanes)
+        parts = triton.cdiv(n_cols, block * chunks)
+        if lanes <= gpu.max_threads_per_program and parts <= gpu.num_sms:
+            return Tile(1, block, chunks, lanes // gpu.warp_size), parts
+    return None
 
 
 def _rows(x: Tensor) -> Tensor:
