@@ -138,6 +138,13 @@ def _libdevice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _rounding_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(y_ptr + tl.arange(0, BLOCK), libdevice.float2int_rd(x))
+    tl.store(y_ptr + BLOCK + tl.arange(0, BLOCK), libdevice.float2int_ru(x))
+
+
+@triton.jit
 def _overflow_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + cols, tl.exp(tl.load(x_ptr + cols) * 1000.0) - float("inf"))

@@ -9,10 +9,12 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.gpus import find_gpu
+from memtraffic.meters.count import count
 from memtraffic.stand_in import stand_in
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import driver
+from triton.testing import get_dram_gbps
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
 
@@ -34,7 +36,19 @@ def test_stand_in_answers_what_launchers_ask(name):
         assert driver.active.get_current_target().arch == gpu.architecture
         found = driver.active.utils.get_device_properties(driver.active.get_current_device())
         assert found["multiprocessor_count"] == gpu.num_sms
+        assert get_dram_gbps(0) == pytest.approx(gpu.datasheet_bytes_per_s / 1e9)
         assert driver.active.get_active_torch_device() == torch.device("cuda", 0)
+
+
+def test_stand_in_runs_the_function_that_a_custom_operation_has_for_a_gpu():
+    name = "memtraffic_tests::tripled_on_a_gpu"
+
+    @torch.library.custom_op(name, mutates_args=(), device_types="cuda")
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    with stand_in():
+        assert [op.name for op in count(tripled, "M,N", (2, 3)).ops] == ["mul"]
 
 
 def test_stand_in_tensors_are_on_the_gpu():

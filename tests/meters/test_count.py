@@ -450,6 +450,17 @@ def test_count_refuses_an_operation_of_a_library():
         count(torch.ops.memtraffic_tests.opaque, matrix())
 
 
+def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
+    traffic = count(F.logsigmoid, "M,N", (3, 12), backward=True)
+    assert totals_of(traffic) == (36, 36)
+    assert totals_of(traffic.backward) == (72, 36)
+
+
+def test_count_of_a_repetition_whose_length_is_in_values():
+    times = torch.tensor([1, 0, 3], device=runtime.device())
+    assert moved(torch.repeat_interleave, times) == (3, 4)
+
+
 def test_count_refuses_a_collective():
     """What it moves goes to other processes."""
     store = torch.distributed.HashStore()

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from memtraffic import runtime
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
 from memtraffic.tensors import held
@@ -36,9 +37,10 @@ _WHOLE = frozenset(
     "std_mean norm linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax "
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
-    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat floor_divide "
-    "_local_scalar_dense".split()
+    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat repeat_interleave "
+    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward".split()
 )
+_CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 # Read the elements that an index names, and make a result of them.
 _PICKS = frozenset({"embedding", "gather", "index", "index_select", "take"})
 # Write elements where an index says, and the argument that holds what they write.
@@ -65,6 +67,8 @@ def python_function(
         return None
     functions = definition._backend_fns
     devices = [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
+    if runtime.is_standing_in():
+        devices.insert(0, "cuda")
     return next((functions[each] for each in (*devices, None) if each in functions), None)
 
 
@@ -87,6 +91,8 @@ def perform(
     results = result if isinstance(result, (tuple, list)) else (result,)
     if operation_name(func) in _INDEXED:
         return result, list(_indexed(func, args, kwargs, results))
+    if operation_name(func) in _CPU_BUFFERED:
+        results = results[:1]
     for spec, tensor in zip(func._schema.returns, results, strict=False):
         if isinstance(tensor, Tensor) and spec.alias_info is None:
             written.append(tensor)
@@ -128,6 +134,8 @@ def _operands(
     read: list[Tensor] = []
     written: list[Tensor] = []
     for position, spec in enumerate(func._schema.arguments):
+        if spec.name == "buffer" and name in _CPU_BUFFERED:
+            continue
         by_position = position < len(args) and not spec.kwarg_only
         tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:

@@ -33,6 +33,9 @@ def driver_of(gpu: Gpu, registers: Callable[[bytes], int]) -> Iterator[None]:
         "warpSize": gpu.warp_size,
         "max_num_regs": getattr(gpu, "registers_per_sm", 0),
         "max_shared_mem": gpu.shared_per_program,
+        # Whoever asks for these two multiplies them, by 2 transfers of a cycle: the bandwidth.
+        "mem_bus_width": 8000,  # bits
+        "mem_clock_rate": gpu.datasheet_bytes_per_s / 2e6,  # kHz
     }
 
     def refuse(*args: object, **options: object) -> NoReturn:

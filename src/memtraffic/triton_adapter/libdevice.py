@@ -70,6 +70,9 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
         yield undo.close
 
 
+# To whole numbers: how `__nv_float2int_rd` and others round.
+_ROUNDED = {"n": torch.round, "z": torch.trunc, "d": torch.floor, "u": torch.ceil}
+
 # What CUDA's libdevice and AMD's ocml compute, by PyTorch's function of the same name, or another.
 _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
@@ -105,6 +108,8 @@ def call_library(
     name = found[1] if found else ""
     spellings = (name, re.sub("[fd]$", "", name), re.sub("^[fd]", "", name))  # tanhf, isnand, fsqrt
     compute = next((_LIBRARY[name] for name in spellings if name in _LIBRARY), None)
+    if found := re.fullmatch(r"__nv_(?:float|double)2u?(?:int|ll)_r([nzdu])", symbol):
+        compute = _ROUNDED[found[1]]
     if compute is None:
         raise NotImplementedError(f"there is no value for the library function {symbol}")
     values = compute(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args))
