@@ -1,7 +1,7 @@
+import ast
 import dataclasses
-import subprocess
-import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,24 +202,10 @@ def test_is_softmax_of_a_function_without_a_deterministic_implementation():
     assert is_softmax(with_put, matrix(3, 5))
 
 
-@pytest.mark.slow
-def test_is_softmax_without_assert_statements():
-    """`python -O` drops assert statements; the judge must stay as strict."""
-    code = """
-import torch
-from memtraffic.testing import is_softmax
-assert False, "this line is not executed under -O"
-x = torch.randn(3, 5)
-right = lambda x: torch.softmax(x, dim=1)
-def changes(x):
-    y = right(x)
-    x.add_(1)
-    return y
-fns = right, changes, lambda x: right(x.double()), torch.zeros_like, torch.empty_like
-print([is_softmax(fn, x) for fn in fns])
-"""
-    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
-    assert done.stdout == "[True, False, False, False, False]\n", done.stderr
+def test_judges_have_no_assert_statements():
+    """`python -O` drops them; the judge must stay as strict."""
+    tree = ast.parse(Path(testing.__file__).read_text("utf-8"))
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
 
 
 # ---- poisoned_memory
@@ -322,19 +308,21 @@ def test_assert_traffic_of_writes_and_of_both_sides():
     assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
 
 
-@pytest.mark.parametrize("odd", [(5, 781), (301, 4), (301, 4099)])
-def test_assert_traffic_sees_one_shape(odd):
+def test_assert_traffic_sees_one_shape():
     """What is wrong at a single shape that is only checked is wrong."""
-    head, *_ = lines_of(lambda x: x.exp() if x.shape != odd else x.exp().exp(), "MN", "MN")
-    m, n = odd
-    assert f"at {m} x {n} {2 * m * n} elements, not {m * n}" in head
+
+    def odd(x):
+        return x.exp() if x.shape != (301, 4099) else x.exp().exp()
+
+    assert (
+        f"at 301 x 4099 {2 * 301 * 4099} elements, not {301 * 4099}" in lines_of(odd, "MN", "MN")[0]
+    )
 
 
 def test_assert_traffic_pins_bytes():
     def widens(x):
         return x.exp().float()
 
-    testing.assert_traffic(torch.exp, "MN", "MN", dtype="bfloat16", write_bytes="2MN")
     testing.assert_traffic(widens, "2MN", "2MN", dtype="bfloat16", write_bytes="6MN")
     said = lines_of(widens, "2MN", "2MN", dtype="bfloat16", read_bytes="4MN", write_bytes="4MN")
     assert "writes, in bytes, 6MN, not 4MN: at 4 x 2 48 bytes, not 32" in said[0]

@@ -460,10 +460,8 @@ def as_json(it):
     fn = kernels.masked
     if it.name == "count":
         traffic = found(fn, "M,N", AT)
-        totals = (*SIDES.values(),)
-        return {side: getattr(traffic, side) for side in totals} | {
-            "ops": [asdict(op) for op in traffic.ops]
-        }
+        totals = {side: getattr(traffic, side) for side in SIDES.values()}
+        return totals | {"ops": [asdict(op) for op in traffic.ops]}
     if it.name == "formula":
         solved = found(fn)
         return {side: {k: int(v) for k, v in getattr(solved, side).items()} for side in SIDES} | {
