@@ -116,13 +116,12 @@ def heatmap(
     rows: str,
     columns: str,
     frame: str,
-    cell: str = "speed in percent of a copy",
 ) -> Axes:
     """A map of shares in percent, the higher the darker, with a closed frame in chosen cells.
 
     values: shares, 1.0 for 100 %; the index goes down, the columns across; NaN is an empty cell.
     framed: whether the cell of a value of the index and one of the columns has a frame. rows,
-    columns: what these are. frame: what a frame means. cell: what a number means.
+    columns: what these are. frame: what a frame means.
     """
     samples = [Sample(frame, {"fill": False, "edgecolor": ORANGE, "lw": 2})]
     labels = rows, columns
@@ -143,7 +142,7 @@ def heatmap(
             size = grid.wide - 0.06, grid.high - 0.06
             box(grid.ax, at, size, fill=False, edgecolor="white", lw=4)
             box(grid.ax, at, size, fill=False, edgecolor=ORANGE, lw=2, gid="frame")
-    write(grid.ax, LEFT, grid.end + 0.15, f"number: {cell}", ha="left")
+    write(grid.ax, LEFT, grid.end + 0.15, "number: speed in percent of a copy", ha="left")
     return finish(grid.ax, key(grid.ax, grid.end + 0.39, samples), title)
 
 
@@ -289,7 +288,6 @@ def sm_packing(
     limits: Mapping[str, int],
     program: Mapping[str, str | tuple[int, int]] | None = None,
     *,
-    processor: str = "SM",
     title: str,
     lengths: Mapping[str, float] | None = None,
 ) -> Axes:
