@@ -653,24 +653,23 @@ def test_check_options(target, option):
 class Compiled:
     """A compiled kernel that knows its registers once it is loaded."""
 
-    name = "made_up"
+    name, packed_metadata = "made_up", "metadata"
+    src = SimpleNamespace(signature=dict.fromkeys("xyz"))
 
-    def __init__(self):
-        self.metadata = SimpleNamespace(shared=48, num_warps=8)
-        self.src = SimpleNamespace(signature=dict.fromkeys("xyz"))
-        self.launched = []
+    def __init__(self, run=None):
+        self.run = run
 
     def _init_handles(self):
         self.n_regs, self.n_spills, self.function = 40, 2, 781
 
-    def __getitem__(self, grid):
-        return lambda *args: self.launched.append((grid, args))
+
+def test_loaded_usage_is_in_bytes():
+    assert launching.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
 
 
 def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
-    compiled, started = Compiled(), []
-    compiled.packed_metadata = "metadata"
-    compiled.run = lambda *args: started.append(args)
+    started = []
+    compiled = Compiled(lambda *args: started.append(args))
     start = launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
     for stream in (7, 8):
         start(stream, [100 + stream, 200])
@@ -715,8 +714,7 @@ LAUNCHES = {
 def test_starter_calls_the_function_in_c(version, scratch, monkeypatch):
     """As that version's own launcher does; one not known, and scratch memory, are left to it."""
     monkeypatch.setattr(launching, "triton_version", lambda: version)
-    compiled = Compiled()
-    compiled.packed_metadata, compiled.run = "metadata", CudaLauncher(scratch)
+    compiled = Compiled(CudaLauncher(scratch))
     launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     assert compiled.run.started == [LAUNCHES[(3, 8) if scratch else version]]
 
@@ -735,10 +733,8 @@ def test_starter_passes_what_the_installed_triton_passes(monkeypatch):
     launcher.launch_cooperative_grid, launcher.launch_pdl = "grid", "pdl"
     launcher.arg_annotations, launcher.kernel_signature = "annotations", "signature"
     launcher.launch = lambda *args: started.append([*args])
-    compiled = Compiled()
-    compiled.packed_metadata, compiled.run = "metadata", launcher
     launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4)
-    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
+    launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
     by_triton, by_us = started
     assert [list(it) if isinstance(it, tuple) else it for it in by_triton] == by_us
 
