@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memtraffic import gpus, runtime
 from memtraffic_book import recording
-from memtraffic_book.catalog import EXPERIMENTS, find_experiments
+from memtraffic_book.catalog import EXPERIMENTS, find_experiments, measurable
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
 
     ids: which experiments; all of them by default, and then what the folder held before is removed.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the map of winners is
-    drawn anew with its recording. Returns the folder.
+    the others. On the published GPU, the map of winners is drawn anew with its recording. Returns
+    the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
@@ -52,10 +52,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
         for path in [*folder.glob("*.csv"), folder / "machine.json"]:
             path.unlink(missing_ok=True)
     failed: dict[str, Exception] = {}
-    for subject in subjects:
-        if lacking := subject.needs.lacking():
-            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
-            continue
+    for subject in measurable(subjects):
         start = time.monotonic()
         try:
             recording.write(folder, subject, subject.run())

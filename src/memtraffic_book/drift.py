@@ -15,7 +15,7 @@ import pandas as pd
 
 from memtraffic import runtime
 from memtraffic_book import catalog, recording
-from memtraffic_book.catalog import Column, Experiment, find_experiments
+from memtraffic_book.catalog import Column, Experiment, find_experiments, measurable
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
@@ -34,12 +34,7 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     recording of this GPU is missing or damaged.
     """
     runtime.require_gpu("drift")
-    subjects, folder = [], recording.folder_of_this_gpu()
-    for subject in find_experiments(ids):
-        if lacking := subject.needs.lacking():
-            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
-        else:
-            subjects.append(subject)
+    folder, subjects = recording.folder_of_this_gpu(), list(measurable(find_experiments(ids)))
     recorded = [recording.read(folder, subject) for subject in subjects]
     sentences, rows = [], []
     for subject, was in zip(subjects, recorded, strict=True):

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.benchmark.kernels import copy_tile, copy_tiles
-from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax import masked, persistent, split, tiled
@@ -258,10 +258,9 @@ def _plan_loop(
     *before: Tensor,
     num_stages: int,
     num_warps: int | None = None,
-    gpu: Gpu | None = None,
 ) -> Launch:
     """A launch like that of `persistent` for a kernel that takes `before` and then the same."""
-    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), gpu or planning_gpu(x)
+    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), planning_gpu(x)
     tile = tile_shape(n_cols, itemsize, gpu, num_warps=num_warps)
     tile = replace(tile, align=common_divisor(x, y), stages=num_stages)
     arguments = (*before, y, *y.stride(), x, *x.stride(), *x.shape)
