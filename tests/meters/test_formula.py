@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.errors import FormulaError, InputsError
+from memtraffic.errors import AccessError, FormulaError, InputsError
 from memtraffic.meters import formula as module
 from memtraffic.meters.formula import (
     FIT,
@@ -131,11 +131,20 @@ def test_formula_that_does_not_exist():
     def fn(x):
         return torch.ones(math.isqrt(x.numel()), device=x.device)
 
-    message = (
-        r"^it writes no sum of products of M, N: 2 at 4 x 2, 3 at 3 x 5, 4 at 2 x 8, 5 at 7 x 4$"
-    )
+    each = "2 at 4 x 2, 3 at 3 x 5, 3 at 5 x 3, 4 at 2 x 8"
+    message = rf"^it (reads|writes) no sum of products of M, N: {each}$"
     with pytest.raises(FormulaError, match=message):
         formula(fn)
+
+
+def test_formula_of_a_kernel_that_leaves_its_tensors():
+    kernels = pytest.importorskip("kernels", reason="Triton is not installed")
+    message = r"outside x_ptr, .* It was at 3 x 5\. If .* as fit= and held_out="
+    with pytest.raises(AccessError, match=message):
+        formula(kernels.dropped_mask)
+    shapes = [(3, 8), (5, 16), (4, 32), (7, 64), (2, 4)]
+    found = formula(kernels.dropped_mask, fit=shapes, held_out=[(9, 8), (3, 128)])
+    assert str(found) == "reads MN, writes MN"
 
 
 def test_formula_that_holds_below_a_size():

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from memtraffic.errors import FormulaError, InputsError
+from memtraffic.errors import AccessError, FormulaError, InputsError
 from memtraffic.functions import as_function, function_name
 from memtraffic.meters.count import (
     TooMuchWork,
@@ -62,6 +62,7 @@ MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
 # those that are left, and always the least number.
 MAX_OPERATIONS, PART, LEAST_OPERATIONS = 500_000, 4, 10_000
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
+OWN_SHAPES = "give such shapes as fit= and held_out=, or --fit and --check"
 MAX_SYMBOLS = 4
 MOST_SHAPES = 4  # that a message lists
 MIN_CHECKED = 2
@@ -221,7 +222,11 @@ def formula(
     count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
     counts = Counts(fn, inputs, backward=backward, dtype=dtype)
-    found = counts.run(fit, held_out)
+    try:
+        found = counts.run(fit, held_out)
+    except AccessError as error:
+        at = f" It was at {shape_text(counts.shape)}." if counts.shape else ""
+        raise AccessError(f"{error}{at} If it takes only whole blocks, {OWN_SHAPES}") from error
     if found is None:
         raise counts.no_formula()
     last = None
@@ -543,7 +548,7 @@ class Counts:
         if self._programs and len(odd) > 1:
             text += (
                 ". Where sizes are multiples of a kernel's blocks, or its grid is full, there may "
-                "be a formula: give such shapes as fit= and held_out=, or --fit and --check"
+                f"be a formula: {OWN_SHAPES}"
             )
         return text
 
