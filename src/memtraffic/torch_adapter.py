@@ -51,6 +51,11 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def watchers() -> bool:
+    """Whether there is forward mode, a transform of `torch.func`, or a dispatch mode."""
+    return forward_ad._current_level >= 0 or is_transformed() or active_modes() > 0
+
+
 # ---- what runs on a GPU
 
 

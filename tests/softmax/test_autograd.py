@@ -64,7 +64,7 @@ BACKWARD = operator(
 WEIGHTED = operation(
     FORWARD,
     BACKWARD,
-    save=lambda tensors, options, results: ((*tensors, results[1]), options),
+    save=lambda arguments, results: ((*arguments[:2], results[1]), arguments[2:]),
     reference=reference,
 )
 

@@ -29,16 +29,15 @@ from memtraffic.kernels.launch import Plans, facts
 from memtraffic.kernels.operands import partially_overlaps
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
-    active_modes,
     has_storage,
     is_forward_mode,
     is_transformed,
+    watchers,
 )
 
 __all__ = ["Operation", "Operator", "operation", "operator"]
 
 PLAIN = (Tensor, torch.nn.Parameter)
-STRIDED = torch.strided
 is_compiling = torch.compiler.is_dynamo_compiling
 current_gpu = torch_adapter.current_gpu if runtime.HAS_GPU else None
 
@@ -50,13 +49,15 @@ Results = list[tuple[Sequence[int], torch.dtype]]
 class Operator:
     """What `operator` makes: a planned function that `torch.ops.memtraffic` has by its name.
 
-    tensors: how many of its arguments are tensors; they come first. single: whether it has
-    one result; otherwise it returns a tuple. launch: runs it on plain tensors, without
-    autograd and without PyTorch's dispatcher. registered: the same, by way of the dispatcher.
+    tensors: how many of its arguments are tensors; they come first. options: how many are
+    not. single: whether it has one result; otherwise it returns a tuple. launch: runs it on
+    plain tensors, without autograd and without PyTorch's dispatcher. registered: the same,
+    by way of the dispatcher.
     """
 
     name: str
     tensors: int
+    options: int
     single: bool
     results: Callable[..., Results]
     check: Callable[..., None]
@@ -90,10 +91,11 @@ def operator(
     An error of `check` or `plan` is remembered by nobody.
     """
     arguments, returns = schema.split("->")
-    n_tensors = sum(it.strip("( ").startswith("Tensor") for it in arguments.split(","))
+    every = arguments.split(",")
+    n_tensors = sum(it.strip("( ").startswith("Tensor") for it in every)
     several = returns.strip().startswith("(")
     more, plans = n_tensors - 1, Plans()
-    latest, one_to_one = plans.latest, not more and not several
+    latest = plans.latest
 
     def launch(first: Tensor, *rest: Any, out: Tensor | None = None) -> Any:
         index = first.get_device()
@@ -101,10 +103,12 @@ def operator(
             with torch.cuda.device(index):
                 return launch(first, *rest, out=out)
         key: tuple[object, ...] = (
-            first.dtype, first.shape, first.stride(), first.data_ptr() & 15, index, rest, capture(),
+            first.dtype, first.shape, first.stride(), first.data_ptr() & 15, index, capture(),
+            rest[more:] if more else rest,
         )  # fmt: skip
         if more:
-            key = (*key[:-2], *map(facts, rest[:more]), rest[more:], key[-1])
+            tensors = rest[:more]
+            key += tuple(map(facts, tensors))
         if out is not None:
             key = (*key, facts(out))
         planned = latest.get(key)
@@ -112,10 +116,12 @@ def operator(
             planned = find(key, first, rest, out)
         run, allocate = planned
         made = allocate() if out is None else out
-        if one_to_one:
-            run(made, first)
+        if several:
+            run(*made, first, *rest[:more])
+        elif more:
+            run(made, first, *tensors)
         else:
-            run(*(made if several else (made,)), first, *rest[:more])
+            run(made, first)
         return made
 
     def find(key: Any, first: Tensor, rest: tuple[Any, ...], out: Tensor | None) -> Any:
@@ -171,7 +177,15 @@ def operator(
     registered.register_vmap(batch or one_by_one)
     overload = getattr(torch.ops.memtraffic, name)
     return Operator(
-        name, n_tensors, not several, results, check, plans, launch, overload
+        name,
+        n_tensors,
+        len(every) - n_tensors,
+        not several,
+        results,
+        check,
+        plans,
+        launch,
+        overload,
     )
 
 
@@ -192,20 +206,17 @@ def _allocator(
     )
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether `x` has memory with its values, and no mode of PyTorch watches what is done to it."""
-    return (
-        type(x) in PLAIN
-        and x.layout is STRIDED
-        and not x.is_meta
-        and not x.is_neg()  # its memory holds minus what it stands for
-        and not is_transformed()
-        and (active_modes() == 0 or runtime.is_capturing())
+def is_plain(x: Tensor | None) -> bool:
+    """Whether `x` is absent, or has memory with its values; a sparse tensor has no strides."""
+    # The memory of a negative tensor holds minus what it stands for.
+    return x is None or (type(x) in PLAIN and not x.is_meta and not x.is_neg())
+
+
+def is_watched() -> bool:
+    """Whether derivatives come along, or a transform or a mode that is no meter's looks on."""
+    return watchers() and (
+        is_forward_mode() or is_transformed() or not runtime.is_capturing()
     )
-
-
-def _all_plain(tensors: Iterable[Tensor | None]) -> bool:
-    return all(x is None or is_plain(x) for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -234,7 +245,7 @@ def operation(
     forward: its first result is that of the operation; any others are only saved.
     backward: of `(dy, *saved)` and options of its own, to a gradient for each tensor of `forward`,
         in their order; with as many results. That of an absent tensor is not looked at.
-    save: `save(tensors, options, results)` returns `(saved, options)`, which backward is given.
+    save: `save(arguments, results)` returns `(saved, options)`, which backward is given.
     reference: what backward computes, in lines of PyTorch and of the same arguments: its gradients
         are those of the gradient. It computes anew what `forward` saves beside its first result.
     """
@@ -244,13 +255,13 @@ def operation(
     _register_gradients(forward, backward, save, reference)
 
     def apply(first: Tensor, *rest: Any) -> Tensor:
-        if is_forward_mode():
-            _refuse_tangents(name, (first, *rest[:more]))
         if (
             is_compiling()
+            or (watchers() and is_watched())
             or not is_plain(first)
-            or (more and not _all_plain(rest[:more]))
+            or (more and not all(map(is_plain, rest[:more])))
         ):
+            _refuse_tangents(name, (first, *rest[:more]))
             made = registered(first, *rest)
         elif torch.is_grad_enabled() and (
             first.requires_grad or (more and _requires_gradient(rest[:more]))
@@ -274,7 +285,7 @@ def operation(
                 f"{name}: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the "
                 f"result is {dtype} {tuple(shape)} on {device}"
             )
-        if is_compiling() or not _all_plain((out, *tensors)):
+        if is_compiling() or is_watched() or not all(map(is_plain, (out, *tensors))):
             return out.copy_(registered(*arguments))
         _check_memory(name, out, tensors)
         # Autograd may have saved what is about to be overwritten.
@@ -305,22 +316,22 @@ def _check_memory(name: str, out: Tensor, tensors: Iterable[Tensor | None]) -> N
 
 def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
     """A tangent that is lost would be a derivative of zero."""
-    for x in tensors:
+    for x in tensors if is_forward_mode() else ():
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name}: no derivative in forward mode")
 
 
 def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any]) -> Any:
     """The operation in eager mode: cheaper than the registered operators, and equal to them."""
-    n_tensors = forward_.tensors
+    launch, single = forward_.launch, forward_.single
+    no_more = (None,) * forward_.options
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Tensor:
-            made = forward_.launch(*arguments)
-            results = (made,) if forward_.single else made
-            tensors, options = arguments[:n_tensors], arguments[n_tensors:]
-            saved, ctx.options = save(tensors, options, results)
+            made = launch(*arguments)
+            results = (made,) if single else made
+            saved, ctx.options = save(arguments, results)
             ctx.save_for_backward(*saved)
             return results[0]
 
@@ -331,12 +342,15 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
             # storage; and what is saved may be replaced by hooks.
             watched = (
                 torch.is_grad_enabled()
-                or not _all_plain(tensors)
+                or is_watched()
+                or not all(map(is_plain, tensors))
                 or not has_storage(dy)
             )
             run = backward_.registered if watched else backward_.launch
             found = run(*tensors, *ctx.options)
-            return _wanted(ctx, (found,) if backward_.single else found)
+            if backward_.single:
+                return found, *no_more  # it is the only tensor's, and wanted
+            return _wanted(ctx, found)
 
     return Function
 
@@ -355,9 +369,8 @@ def _register_gradients(
     reference: Callable[..., Any],
 ) -> None:
     def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, options = inputs[: forward.tensors], inputs[forward.tensors :]
         results = (output,) if forward.single else output
-        saved, ctx.options = save(tensors, options, results)
+        saved, ctx.options = save(inputs, results)
         ctx.save_for_backward(*saved)
         ctx.mark_non_differentiable(*results[1:])
 

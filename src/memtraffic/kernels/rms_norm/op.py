@@ -316,7 +316,7 @@ _BACKWARD = operator(
 _RMS_NORM = operation(
     _FORWARD,
     _BACKWARD,
-    save=lambda tensors, options, results: ((*tensors, results[1]), options),
+    save=lambda arguments, results: ((*arguments[:2], results[1]), arguments[2:]),
     reference=_backward_in_pytorch,
 )
 forward = _FORWARD.launch  # of x, weight and eps, to y and 1 / sqrt(mean(x**2) + eps)

@@ -165,7 +165,7 @@ _BACKWARD = operator(
 _SOFTMAX = operation(
     _FORWARD,
     _BACKWARD,
-    save=lambda tensors, options, results: (results, (options[0], tensors[0].dtype)),
+    save=lambda arguments, results: (results, (arguments[1], arguments[0].dtype)),
     reference=_backward_in_pytorch,
 )
 _apply = _SOFTMAX.apply
