@@ -39,6 +39,7 @@ __all__ = ["Operation", "Operator", "operation", "operator"]
 
 PLAIN = (Tensor, torch.nn.Parameter)
 is_compiling = torch.compiler.is_dynamo_compiling
+is_grad_enabled = torch.is_grad_enabled
 current_gpu = torch_adapter.current_gpu if runtime.HAS_GPU else None
 
 Run = Callable[..., None]
@@ -251,22 +252,24 @@ def operation(
     """
     name, more, single = forward.name, forward.tensors - 1, forward.single
     launch, registered = forward.launch, forward.registered
-    function = _function(forward, backward, save)
+    run_and_save = _function(forward, backward, save).apply
     _register_gradients(forward, backward, save, reference)
 
     def apply(first: Tensor, *rest: Any) -> Tensor:
         if (
             is_compiling()
             or (watchers() and is_watched())
-            or not is_plain(first)
+            or type(first) not in PLAIN  # `is_plain` in line, as a call costs the host
+            or first.is_meta
+            or first.is_neg()
             or (more and not all(map(is_plain, rest[:more])))
         ):
             _refuse_tangents(name, (first, *rest[:more]))
             made = registered(first, *rest)
-        elif torch.is_grad_enabled() and (
+        elif (
             first.requires_grad or (more and _requires_gradient(rest[:more]))
-        ):
-            return function.apply(first, *rest)
+        ) and is_grad_enabled():
+            return run_and_save(first, *rest)
         else:
             made = launch(first, *rest)
         return made if single else made[0]
@@ -341,7 +344,7 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
             # A gradient of the gradient is asked for, or gradients by the batch, which have no
             # storage; and what is saved may be replaced by hooks.
             watched = (
-                torch.is_grad_enabled()
+                is_grad_enabled()
                 or is_watched()
                 or not all(map(is_plain, tensors))
                 or not has_storage(dy)
