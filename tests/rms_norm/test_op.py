@@ -164,6 +164,9 @@ def test_rms_norm_is_what_the_package_offers():
     assert memtraffic.rms_norm is rms_norm
 
 
+NAN = float("nan")
+
+
 def zeros(*shape, **options):
     return torch.zeros(shape, device=DEVICE, **options)
 
@@ -216,6 +219,30 @@ def test_a_row_of_the_gradient_is_split(n, parts):
     kernel = next(it for it in traffic.ops if "kernel" in it.name)
     assert kernel.read_elements == 3 * (2 * n + parts) + 3 * parts * (1 + parts)
     assert kernel.written_elements == 3 * (n + parts)
+
+
+@pytest.mark.gpu
+def test_a_split_gradient_in_a_cuda_graph_and_on_several_streams():
+    """Its programs wait for one another, and their words are zeroed for each replay."""
+    n = 40_000
+    x, dy, weight = matrix(300, n), matrix(300, n, seed=1), matrix(1, n, seed=2)[0]
+    rstd = torch.rand(300, device=DEVICE)
+    expected = backward(dy, x, weight, rstd, 1e-6)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward(dy, x, weight, rstd, 1e-6)
+    for _ in range(3):
+        for it in captured:
+            it.fill_(NAN)
+        graph.replay()
+        assert all(map(torch.equal, captured, expected))
+    streams, found = [torch.cuda.Stream() for _ in range(4)], []
+    torch.cuda.synchronize()
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 4]):
+            found.append(backward(dy, x, weight, rstd, 1e-6))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, expected, strict=True))
 
 
 # ---- compiled
