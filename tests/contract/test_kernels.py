@@ -219,12 +219,13 @@ def of_result(it, m, n, dtype):
 def test_result_of_each_width(it, n):
     if not it.takes(n):
         pytest.skip("a width that it does not take")
-    for dtype in it.dtypes if n <= 8320 else it.dtypes[:3:2]:
+    few = it.dtypes[:3:2] if n <= 8320 else it.dtypes[:1]
+    for dtype in it.dtypes if n <= 1025 else few:
         assert_correct(it.judge(dtype), it.fn, *it.make(3, n, dtype))
 
 
 @pytest.mark.parametrize(
-    "examples", [15, pytest.param(150, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [8, pytest.param(150, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @WITH_KERNEL
 def test_result_of_any_matrix(it, examples):
@@ -291,7 +292,7 @@ def hard_matrix(n, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @each(lambda it: it.op == "softmax")
-@pytest.mark.parametrize("n", [8, 13, 64])
+@pytest.mark.parametrize("n", [13, 64])
 def test_result_of_hard_rows(it, n):
     if it.takes(n):
         for dtype in it.dtypes:
@@ -377,7 +378,7 @@ OUTS = {
 
 @WITH_OUT
 @pytest.mark.parametrize("layout", OUTS.values(), ids=OUTS)
-@pytest.mark.parametrize("n", [1, 8, 9])
+@pytest.mark.parametrize("n", [1, 9])
 def test_out_is_written_and_nothing_beside_it(it, n, layout):
     for dtype in it.dtypes[:2]:
         tensors = it.make(5, n, dtype)
@@ -486,11 +487,11 @@ def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut, dtype):
 
 
 @WITH_KERNEL
-@pytest.mark.parametrize("n", [2, 127, 128, 129, 781, 1000, 2049, 2050, 2055, 2064, 4096, 8320])
+@pytest.mark.parametrize("n", [2, 127, 128, 129, 781, 2049, 2055, 4096, 8320])
 def test_each_width_touches_each_element_as_often_as_is_said(it, n):
     """Rows of odd widths start at all distances from an aligned address."""
     if it.takes(n):
-        for dtype in it.dtypes[:2]:
+        for dtype in it.dtypes[: 2 if n < 3000 else 1]:
             assert_touches(it, it.make(5 if n < 3000 else 2, n, dtype))
 
 

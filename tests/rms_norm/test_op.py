@@ -40,7 +40,7 @@ def assert_as_in_float64(x, weight, dy, eps=1e-6):
         assert_close(got.detach(), expected.detach(), like.dtype, roundings=16)
 
 
-WIDTHS = [1, 7, 8, 33, 128, 1025, 2048, 32768, 32769]
+WIDTHS = [1, 7, 33, 128, 1025, 2048, 32769]
 SHAPES = [(3 if n > 9000 else 9, n) for n in WIDTHS]
 
 
@@ -127,11 +127,11 @@ def test_gradients_of_nothing(shape):
 
 def test_gradcheck():
     x, weight = (
-        it.requires_grad_() for it in (matrix(3, 7, "float64"), matrix(1, 7, "float64")[0])
+        it.requires_grad_() for it in (matrix(2, 5, "float64"), matrix(1, 5, "float64")[0])
     )
     for tensors in ((x, weight), (x,)):
         assert gradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
-        assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
+        assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("weighted", [True, False])

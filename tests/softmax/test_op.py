@@ -258,7 +258,7 @@ def test_softmax_is_equal_bit_for_bit_each_time(either):
         assert torch.equal(softmax(x.clone(), dim), first)
 
 
-@pytest.mark.parametrize("n", [17, 40, 88, 96])
+@pytest.mark.parametrize(("n", "dtype"), [(17, torch.float32), (88, torch.bfloat16)])
 def test_softmax_of_impatient_programs_is_equal_bit_for_bit(small, monkeypatch, n, dtype):
     """Each computes what is missing itself, also where the result takes the place of x."""
     x, dy = matrix(5, n, dtype), matrix(5, n, dtype, seed=1)
@@ -464,7 +464,7 @@ def test_softmax_touches_each_element_once(make, dim):
     assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
 
 
-@pytest.mark.parametrize("n", range(2049, 2066))
+@pytest.mark.parametrize("n", [2049, 2051, 2056, 2063, 2064])
 def test_softmax_of_rows_that_start_anywhere(n, dtype):
     """Whole vectors, and fewer elements before and after them than a vector has."""
     x, written = matrix(9, n, dtype), []  # of which rows start at all distances from a vector
@@ -477,7 +477,7 @@ def test_softmax_of_rows_that_start_anywhere(n, dtype):
     assert_touches_once(traffic, "y_ptr", written[0])
 
 
-@pytest.mark.parametrize("n", range(2049, 2066))
+@pytest.mark.parametrize("n", [2049, 2051, 2056, 2063, 2064])
 def test_backward_of_rows_that_start_anywhere(n, dtype):
     y, dy = SOFTMAX_BACKWARD.arguments((9, n), str(dtype).removeprefix("torch.")).tensors
     y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row

@@ -82,7 +82,7 @@ def in_any_order(monkeypatch, seed):
 # ---- split_row
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     n=st.integers(1, 2**24),
     block=st.sampled_from([1, 8, 512, 1024, 2048]),
@@ -115,12 +115,14 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
         assert (found.registers is not None) is aligned
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("n", "registers"),
     [
-        (50257, 255), (65536, 96), (131076, 96), (300032, 168), (2**18, 168), (2**20, 168),
-        pytest.param(2**18 - 1, 255, marks=pytest.mark.slow),
+        (50257, 255), (131076, 96), (2**20, 168),
+        *(pytest.param(*it, marks=pytest.mark.slow) for it in (
+            (65536, 96), (2**18 - 1, 255), (2**18, 168), (300032, 168),
+        )),
     ],
 )  # fmt: skip
 def test_the_best_split_spills_nothing(n, registers, dtype):
@@ -177,7 +179,7 @@ def test_softmax_splits_as_it_is_asked():
 # ---- softmax
 
 
-BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 39, 40, 41, 63, 65, 127, 128]
+BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def hard_matrix():
 
 @ALL_NAN
 @pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_softmax_of_hard_rows(few_sms, name, looks):
     x = hard_matrix().to(getattr(torch, name))
     y = in_parts(x, looks=looks)
@@ -243,9 +245,15 @@ def test_softmax_of_hard_rows(few_sms, name, looks):
     assert torch.equal(y.isnan(), torch.softmax(x, 1).isnan())
 
 
-@pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("x_dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("n", [40, 88, 89], ids=["even", "parts-of-24-columns", "odd"])
+@pytest.mark.parametrize(
+    ("n", "x_dtype", "y_dtype"),
+    [
+        pytest.param(40, "float16", "float32", id="to-wider"),
+        pytest.param(88, "float32", "bfloat16", id="to-narrower-in-parts-of-24-columns"),
+        pytest.param(89, "float64", "float16", id="to-much-narrower-odd"),
+        pytest.param(89, "float16", "bfloat16", id="to-another-of-16-bits-odd"),
+    ],
+)
 def test_split_launch_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
     x = matrix(5, n, x_dtype)
     align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
@@ -265,12 +273,11 @@ def test_split_launch_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
 
 def test_softmax_leaves_no_thread(few_sms):
     if runtime.INTERPRETED:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         in_parts(matrix(3, 40))
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread():
-                thread.join(5)
-        assert threading.active_count() <= before
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 # ---- programs that do not wait
@@ -316,7 +323,9 @@ def assert_equal_bits(y, expected):
 
 @ALL_NAN
 @pytest.mark.parametrize("order", ["by-turns", pytest.param("in-order", marks=INTERPRETED_ONLY)])
-@pytest.mark.parametrize("n", [40, 41, 48, 113, 128])
+@pytest.mark.parametrize(
+    ("n", "dtype"), [(41, torch.bfloat16), (48, torch.float16), (113, torch.float32)]
+)
 @DIRECTIONS
 def test_impatient_programs_find_the_same_bits(
     few_sms, monkeypatch, kernel, inputs, n, order, dtype
@@ -326,15 +335,15 @@ def test_impatient_programs_find_the_same_bits(
     expected = into_itself(kernel, [it.clone() for it in tensors], split.LOOKS)
     if order == "in-order":
         one_after_the_other(monkeypatch)
-    for looks in (0, 1, 3):
+    for looks in (0, 2):
         found = into_itself(kernel, [it.clone() for it in tensors], looks)
         assert_equal_bits(found, expected)
 
 
 @INTERPRETED_ONLY
 @DIRECTIONS
-@pytest.mark.parametrize("looks", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("looks", [0, 1])
+@pytest.mark.parametrize("seed", range(2))
 def test_programs_in_any_order_find_the_same_bits(
     few_sms, monkeypatch, kernel, inputs, looks, seed
 ):
@@ -441,7 +450,7 @@ def exchanged(x, silent=-1, looks=10_000):
     return y[..., :parts]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5, 33, 64])
+@pytest.mark.parametrize("parts", [1, 5, 33])
 def test_publish_and_look(parts):
     x = matrix(parts, 2)
     assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
