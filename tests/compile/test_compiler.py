@@ -81,6 +81,7 @@ def test_resources_of_each_rung_on_each_target(rung):
 # ---- spills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 def test_resources_of_a_kernel_that_spills_on_nvidia(target):
     """A lane holds 64 of the row's elements: too many for 32 registers."""
@@ -93,6 +94,7 @@ def test_resources_of_a_kernel_that_spills_on_nvidia(target):
     assert spilling.spill_bytes >= 4 * (64 - 32)  # 4 bytes per element without a register
 
 
+@pytest.mark.slow
 def test_resources_of_a_row_that_is_too_wide_for_a_warp():
     [kernel] = resources(kernels.scaled, empty(1, 8192), target="sm_90", num_warps=1)
     assert kernel.registers == 255
@@ -113,6 +115,7 @@ def test_resources_waves_per_eu_limits_registers(waves, most):
 # ---- accesses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx90a", "gfx942"])
 def test_resources_a_lane_moves_its_elements_in_128_bits_each(fused_on, target):
     threads = 8 * find_gpu(target).warp_size
@@ -150,21 +153,25 @@ def test_resources_strided_loads_are_narrow(on_sm_90):
     assert strided.store_bits == contiguous.store_bits == {128: 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["unaligned", "masked"])
 def test_resources_loads_are_narrow_where_16_does_not_divide(on_sm_90, case):
     [kernel] = on_sm_90[case]
     assert widest(kernel) < 128
 
 
+@pytest.mark.slow
 def test_resources_half_the_bytes_take_half_the_loads(on_sm_90, fused_on):
     [half] = on_sm_90["half"]
     assert half.load_bits == {128: fused_on["sm_90"].load_bits[128] // 2}
 
 
+@pytest.mark.slow
 def test_resources_of_each_configuration(on_sm_90):
     assert [kernel.num_warps for kernel in on_sm_90["tuned"]] == [4, 8]
 
 
+@pytest.mark.slow
 def test_resources_of_a_kernel_that_calls_others_and_loops(on_sm_90):
     [kernel] = on_sm_90["three-passes"]
     assert kernel.kernel == "_three_passes_kernel"
@@ -172,6 +179,7 @@ def test_resources_of_a_kernel_that_calls_others_and_loops(on_sm_90):
     assert [it for it in kernel.schedule if it in ("for", "end")] == ["for", "end"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_resources_widths_are_those_of_the_instructions(fused_on, target):
     kernel = fused_on[target]
@@ -253,6 +261,7 @@ def test_resources_num_warps(fused_on):
     assert few.load_bits[128] == 2 * many.load_bits[128]
 
 
+@pytest.mark.slow
 def test_resources_num_stages_are_copies_in_flight():
     x = empty(512, 64, torch.float16)
     [one] = resources(kernels.products, x, target="sm_90", num_stages=1)
@@ -261,6 +270,7 @@ def test_resources_num_stages_are_copies_in_flight():
     assert three.shared_bytes > one.shared_bytes
 
 
+@pytest.mark.slow
 def test_resources_num_stages_reach_a_function_that_takes_them():
     [one] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=1)
     [two] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=2)
@@ -395,6 +405,7 @@ def test_assembly_keep(fused_on, target, keep, first):
     assert {128: len(lines)} == fused_on[target].load_bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "end"), [("sm_90", "EXIT"), ("gfx942", "s_endpgm")])
 def test_assembly_is_the_whole_code(fused_on, target, end):
     [text] = assembly(fused.softmax, empty(1, 4096), target=target)
@@ -421,6 +432,7 @@ def test_resources_of_inputs():
         resources(fused.softmax, "M,4096", target="sm_90")
 
 
+@pytest.mark.slow
 def test_resources_of_an_autograd_function_and_of_a_module():
     class Function(torch.autograd.Function):
         @staticmethod
@@ -451,6 +463,7 @@ def test_unlaunchable(target, threads, shared, message):
     assert re.fullmatch(message, found)
 
 
+@pytest.mark.slow
 def test_resources_say_that_a_kernel_cannot_be_launched():
     [kernel] = resources(fused.softmax, empty(16, 4096), target="sm_90", num_warps=64)
     assert kernel.unlaunchable.startswith("2048 threads per program")

@@ -215,7 +215,10 @@ def of_result(it, m, n, dtype):
 
 
 @each()
-@pytest.mark.parametrize("n", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize(
+    "n",
+    [pytest.param(n, id=id, marks=[pytest.mark.slow] * (n > 8320)) for id, n in WIDTHS.items()],
+)
 def test_result_of_each_width(it, n):
     if not it.takes(n):
         pytest.skip("a width that it does not take")
@@ -292,7 +295,7 @@ def hard_matrix(n, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @each(lambda it: it.op == "softmax")
-@pytest.mark.parametrize("n", [13, 64])
+@pytest.mark.parametrize("n", [13, pytest.param(64, marks=pytest.mark.slow)])
 def test_result_of_hard_rows(it, n):
     if it.takes(n):
         for dtype in it.dtypes:
@@ -495,7 +498,15 @@ def test_each_width_touches_each_element_as_often_as_is_said(it, n):
             assert_touches(it, it.make(5 if n < 3000 else 2, n, dtype))
 
 
-@each(lambda it: all(it.traffic))
+@pytest.mark.parametrize(
+    "it",
+    [
+        pytest.param(it, marks=() if it.name in ("naive", "tiled", "softmax") else pytest.mark.slow)
+        for it in SUBJECTS
+        if all(it.traffic)
+    ],
+    ids=str,
+)
 def test_traffic_is_that_of_the_formula(it):
     inputs = "M,N M,N" if it.op == "softmax_backward" else "M,N"
     assert_traffic(it.fn, *it.traffic, inputs=inputs)

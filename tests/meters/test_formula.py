@@ -308,6 +308,7 @@ def test_formula_of_whole_blocks():
 
 
 @needs_triton
+@pytest.mark.slow
 def test_formula_keeps_grids_small(monkeypatch):
     """A program an element: a size still reaches a hundred, or the range says less."""
     monkeypatch.setattr(module, "MAX_PROGRAMS", 300)

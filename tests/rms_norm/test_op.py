@@ -41,7 +41,7 @@ def assert_as_in_float64(x, weight, dy, eps=1e-6):
 
 
 WIDTHS = [1, 7, 33, 128, 1025, 2048, 32769]
-SHAPES = [(3 if n > 9000 else 9, n) for n in WIDTHS]
+SHAPES = [pytest.param((3, n), marks=pytest.mark.slow) if n > 9000 else (9, n) for n in WIDTHS]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

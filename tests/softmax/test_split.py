@@ -115,6 +115,7 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
         assert (found.registers is not None) is aligned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("n", "registers"),
@@ -184,13 +185,18 @@ BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128]
 
 @pytest.mark.parametrize(
     ("n", "chunks"),
-    [*product(BOUNDARIES, [2]), *product([23, 24, 25, 40, 41, 64], [1, 3, 5])],
+    [*product(BOUNDARIES, [2]), *product([24, 41], [1, 3])],
 )
-@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
+@pytest.mark.parametrize(
+    "looks",
+    [split.LOOKS, pytest.param(0, marks=pytest.mark.slow)],
+    ids=["patient", "impatient"],
+)
 def test_softmax_ends_between_chunks_and_parts(few_sms, n, chunks, looks):
     assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [split.LOOKS, 0])
 def test_softmax_of_more_parts_than_lanes(looks):
     """A warp of 32 lanes looks at the words of 40 programs."""
@@ -235,6 +241,7 @@ def hard_matrix():
     return x
 
 
+@pytest.mark.slow
 @ALL_NAN
 @pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
@@ -245,6 +252,7 @@ def test_softmax_of_hard_rows(few_sms, name, looks):
     assert torch.equal(y.isnan(), torch.softmax(x, 1).isnan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "x_dtype", "y_dtype"),
     [
@@ -324,7 +332,12 @@ def assert_equal_bits(y, expected):
 @ALL_NAN
 @pytest.mark.parametrize("order", ["by-turns", pytest.param("in-order", marks=INTERPRETED_ONLY)])
 @pytest.mark.parametrize(
-    ("n", "dtype"), [(41, torch.bfloat16), (48, torch.float16), (113, torch.float32)]
+    ("n", "dtype"),
+    [
+        (41, torch.bfloat16),
+        pytest.param(48, torch.float16, marks=pytest.mark.slow),
+        pytest.param(113, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 @DIRECTIONS
 def test_impatient_programs_find_the_same_bits(
@@ -340,10 +353,10 @@ def test_impatient_programs_find_the_same_bits(
         assert_equal_bits(found, expected)
 
 
+@pytest.mark.slow
 @INTERPRETED_ONLY
 @DIRECTIONS
-@pytest.mark.parametrize("looks", [0, 1])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("looks", "seed"), [(0, 0), (1, 1)])
 def test_programs_in_any_order_find_the_same_bits(
     few_sms, monkeypatch, kernel, inputs, looks, seed
 ):
@@ -450,7 +463,7 @@ def exchanged(x, silent=-1, looks=10_000):
     return y[..., :parts]
 
 
-@pytest.mark.parametrize("parts", [1, 5, 33])
+@pytest.mark.parametrize("parts", [1, 5, pytest.param(33, marks=pytest.mark.slow)])
 def test_publish_and_look(parts):
     x = matrix(parts, 2)
     assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
@@ -523,6 +536,7 @@ def test_first_missing(missing, used, expected):
 # ---- compiled
 
 
+@pytest.mark.slow
 def test_backward_adds_products_in_one_way():
     """Of a sum of two products, either may be rounded; a helper must find the same bits."""
     y = torch.empty(4, 2**18, device=DEVICE)

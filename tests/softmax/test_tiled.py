@@ -98,6 +98,7 @@ def on_sm_90():
     return dict(zip(launches, compiled, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "loads", "stores"),
     [
@@ -115,11 +116,13 @@ def test_softmax_accesses_are_as_wide_as_the_matrix_permits(on_sm_90, name, load
     assert (on_sm_90[name].load_bits, on_sm_90[name].store_bits) == (loads, stores)
 
 
+@pytest.mark.slow
 def test_softmax_of_packed_rows_does_not_spill(on_sm_90):
     packed = on_sm_90.keys() - {"transposed"}
     assert {on_sm_90[name].spill_bytes for name in packed} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -134,5 +137,6 @@ def test_softmax_layout_of_a_tile(on_sm_90, name, layout):
     assert on_sm_90[name].layout == layout
 
 
+@pytest.mark.slow
 def test_softmax_of_one_warp_needs_no_shared_memory(on_sm_90):
     assert on_sm_90["eight"].shared_bytes == 0 < on_sm_90["4096"].shared_bytes
