@@ -65,6 +65,7 @@ def rms_norm_backward_kernel(
     ALIGN: tl.constexpr,
     SLOTS: tl.constexpr,
     LOOKS: tl.constexpr,
+    STAGES: tl.constexpr,
     WEIGHTED: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +90,7 @@ def rms_norm_backward_kernel(
     for _ in tl.static_range(CHUNKS if WEIGHTED else 0):
         sums = sums + (tl.zeros((ROWS, BLOCK), ACC),)  # noqa: RUF005 - Triton adds tuples
     start, step = tl.program_id(0) // n_parts, tl.num_programs(0) // n_parts
-    for tile in tl.range(start, tl.cdiv(n_rows, ROWS), step):
+    for tile in tl.range(start, tl.cdiv(n_rows, ROWS), step, num_stages=STAGES):
         rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
         live = rows < n_rows
         rstd = tl.load(rstd_ptr + rows, mask=live, other=0)

@@ -34,6 +34,8 @@ WIDEST = {
 # Longer rows are split: warps and chunks of a program, and what is taken where its programs would
 # be more than the SMs.
 SPLIT = {2: ((4, 2), (8, 4)), 4: ((8, 6),), 8: ()}
+# Where one program fills an SM, it loads ahead: stages, by bytes of an element, warps and chunks.
+STAGES = {(2, 16, 3): 3}
 LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 
 
@@ -244,6 +246,8 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
         constants |= _constants(tile, last, weight, gpu)
         lanes = max(triton.next_power_of_2(team), gpu.warp_size * tile.num_warps)
         constants |= {"SLOTS": lanes if team > 1 else 0, "LOOKS": LOOKS}
+        kind = x.element_size(), tile.num_warps, tile.chunks
+        constants |= {"STAGES": STAGES.get(kind, 1)}
         n_tiles, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
         slots = torch.empty(2, dtype=torch.int64, device=x.device) if team > 1 else 0
         arguments = *arguments, slots, n_rows, n_cols, team
