@@ -64,6 +64,15 @@ def softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     return torch._softmax_backward_data(dy, y, dim, y.dtype)
 
 
+def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of `x` of RMS norm by its rows, as PyTorch computes it on a GPU alone."""
+    of_x_alone = [True, False]
+    found = torch.ops.aten._fused_rms_norm_backward(
+        dy, x, weight.shape, rstd[:, None], weight, of_x_alone
+    )
+    return found[0]
+
+
 def sleep_on_gpu(cycles: int) -> None:
     """Queues a kernel that keeps the current GPU busy for so many of its clock's cycles."""
     torch.cuda._sleep(cycles)

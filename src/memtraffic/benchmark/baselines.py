@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import naive
 from memtraffic.names import import_function
-from memtraffic.torch_adapter import refuse_to_recompile, softmax_backward
+from memtraffic.torch_adapter import refuse_to_recompile, rms_norm_backward, softmax_backward
 
 
 def copy(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -51,6 +52,36 @@ def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     from memtraffic.kernels.softmax.op import backward
 
     return backward(dy, y, 1, y.dtype)
+
+
+def torch_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """PyTorch's own RMS norm of each row, with an eps of 1e-6."""
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+
+
+def compiled_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """PyTorch's RMS norm through `torch.compile`."""
+    with _ptxas_of_inductor():
+        return _compile(0, torch_rms_norm)(x, weight)
+
+
+def own_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """`memtraffic.rms_norm` of each row."""
+    import memtraffic
+
+    return memtraffic.rms_norm(x, weight, EPS)
+
+
+def torch_rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
+    """The gradient of `x` as PyTorch's own kernel for GPUs computes it, without the weight's."""
+    return rms_norm_backward(dy, x, rstd, weight)
+
+
+def own_rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
+    """The gradient of `x` as our backward computes it, which has the weight's in the same pass."""
+    from memtraffic.kernels.rms_norm.op import backward
+
+    return backward(dy, x, weight, rstd, EPS)[0]
 
 
 def compiled_softmax(x: Tensor) -> Tensor:
@@ -121,10 +152,15 @@ BASELINES: dict[str, Callable[..., Tensor]] = {
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,
     "memtraffic.softmax": own_softmax,
+    "torch.rms_norm": torch_rms_norm,
+    "compile(torch.rms_norm)": compiled_rms_norm,
+    "memtraffic.rms_norm": own_rms_norm,
 }
 BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
     f"torch.softmax{BACKWARD}": torch_softmax_backward,
     f"memtraffic.softmax{BACKWARD}": own_softmax_backward,
+    f"torch.rms_norm{BACKWARD}": torch_rms_norm_backward,
+    f"memtraffic.rms_norm{BACKWARD}": own_rms_norm_backward,
 }
 _NAMED = {**BASELINES, **BACKWARD_BASELINES}
 
