@@ -74,7 +74,7 @@ ORDER = [
     {"residency"},
     {"kernels"},  # which must not start what compiles for other GPUs
     {"compile"},
-    {"stand_in", "meters", "testing"},
+    {"stand_in", "meters", "testing", "processes"},
     {"benchmark"},
     {"reporting"},
     {"cli"},

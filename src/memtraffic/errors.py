@@ -52,3 +52,7 @@ class UnknownGpuError(MemtrafficError, LookupError):
 
 class LaunchError(MemtrafficError, RuntimeError):
     """No GPU can make this launch; the message says why."""
+
+
+class RanksError(MemtrafficError, RuntimeError):
+    """Ranks of a process group do not fit together, or one failed; the message says which."""

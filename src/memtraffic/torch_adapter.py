@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import set_wrap_triton_enabled
@@ -81,6 +83,15 @@ def sleep_on_gpu(cycles: int) -> None:
 def stream_of_no_gpu() -> AbstractContextManager[object]:
     """Context manager in which the stream of a GPU that is not here is 0, as by default."""
     return mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True)
+
+
+# ---- torch.distributed
+
+
+def all_gather(result: Tensor, mine: Tensor, group: Any) -> None:
+    """Gathers `mine` of each rank of a group into `result`, in the order of the ranks."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(result, mine, group=group)
 
 
 # ---- torch.compile

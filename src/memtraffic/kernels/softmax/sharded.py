@@ -1,0 +1,350 @@
+"""Softmax of a matrix whose columns lie on several ranks: two kernels and one collective.
+
+Each rank reduces its columns to a maximum and a sum per row, the ranks gather those of
+all, and each normalises its own columns. N columns on G ranks:
+
+Traffic of a rank: reads 2MN/G + 2MG, writes MN/G + 2M. The collective reads 2M numbers
+of it and writes 2MG. Over the link, a rank sends and receives 2M(G - 1) numbers.
+Backward: reads 4MN/G + M, writes MN/G + M, and all-reduces M numbers.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from memtraffic import runtime
+from memtraffic.errors import RanksError
+from memtraffic.gpus import planning_gpu
+from memtraffic.kernels.operands import MAX_ROWS
+from memtraffic.kernels.softmax.chunks import exponential
+from memtraffic.kernels.softmax.naive import reference
+from memtraffic.kernels.softmax.online import online_tile
+from memtraffic.kernels.softmax.op import FLOATS, softmax
+from memtraffic.kernels.softmax.rows import to_gradient
+from memtraffic.kernels.tiling import MAX_ROW, common_divisor
+from memtraffic.torch_adapter import all_gather
+
+__all__ = ["reference", "sharded_softmax"]
+
+
+# ---- the kernels, a program a row
+
+
+@triton.jit
+def sums_kernel(
+    sums_ptr,  # (M, 2), packed
+    x_ptr, x_row_stride, x_col_stride,
+    n_cols,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = x_ptr.dtype.element_ty
+    ACC: tl.constexpr = sums_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row_stride
+    block = tl.arange(0, BLOCK)  # (BLOCK,)
+    part_max = tl.full((), -float("inf"), ACC)
+    sums = tl.zeros((BLOCK,), ACC)  # added up once, after the loop
+    for start in tl.range(0, n_cols, BLOCK):
+        cols = (start + block).to(tl.int64)
+        at, mask = x_ptr + cols * x_col_stride, cols < n_cols
+        x = tl.load(at, mask=mask, other=-float("inf")).to(ACC)
+        new_max = tl.maximum(part_max, tl.max(x, axis=0))
+        base = tl.where(new_max == -float("inf"), 0, new_max)  # or -inf - -inf
+        sums = sums * tl.exp(part_max - base) + exponential(x, base, STORED)
+        part_max = new_max
+    tl.store(sums_ptr + 2 * row, part_max)
+    tl.store(sums_ptr + 2 * row + 1, tl.sum(sums, axis=0))
+
+
+@triton.jit
+def normalise_kernel(
+    y_ptr, y_row_stride, y_col_stride,
+    x_ptr, x_row_stride, x_col_stride,
+    all_sums_ptr,  # (G, M, 2), packed
+    n_rows, n_cols,
+    n_ranks,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    ACC: tl.constexpr = all_sums_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row_stride
+    y_ptr += row * y_row_stride
+    ranks = tl.arange(0, RANKS)  # (RANKS,)
+    at = all_sums_ptr + 2 * (ranks.to(tl.int64) * n_rows + row)
+    maxima = tl.load(at, mask=ranks < n_ranks, other=-float("inf"))
+    sums = tl.load(at + 1, mask=ranks < n_ranks, other=0)
+    row_max = tl.max(maxima, axis=0)
+    # Each sum as if it had been summed from the row's maximum.
+    scale = 1 / tl.sum(sums * tl.exp(maxima - row_max), axis=0)
+    block = tl.arange(0, BLOCK)
+    for start in tl.range(0, n_cols, BLOCK):
+        cols = (start + block).to(tl.int64)
+        mask = cols < n_cols
+        x = tl.load(x_ptr + cols * x_col_stride, mask=mask, other=0).to(ACC)
+        y = exponential(x, row_max, STORED) * scale
+        tl.store(y_ptr + cols * y_col_stride, y.to(STORED), mask=mask)
+
+
+@triton.jit
+def dots_kernel(
+    dots_ptr,  # (M,), packed
+    y_ptr, y_row_stride, y_col_stride,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    n_cols,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    ACC: tl.constexpr = dots_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    row = tl.program_id(0).to(tl.int64)
+    y_ptr += row * y_row_stride
+    dy_ptr += row * dy_row_stride
+    block = tl.arange(0, BLOCK)
+    dots = tl.zeros((BLOCK,), ACC)
+    for start in tl.range(0, n_cols, BLOCK):
+        cols = (start + block).to(tl.int64)
+        mask = cols < n_cols
+        y = tl.load(y_ptr + cols * y_col_stride, mask=mask, other=0).to(ACC)
+        dy = tl.load(dy_ptr + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+        dots += y * dy
+    tl.store(dots_ptr + row, tl.sum(dots, axis=0))
+
+
+@triton.jit
+def gradient_kernel(
+    dx_ptr, dx_row_stride, dx_col_stride,
+    y_ptr, y_row_stride, y_col_stride,
+    dy_ptr, dy_row_stride, dy_col_stride,
+    dots_ptr,  # (M,), packed: of whole rows
+    n_cols,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    ACC: tl.constexpr = dots_ptr.dtype.element_ty
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    row = tl.program_id(0).to(tl.int64)
+    dx_ptr += row * dx_row_stride
+    y_ptr += row * y_row_stride
+    dy_ptr += row * dy_row_stride
+    dot = tl.load(dots_ptr + row)
+    block = tl.arange(0, BLOCK)
+    for start in tl.range(0, n_cols, BLOCK):
+        cols = (start + block).to(tl.int64)
+        mask = cols < n_cols
+        y = tl.load(y_ptr + cols * y_col_stride, mask=mask, other=0).to(ACC)
+        dy = tl.load(dy_ptr + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+        dx = to_gradient(y * (dy - dot), STORED, dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + cols * dx_col_stride, dx, mask=mask)
+
+
+def _tile(x: Tensor, *others: Tensor) -> dict[str, int]:
+    """The constants and options of a launch that goes through rows of `x` by tiles."""
+    tile = online_tile(max(1, x.shape[1]), x.element_size(), planning_gpu(x))
+    align = min(common_divisor(x, other) for other in (x, *others))
+    return {"BLOCK": tile.block, "ALIGN": align, "num_warps": tile.num_warps}
+
+
+def partial_sums(x: Tensor) -> Tensor:
+    """The maximum of each row of `x` and the sum of its numerators, of shape (M, 2).
+
+    A row without columns, or of -inf alone, has the maximum -inf and the sum 0.
+    """
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    sums = torch.empty(x.shape[0], 2, dtype=acc, device=x.device)
+    if x.shape[0]:
+        with runtime.device_guard(x):
+            sums_kernel[(x.shape[0],)](sums, x, *x.stride(), x.shape[1], **_tile(x))
+    return sums
+
+
+def normalised(x: Tensor, all_sums: Tensor) -> Tensor:
+    """This rank's columns of the softmax. all_sums: of each rank, of shape (G, M, 2)."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        ranks = all_sums.shape[0]
+        with runtime.device_guard(x):
+            normalise_kernel[(x.shape[0],)](
+                y, *y.stride(), x, *x.stride(), all_sums, *x.shape, ranks,
+                RANKS=triton.next_power_of_2(ranks), **_tile(x, y),
+            )  # fmt: skip
+    return y
+
+
+# ---- what the ranks tell one another
+
+
+@contextmanager
+def _collective(name: str, group: Any) -> Iterator[None]:
+    """Raises RanksError where a collective fails, with what another rank may have done."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        raise RanksError(
+            f"sharded softmax: the {name} of rank {rank} of {size} failed; has another "
+            f"rank failed, stopped, or called something else? {error}"
+        ) from error
+
+
+def gathered(mine: Tensor, group: Any) -> Tensor:
+    """`mine` of each rank, in the order of the ranks: one all-gather."""
+    every = mine.new_empty(dist.get_world_size(group), *mine.shape)
+    with _collective("all-gather", group):
+        all_gather(every.view(-1), mine.view(-1), group)
+    return every
+
+
+def agree(x: Any, dim: int, group: Any, problem: Exception | None) -> list[int]:
+    """How many columns each rank has: one all-gather of four numbers, which is waited for.
+
+    problem: what is wrong with `x` here, which is raised after the others know of it.
+    Raises RanksError on each rank where one refuses its part, or where the ranks have
+    different dtypes or numbers of rows.
+    """
+    mine = [0, 0, 0, 0]
+    if problem is None:
+        rows = math.prod(x.shape[: dim % x.dim()]) * math.prod(
+            x.shape[dim % x.dim() + 1 :]
+        )
+        mine = [1, rows, x.shape[dim], FLOATS.index(x.dtype)]
+    device = x.device if isinstance(x, Tensor) else runtime.device()
+    ranks = gathered(torch.tensor(mine, device=device), group).tolist()
+    if problem is not None:
+        raise problem
+    here = dist.get_rank(group)
+    for rank, (fine, rows, _, dtype) in enumerate(ranks):
+        if not fine:
+            raise RanksError(f"sharded softmax: rank {rank} refuses its part of x")
+        if rows != mine[1] or dtype != mine[3]:
+            raise RanksError(
+                f"sharded softmax: rank {rank} has {rows} rows of {FLOATS[dtype]}, and "
+                f"rank {here} has {mine[1]} of {x.dtype}"
+            )
+    return [cols for _, _, cols, _ in ranks]
+
+
+class _Softmax(torch.autograd.Function):
+    """Softmax of the rows of which each rank of a group has some columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        y = normalised(x, gathered(partial_sums(x), group))
+        ctx.save_for_backward(y)
+        ctx.group = group
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        [y] = ctx.saved_tensors
+        acc = torch.float64 if y.dtype == torch.float64 else torch.float32
+        dots = torch.empty(y.shape[0], dtype=acc, device=y.device)
+        dx = torch.empty_like(y)
+        tile = _tile(y, dy)
+        with runtime.device_guard(y):
+            if y.shape[0]:
+                dots_kernel[(y.shape[0],)](
+                    dots, y, *y.stride(), dy, *dy.stride(), y.shape[1], **tile
+                )
+            with _collective("all-reduce", ctx.group):
+                dist.all_reduce(dots, group=ctx.group)
+            if y.numel():
+                gradient_kernel[(y.shape[0],)](
+                    dx, *dx.stride(), y, *y.stride(), dy, *dy.stride(), dots,
+                    y.shape[1], **tile,
+                )  # fmt: skip
+        return dx, None
+
+
+# ---- the operation
+
+
+def _problem(x: Any, dim: int, shard_dim: int) -> Exception | None:
+    """What is wrong with a shard, whatever the other ranks have."""
+    what = "sharded softmax"
+    if not isinstance(x, Tensor):
+        return TypeError(f"{what}: x is a {type(x).__name__}, not a tensor")
+    for it in (dim, shard_dim):
+        if not -x.dim() <= it < x.dim():
+            shape = f"a tensor of {x.dim()} dimensions {tuple(x.shape)}"
+            return IndexError(f"{what}: dim {it} is out of range for {shape}")
+    if x.dtype not in FLOATS:
+        names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
+        return TypeError(f"{what}: {names}, not {x.dtype}")
+    if not x.is_cuda and not runtime.INTERPRETED and not runtime.is_capturing():
+        return TypeError(f"{what}: the tensor is on the {x.device.type}, not on a GPU")
+    if x.shape[dim] > MAX_ROW:
+        return ValueError(f"{what}: {x.shape[dim]} columns, more than {MAX_ROW}")
+    rows = math.prod(x.shape) // max(1, x.shape[dim])
+    if rows > MAX_ROWS:
+        return ValueError(f"{what}: {rows} rows, more than {MAX_ROWS}")
+    return None
+
+
+def sharded_softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    shard_dim: int | None = None,
+    group: Any = None,
+    run_check: bool = True,
+) -> Tensor:
+    """Softmax along `dim` of a tensor of which each rank of a process group has a part.
+
+    x: this rank's part, of float32, float16, bfloat16 or float64, on a GPU or, where
+    kernels are interpreted, on the CPU. shard_dim: the dimension along which the parts
+    lie one after the other in the order of the ranks, by default `dim`; they may differ
+    in length, and may be empty. group: of `torch.distributed`, by default that of all.
+    run_check: whether the ranks first tell one another their shapes and dtypes, which
+    is one more collective, and wait for them. Without it, shapes that disagree may hang
+    or give wrong numbers, as in `DTensor.from_local`.
+
+    Returns this rank's part of the softmax, contiguous. Sharded along another dimension
+    than `dim`, it is `memtraffic.softmax`, and nothing is sent. Autograd goes through it
+    once. Each rank of the group has to call it, and to go backward through it.
+
+    Raises TypeError, IndexError and ValueError for a part that no kernel takes, and
+    RanksError where the ranks do not fit together, one refuses its part, or the
+    collective fails because a rank has stopped or the group's time is out.
+    """
+    shard_dim = dim if shard_dim is None else shard_dim
+    if not dist.is_initialized():
+        raise RanksError(
+            "sharded softmax: there is no process group: call it in `run_ranks`, or "
+            "after `torch.distributed.init_process_group`"
+        )
+    if dist.get_rank(group) < 0:
+        raise RanksError("sharded softmax: this rank is not in the group")
+    problem = _problem(x, dim, shard_dim)
+    if problem is None and dim % x.dim() != shard_dim % x.dim():
+        return softmax(x, dim)
+    if run_check:
+        agree(x, dim, group, problem)
+    elif problem is not None:
+        raise problem
+    last = x.movedim(dim, -1)
+    rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
+    return _Softmax.apply(rows, group).view(last.shape).movedim(-1, dim).contiguous()
