@@ -209,7 +209,7 @@ def _in_place_kernel(x_ptr, n_cols, BLOCK: tl.constexpr, REPEATED: tl.constexpr)
 @triton.jit
 def _assembly_kernel(x_ptr, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)
+    y = tl.inline_asm_elementwise("not.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)
     tl.store(x_ptr + tl.arange(0, BLOCK), y)
 
 

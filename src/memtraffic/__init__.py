@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memtraffic.meters.count import count
     from memtraffic.meters.counters import counters
     from memtraffic.meters.formula import formula
+    from memtraffic.meters.sectors import sectors
     from memtraffic.op import Op
     from memtraffic.reporting import report
 
@@ -41,6 +42,7 @@ __all__ = [
     "report",
     "resources",
     "rms_norm",
+    "sectors",
     "softmax",
     "testing",
 ]
@@ -56,6 +58,7 @@ _MODULES = {
     "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
     "rms_norm": "memtraffic.kernels.rms_norm.op",
+    "sectors": "memtraffic.meters.sectors",
     "softmax": "memtraffic.kernels.softmax.op",
 }
 

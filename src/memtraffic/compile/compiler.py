@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 from memtraffic import runtime
 from memtraffic.compile import amdgcn, sass, ttgir, worker
+from memtraffic.compile.accesses import Code
 from memtraffic.compile.launches import Launch, capture_launches
 from memtraffic.errors import CompileError, NoKernelError
 from memtraffic.functions import as_function, function_name
@@ -28,7 +29,8 @@ from memtraffic.residency import Occupancy, Resources
 from memtraffic.triton_adapter.compile import check_options, compile_source
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
-T = TypeVar("T", int, str)
+T = TypeVar("T")
+N = TypeVar("N", int, str)
 _READERS = {"nvidia": sass, "amd": amdgcn}
 
 
@@ -108,7 +110,7 @@ def assembly(
     keep: a regular expression; only lines in which it is found are kept. Other arguments and errors
     are those of `resources`.
     """
-    texts = compile_launches(_jobs(fn, inputs, shape, _gpu(target), **options), text=True)
+    texts = read_launches(_jobs(fn, inputs, shape, _gpu(target), **options), _instructions)
     return [
         "\n".join(line for line in text.splitlines() if re.search(keep, line)) for text in texts
     ]
@@ -150,18 +152,22 @@ def _gpu(target: str | Gpu | None) -> Gpu:
 Jobs = Sequence[tuple[Launch, str | Gpu]]
 
 
-@overload
-def compile_launches(jobs: Jobs, text: Literal[False] = False) -> list[Resources]: ...
-@overload
-def compile_launches(jobs: Jobs, text: Literal[True]) -> list[str]: ...
-def compile_launches(jobs: Jobs, text: bool = False) -> list[Resources] | list[str]:
+def compile_launches(jobs: Jobs) -> list[Resources]:
     """The `Resources` of each of `jobs`, which are pairs of a `Launch` and a target.
 
-    text: the machine code instead. Raises as `resources` does.
+    Raises as `resources` does.
+    """
+    return read_launches(jobs, read_resources)
+
+
+def read_launches(jobs: Jobs, read: Callable[[CompiledKernel, Launch, Gpu], T]) -> list[T]:
+    """What `read` makes of each of `jobs`, compiled. Raises as `resources` does.
+
+    read: a function of a module, as another process may have to call it.
     """
     known = [(launch, _gpu(target)) for launch, target in jobs]
     if not runtime.INTERPRETED or not known:
-        return _compile_all(known, text)
+        return _compile_all(known, read)
     for launch, _ in known:
         if launch.module == "__main__" or "<" in launch.qualname:
             raise CompileError(
@@ -170,7 +176,7 @@ def compile_launches(jobs: Jobs, text: bool = False) -> list[Resources] | list[s
                 "can import"
             )
     folders = dict.fromkeys(_folder(launch.module) for launch, _ in known)
-    return worker.WORKER.call(filter(None, folders), _compile_all, known, text)
+    return worker.WORKER.call(filter(None, folders), _compile_all, known, read)
 
 
 def _folder(module: str) -> str:
@@ -183,9 +189,11 @@ def _folder(module: str) -> str:
     return "" if folder in sys.path else folder
 
 
-def _compile_all(jobs: Sequence[tuple[Launch, Gpu]], text: bool) -> list[Any]:
+def _compile_all(
+    jobs: Sequence[tuple[Launch, Gpu]], read: Callable[[CompiledKernel, Launch, Gpu], T]
+) -> list[T]:
     with ThreadPoolExecutor() as pool:  # disassembles one kernel while the next one is compiled
-        answers = [pool.submit(_read, *_compile(*job), text) for job in jobs]
+        answers = [pool.submit(read, *_compile(*job)) for job in jobs]
     return [answer.result() for answer in answers]
 
 
@@ -208,11 +216,22 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
         ) from error
 
 
-def _read(compiled: CompiledKernel, launch: Launch, gpu: Gpu, text: bool) -> Resources | str:
+def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:
+    """The machine code, an instruction a line."""
+    return "\n".join(_READERS[gpu.vendor].read(compiled.asm, compiled.name, gpu)[1])
+
+
+def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
+    """The forms of a kernel, compiled for a GPU by NVIDIA, that say how it reaches memory."""
+    used = read_resources(compiled, launch, gpu)
+    widths = frozenset(used.load_bits), frozenset(used.store_bits)
+    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm["ptx"], *widths)
+
+
+def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:
+    """What a compiled kernel uses."""
     reader, ir = _READERS[gpu.vendor], compiled.asm["ttgir"]
     usage, lines = reader.read(compiled.asm, compiled.name, gpu)
-    if text:
-        return "\n".join(lines)
 
     def widths(pattern: str) -> dict[int, int]:
         ends = (end for line in lines for end in re.findall(pattern, line))
@@ -246,6 +265,6 @@ def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:
     return "; ".join(reasons)
 
 
-def _count(values: Iterable[T]) -> dict[T, int]:
+def _count(values: Iterable[N]) -> dict[N, int]:
     """How often each of `values` occurs, sorted by value."""
     return dict(sorted(Counter(values).items()))

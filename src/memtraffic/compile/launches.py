@@ -57,14 +57,22 @@ def capture_launches(
     found = []
 
     def record(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        function = jit_function(kernel)
-        try:
-            facts = specialize(function, args, options)
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}: {error}") from error
-        found.append(Launch(function.__module__, function.__qualname__, *facts))
+        found.append(launch_of(kernel, args, options))
 
     with runtime.capturing_launches(gpu), capturing(record):
         result = fn(*tensors)
     check_finished(result)
     return found
+
+
+def launch_of(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    """The `Launch` of a kernel with these arguments and options.
+
+    Raises TypeError for an argument that Triton does not take.
+    """
+    function = jit_function(kernel)
+    try:
+        facts = specialize(function, args, options)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}: {error}") from error
+    return Launch(function.__module__, function.__qualname__, *facts)

@@ -37,6 +37,7 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
+from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.operations import operation_name, perform, python_function
 from memtraffic.op import AnyInputs, find_op
@@ -205,11 +206,22 @@ def count(
 
 def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic, object]:
     """The traffic and the result of one call. fn: what messages name."""
+    meter = TrafficMeter(trace)
+    return meter.traffic, run_metered(call, fn, meter)
+
+
+def run_metered(
+    call: Callable[[], object], fn: object, meter: TrafficMeter, gpu: Gpu | None = None
+) -> object:
+    """The result of a call that `meter` watches.
+
+    fn: what messages name. gpu: what launchers plan for; None for their default. Raises what
+    `count` raises.
+    """
     if _counting.get():
         raise CountError("a function that is being counted cannot count")
-    meter = _Meter(trace)
     with (
-        runtime.capturing_launches(),
+        runtime.capturing_launches(gpu),
         interpreting(meter),
         _lock,  # after that of `interpreting`, which is none without Triton
         _compiled_functions_refused(),
@@ -225,7 +237,7 @@ def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic
         finally:
             _counting.reset(token)
     check_finished(result, CountError)
-    return meter.traffic, result
+    return result
 
 
 @dataclass
@@ -382,7 +394,7 @@ def _compiled_functions_refused() -> Iterator[None]:
 
 
 @contextmanager
-def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
+def _conversions_seen(meter: TrafficMeter, fn: object) -> Iterator[None]:
     """Context manager: a tensor that becomes a list is read; one that NumPy gets is an error.
 
     So is a thread that is started, because a meter sees only its own.
@@ -426,7 +438,7 @@ def _conversions_seen(meter: _Meter, fn: object) -> Iterator[None]:
         yield
 
 
-class _Meter(TorchDispatchMode):
+class TrafficMeter(TorchDispatchMode):
     """Sees each PyTorch operation, as a dispatch mode, and each access of an interpreted kernel."""
 
     @classmethod

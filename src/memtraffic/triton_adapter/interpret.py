@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, Protocol
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from memtraffic.triton_adapter.launch import (
     check_launch,
     tensors_of,
 )
-from memtraffic.triton_adapter.libdevice import call_library, prepared_once
+from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
 from memtraffic.triton_adapter.reach import marked, unmarked
@@ -66,11 +69,40 @@ class Meter(Protocol):
         """
 
 
+class Site(NamedTuple):
+    """Where in the source a call is made: from its first line and column to its last."""
+
+    file: str
+    begin: tuple[int, int]
+    end: tuple[int, int]
+
+
+class BlockMeter(Meter, Protocol):
+    """A meter that is also told of whole blocks, and of how kernels are launched."""
+
+    def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Called at the begin of each launch, after `launch`: what is launched, and with what."""
+
+    def block(
+        self,
+        kind: Literal["read", "written", "atomic"],
+        sites: tuple[Site, ...],
+        addresses: np.ndarray[Any, Any],
+        mask: np.ndarray[Any, Any],
+        itemsize: int,
+        program: Grid,
+    ) -> None:
+        """One load, store or atomic operation: the addresses, in bytes, of a whole block.
+
+        sites: of the call, and of the calls of the functions that it is in, to the kernel's.
+        """
+
+
 @contextmanager
 def interpreting(meter: Meter) -> Iterator[None]:
     """Context manager: kernels launched inside are interpreted, and report to `meter`.
 
-    So they are in a process that compiles its kernels, too.
+    So they are in a process that compiles its kernels, too. meter: it may be a `BlockMeter`.
     """
     if not runtime.HAS_TRITON:
         yield
@@ -89,8 +121,23 @@ def interpreting(meter: Meter) -> Iterator[None]:
             unprepare()
             return compile_only(kernel, *args, grid=grid, warmup=True, **options)
         function = interpreter.InterpretedFunction(kernel.fn)
+        function.jitted = kernel
         function.run(*args, grid=grid, warmup=False, **options)
         return Relaunched(kernel, args, options)
+
+    run_interpreted = interpreter.InterpretedFunction.run
+
+    def run_reported(function: Kernel, *args: Any, **options: Any) -> Any:
+        running.append(getattr(function, "jitted", function))
+        try:
+            return run_interpreted(function, *args, **options)
+        finally:
+            running.pop()
+
+    def launched(args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if blocks is not None:
+            unprepare()  # it may compile
+            blocks.launched(running[-1], args, options)
 
     def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
         kernel, constants = compiled.src.fn, compiled.src.constants
@@ -103,26 +150,32 @@ def interpreting(meter: Meter) -> Iterator[None]:
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
         launches = configurations_of(tuner, args, options)
         # The interpreter sees no option of a launch that is not an argument of the kernel.
+        # Whoever sees blocks sees those, too.
         different: dict[Any, Configuration] = {}
         for launch in launches:
-            different.setdefault((str(launch), launch.config.pre_hook), launch)
+            seen = str(launch if blocks is None else launch.config)
+            different.setdefault((seen, launch.config.pre_hook), launch)
         tensors = list(tensors_of([*args, *options.values()]))
         meter.autotuned(tuner.base_fn.__name__, from_equal_values(different.values(), tensors))
         tuner.best_config = launches[0].config
         return launches[0].compiled
 
     numbers: dict[int, int] = {}  # of the arguments of a launch, by the id of the tensor
-    metered = functools.partial(_metered_executor, meter=meter, numbers=numbers)
+    running: list[Kernel] = []  # the kernels that are being launched
+    blocks: Any = meter if hasattr(meter, "block") else None
+    metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
     tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
     with (
         lock,
         replaced(
-            (interpreter, "_interpreter", _Memory(interpreter, meter)),
+            (interpreter, "_interpreter", _Memory(interpreter, meter, blocks)),
             (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
             (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
             (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
             (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),
+            (interpreter.InterpretedFunction, "run", run_reported),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
+            (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
             *((tuner, "run", run_autotuned) for tuner in tuners),
             (core, "warn", _warn_once),
             (jit.JITFunction, "run", run),
@@ -147,10 +200,12 @@ def _with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
         yield from _with_subclasses(subclass)
 
 
-def _metered_executor(executor: Any, meter: Meter, numbers: dict[int, int]) -> type:
+def _metered_executor(
+    executor: Any, meter: Meter, numbers: dict[int, int], launched: Callable[..., None]
+) -> type:
     """The class that runs the programs of one launch, reporting the launch to `meter`.
 
-    It gives each argument the next of `numbers`.
+    It gives each argument the next of `numbers`. launched: called before the first program.
     """
 
     class MeteredExecutor(executor):
@@ -165,6 +220,7 @@ def _metered_executor(executor: Any, meter: Meter, numbers: dict[int, int]) -> t
             tensors = list(tensors_of([*args, *options.values()]))
             # A GPU gives no warning where an exponential overflows.
             with meter.launch(self.fn.__name__, tensors), np.errstate(all="ignore"):
+                launched(args, options)
                 named = {name: as_pointer(value) for name, value in options.items()}
                 super().__call__(*map(as_pointer, args), **named)
 
@@ -319,10 +375,11 @@ def _line_of(kernel: str, error: BaseException) -> str:
 class _Memory:
     """Stands for the interpreter's memory: reports each access to a meter, then makes it."""
 
-    def __init__(self, interpreter: Any, meter: Meter) -> None:
+    def __init__(self, interpreter: Any, meter: Meter, blocks: BlockMeter | None) -> None:
         self._real = interpreter._interpreter
         self._builder = interpreter.interpreter_builder
-        self._meter = meter
+        self._meter, self._blocks = meter, blocks
+        self._sites = _Sites()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -334,22 +391,68 @@ class _Memory:
         program, grid = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
         self._meter.access(kind, touched, itemsize, program, grid, numbers)
 
+    def _report_block(
+        self, kind: Literal["read", "written", "atomic"], pointers: Any, mask: Any, itemsize: int
+    ) -> None:
+        if self._blocks is None:
+            return
+        addresses, _ = unmarked(np.asarray(pointers))
+        block = addresses, np.asarray(mask, dtype=bool), itemsize
+        self._blocks.block(kind, self._sites.now(), *block, tuple(self._builder.grid_idx))
+
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-        self._report("read", pointers, mask, np.dtype(dtype).itemsize)
+        itemsize = np.dtype(dtype).itemsize
+        self._report("read", pointers, mask, itemsize)
+        self._report_block("read", pointers, mask, itemsize)
         return self._real.load(pointers, mask, other, dtype)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
         self._report("written", pointers, mask, value.dtype.itemsize)
+        self._report_block("written", pointers, mask, value.dtype.itemsize)
         return self._real.store(pointers, value, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
         self._report("read", pointers, mask, value.dtype.itemsize)
         self._report("written", pointers, mask, value.dtype.itemsize)
+        self._report_block("atomic", pointers, mask, value.dtype.itemsize)
         return self._real.atomic_rmw(operation, pointers, value, mask, order)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)
         self._report("read", pointers, every, value.dtype.itemsize)
+        self._report_block("atomic", pointers, every, value.dtype.itemsize)
         found = self._real.atomic_cas(pointers, expected, value, order)
         self._report("written", pointers, found == expected, value.dtype.itemsize)
         return found
+
+
+class _Sites:
+    """Where in a kernel's source the interpreter is."""
+
+    def __init__(self) -> None:
+        self._codes: dict[CodeType, bool] = {}  # whether they are of a kernel
+        self._found: dict[tuple[CodeType, int], Site] = {}
+
+    def now(self) -> tuple[Site, ...]:
+        """The call that is being made, and those of the functions that it is in."""
+        sites: list[Site] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code not in self._codes:
+                self._codes[code] = any(
+                    getattr(function, "__code__", None) is code for function in _rewritten.values()
+                )
+            if self._codes[code]:
+                sites.append(self._site(code, frame.f_lasti))
+            frame = frame.f_back
+        return tuple(sites)
+
+    def _site(self, code: CodeType, instruction: int) -> Site:
+        key = code, instruction
+        if key not in self._found:
+            place = next(itertools.islice(code.co_positions(), instruction // 2, None))
+            begin, end, first, last = (number or 0 for number in place)
+            file = os.path.basename(code.co_filename)
+            self._found[key] = Site(file, (begin, first), (end, last))
+        return self._found[key]

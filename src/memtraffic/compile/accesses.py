@@ -1,0 +1,155 @@
+"""The loads and stores of a compiled kernel: how each is spread over threads, and how wide it is.
+
+A block's layout stands in Triton's GPU dialect (TTGIR), the width of the instructions in PTX. Both
+say which line and column of the source an operation comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from memtraffic.compile.layouts import Layout, layout_of
+from memtraffic.errors import CountError
+
+Place: TypeAlias = tuple[str, int, int]  # a file's name, a line and a column
+Chain: TypeAlias = tuple[Place, ...]  # the innermost first, then where each function is called
+Kind: TypeAlias = Literal["load", "store"]
+
+
+class Code(NamedTuple):
+    """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`."""
+
+    kernel: str
+    ttgir: str
+    ptx: str
+    load_bits: frozenset[int]
+    store_bits: frozenset[int]
+
+
+@dataclass(frozen=True)
+class CompiledAccess:
+    """One load or store of a kernel, as it is compiled.
+
+    where: its place in the source. layout: of its block; None for a single number. bits: what an
+    instruction moves for each lane. loops: how many loops of the compiled kernel it is in.
+    """
+
+    kind: Kind
+    where: Chain
+    layout: Layout | None
+    bits: int
+    loops: int
+
+
+_REFUSED = {
+    r"async_copy_global_to_local": "copies asynchronously (cp.async), as in a pipelined loop: "
+    "num_stages=1 makes ordinary loads",
+    r"tt\.descriptor_|ttng\.async_tma|tensormap": "copies by descriptor (TMA)",
+    r"ttg\.warp_specialize": "gives warps different tasks",
+    r"\btt\.call ": "calls a function that is not inlined",
+    r'"ttg\.num-ctas" = (?!1 )': "spreads a program over several thread blocks",
+    r"buffer_(?:load|store)": "accesses memory by buffer instructions",
+}
+_OPERATION = re.compile(r"\btt\.(load|store) .* : (\S.*?) loc\((.*)\)$")
+_POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
+_TYPE = re.compile(r"tensor<([\dx]+)x!tt\.ptr<(.*?)>, (.*)>$")
+_PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
+_COMMENT = re.compile(r"^\s*\.loc\s.*//\s*(\S.*)$")
+
+
+def read_accesses(code: Code) -> list[CompiledAccess]:
+    """The loads and stores of a compiled kernel, in the order of its text.
+
+    Raises CountError for a kernel that reaches memory in a way that is not counted here, and
+    CompileError for a layout that is not known.
+    """
+    for pattern, what in _REFUSED.items():
+        if re.search(pattern, code.ttgir):
+            raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
+    operations = list(_operations(code))
+    widths = _instructions(code.ptx)
+    found = []
+    for kind, where, text, type_text, loops in operations:
+        same = sum((kind, where) == other[:2] for other in operations)
+        bits = widths.get((kind, where), [])
+        if not bits:
+            raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
+        if len(set(bits)) > 1:
+            raise CountError(
+                f"{code.kernel}: the {same} {kind}s of {describe(where)} differ in width"
+            )
+        found.append(CompiledAccess(kind, where, _layout(type_text, code), bits[0], loops))
+    if unknown := set(widths) - {(access.kind, access.where) for access in found}:
+        kind, where = min(unknown)
+        raise CountError(f"{code.kernel}: {describe(where)} is no tl.load or tl.store")
+    for kind, bits_there in (("load", code.load_bits), ("store", code.store_bits)):
+        written = {access.bits for access in found if access.kind == kind}
+        if not bits_there <= {max(bits, 8) for bits in written}:
+            raise CountError(
+                f"{code.kernel}: its {kind}s have {sorted(written)} bits in PTX and "
+                f"{sorted(bits_there)} in the machine code"
+            )
+    return found
+
+
+def describe(where: Chain) -> str:
+    """A place in the source for a message: that of the innermost function."""
+    return f"{where[0][0]}:{where[0][1]}" if where else "an unknown place"
+
+
+def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, int]]:
+    """Each load and store: its kind, place, text and type, and how many loops it is in."""
+    locations = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", code.ttgir, re.MULTILINE))
+    loops: list[tuple[str, str]] = []  # the indent and the kind of each that is open
+    for line in code.ttgir.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        if loops and line.startswith(f"{loops[-1][0]}}}") and " do {" not in line:
+            loops.pop()
+        if found := re.search(r"\bscf\.(for|while)\b", line):
+            loops.append((indent, found[1]))
+        if any(kind == "while" for _, kind in loops) and _POLLED.search(line):
+            raise CountError(
+                f"{code.kernel} waits for other programs: how often it looks is not known"
+            )
+        if found := _OPERATION.search(line):
+            kind: Kind = "load" if found[1] == "load" else "store"
+            yield kind, _chain(found[3], locations), line, found[2], len(loops)
+
+
+def _chain(text: str, locations: Mapping[str, str]) -> Chain:
+    """The place that a location of MLIR stands for; empty if it is unknown."""
+    text = locations.get(text, text)
+    if found := re.fullmatch(r'"([^"]*)":(\d+):(\d+)(?: to .*)?', text):
+        return ((os.path.basename(found[1]), int(found[2]), int(found[3])),)
+    if found := re.fullmatch(r"callsite\((\S+) at (\S+)\)", text):
+        return _chain(found[1], locations) + _chain(found[2], locations)
+    if found := re.fullmatch(r'"[^"]*"\((.*)\)', text):  # the name of a variable
+        return _chain(found[1], locations)
+    return ()
+
+
+def _instructions(ptx: str) -> dict[tuple[Kind, Chain], list[int]]:
+    """The widths in bits of the loads and stores of PTX, by kind and place."""
+    found: dict[tuple[Kind, Chain], list[int]] = {}
+    where: Chain = ()
+    for line in ptx.splitlines():
+        if comment := _COMMENT.match(line):
+            places = re.findall(r"([^\s\[\]]+):(\d+):(\d+)", comment[1])
+            where = tuple((name, int(row), int(column)) for name, row, column in places)
+        elif access := _PTX.search(line):
+            kind: Kind = "load" if access[1] == "ld" else "store"
+            bits = int(access[2] or 1) * int(access[3])
+            found.setdefault((kind, where), []).append(bits)
+    return found
+
+
+def _layout(text: str, code: Code) -> Layout | None:
+    """The layout of a block of pointers, by its type; None for a single pointer."""
+    if not (found := _TYPE.match(text)):
+        return None
+    aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code.ttgir, re.MULTILINE))
+    return layout_of(found[3], tuple(map(int, found[1].split("x"))), aliases)

@@ -1,0 +1,471 @@
+"""Predicts what a GPU's counters say of loads and stores: requests and sectors, by line of source.
+
+A warp's load or store is one request. It touches some sectors of 32 bytes of memory, and each of
+them is fetched whole. Three things decide how many: which element each lane holds, how many bytes
+it moves at once, and which addresses and masks the elements have. The first two are read from what
+the compiler wrote for this very launch, the last from Triton's interpreter. Nothing is measured.
+
+What the hardware does is modelled as follows. An instruction of a warp none of whose lanes is
+active makes no request. Lanes that hold copies of an element all load it, and one of them stores
+it. A number that is no block is loaded by every lane of every warp, and stored by one lane.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from memtraffic import runtime
+from memtraffic.compile.accesses import Chain, CompiledAccess, Kind, describe, read_accesses
+from memtraffic.compile.compiler import read_code, read_launches
+from memtraffic.compile.launches import launch_of
+from memtraffic.errors import CountError, NoKernelError
+from memtraffic.functions import as_function, function_name
+from memtraffic.gpus import Gpu, find_gpu
+from memtraffic.meters.count import TrafficMeter, run_metered
+from memtraffic.op import AnyInputs, find_op
+from memtraffic.tensors import SECTOR_BYTES
+from memtraffic.triton_adapter.capture import Configuration
+from memtraffic.triton_adapter.interpret import Site
+from memtraffic.triton_adapter.launch import Grid, Kernel
+
+Array: TypeAlias = np.ndarray[Any, Any]
+BATCH = 2**21  # elements of blocks that are looked at together
+WARP = 32  # lanes
+NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
+TABLE = ("kernel", "line", "kind", "bits", "requests", "sectors", "sectors_per_request")
+
+
+@dataclass(frozen=True)
+class AccessSectors:
+    """What the warps of one launch do at one load or store of the source.
+
+    launch: its number, from 0. file, line: where the load or store is, and `source`, what stands
+    there. bits: what an instruction moves for each lane; 0 for an access that the compiler left
+    out or merged with another. wanted_bytes: of the elements whose mask is true, each time.
+    """
+
+    launch: int
+    kernel: str
+    kind: Kind
+    file: str
+    line: int
+    source: str
+    bits: int
+    requests: int
+    sectors: int
+    wanted_bytes: int
+
+    @property
+    def sectors_per_request(self) -> float:
+        """Sectors that a request touches on average; 0 without a request."""
+        return self.sectors / self.requests if self.requests else 0.0
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the sectors."""
+        return SECTOR_BYTES * self.sectors
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}, {self.file}:{self.line}, {self.kind} of {self.bits} bits a lane: a "
+            f"request touches {self.sectors_per_request:.4g} sectors ({self.requests:,} requests, "
+            f"{self.sectors:,} sectors, {self.wanted_bytes:,} bytes wanted and "
+            f"{self.fetched_bytes:,} moved), at `{self.source}`"
+        )
+
+
+@dataclass
+class Sectors:
+    """What the warps of a function's kernels do, one entry for each load and store of the source.
+
+    others: names of the operations of PyTorch that also ran, of whose kernels nothing is known.
+    atomics: the lines with atomic operations, which other counters count.
+    """
+
+    target: str
+    accesses: list[AccessSectors]
+    others: list[str] = field(default_factory=list)
+    atomics: list[str] = field(default_factory=list)
+
+    def _total(self, kind: Kind, name: str) -> int:
+        return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
+
+    @property
+    def load_requests(self) -> int:
+        """`l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum` of Nsight Compute."""
+        return self._total("load", "requests")
+
+    @property
+    def load_sectors(self) -> int:
+        """`l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` of Nsight Compute."""
+        return self._total("load", "sectors")
+
+    @property
+    def store_requests(self) -> int:
+        """`l1tex__t_requests_pipe_lsu_mem_global_op_st.sum` of Nsight Compute."""
+        return self._total("store", "requests")
+
+    @property
+    def store_sectors(self) -> int:
+        """`l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum` of Nsight Compute."""
+        return self._total("store", "sectors")
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The four totals by name."""
+        names = ("load_requests", "load_sectors", "store_requests", "store_sectors")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A DataFrame with a row for each access.
+
+        Columns: the fields of `AccessSectors`, `sectors_per_request` and `fetched_bytes`.
+        """
+        rows = [
+            {
+                **vars(access),
+                "sectors_per_request": access.sectors_per_request,
+                "fetched_bytes": access.fetched_bytes,
+            }
+            for access in self.accesses
+        ]
+        return pd.DataFrame(rows)
+
+    def __str__(self) -> str:
+        frame = self.frame
+        frame["line"] = frame["file"] + ":" + frame["line"].astype(str)
+        numbers = ["requests", "sectors", "wanted_bytes", "fetched_bytes"]
+        formats: dict[str, Callable[[Any], str]] = dict.fromkeys(numbers, "{:,}".format)
+        formats["sectors_per_request"] = "{:.4g}".format
+        columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
+        table = frame[columns].to_string(index=False, formatters=formats)
+        totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
+        lines = [table, f"for {self.target}: {totals}"]
+        if self.atomics:
+            lines.append(f"not counted: atomic operations at {', '.join(self.atomics)}")
+        if self.others:
+            lines.append(f"not counted: what PyTorch runs for {', '.join(self.others)}")
+        return "\n".join(lines)
+
+
+def sectors(
+    fn: Callable[..., object],
+    inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    target: str | Gpu = "sm_90",
+    dtype: str = "float32",
+    layout: str = "packed",
+) -> Sectors:
+    """Predicts the requests and the sectors of each load and store of the kernels of `fn`.
+
+    >>> from memtraffic.kernels.softmax import masked
+    >>> found = sectors(masked.softmax, shape=(8, 781), layout="every other")
+    >>> found.load_requests, found.load_sectors, found.store_sectors
+    (200, 1712, 956)
+
+    fn, inputs, shape, dtype, layout: as for `memtraffic.count`. target: a GPU by NVIDIA, or the
+    name of one, such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it,
+    and each launch is compiled for it as Triton would: with the alignment of these tensors, and
+    with what is known of these numbers. A tensor's memory is taken to start at a multiple of 32
+    bytes, as what PyTorch allocates does.
+
+    Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
+    CountError for an AMD GPU, for a kernel that copies asynchronously (cp.async) or by descriptor
+    (TMA), waits for other programs, has several autotuning configurations, or whose accesses
+    cannot be told apart in the compiled code; and what `count` and `resources` raise.
+    """
+    gpu = target if isinstance(target, Gpu) else find_gpu(target)
+    if gpu.vendor != "nvidia":
+        raise CountError(f"sectors are those of NVIDIA's GPUs, and {gpu.target} is {gpu.vendor}'s")
+    function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
+    meter = _SectorMeter(gpu)
+    run_metered(lambda: arguments.call(function), fn, meter, gpu)
+    if not meter.launches:
+        raise NoKernelError(
+            f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
+        )
+    names = dict.fromkeys(op.name for op in meter.traffic.ops)
+    others = [name for name in names if name not in meter.kernels]
+    return Sectors(gpu.target, meter.found, others, list(dict.fromkeys(meter.atomics)))
+
+
+# ---- the hardware
+
+
+def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> tuple[int, int]:
+    """The requests of some instructions of a warp, and the sectors that these touch.
+
+    >>> lanes = np.arange(32)
+    >>> count_sectors(4 * lanes, lanes < 20), count_sectors(8 * lanes, lanes < 0)
+    ((1, 3), (0, 0))
+
+    addresses: of the first byte for each lane, of shape (..., lanes); no lane's bytes reach into
+    another sector. active: whether the lane takes part, in a shape that fits. unit: bytes of a
+    sector, a power of two.
+    """
+    active = np.broadcast_to(active, addresses.shape)
+    places = np.where(active, addresses >> (unit.bit_length() - 1), NOWHERE)
+    places = places.reshape(-1, places.shape[-1])
+    ordered = (places[:, 1:] >= places[:, :-1]).all(axis=1)
+    if not ordered.all():
+        places[~ordered] = np.sort(places[~ordered], axis=1)
+    requests = int((places[:, 0] != NOWHERE).sum())
+    further = (places[:, 1:] != places[:, :-1]) & (places[:, 1:] != NOWHERE)
+    return requests, requests + int(further.sum())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one compiled access is spread over warps and lanes.
+
+    first, last: the first and the last element of what each lane moves at once, of shape
+    (instructions, lanes). active: the lanes that take part if their mask is true. itemsize: bytes
+    of an element. bytes: of all that a lane moves at once.
+    """
+
+    first: Array
+    last: Array
+    active: Array
+    itemsize: int
+    bytes: int
+
+    @staticmethod
+    def of(access: CompiledAccess, itemsize: int, warps: int) -> Spread:
+        """How an access to elements of `itemsize` bytes is spread, in a kernel of so many warps."""
+        store = access.kind == "store"
+        if access.layout is None:
+            first = np.zeros((1 if store else warps, WARP), dtype=np.int64)
+            return Spread(
+                first, first, np.arange(WARP) < (1 if store else WARP), itemsize, itemsize
+            )
+        vector = max(1, access.bits // (8 * itemsize))
+        elements = access.layout.elements(vector)
+        active = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
+        first = elements.reshape(-1, elements.shape[-1])
+        step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
+        size = vector * itemsize
+        return Spread(first, first ^ step, active.reshape(first.shape), itemsize, size)
+
+    def count(self, addresses: Array, mask: Array) -> tuple[int, int]:
+        """The requests and sectors of some blocks.
+
+        addresses, mask: in bytes, and of the elements, of shape (blocks, elements). Raises
+        CountError where an instruction does not move what these say.
+        """
+        begins = addresses[:, self.first]
+        active = mask[:, self.first] & self.active
+        if self.bytes > self.itemsize:
+            beside = begins + (self.bytes - self.itemsize)
+            same = (addresses[:, self.last] == beside) & mask[:, self.last]
+            if not same[active].all():
+                raise CountError("an instruction moves elements that are not next to each other")
+        if (begins[active] % self.bytes).any():
+            raise CountError(f"an address is no multiple of the {self.bytes} bytes of an access")
+        return count_sectors(begins, active)
+
+
+# ---- what a launch does
+
+
+@dataclass
+class _Batch:
+    """Blocks that one compiled access has moved and that are still to be looked at."""
+
+    spread: Spread
+    blocks: list[tuple[Array, Array]] = field(default_factory=list)
+    elements: int = 0
+
+
+class _Place:
+    """A load or store of the source during one launch: what it is in the compiled kernel."""
+
+    def __init__(self, site: Site, kind: Kind, compiled: list[CompiledAccess]) -> None:
+        self.site, self.kind, self.compiled = site, kind, compiled
+        self.requests = self.sectors = self.wanted_bytes = 0
+        self.batches: dict[int, _Batch] = {}
+        self.times: dict[Grid, int] = defaultdict(int)  # that each program came here
+        self.first: tuple[Grid, Array, Array] | None = None
+
+    def which(self, program: Grid, addresses: Array, mask: Array) -> int | None:
+        """The number of the compiled access that moves this block; None if none does.
+
+        Raises CountError if that is not known.
+        """
+        if not self.compiled:
+            return None
+        time = self.times[program]
+        self.times[program] += 1
+        looping = any(access.loops for access in self.compiled)
+        alike = len({(access.layout, access.bits) for access in self.compiled}) == 1
+        if looping and alike:
+            return 0
+        if looping:
+            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
+        if time < len(self.compiled):
+            self.first = program, addresses, mask
+            return time
+        # The compiler has moved it out of a loop: it is made once, if it is always the same.
+        before = self.first
+        if before is None or len(self.compiled) > 1 or before[0] != program:
+            raise CountError("it is in a loop, and not in the compiled kernel's")
+        if not (np.array_equal(before[1], addresses) and np.array_equal(before[2], mask)):
+            raise CountError("it is in a loop, and not in the compiled kernel's")
+        return None
+
+    def add(self, number: int, block: tuple[Array, Array], itemsize: int, warps: int) -> None:
+        """Takes a block that the compiled access of this number moves."""
+        if number not in self.batches:
+            spread = Spread.of(self.compiled[number], itemsize, warps)
+            self.batches[number] = _Batch(spread)
+        batch = self.batches[number]
+        batch.blocks.append(block)
+        batch.elements += block[0].size
+        if batch.elements >= BATCH:
+            self.look(batch)
+
+    def look(self, batch: _Batch) -> None:
+        """Counts what the blocks of a batch are."""
+        if batch.blocks:
+            addresses, masks = (np.stack(parts) for parts in zip(*batch.blocks, strict=True))
+            requests, sectors = batch.spread.count(addresses, masks)
+            self.requests += requests
+            self.sectors += sectors
+        batch.blocks, batch.elements = [], 0
+
+    def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
+        """What this place did, once the launch has ended."""
+        for batch in self.batches.values():
+            self.look(batch)
+        line = self.site.begin[0]
+        bits = max((access.bits for access in self.compiled), default=0)
+        source = linecache.getline(path, line).strip()
+        where = self.site.file, line, source
+        counts = self.requests, self.sectors, self.wanted_bytes
+        return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
+
+
+class _SectorMeter(TrafficMeter):
+    """Compiles each launch, and counts the sectors of each block of the interpreted kernel."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(trace=False)
+        self.gpu = gpu
+        self.found: list[AccessSectors] = []
+        self.kernels: set[str] = set()
+        self.atomics: list[str] = []
+        self.launches = 0
+        self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
+        self.places: dict[tuple[Site, ...], _Place] = {}
+        self.compiled: list[CompiledAccess] = []
+        self.memory: list[tuple[int, int]] = []
+        self.warps, self.path = 0, ""
+
+    @contextmanager
+    def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
+        self.places, self.memory = {}, []
+        self.kernels.add(kernel)
+        with super().launch(kernel, tensors):
+            yield
+            self._check_matched(kernel)
+            for place in self.places.values():
+                with self._named(kernel, place):
+                    self.found.append(place.finish(self.launches, kernel, self.path))
+        self.launches += 1
+
+    def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
+        configurations = list(launches)
+        if len(configurations) > 1:
+            raise CountError(
+                f"{kernel} has {len(configurations)} autotuning configurations, and which one a "
+                f"GPU chooses is not known here: keep one, as `{kernel}.configs[1:] = []` does"
+            )
+        super().autotuned(kernel, configurations)
+
+    def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        launch = launch_of(kernel, args, options)
+        if (key := repr(launch)) not in self.code:
+            [code] = read_launches([(launch, self.gpu)], read_code)
+            self.code[key] = code.kernel, read_accesses(code)
+        self.compiled = self.code[key][1]
+        self.warps = launch.options["num_warps"]
+        self.path = kernel.fn.__code__.co_filename
+
+    def block(
+        self,
+        kind: Literal["read", "written", "atomic"],
+        sites: tuple[Site, ...],
+        addresses: Array,
+        mask: Array,
+        itemsize: int,
+        program: Grid,
+    ) -> None:
+        if kind == "atomic":
+            if sites:
+                self.atomics.append(f"{sites[0].file}:{sites[0].begin[0]}")
+            return
+        if sites not in self.places:
+            access: Kind = "load" if kind == "read" else "store"
+            self.places[sites] = _Place(sites[0], access, self._matching(access, sites))
+        place = self.places[sites]
+        block = addresses.reshape(-1), np.broadcast_to(mask, addresses.shape).reshape(-1)
+        place.wanted_bytes += itemsize * int(block[1].sum())
+        assert self.kernel is not None
+        with self._named(self.kernel.op.name, place):
+            number = place.which(program, *block)
+            if number is not None:
+                place.add(number, block, itemsize, self.warps)
+
+    def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
+        """The compiled accesses of a call in the source."""
+        return [it for it in self.compiled if it.kind == kind and matches(it.where, sites)]
+
+    def _check_matched(self, kernel: str) -> None:
+        """Raises CountError if accesses of the source and of the compiled kernel do not meet."""
+        met = {id(access) for place in self.places.values() for access in place.compiled}
+        for place in self.places.values():
+            missing = [
+                access
+                for access in self.compiled
+                if access.kind == place.kind and id(access) not in met
+            ]
+            if missing and not place.compiled:
+                line = f"{place.site.file}:{place.site.begin[0]}"
+                raise CountError(
+                    f"{kernel}: the {place.kind} of {line} is not found in the compiled kernel, "
+                    f"which has one of {describe(missing[0].where)}"
+                )
+
+    @contextmanager
+    def _named(self, kernel: str, place: _Place) -> Iterator[None]:
+        """Context manager: an error inside says at which load or store it was."""
+        try:
+            yield
+        except CountError as error:
+            line = f"{place.site.file}:{place.site.begin[0]}"
+            raise CountError(
+                f"{kernel}: the {place.kind} of {line} cannot be counted: {error}"
+            ) from None
+
+
+def matches(where: Chain, sites: tuple[Site, ...]) -> bool:
+    """Whether a place in the compiled code is that of a call in the source.
+
+    The compiler marks an operation with the place of the call's last argument.
+    """
+    return len(where) == len(sites) and all(
+        file == site.file and site.begin <= (line, column) < site.end
+        for (file, line, column), site in zip(where, sites, strict=True)
+    )
