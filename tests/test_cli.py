@@ -553,6 +553,18 @@ def test_any_bad_command_line_gets_one_line(seed, capsys, monkeypatch, tmp_path)
     assert bad > 50
 
 
+def test_help_imports_neither_torch_nor_pandas():
+    code = f"""
+import sys
+from memtraffic.cli import main
+for line in (["--version"], ["--help"], *([name, "--help"] for name in {[*commands.commands]})):
+    assert main(line) == 0, line
+assert not {{"torch", "triton", "pandas", "numpy"}} & {{*sys.modules}}
+"""
+    assert len(commands.commands) == 8
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 # ---- from the shell
 
 

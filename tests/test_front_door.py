@@ -54,7 +54,8 @@ def test_front_door_of_an_unknown_name():
 def test_front_door_is_lazy():
     code = """
 import sys, memtraffic
-print(*(name for name in ("triton", "pandas", "sympy", "matplotlib") if name in sys.modules))
+heavy = "torch", "triton", "pandas", "sympy", "matplotlib"
+print(*(name for name in heavy if name in sys.modules))
 from memtraffic import formula
 print(formula.__module__)
 """

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -62,6 +63,25 @@ def test_interpreted_too_late_after_triton(monkeypatch):
     pytest.importorskip("triton")
     with pytest.raises(ImportError, match="TRITON_INTERPRET=1"):
         import_again(monkeypatch, triton_imported=True)
+
+
+@pytest.mark.parametrize(
+    ("imports", "status", "said"),
+    [
+        ("import memtraffic, triton", 0, "1"),
+        ("import memtraffic, torch, triton.language", 0, "1"),
+        ("import triton, memtraffic", 1, "Triton was imported before memtraffic, too late"),
+    ],
+)
+def test_interpreted_is_decided_before_triton_is_imported(imports, status, said):
+    pytest.importorskip("triton")
+    code = f"import os\n{imports}\nprint(os.environ.get('TRITON_INTERPRET'))"
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = environment["HIP_VISIBLE_DEVICES"] = "-1"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status and said in done.stdout + done.stderr
 
 
 def test_require_gpu_names_what_needs_it(monkeypatch):

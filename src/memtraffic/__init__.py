@@ -7,13 +7,13 @@
     memtraffic.resources(fused.softmax, x, target="sm_90")    # registers, shared memory, spills
     memtraffic.occupancy(fused.softmax, x, target="gfx942")   # programs that fit a compute unit
 
-A meter is imported when it is first used.
+A meter is imported when it is first used, and PyTorch with it.
 """
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
-
-from memtraffic import runtime as runtime  # first: it decides, before Triton is imported
 
 if TYPE_CHECKING:
     from memtraffic import errors, testing
@@ -61,6 +61,19 @@ _MODULES = {
     "sectors": "memtraffic.meters.sectors",
     "softmax": "memtraffic.kernels.softmax.op",
 }
+
+
+class _BeforeTriton(MetaPathFinder):
+    """Has `runtime`, which imports PyTorch, decide what runs kernels before Triton is imported."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "triton":
+            import_module("memtraffic.runtime")
+
+
+if "triton" in sys.modules:
+    import_module("memtraffic.runtime")
+sys.meta_path.insert(0, _BeforeTriton())
 
 
 def __getattr__(name: str) -> Any:

@@ -31,13 +31,13 @@ from memtraffic.inputs import (
     read_size,
     read_sizes,
 )
-from memtraffic.op import Op, find_op
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from memtraffic.meters.count import Traffic
     from memtraffic.meters.formula import Formula
+    from memtraffic.op import Op
     from memtraffic.residency import Resources
 
 Shapes: TypeAlias = "list[tuple[int, ...]]"
@@ -179,6 +179,8 @@ class Call:
     @functools.cached_property
     def made(self) -> Op:
         """What makes the inputs."""
+        from memtraffic.op import find_op
+
         return find_op(self.op or self.inputs)
 
     def shape(self, **defaults: int | None) -> tuple[int, ...]:

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from memtraffic import runtime, tensors
 from memtraffic.errors import InputsError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a command reads a specification before it imports PyTorch
+    from torch import Tensor
+
     from memtraffic.op import Op
 
 DEFAULT = "M,N"
@@ -44,6 +42,8 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     >>> [x.item() for x in tensors_in([torch.tensor(1), 2, {"x": [torch.tensor(3)]}])]
     [1, 3]
     """
+    from torch import Tensor
+
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -66,6 +66,7 @@ class Arguments:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
         """The same arguments with each tensor changed."""
+        from torch import Tensor
 
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
@@ -158,6 +159,10 @@ class _Tensor:
     def make(
         self, numbers: Mapping[str, int], smallest: int, dtype: str, layout: str, seed: int
     ) -> Tensor:
+        import torch
+
+        from memtraffic import runtime, tensors
+
         def number(size: str) -> int:
             return numbers[size] if size.isalpha() else int(size)
 
