@@ -1,12 +1,23 @@
 """Requests and sectors predicted without a GPU: by hand, lane by lane, and as an H200 counted."""
 
+from contextlib import contextmanager
+
 import numpy as np
+import ptx
 import pytest
+import sector_kernels
 
 from memtraffic import sectors
+from memtraffic.compile.compiler import read_code, read_launches
+from memtraffic.compile.launches import launch_of
 from memtraffic.errors import CountError, NoKernelError, UnknownGpuError
-from memtraffic.kernels.softmax import masked, persistent
+from memtraffic.functions import as_function
+from memtraffic.gpus import find_gpu
+from memtraffic.kernels.softmax import masked, online, persistent, tiled
+from memtraffic.meters import sectors as meter
+from memtraffic.meters.count import run_metered
 from memtraffic.meters.sectors import count_sectors
+from memtraffic.op import find_op
 
 # ---- the hardware
 
@@ -68,3 +79,116 @@ def test_sectors_by_hand():
 def test_sectors_refuses(call, target, error, match):
     with pytest.raises(error, match=match):
         sectors(call, shape=(8, 1024), target=target)
+
+
+# ---- the compiled kernels, thread by thread
+
+
+class Beside(meter._SectorMeter):
+    """Counts what the threads of a compiled kernel do, beside what is predicted."""
+
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.counted = dict.fromkeys(
+            ("load_requests", "load_sectors", "store_requests", "store_sectors"), 0
+        )
+
+    @contextmanager
+    def launch(self, kernel, tensors):
+        self.programs = set()
+        with super().launch(kernel, tensors):
+            yield
+            grid = self.grid()
+            for program in sorted(self.programs):
+                run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
+                for name, number in ptx.totals(run.accesses).items():
+                    self.counted[name] += number
+
+    @staticmethod
+    def grid():
+        from triton.runtime.interpreter import interpreter_builder
+
+        return interpreter_builder.grid_dim
+
+    def launched(self, kernel, args, options):
+        super().launched(kernel, args, options)
+        launch = launch_of(kernel, args, options)
+        [code] = read_launches([(launch, self.gpu)], read_code)
+        self.text = code.ptx
+        named = dict(zip(kernel.arg_names, args, strict=False)) | options
+        self.given = [
+            named[name].data_ptr() if hasattr(named[name], "data_ptr") else int(named[name])
+            for name, kind in launch.signature.items()
+            if kind != "constexpr"
+        ]
+
+    def block(self, kind, sites, addresses, mask, itemsize, program):
+        self.programs.add(program)
+        super().block(kind, sites, addresses, mask, itemsize, program)
+
+
+def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packed"):
+    arguments = find_op(inputs).arguments(shape, dtype, layout)
+    beside = Beside(find_gpu("sm_90"))
+    run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
+    return meter.Sectors("sm_90", beside.found).totals, beside.counted
+
+
+KERNELS = {
+    "copies of a block in lanes and warps": (sector_kernels.few, "64,"),
+    "copies in one warp": (lambda x: sector_kernels.few(x, block=16, num_warps=1), "64,"),
+    "bfloat16": (lambda x: sector_kernels.few(x, 512, 500), "1024,:bf16"),
+    "a single number": (sector_kernels.scalar, "8,"),
+    "a load for the address of a load": (sector_kernels.nested, "500,"),
+    "two loads of a line": (sector_kernels.pair, "1024,"),
+    "functions": (sector_kernels.called, "1024,"),
+    "a loop": (sector_kernels.loop, "1024,"),
+    "a tile": (sector_kernels.tile, "33,50"),
+    "a tall tile": (lambda x: sector_kernels.tile(x, 64, 16, num_warps=8), "100,16"),
+    "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
+    "a load that is made once": (sector_kernels.same_twice, "64,"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_sectors_thread_by_thread(name):
+    predicted, counted = predicted_and_counted(*KERNELS[name])
+    assert predicted == counted
+    assert predicted["store_requests"] > 0
+
+
+@pytest.mark.parametrize("layout", ["packed", "odd", "every other", "transposed"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fn", [masked.softmax, tiled.softmax, online.softmax])
+def test_sectors_of_the_ladder_thread_by_thread(fn, dtype, layout):
+    predicted, counted = predicted_and_counted(fn, "M,N", (5, 131), dtype, layout)
+    assert predicted == counted
+
+
+# ---- what is refused, and what is left out
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "match"),
+    [
+        (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
+        (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
+        (sector_kernels.autotuned, "64,", "has 2 autotuning configurations"),
+        (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
+    ],
+    ids=["waiting", "assembly", "autotuned", "wrong-hint"],
+)
+def test_sectors_refuses_a_kernel(fn, inputs, match):
+    with pytest.raises(CountError, match=match):
+        sectors(fn, inputs)
+
+
+# Of 64 elements, 4 programs each: two of the four warps load what the other two do.
+TWO_COPIES = dict(load_requests=16, load_sectors=64, store_requests=0, store_sectors=0)
+
+
+def test_sectors_leaves_out_atomic_operations_and_pytorch():
+    found = sectors(lambda x: sector_kernels.histogram(x) + 1, "256:int32")
+    assert found.totals == TWO_COPIES
+    assert len(found.atomics) == 1 and "aten::add" in found.others
+    assert "not counted: atomic operations at sector_kernels.py:" in str(found)

@@ -26,7 +26,7 @@ import pandas as pd
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.compile.accesses import Chain, CompiledAccess, Kind, describe, read_accesses
+from memtraffic.compile.accesses import CompiledAccess, Kind, describe, read_accesses
 from memtraffic.compile.compiler import read_code, read_launches
 from memtraffic.compile.launches import launch_of
 from memtraffic.errors import CountError, NoKernelError
@@ -430,7 +430,16 @@ class _SectorMeter(TrafficMeter):
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""
-        return [it for it in self.compiled if it.kind == kind and matches(it.where, sites)]
+        return [
+            it
+            for it in self.compiled
+            if it.kind == kind
+            and len(it.where) == len(sites)
+            and all(
+                site.marks(file, (line, column))
+                for site, (file, line, column) in zip(sites, it.where, strict=True)
+            )
+        ]
 
     def _check_matched(self, kernel: str) -> None:
         """Raises CountError if accesses of the source and of the compiled kernel do not meet."""
@@ -458,14 +467,3 @@ class _SectorMeter(TrafficMeter):
             raise CountError(
                 f"{kernel}: the {place.kind} of {line} cannot be counted: {error}"
             ) from None
-
-
-def matches(where: Chain, sites: tuple[Site, ...]) -> bool:
-    """Whether a place in the compiled code is that of a call in the source.
-
-    The compiler marks an operation with the place of the call's last argument.
-    """
-    return len(where) == len(sites) and all(
-        file == site.file and site.begin <= (line, column) < site.end
-        for (file, line, column), site in zip(where, sites, strict=True)
-    )

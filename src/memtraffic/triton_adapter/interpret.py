@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
-import itertools
 import os
 import sys
 import traceback
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -69,12 +69,30 @@ class Meter(Protocol):
         """
 
 
+Position: TypeAlias = tuple[int, int]  # a line and a column
+
+
 class Site(NamedTuple):
-    """Where in the source a call is made: from its first line and column to its last."""
+    """Where in the source a call is made: from its first line and column to its last.
+
+    bare: whether it has no arguments. inner: from where to where the calls among its arguments go.
+    """
 
     file: str
-    begin: tuple[int, int]
-    end: tuple[int, int]
+    begin: Position
+    end: Position
+    bare: bool = False
+    inner: tuple[tuple[Position, Position], ...] = ()
+
+    def marks(self, file: str, place: Position) -> bool:
+        """Whether the compiler marks what this call does with such a place.
+
+        That is where its last argument begins, or the call itself if it has none.
+        """
+        after = self.begin <= place if self.bare else self.begin < place
+        return (file == self.file and after and place < self.end) and not any(
+            begin < place < end for begin, end in self.inner
+        )
 
 
 class BlockMeter(Meter, Protocol):
@@ -431,7 +449,7 @@ class _Sites:
 
     def __init__(self) -> None:
         self._codes: dict[CodeType, bool] = {}  # whether they are of a kernel
-        self._found: dict[tuple[CodeType, int], Site] = {}
+        self._found: dict[CodeType, list[Site]] = {}  # by the number of an instruction
 
     def now(self) -> tuple[Site, ...]:
         """The call that is being made, and those of the functions that it is in."""
@@ -449,10 +467,25 @@ class _Sites:
         return tuple(sites)
 
     def _site(self, code: CodeType, instruction: int) -> Site:
-        key = code, instruction
-        if key not in self._found:
-            place = next(itertools.islice(code.co_positions(), instruction // 2, None))
-            begin, end, first, last = (number or 0 for number in place)
-            file = os.path.basename(code.co_filename)
-            self._found[key] = Site(file, (begin, first), (end, last))
-        return self._found[key]
+        if code not in self._found:
+            self._found[code] = _calls(code)
+        return self._found[code][instruction // 2]
+
+
+def _calls(code: CodeType) -> list[Site]:
+    """What each instruction of a function belongs to, which for some of them is a call."""
+    file = os.path.basename(code.co_filename)
+    spans, calls = [], {}  # from where to where they go, and whether they have no arguments
+    for places in code.co_positions():
+        begin, end, first, last = (number or 0 for number in places)
+        spans.append(((begin, first), (end, last)))
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("CALL"):
+            calls[spans[step.offset // 2]] = step.opname == "CALL" and not step.arg
+
+    def inner(begin: Position, end: Position) -> tuple[tuple[Position, Position], ...]:
+        within = (it for it in calls if begin <= it[0] and it[1] <= end and it != (begin, end))
+        return tuple(sorted(within))
+
+    sites = {span: Site(file, *span, calls.get(span, False), inner(*span)) for span in set(spans)}
+    return [sites[span] for span in spans]

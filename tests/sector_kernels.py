@@ -1,0 +1,215 @@
+"""Kernels whose loads and stores the compiler spreads, copies, moves or merges in some way."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _few_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    """A block smaller than a program: lanes and warps hold copies."""
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK + cols, mask=cols < n)
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + cols, x, mask=cols < n)
+
+
+@triton.jit
+def _scalar_kernel(y_ptr, x_ptr):
+    row = tl.program_id(0)
+    if row % 2 == 0:
+        tl.store(y_ptr + row, tl.load(x_ptr + row) + 1)
+
+
+@triton.jit
+def _nested_kernel(y_ptr, x_ptr, index_ptr, n, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.load(index_ptr + cols, mask=cols < n, other=0), mask=cols < n)
+    x += tl.load(tl.load(
+        index_ptr + cols, mask=cols < n, other=1) + x_ptr)  # fmt: skip
+    tl.store(y_ptr + cols, x, mask=cols < n)
+
+
+@triton.jit
+def _pair_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    """Two loads of a line, of which one has neighbouring elements and one has not."""
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + cols) + tl.load(x_ptr + 3 * cols)
+    for i in tl.static_range(3):
+        x += tl.load(x_ptr + cols * (i + 1), mask=cols < n - i)
+    tl.store(y_ptr + cols, x)
+
+
+@triton.jit
+def _of_row(x_ptr, row, n, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    return tl.load(
+        x_ptr + row * n + cols,
+        mask=cols < n,
+        other=0.0,
+    )
+
+
+@triton.jit
+def _called_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = _of_row(x_ptr, row, n, BLOCK) + _of_row(x_ptr, row + 1, n - 1, BLOCK)
+    tl.store(y_ptr + row * BLOCK + tl.arange(0, BLOCK), total)
+
+
+@triton.jit
+def _loop_kernel(y_ptr, x_ptr, w_ptr, n, trips, BLOCK: tl.constexpr):
+    """What does not change in a loop, the compiler may load before it."""
+    cols = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(trips):
+        w = tl.load(w_ptr + cols)
+        total += tl.load(x_ptr + i * n + cols, mask=cols < n, other=0.0) * w
+    tl.store(y_ptr + cols, total)
+
+
+@triton.jit
+def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Weights are loaded in a slice of the tile's layout; sums are stored in another."""
+    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    mask = (rows < m)[:, None] & (cols < n)[None, :]
+    x = tl.load(x_ptr + rows[:, None] * n + cols[None, :], mask=mask, other=0.0)
+    w = tl.load(w_ptr + cols, mask=cols < n, other=0.0)
+    tl.store(y_ptr + rows, tl.sum(x * w[None, :], axis=1), mask=rows < m)
+
+
+@triton.jit
+def _matmul_kernel(c_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in tl.range(0, n, BLOCK, num_stages=1):
+        a = tl.load(a_ptr + rows * n + k + cols)
+        b = tl.load(b_ptr + (k + rows) * BLOCK + cols)
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + rows * BLOCK + cols, total.to(tl.float16))
+
+
+@triton.jit
+def _histogram_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
+    tl.atomic_add(y_ptr + x % 8, 1)
+
+
+@triton.jit
+def _waiting_kernel(y_ptr, x_ptr):
+    while tl.atomic_add(x_ptr, 0) == 0:
+        pass
+    tl.store(y_ptr, 1.0)
+
+
+@triton.jit
+def _same_twice_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    """The compiler loads it once."""
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + cols)
+    again = tl.load(x_ptr + cols)
+    tl.store(y_ptr + cols, x + again)
+
+
+@triton.jit
+def _assembly_load_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.inline_asm_elementwise(
+        "ld.global.b64 $0, [$1];", "=l,l", [x_ptr + cols], tl.int64, is_pure=False, pack=1
+    )
+    tl.store(y_ptr + cols, x)
+
+
+@triton.autotune([triton.Config({}, num_warps=warps) for warps in (1, 4)], key=[])
+@triton.jit
+def _autotuned_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)))
+
+
+@triton.jit
+def _wrong_hint_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    cols = tl.max_contiguous(tl.multiple_of(3 * tl.arange(0, BLOCK) % BLOCK, 4), 4)
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + cols))
+
+
+def few(x, block=16, n=13, **options):
+    y = torch.empty_like(x)
+    _few_kernel[(x.numel() // block,)](y, x, n, BLOCK=block, **options)
+    return y
+
+
+def scalar(x):
+    y = torch.zeros_like(x)
+    _scalar_kernel[(5,)](y, x)
+    return y
+
+
+def nested(x):
+    index = torch.arange(x.numel(), device=x.device).flip(0)
+    y = torch.empty_like(x)
+    _nested_kernel[(4,)](y, x, index, x.numel(), BLOCK=128)
+    return y
+
+
+def pair(x):
+    y = torch.empty(256, device=x.device)
+    _pair_kernel[(1,)](y, x, 200, BLOCK=256, num_warps=2)
+    return y
+
+
+def called(x):
+    y = torch.empty(3, 128, device=x.device)
+    _called_kernel[(3,)](y, x, 100, BLOCK=128)
+    return y
+
+
+def loop(x, trips=5):
+    y = torch.empty(256, device=x.device)
+    _loop_kernel[(1,)](y, x, x, 100, trips, BLOCK=256)
+    return y
+
+
+def tile(x, rows=16, block=64, **options):
+    m, n = x.shape
+    y = torch.empty(m, device=x.device)
+    _tile_kernel[(triton.cdiv(m, rows),)](y, x, x, m, n, ROWS=rows, BLOCK=block, **options)
+    return y
+
+
+def matmul(a, b):
+    c = torch.empty(32, 32, device=a.device, dtype=torch.float16)
+    _matmul_kernel[(1,)](c, a, b, 64, BLOCK=32)
+    return c
+
+
+def histogram(x):
+    y = torch.zeros(8, dtype=torch.int32, device=x.device)
+    _histogram_kernel[(4,)](y, x, BLOCK=64)
+    return y
+
+
+def waiting(x):
+    _waiting_kernel[(1,)](torch.empty_like(x), torch.ones(1, dtype=torch.int32, device=x.device))
+
+
+def same_twice(x):
+    y = torch.empty_like(x)
+    _same_twice_kernel[(1,)](y, x, BLOCK=64)
+    return y
+
+
+def assembly_load(x):
+    y = torch.empty(64, dtype=torch.int64, device=x.device)
+    _assembly_load_kernel[(1,)](y, x, BLOCK=64)
+    return y
+
+
+def autotuned(x):
+    y = torch.empty_like(x)
+    _autotuned_kernel[(1,)](y, x, BLOCK=64)
+    return y
+
+
+def misaligned(x):
+    y = torch.empty_like(x)
+    _wrong_hint_kernel[(1,)](y, x, BLOCK=512, num_warps=1)
+    return y
