@@ -16,13 +16,13 @@ from memtraffic import runtime
 from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountersError, MemtrafficError, NoKernelError
 from memtraffic.functions import as_function, function_name
-from memtraffic.gpus import TARGETS, AmdGpu, Gpu, NvidiaGpu, find_gpu
+from memtraffic.gpus import TARGETS, Gpu, find_gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
 from memtraffic.op import AnyInputs, Op, find_op, least_traffic
 from memtraffic.progress import progress
-from memtraffic.residency import Occupancy, Resources
+from memtraffic.residency import Occupancy, Resources, rules_of
 
 MOST_ELEMENTS = 2**20  # of a tensor, at the sizes that are chosen
 MOST_PROGRAMS = 2**12  # likewise, where a program takes one row: the interpreter's time
@@ -218,7 +218,7 @@ def _widths(bits: dict[int, int]) -> str:
 
 
 def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
-    one, slots = Occupancy.of(kernel, gpu), warp_slots(gpu)
+    one, slots = Occupancy.of(kernel, gpu), rules_of(gpu).warp_slots(gpu)
     warps = one.resident * kernel.num_warps
     return {
         "target": f"{gpu.target} ({gpu.product})",
@@ -228,18 +228,6 @@ def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
         "warps": f"{warps} of {slots}",
         "occupancy": f"{warps / slots:.0%}",
     }
-
-
-def warp_slots(gpu: Gpu) -> int:
-    """The warps that one SM or compute unit holds at most.
-
-    >>> warp_slots(find_gpu("sm_90")), warp_slots(find_gpu("gfx942"))
-    (64, 32)
-    """
-    if isinstance(gpu, AmdGpu):
-        return gpu.max_waves_per_simd * gpu.simds
-    assert isinstance(gpu, NvidiaGpu)
-    return gpu.max_threads_per_sm // gpu.warp_size
 
 
 def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from memtraffic import runtime
 from memtraffic.compile.sass import read
-from memtraffic.gpus import DEFAULT_GPU, Gpu, NvidiaGpu
+from memtraffic.gpus import DEFAULT_GPU, Gpu
 from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
 from memtraffic.triton_adapter.driver import driver_of
 
@@ -49,7 +49,7 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
     """
     if runtime.HAS_GPU:
         raise RuntimeError(f"{gpu.product} cannot stand in: there is a GPU on this machine")
-    if not isinstance(gpu, NvidiaGpu):
+    if gpu.vendor != "nvidia":
         raise ValueError(f"{gpu.product} ({gpu.target}) cannot stand in: give a GPU of NVIDIA")
     with ExitStack() as stack:
         generator = _Generator()
@@ -93,8 +93,8 @@ def _registers(cubin: bytes, gpu: Gpu) -> int:
     return usage["registers"]
 
 
-def _answers(gpu: NvidiaGpu) -> dict[str, Callable[..., Any]]:
-    """What `torch.cuda` has in place of its functions, by their names."""
+def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
+    """What `torch.cuda` has in place of its functions, by their names. gpu: one of NVIDIA's."""
     major, minor = divmod(int(gpu.architecture), 10)
     properties = SimpleNamespace(
         name=gpu.driver_name,

@@ -69,6 +69,20 @@ def test_programs_by_limit_without_rules():
         residency.programs_by_limit(kernel("pvc"), other)
 
 
+def test_rules_of_know_how_many_warps_there_are():
+    slots = {"sm_90": 64, "sm_75": 32, "gfx942": 32, "gfx908": 40, "gfx1100": 64}
+    for target, most in slots.items():
+        gpu = find_gpu(target)
+        assert residency.rules_of(gpu).warp_slots(gpu) == most
+
+
+def test_rules_of_refuse_more_waves_than_there_are():
+    gpu = find_gpu("gfx942")
+    residency.rules_of(gpu).check_options({"waves_per_eu": 8}, gpu)
+    with pytest.raises(ValueError, match="waves_per_eu is 9: a SIMD of gfx942 holds 8"):
+        residency.rules_of(gpu).check_options({"waves_per_eu": 9}, gpu)
+
+
 @pytest.mark.parametrize(
     ("one", "binding", "resident", "processors", "gpu"),
     [

@@ -25,7 +25,7 @@ from memtraffic.errors import CompileError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu, this_gpu
 from memtraffic.op import AnyInputs, find_op
-from memtraffic.residency import Occupancy, Resources
+from memtraffic.residency import Occupancy, Resources, rules_of
 from memtraffic.triton_adapter.compile import check_options, compile_source
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
@@ -59,9 +59,9 @@ def resources(
     is compiled, and its `unlaunchable` says why.
 
     Raises UnknownGpuError or NoGpuError without such a target, NoKernelError if `fn` launches no
-    kernel, ValueError for a launch option that this target does not have, and CompileError for a
-    kernel that does not compile. Where kernels are interpreted, that is also one that is not
-    defined in a file: another process compiles it.
+    kernel, ValueError for a launch option that this target does not have or cannot fulfil, and
+    CompileError for a kernel that does not compile. Where kernels are interpreted, that is also one
+    that is not defined in a file: another process compiles it.
     """
     return compile_launches(_jobs(fn, inputs, shape, _gpu(target), **options))
 
@@ -140,6 +140,7 @@ def _jobs(
         )
     options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
     chosen = {name: value for name, value in options.items() if value is not None}
+    rules_of(gpu).check_options(chosen, gpu)
     return [(replace(launch, options=launch.options | chosen), gpu) for launch in launches]
 
 

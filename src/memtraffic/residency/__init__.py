@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from memtraffic.gpus import AmdGpu, Gpu, NvidiaGpu, find_gpu
+from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.residency import amd, nvidia
-from memtraffic.residency.resources import Resources, loaded_resources
+from memtraffic.residency.resources import Resources
+from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
 __all__ = [
     "Occupancy",
@@ -14,7 +16,19 @@ __all__ = [
     "loaded_resources",
     "programs_by_limit",
     "resident_programs",
+    "rules_of",
 ]
+
+# Each module has `limits_of(kernel, gpu)`, `warp_slots(gpu)`, `loaded_usage(compiled)` and
+# `check_options(options, gpu)`.
+_RULES: dict[str, Any] = {"nvidia": nvidia, "amd": amd}
+
+
+def rules_of(gpu: Gpu) -> Any:
+    """The module with the rules of a GPU's vendor. Raises TypeError for a vendor without."""
+    if gpu.vendor not in _RULES:
+        raise TypeError(f"residency: no rules for a GPU of {gpu.vendor}")
+    return _RULES[gpu.vendor]
 
 
 @dataclass(frozen=True)
@@ -76,13 +90,8 @@ def programs_by_limit(kernel: Resources, gpu: Gpu | None = None) -> dict[str, in
     target. Raises LookupError for a target that is not in the table.
     """
     gpu = gpu or find_gpu(kernel.target)
-    if isinstance(gpu, AmdGpu):
-        vgprs, sgprs = kernel.allocated_vgprs, kernel.allocated_sgprs  # agprs are among vgprs
-        return amd.programs_by_limit(vgprs, 0, sgprs, kernel.shared_bytes, kernel.num_warps, gpu)
-    if isinstance(gpu, NvidiaGpu):
-        used = (kernel.registers, kernel.shared_bytes, kernel.num_warps)
-        return nvidia.programs_by_limit(*used, gpu)
-    raise TypeError(f"programs_by_limit: no rules for a GPU of {gpu.vendor}")
+    limits: dict[str, int] = rules_of(gpu).limits_of(kernel, gpu)
+    return limits
 
 
 def resident_programs(kernel: Resources, gpu: Gpu | None = None) -> int:
@@ -91,3 +100,19 @@ def resident_programs(kernel: Resources, gpu: Gpu | None = None) -> int:
     Returns 0 where not even one program fits.
     """
     return min(programs_by_limit(kernel, gpu).values())
+
+
+def loaded_resources(compiled: CompiledKernel, gpu: Gpu) -> Resources:
+    """The `Resources` of a kernel that Triton compiled for the current GPU, without its code.
+
+    What decides how many of its programs are resident, and no more: `load_bits`, `store_bits`,
+    `layout`, `schedule` and `instructions` are empty, because no disassembler is run. gpu: the
+    current GPU.
+    """
+    return Resources(
+        kernel=compiled.name,
+        target=gpu.target,
+        num_warps=compiled.metadata.num_warps,
+        shared_bytes=shared_bytes(compiled),
+        **rules_of(gpu).loaded_usage(compiled),
+    )

@@ -6,8 +6,12 @@ rules are those of LLVM, https://github.com/llvm/llvm-project,
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from memtraffic.gpus import AmdGpu
+from memtraffic.residency.resources import Resources
+from memtraffic.triton_adapter.launch import CompiledKernel
 
 
 def usage(assembly: str) -> dict[str, int]:
@@ -25,6 +29,30 @@ def usage(assembly: str) -> dict[str, int]:
         "allocated_sgprs": counted["NumSGPRsForWavesPerEU"],
         "llvm_waves": counted["Occupancy"],
     }
+
+
+def loaded_usage(compiled: CompiledKernel) -> dict[str, int]:
+    """The same of a kernel that Triton compiled for the current GPU."""
+    return usage(compiled.asm["amdgcn"])
+
+
+def limits_of(kernel: Resources, gpu: AmdGpu) -> dict[str, int]:
+    """`programs_by_limit` of what a compiled kernel is given."""
+    vgprs, sgprs = kernel.allocated_vgprs, kernel.allocated_sgprs  # agprs are among vgprs
+    return programs_by_limit(vgprs, 0, sgprs, kernel.shared_bytes, kernel.num_warps, gpu)
+
+
+def warp_slots(gpu: AmdGpu) -> int:
+    """The waves that one compute unit holds at most."""
+    return gpu.max_waves_per_simd * gpu.simds
+
+
+def check_options(options: Mapping[str, Any], gpu: AmdGpu) -> None:
+    """Raises ValueError for a launch option that `gpu` cannot fulfil."""
+    if (waves := options.get("waves_per_eu", 0)) > gpu.max_waves_per_simd:
+        raise ValueError(
+            f"waves_per_eu is {waves}: a SIMD of {gpu.target} holds {gpu.max_waves_per_simd}"
+        )
 
 
 def waves_by_limit(vgprs: int, agprs: int, sgprs: int, gpu: AmdGpu) -> dict[str, int]:

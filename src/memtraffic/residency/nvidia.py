@@ -5,6 +5,7 @@ The rules are those of `cuda_occupancy.h`, which NVIDIA publishes with CUDA; the
 """
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 from memtraffic.gpus import (
@@ -13,7 +14,32 @@ from memtraffic.gpus import (
     call_driver,
     this_gpu,
 )
-from memtraffic.triton_adapter.launch import function_handle
+from memtraffic.residency.resources import Resources
+from memtraffic.triton_adapter.launch import function_handle, loaded_usage
+
+__all__ = [
+    "check_options",
+    "driver_resident_programs",
+    "limits_of",
+    "loaded_usage",
+    "programs_by_limit",
+    "resident_programs",
+    "warp_slots",
+]
+
+
+def limits_of(kernel: Resources, gpu: NvidiaGpu) -> dict[str, int]:
+    """`programs_by_limit` of what a compiled kernel uses."""
+    return programs_by_limit(kernel.registers, kernel.shared_bytes, kernel.num_warps, gpu)
+
+
+def warp_slots(gpu: NvidiaGpu) -> int:
+    """The warps that one SM holds at most."""
+    return gpu.max_threads_per_sm // gpu.warp_size
+
+
+def check_options(options: Mapping[str, Any], gpu: NvidiaGpu) -> None:
+    """Any option that NVIDIA's compiler has, every GPU can fulfil."""
 
 
 def programs_by_limit(

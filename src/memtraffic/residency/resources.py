@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from memtraffic.gpus import Gpu
-from memtraffic.residency import amd
-from memtraffic.triton_adapter.launch import CompiledKernel, loaded_usage, shared_bytes
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memtraffic.compile.ttgir import BlockedLayout
@@ -66,22 +62,3 @@ class Resources:
         ) + (f"; cannot be launched: {self.unlaunchable}" if self.unlaunchable else "")
 
     as_dict = asdict
-
-
-def loaded_resources(compiled: CompiledKernel, gpu: Gpu) -> Resources:
-    """The `Resources` of a kernel that Triton compiled for the current GPU, without its code.
-
-    What decides how many of its programs are resident, and no more: `load_bits`, `store_bits`,
-    `layout`, `schedule` and `instructions` are empty, because no disassembler is run. gpu: the
-    current GPU.
-    """
-    used: dict[str, Any] = (
-        amd.usage(compiled.asm["amdgcn"]) if gpu.vendor == "amd" else loaded_usage(compiled)
-    )
-    return Resources(
-        kernel=compiled.name,
-        target=gpu.target,
-        num_warps=compiled.metadata.num_warps,
-        shared_bytes=shared_bytes(compiled),
-        **used,
-    )
