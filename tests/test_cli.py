@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import benchmark, compile, progress, runtime
+from memtraffic import benchmark, cli, compile, progress, runtime
 from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Occupancy, Resources
+from memtraffic.tensors import MEMORY_LAYOUTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -194,6 +195,20 @@ def test_occupancy_as_json_is_that_of_the_resources(command):
     assert json.loads(command(f"occupancy {options}")[1]) == [
         Occupancy.of(Resources(**kernel)).as_dict()
     ]
+
+
+def test_sectors(command):
+    line = "sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16"
+    status, out, err = command(line)
+    assert (status, err) == (0, "") and "for sm_90: 200 load requests, " in out
+    found = json.loads(command(f"{line} --json")[1])
+    load, store = found["accesses"]
+    assert (load["kind"], load["file"], found["load_requests"]) == ("load", "masked.py", 200)
+    assert store["sectors"] == found["store_sectors"]
+
+
+def test_layouts_are_those_of_tensors():
+    assert cli.LAYOUTS == tuple(MEMORY_LAYOUTS)
 
 
 @pytest.fixture
@@ -387,6 +402,9 @@ BAD_CALLS = {
     "bench --shapes 12by": "'12by' is not",
     "bench --inputs M,N": "needs the NAME",
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
+    "sectors fused 4 64": "--target",
+    "sectors fused --target sm_90": "N of 'M,N' has no number",
+    "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
     "report fused --target sm_91": "sm_91",
     "report fused 4": "N of 'M,N' has no number",
 }
@@ -396,6 +414,8 @@ FAILURES = {
     "count torch:rms_norm 3 5": "torch:rms_norm: TypeError: ",
     "count kernels:dropped_mask 5 12": "outside x_ptr",
     "report kernels:raises": "kernels:raises: TypeError: kernels: cannot take",
+    "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
+    "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
     "resources naive --target sm_90 --n 64": "naive launched no Triton kernel",
     "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",
 }
@@ -515,6 +535,7 @@ def test_hint_at_stand_in(check, hinted, command, module):
 LINES = [
     "formula naive --inputs M,N --json", "count naive 2 3", "count naive M=2 N=3 --dtype float16",
     "resources fused --target sm_90 --n 64", "occupancy fused --target gfx942 --n 64",
+    "sectors fused 2 64 --target sm_90",
     "report naive 2 3", "counters fused 2 4", "bench tiled --shapes 4x8", "roof",
 ]  # fmt: skip
 JUNK = [
@@ -561,7 +582,7 @@ for line in (["--version"], ["--help"], *([name, "--help"] for name in {[*comman
     assert main(line) == 0, line
 assert not {{"torch", "triton", "pandas", "numpy"}} & {{*sys.modules}}
 """
-    assert len(commands.commands) == 8
+    assert len(commands.commands) == 9
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

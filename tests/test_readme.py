@@ -46,6 +46,6 @@ def test_example_of_the_readme(tmp_path):
     comments = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", script, re.M)
     assert len(comments) == len(printed.splitlines()) == 4
     assert all(map(str.startswith, printed.splitlines(), comments))
-    assert len(said) == len(commands) == 5
+    assert len(said) == len(commands) == 6
     for text, (_, shown) in zip(said, commands, strict=True):
         assert text == shown if shown else text

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from memtraffic import runtime, testing
+from memtraffic.kernels.softmax import fused, masked
 from memtraffic.meters.count import Access, Traffic
 from memtraffic.op import row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
     assert_row_sums,
+    assert_sectors,
     assert_softmax,
     assert_touches_once,
     bounds_checked,
@@ -416,3 +418,34 @@ def test_assert_close_allows_the_best_subnormal():
     assert_close(reference.half(), reference, torch.float16)
     with pytest.raises(AssertionError, match="4 of 4 elements are wrong"):
         assert_close(reference.half() * 2, reference, torch.float16)
+
+
+# ---- sectors
+
+
+def test_assert_sectors():
+    assert_sectors(fused.softmax, shape=(4, 1024), per_request=16, moved_per_wanted=1)
+    with pytest.raises(ValueError, match="give per_request or moved_per_wanted"):
+        assert_sectors(fused.softmax, shape=(4, 1024))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (
+            {"per_request": 4},
+            r"masked\.softmax touches more than 4 sectors per request for sm_80: "
+            r"_softmax_masked_kernel, masked\.py:\d+, load of 32 bits a lane: a request touches "
+            r"28\.57 sectors \(112 requests, 3,200 sectors, .*\), at `x = tl\.load\(",
+        ),
+        (
+            {"per_request": 32, "moved_per_wanted": 3.9},
+            r"masked\.softmax moves more than 3\.9 times what it wants for sm_80: .* at `x = tl",
+        ),
+    ],
+)
+def test_assert_sectors_says_where(limits, message):
+    with pytest.raises(AssertionError, match=message):
+        assert_sectors(
+            masked.softmax, shape=(4, 800), layout="transposed", target=["sm_80"], **limits
+        )

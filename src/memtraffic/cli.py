@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,6 +46,7 @@ PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
 MOST_CHARACTERS = 1000  # of a line that says what is wrong
+LAYOUTS = ("packed", "odd", "every other", "transposed")  # of `tensors`, which needs PyTorch
 FLOATS = ("float32", "float16", "bfloat16")
 BENCHED = "4096x256,4096x1024,4096x4096,4096x12672,4096x32768"
 
@@ -321,10 +322,11 @@ def counters(call: Call, as_json: bool) -> str:
     return table(frame, as_json)
 
 
+text = "A GPU, here or not, such as sm_90 or gfx942."
+TARGET = click.option("--target", type=Read("gpu", find_gpu), required=True, help=text)
 COMPILE = (
     *CALL,
-    click.option("--target", type=Read("gpu", find_gpu), required=True,
-                 help="A GPU, here or not, such as sm_90 or gfx942."),
+    TARGET,
     click.option("--n", type=SIZE, help=f"N; where no SIZE says more, M is {COMPILED_ROWS}."),
     click.option("--warps", "num_warps", type=SIZE,
                  help="Warps per program, not the function's choice."),
@@ -355,14 +357,38 @@ def occupancy(call: Call, as_json: bool, target: Gpu, **options: Any) -> str:
     return "\n".join(map(str, found))
 
 
+@command(
+    *CALL,
+    click.option("--layout", type=click.Choice(LAYOUTS), default=LAYOUTS[0],
+                 help="Of matrices in memory (default: packed)."),
+    TARGET, STAND_IN, JSON,
+)  # fmt: skip
+def sectors(call: Call, layout: str, target: Gpu, as_json: bool) -> str:
+    """Predict the requests and sectors of loads and stores."""
+    shape = call.shape()
+    from memtraffic.meters.sectors import sectors
+
+    options: dict[str, Any] = {"target": target, "dtype": call.dtype, "layout": layout}
+    with no_kernel_hinted(call):
+        found = sectors(call.fn, call.made, shape, **options)
+    return json.dumps(found.as_dict()) if as_json else str(found)
+
+
 def compiled(call: Call, target: Gpu, n: int | None, **options: Any) -> list[Resources]:
     """The function's kernels, compiled as the options say."""
     call.shape(M=COMPILED_ROWS, N=n)  # mistakes are found before PyTorch is imported
     from memtraffic.compile import resources
 
     arguments = call.arguments(M=COMPILED_ROWS, N=n)
-    try:
+    with no_kernel_hinted(call):
         return resources(call.fn, arguments, target=target, **options)
+
+
+@contextmanager
+def no_kernel_hinted(call: Call) -> Iterator[None]:
+    """Context manager: where the function launches no kernel, a hint says what may help."""
+    try:
+        yield
     except NoKernelError as error:
         hint = "if it launches one only for tensors on a GPU, give --stand-in"
         raise click.ClickException(f"{call.name} launched no Triton kernel: {hint}") from error

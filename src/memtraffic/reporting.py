@@ -20,6 +20,7 @@ from memtraffic.gpus import TARGETS, Gpu, find_gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
+from memtraffic.meters.sectors import sectors
 from memtraffic.op import AnyInputs, Op, find_op, least_traffic
 from memtraffic.progress import progress
 from memtraffic.residency import Occupancy, Resources, rules_of
@@ -45,9 +46,9 @@ def report(
 
     It has the formula of the traffic; the traffic counted at the sizes of the report, beside the
     least, which reads each argument once and writes each new result once; registers, spills, shared
-    memory and access widths of each kernel, compiled for each target; and how many programs fit. On
-    a GPU it has hardware counters and the time beside a copy's. Where one of these cannot be had,
-    a sentence says why.
+    memory and access widths of each kernel, compiled for each target; how many programs fit; and
+    the sectors that loads and stores touch on the first target by NVIDIA. On a GPU it has hardware
+    counters and the time beside a copy's. Where one of these cannot be had, a sentence says why.
 
     fn, inputs, dtype, backward: as for `formula`. shape: a number for each size of the inputs, to
     count, compile and measure at; by default `default_shape`. targets: GPUs or their names; by
@@ -65,6 +66,7 @@ def report(
         "Formula": lambda: formula_section(subject),
         "Counted": lambda: counted_section(subject),
         "Compiled": lambda: compiled_section(subject, gpus),
+        "Sectors": lambda: sectors_section(subject, gpus),
         "Measured": lambda: measured_section(subject, inputs),
     }
     for heading, section in sections.items():
@@ -210,6 +212,37 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
         "How many programs one SM, or on AMD one compute unit, holds at once; which limit allows "
         "no more; and how many of its slots for warps the programs take:",
         markdown(fits.drop_duplicates()),
+    ]
+
+
+def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
+    gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), None)
+    if gpu is None:
+        return ["Sectors are predicted for GPUs by NVIDIA, and none of them was asked for."]
+    call = _both_passes(subject.fn) if subject.backward else subject.fn
+    try:
+        found = sectors(call, subject.arguments(), target=gpu)
+    except NoKernelError:
+        return ["The function launched no Triton kernel."]
+    subject.found.append("sectors")
+    frame = found.frame
+    shown = pd.DataFrame(
+        {
+            "kernel": "`" + frame["kernel"] + "`",
+            "line": frame["file"] + ":" + frame["line"].astype(str),
+            "": frame["kind"],
+            "bits a lane": frame["bits"],
+            "requests": frame["requests"],
+            "sectors": frame["sectors"],
+            "a request": frame["sectors_per_request"],
+            "bytes wanted": frame["wanted_bytes"],
+            "bytes moved": frame["fetched_bytes"],
+        }
+    )
+    return [
+        f"Predicted for {gpu.target} {subject.at}: a warp's load or store is a request, and "
+        "touches sectors of 32 bytes.",
+        markdown(shown),
     ]
 
 

@@ -1,8 +1,9 @@
 """Assertions for tests, ours and yours: is a result right, and what does it cost?
 
 `assert_correct` judges a result to within the rounding of its dtype, `assert_traffic` what is read
-and written, and `assert_resources` what the compiled kernels use. None of them needs a GPU. They
-raise AssertionError themselves, so they also work under `python -O`.
+and written, `assert_resources` what the compiled kernels use, and `assert_sectors` how well their
+loads and stores use the memory they touch. None of them needs a GPU. They raise AssertionError
+themselves, so they also work under `python -O`.
 """
 
 import math
@@ -396,3 +397,51 @@ def assert_resources(
             for fact, holds in facts.items():
                 wrong = f"not for {kernel.target}: {function_name(fn)} {fact}"
                 _require(holds, f"{wrong}. Found: {kernel}")
+
+
+# ---- sectors
+
+
+def assert_sectors(
+    fn: Callable[..., object],
+    inputs: AnyInputs = None,
+    shape: Sequence[int] | None = None,
+    *,
+    per_request: float | None = None,
+    moved_per_wanted: float | None = None,
+    target: str | Gpu | Sequence[str | Gpu] = "sm_90",
+    dtype: str = "float32",
+    layout: str = "packed",
+) -> None:
+    """Assert how few sectors of 32 bytes each load and store of the kernels of `fn` touches.
+
+    >>> from memtraffic.kernels.softmax import fused
+    >>> assert_sectors(fused.softmax, shape=(4, 1024), per_request=16, moved_per_wanted=1)
+
+    per_request: what a warp's load or store may touch on average: 4 is the least with 4 bytes a
+    lane, 16 with 16. moved_per_wanted: the bytes of the sectors over those of the elements whose
+    mask is true; less than 1 where lanes share an element. None is not compared. Other arguments
+    are those of `memtraffic.sectors`; target may be several.
+
+    Raises AssertionError, which says which line of the source a warp touches more at; ValueError
+    where nothing is to be compared; and what `memtraffic.sectors` raises.
+    """
+    from memtraffic.meters.sectors import sectors
+
+    if per_request is None and moved_per_wanted is None:
+        raise ValueError("assert_sectors: give per_request or moved_per_wanted")
+    name = function_name(fn)
+    for gpu in [target] if isinstance(target, (str, Gpu)) else target:
+        found = sectors(fn, inputs, shape, target=gpu, dtype=dtype, layout=layout)
+        for access in found.accesses:
+            _require(
+                per_request is None or access.sectors_per_request <= per_request,
+                f"{name} touches more than {per_request} sectors per request for {found.target}: "
+                f"{access}",
+            )
+            wanted = access.wanted_bytes
+            _require(
+                moved_per_wanted is None or access.fetched_bytes <= moved_per_wanted * wanted,
+                f"{name} moves more than {moved_per_wanted} times what it wants for "
+                f"{found.target}: {access}",
+            )

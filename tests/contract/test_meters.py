@@ -151,6 +151,10 @@ METERS = [
         command="occupancy {fn} 4 8 --target sm_90",
     ),
     meter(
+        "sectors", memtraffic.sectors, "dtype layout target",
+        command="sectors {fn} 4 8 --target sm_90",
+    ),
+    meter(
         "report", partial(memtraffic.report, targets=["sm_90"]), "dtype backward targets",
         shaped=False, command="report {fn} 4 8 --target sm_90",
     ),
@@ -472,6 +476,8 @@ def as_json(it):
     if it.name == "bench":
         frame = found(["kernels:masked"], "M,N", [AT], beside_copy=True)
         return json.loads(frame.to_json(orient="records"))
+    if it.name == "sectors":
+        return found(fn, "M,N", AT, **SM_90).as_dict()
     return [asdict(kernel) for kernel in found(fn, "M,N", AT, **SM_90)]
 
 

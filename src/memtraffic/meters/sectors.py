@@ -127,6 +127,12 @@ class Sectors:
         names = ("load_requests", "load_sectors", "store_requests", "store_sectors")
         return {name: getattr(self, name) for name in names}
 
+    def as_dict(self) -> dict[str, Any]:
+        """The totals, and the fields of each access, for JSON."""
+        rows = self.frame.to_dict("records")
+        left_out = {"others": self.others, "atomics": self.atomics}
+        return {"target": self.target, **self.totals, "accesses": rows, **left_out}
+
     @property
     def frame(self) -> pd.DataFrame:
         """A DataFrame with a row for each access.
