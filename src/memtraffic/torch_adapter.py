@@ -35,7 +35,6 @@ TensorBase = torch._C.TensorBase
 
 # ---- what a launch asks
 
-is_autocast = torch._C._is_any_autocast_enabled  # for any device
 is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
 has_storage = torch._C._has_storage

@@ -164,6 +164,53 @@ def test_rms_norm_is_what_the_package_offers():
     assert memtraffic.rms_norm is rms_norm
 
 
+# ---- out
+
+
+def test_rms_norm_into_out():
+    x, weight = matrix(9, 40), matrix(1, 40, seed=1)[0]
+    for it in (weight, None):
+        out = torch.full((9, 80), float("nan"), device=DEVICE)[:, ::2]
+        assert rms_norm(x, it, out=out) is out
+        assert torch.equal(out, rms_norm(x, it))
+        in_place = x.clone()
+        assert torch.equal(rms_norm(in_place, it, out=in_place), out)
+
+
+def test_rms_norm_into_out_beside_its_weight():
+    """A weight may lie shortly before the result."""
+    memory = torch.ones(8 + 9 * 8, device=DEVICE)
+    weight, out = memory[:8], memory[8:].view(9, 8)
+    assert rms_norm(x := matrix(9, 8), weight, out=out) is out
+    assert torch.equal(out, rms_norm(x))
+
+
+def test_rms_norm_into_what_autograd_saved():
+    out = matrix(3, 40).requires_grad_().exp()
+    with torch.no_grad():
+        rms_norm(out, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+# ---- torch.compile
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("weighted", [True, False])
+def test_compiled_rms_norm_is_one_graph(weighted):
+    x, dy = matrix(9, 40), matrix(9, 40, seed=1)
+    tensors = x, *([matrix(1, 40, seed=2)[0]] if weighted else [])
+    torch.compiler.reset()
+    compiled = torch.compile(rms_norm, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(
+        gradients(compiled, dy, *tensors), gradients(rms_norm, dy, *tensors), strict=True
+    ):
+        assert torch.equal(found, expected)
+    into = torch.compile(lambda x, out: rms_norm(x, out=out), backend="aot_eager", fullgraph=True)
+    assert torch.equal(into(x, torch.empty_like(x)), rms_norm(x))
+
+
 NAN = float("nan")
 
 
@@ -187,6 +234,18 @@ def zeros(*shape, **options):
         pytest.param(
             lambda: rms_norm(zeros(1).expand(MAX_ROW + 1)), RuntimeError, f"{MAX_ROW + 1} columns",
             id="too-wide",
+        ),
+        pytest.param(
+            lambda: rms_norm(zeros(2, 3), out=zeros(3, 2)), RuntimeError, r"\(3, 2\).*\(2, 3\)",
+            id="shape-of-out",
+        ),
+        pytest.param(
+            lambda: rms_norm(zeros(2, 3), zeros(3, requires_grad=True), out=zeros(2, 3)),
+            RuntimeError, "an input requires", id="gradient-into-out",
+        ),
+        pytest.param(
+            lambda: rms_norm((x := zeros(9))[:6].view(2, 3), out=x[3:].view(2, 3)),
+            RuntimeError, "12 bytes after an input", id="out-overlaps",
         ),
     ],
 )  # fmt: skip

@@ -84,25 +84,25 @@ def inputs(**options):
 def test_apply_returns_the_first_result():
     x, weight = matrix(3, 4), matrix(1, 4)[0]
     for it in (weight, None):
-        y = WEIGHTED.apply(x, it, 2.0)
+        y = WEIGHTED.apply(x, (it, 2.0))
         assert torch.equal(y, 2 * x if it is None else 2 * x * it)
         assert torch.equal(y, FORWARD.registered(x, it, 2.0)[0])
 
 
 def test_gradients_of_every_tensor_once_and_twice():
     x, weight = inputs(dtype="float64")
-    fn = lambda x, weight: WEIGHTED.apply(x, weight, 0.5)  # noqa: E731
+    fn = lambda x, weight: WEIGHTED.apply(x, (weight, 0.5))  # noqa: E731
     assert gradcheck(fn, (x, weight)) and gradgradcheck(fn, (x, weight))
-    assert gradcheck(lambda x: WEIGHTED.apply(x, None, 0.5), (x,))
-    assert gradgradcheck(lambda x: WEIGHTED.apply(x, None, 0.5), (x,))
-    assert gradcheck(lambda weight: WEIGHTED.apply(x.detach(), weight, 0.5), (weight,))
+    assert gradcheck(lambda x: WEIGHTED.apply(x, (None, 0.5)), (x,))
+    assert gradgradcheck(lambda x: WEIGHTED.apply(x, (None, 0.5)), (x,))
+    assert gradcheck(lambda weight: WEIGHTED.apply(x.detach(), (weight, 0.5)), (weight,))
 
 
 def test_gradients_of_the_registered_operator_are_those_of_eager_mode():
     x, weight = inputs()
     for of in (weight, None):
         given = [it for it in (x, of) if it is not None]
-        eager = torch.autograd.grad(WEIGHTED.apply(x, of, 2.0).square().sum(), given)
+        eager = torch.autograd.grad(WEIGHTED.apply(x, (of, 2.0)).square().sum(), given)
         y, mean = FORWARD.registered(x, of, 2.0)
         assert not mean.requires_grad  # what is saved is no result of the operation
         assert all(map(torch.equal, torch.autograd.grad(y.square().sum(), given), eager))
@@ -119,7 +119,7 @@ def test_opcheck():
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
 def test_compiled():
     torch._dynamo.reset()
-    fn = lambda x, weight: WEIGHTED.apply(x.sin(), weight, 2.0)  # noqa: E731
+    fn = lambda x, weight: WEIGHTED.apply(x.sin(), (weight, 2.0))  # noqa: E731
     compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
     x, weight = inputs()
     found, expected = (
@@ -135,7 +135,7 @@ def test_vmap_of_an_operator_without_a_rule(in_dims):
     weight = weight[: x.shape[in_dims[0]]] if in_dims == (1, 0) else weight
     found, expected = (
         torch.vmap(fn, in_dims=in_dims)(x, weight)
-        for fn in (lambda x, w: WEIGHTED.apply(x, w, 2.0), lambda x, w: 2 * x * w)
+        for fn in (lambda x, w: WEIGHTED.apply(x, (w, 2.0)), lambda x, w: 2 * x * w)
     )
     torch.testing.assert_close(found, expected)
 
@@ -145,7 +145,7 @@ def test_gradients_by_the_batch():
     dys = matrix(10, 6, seed=2).view(5, 3, 4)
     found, expected = (
         torch.autograd.grad(fn(x, weight), (x, weight), dys, is_grads_batched=True)
-        for fn in (lambda x, w: WEIGHTED.apply(x, w, 2.0), lambda x, w: 2 * x * w)
+        for fn in (lambda x, w: WEIGHTED.apply(x, (w, 2.0)), lambda x, w: 2 * x * w)
     )
     torch.testing.assert_close(found, expected)
 
@@ -153,12 +153,12 @@ def test_gradients_by_the_batch():
 def test_a_plan_is_made_once_per_kind_of_call():
     x, weight = matrix(3, 8), matrix(1, 9)[0]
     calls = {
-        "first": lambda: WEIGHTED.apply(x, weight[:8], 2.0),
-        "option": lambda: WEIGHTED.apply(x, weight[:8], 3.0),
-        "no-weight": lambda: WEIGHTED.apply(x, None, 2.0),
-        "alignment-of-weight": lambda: WEIGHTED.apply(x, weight[1:], 2.0),
-        "dtype-of-weight": lambda: WEIGHTED.apply(x, weight[:8].double(), 2.0),
-        "strides-of-x": lambda: WEIGHTED.apply(x.t().contiguous().t(), weight[:8], 2.0),
+        "first": lambda: WEIGHTED.apply(x, (weight[:8], 2.0)),
+        "option": lambda: WEIGHTED.apply(x, (weight[:8], 3.0)),
+        "no-weight": lambda: WEIGHTED.apply(x, (None, 2.0)),
+        "alignment-of-weight": lambda: WEIGHTED.apply(x, (weight[1:], 2.0)),
+        "dtype-of-weight": lambda: WEIGHTED.apply(x, (weight[:8].double(), 2.0)),
+        "strides-of-x": lambda: WEIGHTED.apply(x.t().contiguous().t(), (weight[:8], 2.0)),
     }
     for name, call in calls.items():
         before = len(PLANNED)
@@ -170,18 +170,19 @@ def test_a_plan_is_made_once_per_kind_of_call():
 def test_nothing_wrong_is_remembered():
     x, weight = matrix(3, 4), matrix(1, 4)[0]
     for _ in range(2):
-        for fn in (WEIGHTED.apply, FORWARD.registered):
-            with pytest.raises(ValueError, match="eps is -1"):
-                fn(x, weight, -1.0)
         with pytest.raises(ValueError, match="eps is -1"):
-            WEIGHTED.apply(x.to("meta"), weight.to("meta"), -1.0)
+            WEIGHTED.apply(x, (weight, -1.0))
+        with pytest.raises(ValueError, match="eps is -1"):
+            FORWARD.registered(x, weight, -1.0)
+        with pytest.raises(ValueError, match="eps is -1"):
+            WEIGHTED.apply(x.to("meta"), (weight.to("meta"), -1.0))
     assert not PLANNED and not FORWARD.plans.latest
 
 
 def test_tensors_that_are_negated_when_they_are_read():
     x, weight = matrix(3, 4), matrix(1, 4)[0]
     for given in ((torch._neg_view(x), weight), (x, torch._neg_view(weight))):
-        assert torch.equal(WEIGHTED.apply(*given, 2.0), -2 * x * weight)
+        assert torch.equal(WEIGHTED.apply(given[0], (given[1], 2.0)), -2 * x * weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
@@ -191,7 +192,7 @@ def test_a_tangent_is_not_lost(at):
     with torch.autograd.forward_ad.dual_level():
         tensors[at] = torch.autograd.forward_ad.make_dual(tensors[at], tensors[at])
         with pytest.raises(NotImplementedError, match=r"test_weighted: .*forward mode"):
-            WEIGHTED.apply(*tensors, 2.0)
+            WEIGHTED.apply(tensors[0], (tensors[1], 2.0))
 
 
 # ---- on a GPU that need not be here

@@ -95,6 +95,13 @@ def test_partially_overlaps():
     gap = memory[:16].view(2, 8)[:, :4]
     assert not partially_overlaps(gap, memory[4:12].view(2, 4))
     assert not partially_overlaps(memory[:0].view(0, 4), memory[:0].view(0, 4)[:, 1:])
+    # Of different sizes: only what lies in the larger one shares its memory.
+    large = memory[4:12].view(2, 4)
+    for start, overlap in ((0, False), (2, True), (8, True), (12, False)):
+        small = memory[start : start + 4]
+        assert partially_overlaps(small, large) == partially_overlaps(large, small) == overlap
+    half = memory[:8].view(torch.float16)[:8]  # two of its elements for one of the other
+    assert partially_overlaps(half.view(2, 4), memory[:8].view(2, 4))
 
 
 # ---- cached_launch, Plans

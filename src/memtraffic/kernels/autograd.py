@@ -8,7 +8,7 @@ of call. `operator` makes one of them, `operation` joins them:
     SCALE = operation(FORWARD, BACKWARD, save, reference)
 
     def scale(x, factor):
-        return SCALE.apply(x, factor)
+        return SCALE.apply(x, (factor,))
 
 Arguments are always tensors first, then options; both as the schema says. An option is hashable,
 and a plan is made for its value.
@@ -51,9 +51,11 @@ class Operator:
     """What `operator` makes: a planned function that `torch.ops.memtraffic` has by its name.
 
     tensors: how many of its arguments are tensors; they come first. options: how many are
-    not. single: whether it has one result; otherwise it returns a tuple. launch: runs it on
-    plain tensors, without autograd and without PyTorch's dispatcher. registered: the same,
-    by way of the dispatcher.
+    not. single: whether it has one result; otherwise it returns a tuple. launch:
+    `launch(first, rest, out=None)` runs it on plain tensors, without autograd and without
+    PyTorch's dispatcher; `rest` is a tuple of its other arguments, as a call with `*rest`
+    costs the host more, and `out` is what the first result is written to. registered: the
+    same, of all arguments one by one, by way of the dispatcher.
     """
 
     name: str
@@ -98,28 +100,35 @@ def operator(
     more, plans = n_tensors - 1, Plans()
     latest = plans.latest
 
-    def launch(first: Tensor, *rest: Any, out: Tensor | None = None) -> Any:
+    def launch(first: Tensor, rest: tuple[Any, ...], out: Tensor | None = None) -> Any:
         index = first.get_device()
         if current_gpu and index not in (-1, current_gpu()):
             with torch.cuda.device(index):
-                return launch(first, *rest, out=out)
+                return launch(first, rest, out)
         key: tuple[object, ...] = (
             first.dtype, first.shape, first.stride(), first.data_ptr() & 15, index, capture(),
             rest[more:] if more else rest,
         )  # fmt: skip
         if more:
             tensors = rest[:more]
-            key += tuple(map(facts, tensors))
+            for x in tensors:  # `facts` in line
+                key += (
+                    (None,)
+                    if x is None
+                    else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15)
+                )
         if out is not None:
-            key = (*key, facts(out))
+            key += (facts(out),)
         planned = latest.get(key)
         if planned is None:
             planned = find(key, first, rest, out)
         run, allocate = planned
-        made = allocate() if out is None else out
         if several:
+            made = allocate() if out is None else (out, *allocate())
             run(*made, first, *rest[:more])
-        elif more:
+            return made
+        made = allocate() if out is None else out
+        if more:
             run(made, first, *tensors)
         else:
             run(made, first)
@@ -142,9 +151,12 @@ def operator(
             if it is not None and it.device != device:
                 raise RuntimeError(f"{name}: tensors on {device} and on {it.device}")
         makers = [_allocator(*like, device) for like in results(*tensors, *options)]
-        made = [make() for make in makers] if out is None else [out]
+        made = [make() for make in makers]
+        if out is not None:
+            made[0] = out
         run = plan(tuple(made), tensors, *options)
-        return run, (lambda: tuple(make() for make in makers)) if several else makers[0]
+        new = makers if out is None else makers[1:]
+        return run, (lambda: tuple(make() for make in new)) if several else makers[0]
 
     def fake(*arguments: Any) -> Any:
         check(*arguments)
@@ -170,7 +182,7 @@ def operator(
 
     registered = torch.library.custom_op(
         f"memtraffic::{name}",
-        lambda *arguments: launch(*arguments),
+        lambda first, *rest: launch(first, rest),
         mutates_args=(),
         schema=schema,
     )
@@ -207,10 +219,13 @@ def _allocator(
     )
 
 
-def is_plain(x: Tensor | None) -> bool:
-    """Whether `x` is absent, or has memory with its values; a sparse tensor has no strides."""
-    # The memory of a negative tensor holds minus what it stands for.
-    return x is None or (type(x) in PLAIN and not x.is_meta and not x.is_neg())
+def are_plain(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether each is absent, or has memory with its values; a sparse tensor has no strides."""
+    for x in tensors:
+        # The memory of a negative tensor holds minus what it stands for.
+        if x is not None and (type(x) not in PLAIN or x.is_meta or x.is_neg()):
+            return False
+    return True
 
 
 def is_watched() -> bool:
@@ -224,14 +239,15 @@ def is_watched() -> bool:
 class Operation:
     """What `operation` makes.
 
-    apply: the operation of tensors and options, by the cheapest way that is right for them.
-        Raises NotImplementedError for a tensor with a tangent, which would be lost.
-    into: `into(out, *arguments)` is the same written into `out`, where there is one result.
-        Raises RuntimeError where a gradient is required, and for an `out` of another dtype, shape
-        or device, that repeats its elements, or that overlaps a part of a tensor.
+    apply: `apply(first, rest)` is the operation of tensors and options, by the cheapest way that is
+        right for them. Raises TypeError for what is no tensor, and NotImplementedError for a tensor
+        with a tangent, which would be lost.
+    into: `into(out, *arguments)` is the same written into `out`. Raises RuntimeError where a
+        gradient is required, and for an `out` of another dtype, shape or device, that repeats its
+        elements, or that overlaps a part of a tensor.
     """
 
-    apply: Callable[..., Tensor]
+    apply: Callable[[Tensor, tuple[Any, ...]], Tensor]
     into: Callable[..., Tensor]
 
 
@@ -255,84 +271,97 @@ def operation(
     run_and_save = _function(forward, backward, save).apply
     _register_gradients(forward, backward, save, reference)
 
-    def apply(first: Tensor, *rest: Any) -> Tensor:
+    def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
             or (watchers() and is_watched())
-            or type(first) not in PLAIN  # `is_plain` in line, as a call costs the host
+            or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
             or first.is_meta
             or first.is_neg()
-            or (more and not all(map(is_plain, rest[:more])))
+            or (more and not are_plain(rest[:more]))
         ):
-            _refuse_tangents(name, (first, *rest[:more]))
+            _check_tensors(name, (first, *rest[:more]))
             made = registered(first, *rest)
         elif (
             first.requires_grad or (more and _requires_gradient(rest[:more]))
         ) and is_grad_enabled():
             return run_and_save(first, *rest)
         else:
-            made = launch(first, *rest)
+            made = launch(first, rest)
         return made if single else made[0]
 
     def into(out: Tensor, *arguments: Any) -> Tensor:
         tensors = arguments[: more + 1]
-        _refuse_tangents(name, tensors)
+        _check_tensors(name, tensors)
         if torch.is_grad_enabled() and _requires_gradient((out, *tensors)):
-            which = "out" if out.requires_grad else "x"
+            which = "out" if out.requires_grad else "an input"
             raise RuntimeError(
                 f"{name}: out= does not work with autograd: {which} requires a gradient"
             )
-        [(shape, dtype)], device = forward.results(*arguments), tensors[0].device
+        [(shape, dtype), *_] = forward.results(*arguments)
+        device = tensors[0].device
         if out.dtype != dtype or out.device != device or out.shape != shape:
             raise RuntimeError(
                 f"{name}: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the "
                 f"result is {dtype} {tuple(shape)} on {device}"
             )
-        if is_compiling() or is_watched() or not all(map(is_plain, (out, *tensors))):
-            return out.copy_(registered(*arguments))
+        if is_compiling() or is_watched() or not are_plain((out, *tensors)):
+            made = registered(*arguments)
+            return out.copy_(made if single else made[0])
         _check_memory(name, out, tensors)
         # Autograd may have saved what is about to be overwritten.
         increment_version(out)
-        launch(*arguments, out=out)
+        launch(arguments[0], arguments[1:], out)
         return out
 
     return Operation(apply, into)
 
 
 def _requires_gradient(tensors: Iterable[Tensor | None]) -> bool:
-    return any(x is not None and x.requires_grad for x in tensors)
+    for x in tensors:  # a generator would cost the host more
+        if x is not None and x.requires_grad:
+            return True
+    return False
 
 
 def _check_memory(name: str, out: Tensor, tensors: Iterable[Tensor | None]) -> None:
-    sizes = zip(out.shape, out.stride(), strict=True)
-    if any(n > 1 and step == 0 for n, step in sizes):
+    strides = out.stride()
+    if 0 in strides and any(
+        n > 1 for n, s in zip(out.shape, strides, strict=True) if not s
+    ):
         raise RuntimeError(
-            f"{name}: out repeats its elements: its strides are {out.stride()}"
+            f"{name}: out repeats its elements: its strides are {strides}"
         )
     for x in tensors:
         if x is not None and partially_overlaps(out, x):
             apart = out.data_ptr() - x.data_ptr()
             raise RuntimeError(
-                f"{name}: out starts {apart} bytes after x, and overlaps a part of it"
+                f"{name}: out starts {apart} bytes after an input, and overlaps a part of it"
             )
 
 
-def _refuse_tangents(name: str, tensors: Sequence[Any]) -> None:
-    """A tangent that is lost would be a derivative of zero."""
-    for x in tensors if is_forward_mode() else ():
-        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+def _check_tensors(name: str, tensors: Sequence[Any]) -> None:
+    """Raises TypeError for what is no tensor; a tangent that is lost would be a derivative of 0."""
+    for x in tensors:
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"{name}: x is a {type(x).__name__}, not a tensor")
+        if (
+            is_forward_mode()
+            and x is not None
+            and forward_ad.unpack_dual(x).tangent is not None
+        ):
             raise NotImplementedError(f"{name}: no derivative in forward mode")
 
 
 def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any]) -> Any:
     """The operation in eager mode: cheaper than the registered operators, and equal to them."""
-    launch, single = forward_.launch, forward_.single
+    launch, run, single = forward_.launch, backward_.launch, forward_.single
     no_more = (None,) * forward_.options
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Tensor:
-            made = launch(*arguments)
+            made = launch(arguments[0], arguments[1:])
             results = (made,) if single else made
             saved, ctx.options = save(arguments, results)
             ctx.save_for_backward(*saved)
@@ -340,17 +369,19 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
 
         @staticmethod
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-            tensors = dy, *ctx.saved_tensors
+            saved = ctx.saved_tensors
             # A gradient of the gradient is asked for, or gradients by the batch, which have no
             # storage; and what is saved may be replaced by hooks.
             watched = (
                 is_grad_enabled()
-                or is_watched()
-                or not all(map(is_plain, tensors))
+                or (watchers() and is_watched())
+                or not are_plain((dy, *saved))
                 or not has_storage(dy)
             )
-            run = backward_.registered if watched else backward_.launch
-            found = run(*tensors, *ctx.options)
+            if watched:
+                found = backward_.registered(dy, *saved, *ctx.options)
+            else:
+                found = run(dy, saved + ctx.options)
             if backward_.single:
                 return found, *no_more  # it is the only tensor's, and wanted
             return _wanted(ctx, found)

@@ -88,12 +88,12 @@ def has_internal_overlap(matrix: Tensor) -> bool:
 
 
 def partially_overlaps(a: Tensor, b: Tensor) -> bool:
-    """Whether `a` and `b`, of equal shape, share memory without being the same view.
+    """Whether `a` and `b` share memory without being views of the same elements.
 
     Only checked for dense tensors; False where one of them has gaps.
     """
-    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
+    start, other = a.data_ptr(), b.data_ptr()
+    if start + a.nbytes <= other or other + b.nbytes <= start:
         return False
-    apart = abs(a.data_ptr() - b.data_ptr())
-    dense = all(span(x) == x.numel() for x in (a, b))
-    return dense and apart < a.numel() * a.element_size()
+    same = start == other and a.stride() == b.stride() and a.dtype == b.dtype
+    return not same and all(span(x) == x.numel() for x in (a, b))

@@ -40,7 +40,11 @@ LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor | None = None, eps: float | None = None
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`x / sqrt(mean(x**2) + eps) * weight` along the last dimension, as PyTorch computes it.
 
@@ -50,8 +54,8 @@ def rms_norm(
 
     x: tensor of shape (..., N), of float32, float16, bfloat16 or float64, on a GPU or, where
     kernels are interpreted, on the CPU. weight: of shape (N,), of any of these dtypes. eps: by
-    default that of float32, or of float64 for an `x` of it. Returns a packed tensor of x's shape
-    and dtype; sums are of float32, or of float64.
+    default that of float32, or of float64 for an `x` of it. out: what the result is written to.
+    Returns it, or a packed tensor of x's shape and dtype; sums are of float32, or of float64.
 
     Each element is read once and written once, in rows of up to 32768 columns, and 16 bytes at a
     time where rows are aligned to them; longer rows are read twice. The weight is read once per
@@ -60,7 +64,8 @@ def rms_norm(
 
     It works with autograd, also twice, `torch.compile` and `torch.func.vmap`. Errors are of
     PyTorch's kinds: NotImplementedError for another dtype, RuntimeError for a scalar, for a weight
-    of another shape, for another device and for rows of more than 2**24 columns.
+    of another shape, for another device, for an `out` that does not fit, and for rows of more than
+    2**24 columns.
     """
     for name, it in (("x", x), ("weight", weight)):
         if not isinstance(it, Tensor) and not (it is None and name == "weight"):
@@ -69,7 +74,9 @@ def rms_norm(
         eps = torch.finfo(_accumulated(x)).eps
     elif isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"rms_norm: eps is a {type(eps).__name__}, not a float")
-    return _RMS_NORM.apply(x, weight, float(eps))
+    if out is None:
+        return _RMS_NORM.apply(x, (weight, float(eps)))
+    return _RMS_NORM.into(out, x, weight, float(eps))
 
 
 def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -323,5 +330,17 @@ _RMS_NORM = operation(
     save=lambda arguments, results: ((*arguments[:2], results[1]), arguments[2:]),
     reference=_backward_in_pytorch,
 )
-forward = _FORWARD.launch  # of x, weight and eps, to y and 1 / sqrt(mean(x**2) + eps)
-backward = _BACKWARD.launch  # of dy, x, weight, that, and eps, to dx and dweight
+
+
+def forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """`rms_norm` without autograd and PyTorch's dispatcher, and `1 / sqrt(mean(x**2) + eps)`."""
+    made: tuple[Tensor, Tensor] = _FORWARD.launch(x, (weight, eps))
+    return made
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight, from that of the result. rstd: as of `forward`."""
+    made: tuple[Tensor, Tensor] = _BACKWARD.launch(dy, (x, weight, rstd, eps))
+    return made

@@ -10,10 +10,10 @@ from torch import Tensor
 from memtraffic.kernels.autograd import Results, Run, operation, operator
 from memtraffic.kernels.softmax.planning import plan
 from memtraffic.kernels.tiling import MAX_ROW
-from memtraffic.torch_adapter import is_autocast
 
 __all__ = ["backward", "forward", "softmax"]
 
+is_autocast = torch.is_autocast_enabled  # of GPUs
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -48,21 +48,14 @@ def softmax(
     does not have, NotImplementedError for another dtype, RuntimeError for another device, for an
     `out` that does not fit, and for rows of more than 2**24 columns.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
     if type(dim) is not int:  # 1.0 would find the plans of 1
         dim = _index(dim)
-    if dtype is not None and not x.is_floating_point():
+    if dtype is not None and isinstance(x, Tensor) and not x.is_floating_point():
         x = x.to(dtype)
-    if (
-        dtype is None
-        and is_autocast()
-        and x.is_cuda
-        and torch.is_autocast_enabled("cuda")
-    ):
+    if dtype is None and is_autocast() and isinstance(x, Tensor) and x.is_cuda:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if out is None:
-        return _apply(x, dim, dtype)
+        return _apply(x, (dim, dtype))
     return _SOFTMAX.into(out, x, dim, dtype)
 
 
@@ -169,5 +162,19 @@ _SOFTMAX = operation(
     reference=_backward_in_pytorch,
 )
 _apply = _SOFTMAX.apply
-forward = _FORWARD.launch  # of x, dim and dtype
-backward = _BACKWARD.launch  # of dy, y, dim and the dtype of the gradient
+
+
+def forward(
+    x: Tensor, dim: int, dtype: torch.dtype | None, out: Tensor | None = None
+) -> Tensor:
+    """`softmax` without autograd and without PyTorch's dispatcher."""
+    y: Tensor = _FORWARD.launch(x, (dim, dtype), out)
+    return y
+
+
+def backward(
+    dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of a tensor of `dtype`, from its softmax `y` and the gradient of that."""
+    dx: Tensor = _BACKWARD.launch(dy, (y, dim, dtype), out)
+    return dx
