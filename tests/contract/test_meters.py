@@ -32,6 +32,7 @@ from memtraffic.op import find_op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_traffic
 from memtraffic.torch_adapter import active_modes
+from memtraffic.triton_adapter.capture import capturing
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -444,6 +445,17 @@ def test_meters_in_threads_take_turns():
     for thread in threads:
         thread.join()
     assert found == {i: expected(it) for i, it in enumerate(at_once)}
+
+
+def test_meter_that_waits_for_a_capture_sees_what_is_launched_after_it():
+    found, captured = {}, []
+    thread = threading.Thread(target=lambda: found.update(count=count(masked, "M,N", AT)))
+    with capturing(lambda *launch: captured.append(launch)):
+        thread.start()
+        thread.join(0.3)  # it has come to the lock
+        assert thread.is_alive()
+    thread.join()
+    assert found["count"].read_elements == 32 and captured == []
 
 
 @each

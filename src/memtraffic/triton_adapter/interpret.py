@@ -125,6 +125,13 @@ def interpreting(meter: Meter) -> Iterator[None]:
     if not runtime.HAS_TRITON:
         yield
         return
+    with lock, _replaced_for(meter):
+        yield
+
+
+@contextmanager
+def _replaced_for(meter: Meter) -> Iterator[None]:
+    """Context manager, entered with the lock, as it calls what it finds in the interpreter."""
     from triton.compiler import CompiledKernel
     from triton.language import core
     from triton.runtime import autotuner, interpreter, jit
@@ -184,7 +191,6 @@ def interpreting(meter: Meter) -> Iterator[None]:
     metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
     tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
     with (
-        lock,
         replaced(
             (interpreter, "_interpreter", _Memory(interpreter, meter, blocks)),
             (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
