@@ -39,6 +39,7 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "None": No
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among some values, and in the lists, tuples and mappings among them.
 
+    >>> import torch
     >>> [x.item() for x in tensors_in([torch.tensor(1), 2, {"x": [torch.tensor(3)]}])]
     [1, 3]
     """

@@ -50,8 +50,8 @@ Results = list[tuple[Sequence[int], torch.dtype]]
 class Operator:
     """What `operator` makes: a planned function that `torch.ops.memtraffic` has by its name.
 
-    tensors: how many of its arguments are tensors; they come first. options: how many are
-    not. single: whether it has one result; otherwise it returns a tuple. launch:
+    tensors: the names of its arguments that are tensors; they come first. options: how many
+    are not. single: whether it has one result; otherwise it returns a tuple. launch:
     `launch(first, rest, out=None)` runs it on plain tensors, without autograd and without
     PyTorch's dispatcher; `rest` is a tuple of its other arguments, as a call with `*rest`
     costs the host more, and `out` is what the first result is written to. registered: the
@@ -59,7 +59,7 @@ class Operator:
     """
 
     name: str
-    tensors: int
+    tensors: tuple[str, ...]
     options: int
     single: bool
     results: Callable[..., Results]
@@ -94,10 +94,10 @@ def operator(
     An error of `check` or `plan` is remembered by nobody.
     """
     arguments, returns = schema.split("->")
-    every = arguments.split(",")
-    n_tensors = sum(it.strip("( ").startswith("Tensor") for it in every)
+    every = [it.strip("() ").split() for it in arguments.split(",")]
+    names = tuple(name for kind, name in every if kind.startswith("Tensor"))
     several = returns.strip().startswith("(")
-    more, plans = n_tensors - 1, Plans()
+    more, plans = len(names) - 1, Plans()
     latest = plans.latest
 
     def launch(first: Tensor, rest: tuple[Any, ...], out: Tensor | None = None) -> Any:
@@ -191,8 +191,8 @@ def operator(
     overload = getattr(torch.ops.memtraffic, name)
     return Operator(
         name,
-        n_tensors,
-        len(every) - n_tensors,
+        names,
+        len(every) - len(names),
         not several,
         results,
         check,
@@ -266,7 +266,8 @@ def operation(
     reference: what backward computes, in lines of PyTorch and of the same arguments: its gradients
         are those of the gradient. It computes anew what `forward` saves beside its first result.
     """
-    name, more, single = forward.name, forward.tensors - 1, forward.single
+    name, names, single = forward.name, forward.tensors, forward.single
+    more = len(names) - 1
     launch, registered = forward.launch, forward.registered
     run_and_save = _function(forward, backward, save).apply
     _register_gradients(forward, backward, save, reference)
@@ -280,7 +281,7 @@ def operation(
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):
-            _check_tensors(name, (first, *rest[:more]))
+            _check_tensors(name, names, (first, *rest[:more]))
             made = registered(first, *rest)
         elif (
             first.requires_grad or (more and _requires_gradient(rest[:more]))
@@ -292,11 +293,12 @@ def operation(
 
     def into(out: Tensor, *arguments: Any) -> Tensor:
         tensors = arguments[: more + 1]
-        _check_tensors(name, tensors)
+        _check_tensors(name, names, tensors)
         if torch.is_grad_enabled() and _requires_gradient((out, *tensors)):
-            which = "out" if out.requires_grad else "an input"
+            which = zip(("out", *names), (out, *tensors), strict=True)
+            first = next(it for it, x in which if _requires_gradient((x,)))
             raise RuntimeError(
-                f"{name}: out= does not work with autograd: {which} requires a gradient"
+                f"{name}: out= does not work with autograd: {first} requires a gradient"
             )
         [(shape, dtype), *_] = forward.results(*arguments)
         device = tensors[0].device
@@ -308,7 +310,7 @@ def operation(
         if is_compiling() or is_watched() or not are_plain((out, *tensors)):
             made = registered(*arguments)
             return out.copy_(made if single else made[0])
-        _check_memory(name, out, tensors)
+        _check_memory(name, out, names, tensors)
         # Autograd may have saved what is about to be overwritten.
         increment_version(out)
         launch(arguments[0], arguments[1:], out)
@@ -324,7 +326,9 @@ def _requires_gradient(tensors: Iterable[Tensor | None]) -> bool:
     return False
 
 
-def _check_memory(name: str, out: Tensor, tensors: Iterable[Tensor | None]) -> None:
+def _check_memory(
+    name: str, out: Tensor, names: tuple[str, ...], tensors: Sequence[Tensor | None]
+) -> None:
     strides = out.stride()
     if 0 in strides and any(
         n > 1 for n, s in zip(out.shape, strides, strict=True) if not s
@@ -332,19 +336,19 @@ def _check_memory(name: str, out: Tensor, tensors: Iterable[Tensor | None]) -> N
         raise RuntimeError(
             f"{name}: out repeats its elements: its strides are {strides}"
         )
-    for x in tensors:
+    for argument, x in zip(names, tensors, strict=True):
         if x is not None and partially_overlaps(out, x):
             apart = out.data_ptr() - x.data_ptr()
             raise RuntimeError(
-                f"{name}: out starts {apart} bytes after an input, and overlaps a part of it"
+                f"{name}: out starts {apart} bytes after {argument}, and overlaps a part of it"
             )
 
 
-def _check_tensors(name: str, tensors: Sequence[Any]) -> None:
+def _check_tensors(name: str, names: tuple[str, ...], tensors: Sequence[Any]) -> None:
     """Raises TypeError for what is no tensor; a tangent that is lost would be a derivative of 0."""
-    for x in tensors:
+    for argument, x in zip(names, tensors, strict=True):
         if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"{name}: x is a {type(x).__name__}, not a tensor")
+            raise TypeError(f"{name}: {argument} is a {type(x).__name__}, not a tensor")
         if (
             is_forward_mode()
             and x is not None
@@ -402,6 +406,8 @@ def _register_gradients(
     save: Callable[..., Any],
     reference: Callable[..., Any],
 ) -> None:
+    n_saved = len(backward.tensors)
+
     def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = (output,) if forward.single else output
         saved, ctx.options = save(inputs, results)
@@ -413,8 +419,8 @@ def _register_gradients(
         return _wanted(ctx, (found,) if backward.single else found)
 
     def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[: backward.tensors])
-        ctx.options = inputs[backward.tensors :]
+        ctx.save_for_backward(*inputs[:n_saved])
+        ctx.options = inputs[n_saved:]
 
     def second(ctx: Any, *ddx: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
