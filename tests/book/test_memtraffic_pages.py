@@ -1,7 +1,6 @@
 """The Sphinx extension of the book: pages made from docstrings and recordings."""
 
 import ast
-import importlib.util
 import json
 import textwrap
 from pathlib import Path
@@ -11,13 +10,11 @@ import pytest
 
 pytest.importorskip("docutils", reason="Sphinx is not installed")
 
+import memtraffic_pages as pages
 from docutils import nodes
 from docutils.utils import new_document
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("pages", ROOT / "book/_ext/memtraffic_pages.py")
-pages = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(pages)
 
 
 def described(source):

@@ -17,6 +17,7 @@ import memtraffic
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8"))
 CHAPTERS = [page for page in PAGES if (ROOT / f"{page}.ipynb").exists()]
+KERNELS = {"naive", "fused", "masked", "tiled", "chunks", "persistent"}
 UNSEEN = {"script", "style", "template", "title"}
 VOID = set("area base br col embed hr img input link meta source track wbr".split())
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)  # https:, mailto:, data:
@@ -173,13 +174,27 @@ def test_buttons_lead_to_the_repository_or_are_not_there(page, name):
     """`repository.url` in _config.yml is the one place of the public address."""
     config = (ROOT / "_config.yml").read_text("utf-8")
     [address] = re.findall(r'^repository:\n  url: "?([^"\s]*)"?', config, re.M)
-    launch = [link for link in page.links if "colab.research.google.com/github" in link]
+    launch = {link for link in page.links if "colab.research.google.com/github" in link}
     if not address:
         assert not launch
         assert not [link for link in page.links if "/issues/" in link]
     elif name in CHAPTERS:
         path = f"{address.removeprefix('https://github.com')}/blob/gh-pages/_sources/{name}.ipynb"
-        assert launch == [f"https://colab.research.google.com/github{path}"]
+        assert launch == {f"https://colab.research.google.com/github{path}"}
+
+
+@per_chapter
+def test_line_under_the_title(site, page, name):
+    """How long the chapter takes, its kernel in one file, and where to run it."""
+    text = (site / f"{name}.html").read_text("utf-8")
+    [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
+    line = Page(line)
+    assert re.match(r"[1-9]\d? minutes ", line.seen)
+    assert "Run this chapter on Colab" in line.seen
+    if Path(name).name in KERNELS:
+        assert f"softmax_{Path(name).name}.py" in line.links
+    assert any(link.endswith(f"{name}.ipynb") for link in line.links)
+    assert ("upload it" in line.seen) == (f"../_sources/{name}.ipynb" in line.links)
 
 
 @per_chapter
