@@ -9,16 +9,19 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic.errors import CountersError
+from memtraffic import gpus
+from memtraffic.errors import CountersError, MemtrafficError
 from memtraffic.meters import counters as hardware
+from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function, import_path
 from memtraffic.op import find_op
 
@@ -45,9 +48,11 @@ def counted() -> Iterator[None]:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _parts(report: str, calls: int) -> list[pd.DataFrame]:
+def _parts(
+    report: str, calls: int, metrics: Mapping[str, str] = hardware.METRICS
+) -> list[pd.DataFrame]:
     """What ncu reports after each marker; raises CountersError if that is not of so many calls."""
-    frame = hardware.parse(report) if calls else pd.DataFrame({"kernel": []})
+    frame = hardware.parse(report, metrics) if calls else pd.DataFrame({"kernel": []})
     begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
     if len(begins) != calls:
         raise CountersError(f"counters: {calls} calls were counted, ncu saw {len(begins)}")
@@ -114,8 +119,64 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
+def count_sectors(
+    impls: Mapping[str, Callable[..., Tensor]],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    op: str = "softmax",
+) -> pd.DataFrame:
+    """What `memtraffic.sectors` predicts of calls of several functions, beside what a GPU counts.
+
+    The process that counts a call predicts it, too: from the same inputs, for this GPU and with its
+    Triton. impls: by label, what another process can import. Columns: `impl`, `layout`, `dtype`,
+    `m`, `n`; each of `COUNTERS`, as counted; each of them after `predicted_`; and `refused`, which
+    says why nothing is predicted, or why the function takes no such input: then numbers are 0.
+
+    Raises LookupError as `count_calls` does, and what `counters.profile` raises.
+    """
+    find_op(op)
+    labels = list(itertools.product(impls, layouts, dtypes, map(tuple, shapes)))
+    cases = [(import_path(impls[label]), *rest) for label, *rest in labels]
+    worker = "from memtraffic_book.marked_counters import _predict; _predict()"
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        job = {"op": op, "cases": cases, "told": str(told)}
+        report = hardware.profile(worker, job, COUNTERS)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes), COUNTERS))
+    rows = []
+    for (label, layout, dtype, (m, n)), outcome in zip(labels, outcomes, strict=True):
+        part = next(parts) if outcome["begun"] else None
+        row = {"impl": label, "layout": layout, "dtype": dtype, "m": m, "n": n}
+        row |= {name: 0 if part is None else int(part[name].sum()) for name in COUNTERS}
+        row |= {f"predicted_{name}": outcome["totals"].get(name, 0) for name in COUNTERS}
+        rows.append(row | {"refused": outcome["refused"]})
+    return pd.DataFrame(rows)
+
+
+def _predict() -> None:
+    """What runs under ncu for `count_sectors`: it tells what it predicts of each call."""
+    job = json.loads(sys.argv[1])
+    op, gpu, outcomes = find_op(job["op"]), gpus.this_gpu(), []
+    for path, layout, dtype, shape in job["cases"]:
+        fn, arguments = import_function(path), op.arguments(shape, dtype, layout)
+        outcome: dict[str, Any] = {"begun": False, "totals": {}, "refused": ""}
+        outcomes.append(outcome)
+        try:
+            for _ in range(WARMUP):
+                arguments.call(fn)
+            with counted():
+                outcome["begun"] = True
+                arguments.call(fn)
+            outcome["totals"] = sectors(fn, arguments, target=gpu).totals
+        except (MemtrafficError, ValueError) as error:
+            outcome["refused"] = str(error)
+    Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
+
+
 def _worker() -> None:
-    """What runs under ncu."""
+    """What runs under ncu for `count_calls`."""
     job = json.loads(sys.argv[1])
     fn, op = import_function(job["fn"]), find_op(job["op"])
     for dtype, shape in job["cases"]:

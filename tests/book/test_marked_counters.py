@@ -1,32 +1,39 @@
 """Hardware counters of many calls in one process, with reports as `ncu` writes them."""
 
 import json
+import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
-from memtraffic import runtime
+import memtraffic
+from memtraffic import gpus, runtime, sectors
 from memtraffic.errors import CountersError
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
+from memtraffic.meters.sectors import COUNTERS
+from memtraffic.names import import_function
+from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import exhibits, marked_counters
 from memtraffic_book.catalog import EXPERIMENTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 MARK = marked_counters.MARKER
+DTYPES = ["float32", "bfloat16"]
 CASES = (naive.softmax, [[4, 8], [2, 16]], ["float32", "bfloat16"])
 
 
-def report(*kernels):
+def report(*kernels, metrics=counters.METRICS):
     """What ncu prints for these kernels; each metric of the i-th is i, from 0."""
-    header = ["ID", "Kernel Name", *counters.METRICS.values()]
+    header = ["ID", "Kernel Name", *metrics.values()]
     rows = [header, [""] * len(header)]
-    rows += [[str(i), name, *[str(i)] * len(counters.METRICS)] for i, name in enumerate(kernels)]
+    rows += [[str(i), name, *[str(i)] * len(metrics)] for i, name in enumerate(kernels)]
     return "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
 
 
@@ -150,3 +157,63 @@ def test_worker_counts_one_call_of_each_case(monkeypatch):
     marked_counters._worker()
     assert counted == [[((4, 8), "torch.float32")], [((2, 16), "torch.bfloat16")]]
     assert len(calls) == 2 * (marked_counters.WARMUP + 1)
+
+
+# ---- sectors, predicted beside counted
+
+SOFTMAXES = {name: import_function(name) for name in ("fused", "masked", "tiled", "online")}
+REFUSED = {name: import_function(name) for name in ("persistent", "split")}
+
+
+def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
+    """The other process is this one, for a GPU that is not there, and ncu numbers the kernels."""
+
+    @contextmanager
+    def begun():
+        seen.append(MARK)
+        yield
+        seen.extend(["a", "b"])
+
+    def profile(worker, job, metrics):
+        monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
+        exec(worker, {})
+        return report(*seen, metrics=metrics)
+
+    seen = []
+    monkeypatch.setattr(marked_counters, "counted", begun)
+    monkeypatch.setattr(counters, "profile", profile)
+    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+    impls = {name: import_function(name) for name in ("masked", "persistent", "fused")}
+    frame = marked_counters.count_sectors(impls, [(8, 1000)], ["float32"], ["packed", "transposed"])
+    assert list(frame["impl"]) == ["masked"] * 2 + ["persistent"] * 2 + ["fused"] * 2
+    assert list(frame["store_sectors"]) == [1 + 2, 4 + 5, 7 + 8, 10 + 11, 0, 0]
+    packed = sectors(impls["masked"], shape=(8, 1000)).totals
+    assert [frame[f"predicted_{name}"][0] for name in packed] == list(packed.values())
+    assert frame["predicted_load_sectors"][1] == 8 * 1000  # a sector has a column of 8
+    is_predicted = [True, True, False, True, False, False]  # strided elements are not copied
+    assert list(frame["predicted_store_requests"] > 0) == is_predicted
+    assert list(frame["refused"] == "") == is_predicted
+    assert "copies asynchronously" in frame["refused"][2]
+    assert all("1000" in why for why in frame["refused"][4:])
+
+
+@pytest.mark.gpu
+def test_sectors_are_those_that_a_gpu_counts(capsys):
+    """Of each rung, the operations and their backward passes, in a table that is printed."""
+    if not shutil.which("ncu"):
+        pytest.skip("needs ncu")
+    shapes = [(70, 781), (64, 1000), (70, 1024), (17, 4097), (16, 8320)]
+    impls = SOFTMAXES | REFUSED | {"memtraffic.softmax": memtraffic.softmax}
+    every = [*MEMORY_LAYOUTS]
+    forward = marked_counters.count_sectors(impls, shapes, DTYPES, every)
+    backward = marked_counters.count_sectors(
+        {"backward": exhibits.backward_ours},
+        shapes, DTYPES, ["packed", "odd"], op="softmax_backward",
+    )  # fmt: skip
+    frame = pd.concat([forward, backward])
+    with capsys.disabled():
+        print(f"\n{frame.to_string(index=False)}")
+    predicted = frame[frame["refused"] == ""]
+    assert set(predicted["impl"]) >= {*SOFTMAXES, "backward"}
+    off = [name for name in COUNTERS if not predicted[name].equals(predicted[f"predicted_{name}"])]
+    assert off == []

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -86,11 +86,12 @@ def counters(
     return parse(profile(worker, job | {"warmup": warmup}))
 
 
-def profile(worker: str, job: object) -> str:
+def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> str:
     """What `ncu` reports of a second process, for `parse`.
 
     worker: the code that it runs, between whose `cudaProfilerStart` and `cudaProfilerStop` kernels
-    are counted. job: what it finds, as JSON, in `sys.argv[1]`.
+    are counted. job: what it finds, as JSON, in `sys.argv[1]`. metrics: the names of counters, by
+    ours.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if the process fails.
@@ -105,7 +106,7 @@ def profile(worker: str, job: object) -> str:
         done = subprocess.run(
             [
                 *(ncu, *shlex.split(NCU_OPTIONS)),
-                *("--metrics", ",".join(METRICS.values())),
+                *("--metrics", ",".join(metrics.values())),
                 *("--log-file", log.name),
                 *(sys.executable, "-c", worker, json.dumps(job)),
             ],
@@ -136,8 +137,10 @@ def count_layouts(
     return pd.concat(frames, names=["layout"]).reset_index("layout").reset_index(drop=True)
 
 
-def parse(report: str) -> pd.DataFrame:
+def parse(report: str, metrics: Mapping[str, str] = METRICS) -> pd.DataFrame:
     """The DataFrame of `counters` from what `ncu --csv --page raw` printed.
+
+    metrics: as of `profile`.
 
     Raises CountersError if there is no kernel or a counter is missing.
     """
@@ -145,14 +148,14 @@ def parse(report: str) -> pd.DataFrame:
     rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
     if not rows:
         raise CountersError("counters: ncu saw no kernel")
-    if missing := [metric for metric in METRICS.values() if metric not in rows[0]]:
+    if missing := [metric for metric in metrics.values() if metric not in rows[0]]:
         raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
     kernels = [
         {"kernel": short_name(row["Kernel Name"])}
-        | {name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()}
+        | {name: int(float(row[metric].replace(",", ""))) for name, metric in metrics.items()}
         for row in rows
     ]
-    return pd.DataFrame(kernels, columns=list(COLUMNS))
+    return pd.DataFrame(kernels, columns=["kernel", *metrics])
 
 
 def short_name(kernel: str) -> str:

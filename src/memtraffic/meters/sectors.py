@@ -43,6 +43,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 BATCH = 2**21  # elements of blocks that are looked at together
 WARP = 32  # lanes
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
+# What Nsight Compute calls the totals.
+COUNTERS = {
+    "load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+}
 TABLE = ("kernel", "line", "kind", "bits", "requests", "sectors", "sectors_per_request")
 
 
@@ -103,29 +110,28 @@ class Sectors:
 
     @property
     def load_requests(self) -> int:
-        """`l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum` of Nsight Compute."""
+        """Loads that warps make, each by at least one of its lanes."""
         return self._total("load", "requests")
 
     @property
     def load_sectors(self) -> int:
-        """`l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` of Nsight Compute."""
+        """Sectors that these loads touch, those of each request by itself."""
         return self._total("load", "sectors")
 
     @property
     def store_requests(self) -> int:
-        """`l1tex__t_requests_pipe_lsu_mem_global_op_st.sum` of Nsight Compute."""
+        """Stores that warps make, each by at least one of its lanes."""
         return self._total("store", "requests")
 
     @property
     def store_sectors(self) -> int:
-        """`l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum` of Nsight Compute."""
+        """Sectors that these stores touch, those of each request by itself."""
         return self._total("store", "sectors")
 
     @property
     def totals(self) -> dict[str, int]:
-        """The four totals by name."""
-        names = ("load_requests", "load_sectors", "store_requests", "store_sectors")
-        return {name: getattr(self, name) for name in names}
+        """The four totals by name: what the counters of `COUNTERS` say of a GPU's launches."""
+        return {name: getattr(self, name) for name in COUNTERS}
 
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
@@ -376,12 +382,11 @@ class _SectorMeter(TrafficMeter):
         self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
         self.places: dict[tuple[Site, ...], _Place] = {}
         self.compiled: list[CompiledAccess] = []
-        self.memory: list[tuple[int, int]] = []
         self.warps, self.path = 0, ""
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places, self.memory = {}, []
+        self.places = {}
         self.kernels.add(kernel)
         with super().launch(kernel, tensors):
             yield
