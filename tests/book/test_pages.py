@@ -1,7 +1,6 @@
 """The rules that every page of the book keeps, read off its sources."""
 
 import ast
-import hashlib
 import inspect
 import itertools
 import re
@@ -25,7 +24,6 @@ from notebooks import (
     tags,
     visible,
 )
-from PIL import Image
 
 from memtraffic_book import colab, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
@@ -121,12 +119,8 @@ def test_toc_names_every_page_and_no_other():
 
 
 @per(CHAPTERS)
-def test_notebook_is_valid(path):
+def test_notebook_is_valid_and_asks_for_a_gpu_on_colab_and_for_the_usual_kernel(path):
     nbformat.validate(load(path))
-
-
-@per(CHAPTERS)
-def test_notebook_asks_for_a_gpu_on_colab_and_for_the_usual_kernel(path):
     metadata = load(path).metadata
     assert metadata.get("accelerator") == "GPU"
     assert metadata.get("colab") == {"gpuType": "T4"}
@@ -266,12 +260,6 @@ def test_measured_in_prose_finds_only_what_is_typed(tmp_path):
     assert "3.1 %" in first and "3957 GB/s" in second
 
 
-def test_text_quotes_what_is_glued():
-    for page, source, name in quotes():
-        assert source in CHAPTERS, f"{page.name}: quotes {name} from {source.name}, no notebook"
-        assert name in glued(source), f"{page.name}: {source.name} glues no {name}"
-
-
 @per(CHAPTERS)
 def test_what_is_glued_is_quoted(path):
     assert not glued(path) - {name for _, source, name in quotes() if source == path}
@@ -283,89 +271,73 @@ def test_chapter_has_one_title_one_takeaway_and_ends_with_sources(path):
     assert [title for title in found if title.startswith("# ")] == found[:1]
     assert found.count("## Exercises") == 1
     assert found[-1] == "## Sources"
-    assert len(re.findall(r"^> \*\*Takeaway\.\*\* ", text_of(path), re.M)) == 1
+    [takeaway] = re.findall(r"^> \*\*Takeaway\.\*\* .*(?:\n>.*)*", text_of(path), re.M)
+    assert re.search(r"\d|\{glue:", takeaway)
 
 
 # ---- how a page is written
 
 
-def lines(source):
-    return [line for line in source.splitlines() if line.strip()]
+def faults(notebook):
+    """How a notebook breaks the rules of code: pairs of what is wrong and where."""
+    imports = 0
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        source, shown = cell.source, visible(cell)
+        lines = [line for line in source.splitlines() if line.strip()]
+        if shown:
+            nodes = (it for it in ast.walk(ast.parse(source)) if isinstance(it, IMPORTS))
+            imports += sum(node.end_lineno - node.lineno + 1 for node in nodes)
+        if len(lines) > 40 or (shown and len(source.splitlines()) > 12):
+            yield "too long", source
+        form = cell.metadata.get("cellView") == "form"
+        if len({folded(cell), form, source.startswith("# @title ")}) > 1:
+            yield "folded on the page, on Colab, or titled, but not all three", source
+        for output in cell.outputs:
+            for claim in re.findall(r"^✓ (.*)$", printed(output), re.M):
+                if not re.fullmatch(r"[A-Z](?=.*\d).*\.", claim):
+                    yield "no sentence with a number", claim
+    if imports > 3:
+        yield "imports", imports
+    if len(notebook.cells) > 60:
+        yield "cells", len(notebook.cells)
 
 
-def too_long(notebook):
-    """Visible code cells of more than 12 lines, folded ones of more than 40."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [
-        cell.source
-        for cell in code
-        if (len(cell.source.splitlines()) > 12 and visible(cell)) or len(lines(cell.source)) > 40
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+@per(CHAPTERS)
+def test_code_is_short_and_folded_everywhere_and_claims_are_sentences(path):
+    assert not list(faults(load(path)))
+
+
+def test_faults_sees_what_breaks_the_rules():
+    def notebook(source, tags=(), text="", **metadata):
+        outputs = [nbformat.v4.new_output("stream", text=text)]
+        metadata = {"tags": [*tags], **metadata}
+        cell = nbformat.v4.new_code_cell(source, metadata=metadata, outputs=outputs)
+        return nbformat.v4.new_notebook(cells=[cell])
+
+    form, hidden = {"cellView": "form"}, ["hide-input"]
+    long = "\n\n".join(f"x = {i}" for i in range(13))
+    good = "Recorded\n✓ A copy reaches 4273 GB/s.\n"
+    assert not list(faults(notebook("# @title A\nimport a\n" + long, hidden, good, **form)))
+    assert not list(faults(notebook("import a, b\nfrom c import (\n    d)\nx = 1")))
+    bad = [
+        notebook("# @title A\nx", [], **form),
+        notebook("# @title A\nx", hidden),
+        notebook("x", hidden, **form),
+        notebook(long),
+        notebook("# @title A\n" + long * 4, hidden, **form),
+        notebook("import a\nfrom c import (\n    d,\n)"),
+        *(notebook("x", [], f"✓ {text}\n") for text in ("a 3.", "It is fast.", "A copy of 3")),
     ]
-
-
-def visible_imports(notebook):
-    """The lines of import statements that a page shows."""
-    found = []
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and visible(cell):
-            nodes = ast.walk(ast.parse(cell.source))
-            imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-            for node in imports:
-                found += cell.source.splitlines()[node.lineno - 1 : node.end_lineno]
-    return found
-
-
-def half_folded(notebook):
-    """Cells that are folded on the page or on Colab but not on both, or without a title."""
-    marks = [
-        (folded(cell), cell.metadata.get("cellView") == "form", cell.source.startswith("# @title "))
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    ]
-    return [mark for mark in marks if any(mark) != all(mark)]
+    assert [len(list(faults(it))) for it in bad] == [1] * len(bad)
 
 
 def kernels_to_write(text):
     """How many exercises are solved by a Triton kernel."""
     solutions = ("".join(PYTHON.findall(question)) for _, question in exercises(text))
     return sum("@triton.jit" in solution for solution in solutions)
-
-
-def takeaway(text):
-    [found] = re.findall(r"^> \*\*Takeaway\.\*\* .*(?:\n>.*)*", text, re.M)
-    return found
-
-
-def unfinished_claims(notebook):
-    """What cells print after a tick and is no sentence with a number in it."""
-    found = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            ticks = re.findall(r"^✓ (.*)$", printed(output), re.M)
-            found += [text for text in ticks if not re.fullmatch(r"[A-Z](?=.*\d).*\.", text)]
-    return found
-
-
-@per(CHAPTERS)
-def test_visible_code_is_short(path):
-    assert not too_long(load(path))
-    assert len(visible_imports(load(path))) <= 3
-    assert len(load(path).cells) <= 60
-
-
-@per(CHAPTERS)
-def test_folded_cells_are_folded_everywhere(path):
-    assert not half_folded(load(path))
-
-
-@per(CHAPTERS)
-def test_claims_are_sentences_with_a_number(path):
-    assert not unfinished_claims(load(path))
-
-
-@per(CHAPTERS)
-def test_takeaway_has_a_number(path):
-    assert re.search(r"\d|\{glue:", takeaway(text_of(path)))
 
 
 @per([path for path in TEACHING if path.stem not in BEFORE_KERNELS])
@@ -380,88 +352,19 @@ def test_each_sentence_has_a_line_of_its_own(path):
     assert not lines_with_several_sentences(without_code(text))
 
 
-def notebook_of(*cells):
-    """A notebook of code cells, given as (source, tags, other metadata, printed text)."""
-    made = []
-    for source, marks, metadata, text in cells:
-        outputs = [nbformat.v4.new_output("stream", text=text)] if text else []
-        metadata = {"tags": marks, **metadata}
-        made.append(nbformat.v4.new_code_cell(source, metadata=metadata, outputs=outputs))
-    return nbformat.v4.new_notebook(cells=made)
-
-
-def test_rules_of_code_see_what_breaks_them():
-    form = {"cellView": "form"}
-    long = "\n\n".join(f"x = {i}" for i in range(13))
-    shown = ("import a, b\nfrom c import (\n    d,\n)\nx = 1", [], {}, "")
-    whole = (f"# @title A\nimport e\n{long}", ["hide-input"], form, "")
-    other = [
-        ("# @title A\nx", [], form, ""),
-        ("# @title A\nx", ["hide-input"], {}, ""),
-        ("x", ["hide-input"], form, ""),
-    ]
-    assert not half_folded(notebook_of(shown, whole))
-    assert len(half_folded(notebook_of(shown, whole, *other))) == 3
-    assert len(visible_imports(notebook_of(shown, whole))) == 4
-    assert too_long(notebook_of(whole, (long, [], {}, ""))) == [long]
-    assert too_long(notebook_of((long * 4, ["hide-input"], form, "")))
-
-
-def test_unfinished_claims_sees_what_is_no_sentence():
-    good = "Recorded\n✓ A copy reaches 4273 GB/s.\n"
-    bad = ["a copy reaches 4273 GB/s.", "It is faster.", "A copy reaches 4273 GB/s"]
-    printed_by = [("f()", [], {}, good), *(("f()", [], {}, f"✓ {text}\n") for text in bad)]
-    assert unfinished_claims(notebook_of(*printed_by)) == bad
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "One. Two.",
-        "One (a). Two.",
-        "Is it? It is.",
-        "*One.* Two.",
-        "- One. Two",
-        "> **Takeaway.** One. Two.",
-        "It is `f`. `g` is not.",
-        "It is {glue:text}`a`. That is more.",
-        "One goes\non here.",
-        "- one goes\n  on here",
-        "> One goes\n> on here",
-    ],
-)
-def test_lines_with_several_sentences_sees(line):
-    assert lines_with_several_sentences(f"Before.\n\n{line}\n\nAfter.\n")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# One. Two",
-        "One.\nTwo.",
-        "A softmax, e.g. Of rows, i.e. 3 of them.",
-        "> **Takeaway.** One.\n> Two.",
-        "**1.** How many rows?\nWrite a function.",
-        "1. One\n2. Two",
-        "- S. Williams, A. Waterman, [Roofline](https://x.org): the picture.",
-        "| One. Two | 3 |",
-        "You need [this. And](a.md) that:\n\n> floor = 2 · M",
-        "term\n  What it means.",
-        "- [a](b.md) and\n- **c.** D",
-        "It takes 4.5 µs.",
-        "<details><summary>Solution</summary>\n\nHalf.\n\n</details>",
-    ],
-)
-def test_lines_with_several_sentences_accepts(text):
-    assert not lines_with_several_sentences(text)
-
-
-def test_takeaway_and_kernels_are_found():
-    text = "> **Takeaway.** One.\n> It is 5.\n\nText\n"
-    assert takeaway(text) == "> **Takeaway.** One.\n> It is 5."
-    solution = "```python\n@triton.jit\ndef f(): ...\n```\n"
-    text += f"\n## Exercises\n\n**1.** A?\n\n{solution}\n**2.** B?\n\n```python\n1\n```\n"
-    assert kernels_to_write(text) == 1
+def test_lines_with_several_sentences_sees_them_and_nothing_else():
+    several = ["One. Two.", "Is it? It is.", "- *One.* Two", "> **Takeaway.** One. Two."]
+    several += ["It is `f`. `g` is not.", "It is {glue:text}`a`. That is more."]
+    several += ["One goes\non here.", "- one goes\n  on here", "> One goes\n> on here"]
+    for line in several:
+        assert lines_with_several_sentences(f"Before.\n\n{line}\n\nAfter.\n"), line
+    fine = ["# One. Two", "One.\nTwo.", "A softmax, e.g. Of rows.", "| One. Two | 3 |"]
+    fine += ["> **Takeaway.** One.\n> Two.", "**1.** How many rows?\nWrite.", "1. One\n2. Two"]
+    fine += ["- S. Williams, A. Waterman, [Roofline](https://x.org): the picture."]
+    fine += ["You need [this. And](a.md) that:\n\n> floor = 2 · M", "term\n  What it means."]
+    fine += ["It takes 4.5 µs.", "<details><summary>Solution</summary>\n\nHalf.\n\n</details>"]
+    for text in fine:
+        assert not lines_with_several_sentences(text), text
 
 
 # ---- exercises; conftest.py runs the solutions
@@ -495,14 +398,3 @@ def test_recording_is_whole(path):
     }
     for name in listed:
         recording.read(path, EXPERIMENTS[name])
-
-
-def test_published_recording_is_there():
-    assert (BOOK / "recordings" / recording.PUBLISHED / "machine.json").is_file()
-
-
-def test_map_is_drawn_from_its_recording():
-    with Image.open(BOOK / "_static" / "winners.png") as picture:
-        drawn_from = picture.text["Source"]
-    data = BOOK / "recordings" / recording.PUBLISHED / "winners.csv"
-    assert drawn_from == hashlib.sha256(data.read_bytes()).hexdigest(), "run `make record`"
