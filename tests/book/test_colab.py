@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import base64
 import io
+import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,7 +22,6 @@ from memtraffic_book import colab
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
 PICTURE = base64.b64encode(b"a picture").decode()
-per_chapter = pytest.mark.parametrize("name", CHAPTERS)
 
 
 @pytest.fixture(scope="module")
@@ -46,37 +45,11 @@ def cells(notebook, kind):
 # ---- the notebooks of the book
 
 
-def test_write_notebooks_one_for_each_chapter_of_the_toc(folder):
-    pages = re.findall(r"(?:file|root): book/(\S+)", (ROOT / "_toc.yml").read_text("utf-8"))
-    chapters = [f"{page}.ipynb" for page in pages if (ROOT / "book" / f"{page}.ipynb").exists()]
-    assert sorted(chapters) == sorted(path.name for path in folder.iterdir())
-
-
-def test_write_notebooks_same_bytes_from_another_checkout(folder, tmp_path):
-    for part in ("book", "examples", "src"):
-        shutil.copytree(ROOT / part, tmp_path / part, copy_function=shutil.copyfile)
-    shutil.copy(ROOT / "_config.yml", tmp_path)
-    cache = tmp_path / "src/memtraffic/__pycache__"
-    cache.mkdir(exist_ok=True)
-    (cache / "stray.pyc").write_bytes(b"stray")
-    for path in colab.write_notebooks(tmp_path / "out", tmp_path):
-        assert path.read_bytes() == (folder / path.name).read_bytes()
-
-
-@per_chapter
-def test_write_notebooks_for_a_t4_and_under_a_megabyte(folder, name):
-    metadata = load(folder / name).metadata
-    assert metadata.accelerator == "GPU"
-    assert metadata.colab == {"gpuType": "T4", "provenance": []}
-    assert metadata.kernelspec.name == "python3"
-    assert (folder / name).stat().st_size < 1_000_000
-
-
-@per_chapter
-def test_set_up_holds_the_package_and_the_recordings(folder, name):
-    set_up = cells(load(folder / name), "code")[0]
-    assert set_up.metadata == {"cellView": "form"} and set_up.source.startswith("# @title Set-up")
-    archive = ast.parse(set_up.source).body[-1].value.args[0].value
+def test_set_up_holds_the_package_and_the_recordings(folder):
+    first = [cells(load(folder / name), "code")[0] for name in CHAPTERS]
+    assert all(cell.source == first[0].source for cell in first)
+    assert first[0].source.startswith("# @title Set-up")
+    archive = ast.parse(first[0].source).body[-1].value.args[0].value
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as files:
         found = {file.name: files.extractfile(file).read() for file in files.getmembers()}
     kept = [path for folder in colab.FOLDERS for path in (ROOT / folder).rglob("*")]
@@ -93,34 +66,31 @@ def tokens(markdown):
         yield from token.children or ()
 
 
-@per_chapter
-def test_text_has_no_markup_that_only_myst_reads(folder, name):
-    for cell in cells(load(folder / name), "markdown"):
-        for token in tokens(cell.source):
-            assert not (token.type == "fence" and "{" in token.info), token.info
-            if token.type == "text":
-                assert not re.search(r"\{[\w:-]+\}|:::|^\(.*\)=$|\[\^|\{glue", token.content), token
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
+    """For a T4, under a megabyte; no MyST, no relative link, no error; a `try` around what raises.
 
-
-@per_chapter
-def test_text_has_no_relative_link(folder, name):
-    for cell in cells(load(folder / name), "markdown"):
-        for token in tokens(cell.source):
-            address = token.attrs.get("href") or token.attrs.get("src") or "https:"
-            assert re.match(r"https?:|data:", address), address
-
-
-@per_chapter
-def test_code_is_that_of_the_chapter(folder, name):
-    """Nothing but titles and a `try` around what raises is added; no output is an error."""
-    was, now = (cells(load(path / name), "code")[1:] for path in (ROOT / "book", folder))
-    for before, after in zip(was, now, strict=True):
+    Nothing else is added to the code but titles.
+    """
+    notebook = load(folder / name)
+    assert notebook.metadata.accelerator == "GPU"
+    assert notebook.metadata.colab == {"gpuType": "T4", "provenance": []}
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert (folder / name).stat().st_size < 1_000_000
+    for token in (it for cell in cells(notebook, "markdown") for it in tokens(cell.source)):
+        assert not (token.type == "fence" and "{" in token.info), token.info
+        if token.type == "text":
+            assert not re.search(r"\{[\w:-]+\}|:::|^\(.*\)=$|\[\^|\{glue", token.content), token
+        address = token.attrs.get("href") or token.attrs.get("src") or "https:"
+        assert re.match(r"https?:|data:", address), address
+    was, now = (cells(it, "code") for it in (load(ROOT / "book" / name), notebook))
+    assert all(cell.metadata in ({}, {"cellView": "form"}) for cell in now)
+    for before, after in zip(was[1:], now[1:], strict=True):
         tree = ast.parse(after.source)
         if "raises-exception" in before.metadata.get("tags", []):
             attempt = tree.body.pop()
             tree.body += attempt.body
         assert ast.dump(tree) == ast.dump(ast.parse(before.source))
-        assert "tags" not in after.metadata
         assert not [output for output in after.outputs if output.output_type == "error"]
 
 
@@ -161,96 +131,92 @@ def glued(name, value):
     return nbformat.v4.new_code_cell("glue()", outputs=[kept])
 
 
-def text(convert, markdown, *more, **options):
-    [cell, *_] = convert(nbformat.v4.new_markdown_cell(markdown), *more, **options)
+def text(convert, markdown, **options):
+    """What becomes of Markdown beside a cell that kept `near` and a notebook that kept `far`."""
+    cell, kept = convert(nbformat.v4.new_markdown_cell(markdown), glued("near", "5.07x"), **options)
+    assert not kept.outputs
     return cell.source
 
 
-def test_text_quotes_what_cells_kept(convert):
-    quoted = "{glue:text}`near`, {glue:text}`near:s`, {glue:text}`other.ipynb::far:s`"
-    assert text(convert, quoted, glued("near", "5.07x")) == "5.07x, 5.07x, 3957 GB/s"
-
-
-def test_notebook_leaves_out_the_record_of_a_quoted_value(convert):
-    [cell] = convert(glued("near", "5.07x"))
-    assert not cell.outputs
+def test_pack_gives_the_same_bytes_from_another_checkout(tmp_path):
+    archives = []
+    for i, checkout in enumerate((tmp_path / "a", tmp_path / "b")):
+        source = checkout / "src" / "memtraffic"
+        (source / "__pycache__").mkdir(parents=True)
+        for name in sorted(("b.py", "a.py"), reverse=bool(i)):
+            (source / name).write_text(f"# {name}", "utf-8")
+            os.utime(source / name, (i, i))
+        (source / "__pycache__" / "stray.pyc").write_bytes(bytes(i))
+        archives.append(colab.pack(checkout))
+    assert archives[0] == archives[1]
 
 
 SITE = "html:\n  # where it is\n  baseurl: https://site.org/b/\n"
-REPOSITORY = "repository:\n  url: 'https://code.org/r'  # ours\n  branch: trunk\n"
+PLACE = "repository:\n  url: 'https://code.org/r'  # ours\n  branch: trunk\n"
+NOT_THE_REPOSITORY = "# repository:\n#  url: x\ntitle: t\nother:\n  url: x\n"
 
 
 @pytest.mark.parametrize(
-    ("config", "link", "wanted"),
-    [
-        pytest.param("", "[a *b*](other.ipynb#c)", "a *b*", id="no-address"),
-        pytest.param('repository:\n  url: ""\n', "[a](b.md)", "a", id="empty-address"),
-        pytest.param("# repository:\n#  url: x\n", "[a](b.md)", "a", id="address-in-a-comment"),
-        pytest.param(
-            "title: t\nother:\n  url: x\n", "[a](b.md)", "a", id="address-of-something-else"
-        ),
-        pytest.param(
-            SITE, "[a](other.ipynb#c)", "[a](https://site.org/b/book/other.html#c)", id="page"
-        ),
-        pytest.param(SITE, "[a](b.md)", "[a](https://site.org/b/book/b.html)", id="markdown-page"),
-        pytest.param(SITE, "[a](#c)", "[a](https://site.org/b/book/page.html#c)", id="same-page"),
-        pytest.param(SITE, "[a](../src/a.py)", "a", id="file-outside-the-site"),
-        pytest.param(
-            REPOSITORY,
+    ("config", "before", "after"),
+    {
+        "no-address": ("", "[a *b*](other.ipynb#c)", "a *b*"),
+        "empty-address": ('repository:\n  url: ""\n', "[a](b.md)", "a"),
+        "other-address": (NOT_THE_REPOSITORY, "[a](b.md)", "a"),
+        "page": (SITE, "[a](other.ipynb#c)", "[a](https://site.org/b/book/other.html#c)"),
+        "markdown-page": (SITE, "[a](b.md)", "[a](https://site.org/b/book/b.html)"),
+        "same-page": (SITE, "[a](#c)", "[a](https://site.org/b/book/page.html#c)"),
+        "outside-the-site": (SITE, "[a](../src/a.py)", "a"),
+        "repository": (
+            PLACE,
             "[a](other.ipynb)",
             "[a](https://code.org/r/blob/trunk/book/other.ipynb)",
-            id="page-in-the-repository",
         ),
-        pytest.param(
-            SITE + REPOSITORY,
+        "site-and-repository": (
+            SITE + PLACE,
             "[a](b.md), [`c[0]`](../_config.yml)",
             "[a](https://site.org/b/book/b.html), [`c[0]`](https://code.org/r/blob/trunk/_config.yml)",
-            id="both",
         ),
-        pytest.param(REPOSITORY, "[a](made.md)", "a", id="page-made-with-the-site"),
-        pytest.param(SITE, "[a](https://x.org/y(z))", "[a](https://x.org/y(z))", id="absolute"),
-        pytest.param("", "[{glue:text}`other.ipynb::far`](b.md)", "3957 GB/s", id="value-in-label"),
-        pytest.param(
-            "", "![a](_static/a.png)", f"![a](data:image/png;base64,{PICTURE})", id="image"
+        "made-with-the-site": (PLACE, "[a](made.md)", "a"),
+        "absolute": (SITE, "[a](https://x.org/y(z))", "[a](https://x.org/y(z))"),
+        "image": ("", "![a](_static/a.png)", f"![a](data:image/png;base64,{PICTURE})"),
+        "value-in-label": ("", "[{glue:text}`other.ipynb::far`](b.md)", "3957 GB/s"),
+        "values": ("", "{glue:text}`near`, {glue:text}`near:s`", "5.07x, 5.07x"),
+        "block-of-code": ("", *2 * ["```python\nk[(1,)](y)\n[a](b.md) {glue:text}`c`\n```"]),
+        "code-span": ("", *2 * ["a ``[a](b.md) `c` {d}`` e"]),
+        "plain": ("", *2 * ["{a} (b)[c] <details>"]),
+        "chart-of-the-site": (
+            "",
+            'a\n\n```{raw} html\n<div class="occupancy-chart"></div>\n```\n\nb',
+            "a\n\n\n\nb",
         ),
-    ],
+    }.values(),
 )
-def test_text_links(convert, config, link, wanted):
-    assert text(convert, link, config=config) == wanted
+def test_text_is_what_any_notebook_shows(convert, config, before, after):
+    assert text(convert, before, config=config) == after
 
 
 @pytest.mark.parametrize(
-    "markdown",
+    "cell",
     [
-        pytest.param("```python\nkernel[(1,)](y, x)\n[a](b.md) {glue:text}`c`\n```", id="block"),
-        pytest.param("a ``[a](b.md) `c` {d}`` e", id="span"),
-        pytest.param("{a} (b)[c] <details>", id="plain"),
+        *map(
+            nbformat.v4.new_markdown_cell,
+            (
+                "{glue:text}`missing`",
+                "{glue:text}`missing.ipynb::far`",
+                "{numref}`a`",
+                "```{note}\na\n```",
+                ":::{note}\na\n:::",
+                "```{raw} html\n<div>\n```",
+                '<a href="other.html">a</a>',
+            ),
+        ),
+        *(code("f()", tag) for tag in ("hide-input", "hide-cell", "remove-input", "remove-cell")),
     ],
+    ids=lambda cell: cell.source,
 )
-def test_text_leaves_code_alone(convert, markdown):
-    assert text(convert, markdown) == markdown
-
-
-@pytest.mark.parametrize(
-    "markdown",
-    [
-        "{glue:text}`missing`",
-        "{glue:text}`missing.ipynb::far`",
-        "{numref}`a`",
-        "```{note}\na\n```",
-        ":::{note}\na\n:::",
-        "```{raw} html\n<div>\n```",
-        '<a href="other.html">a</a>',
-    ],
-)
-def test_text_names_the_cell_that_has_no_rule(convert, markdown):
+def test_notebook_names_the_cell_that_has_no_rule_or_no_title(convert, cell):
     with pytest.raises(ValueError, match=r"page\.ipynb cell 1"):
-        text(convert, markdown)
-
-
-def test_text_leaves_out_the_chart_of_the_site(convert):
-    shown = text(convert, 'a\n\n```{raw} html\n<div class="occupancy-chart"></div>\n```\n\nb')
-    assert shown == "a\n\n\n\nb"
+        convert(cell)
 
 
 def test_notebook_folds_what_the_page_folds(convert):
@@ -260,12 +226,6 @@ def test_notebook_folds_what_the_page_folds(convert):
     )
     assert folded.metadata == {"cellView": "form"} and folded.source == "# @title Mine\nf()"
     assert shown.metadata == {} and shown.source == "f()"
-
-
-@pytest.mark.parametrize("tag", ["hide-input", "hide-cell", "remove-input", "remove-cell"])
-def test_notebook_wants_a_title_for_what_is_folded(convert, tag):
-    with pytest.raises(ValueError, match=r"page\.ipynb cell 1: a folded cell .* `# @title"):
-        convert(code("f()", tag))
 
 
 def test_notebook_keeps_the_alt_text_of_a_figure(convert):
@@ -320,12 +280,3 @@ def test_notebook_runs_as_on_colab(folder, python, name):
     notebook = run_colab.execute(folder / name, python)
     said = "".join(output.text for output in cells(notebook, "code")[0].outputs)
     assert ("Runtime > Change runtime type > T4 GPU" in said) != runtime.HAS_GPU
-
-
-def test_execute_refuses_a_python_that_has_the_package(folder, tmp_path):
-    python = run_colab.make_environment(tmp_path / "python")
-    [site] = (tmp_path / "python").glob("lib/python*/site-packages")
-    for package in ("memtraffic", "memtraffic_book"):
-        (site / package).symlink_to(ROOT / "src" / package)
-    with pytest.raises(AssertionError, match="already installed"):
-        run_colab.execute(folder / "naive.ipynb", python)
