@@ -27,6 +27,7 @@ from memtraffic.inputs import (
     DEFAULT,
     GRAMMAR,
     Arguments,
+    find_dtype,
     parse,
     read_size,
     read_sizes,
@@ -47,7 +48,7 @@ COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for sev
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
 MOST_CHARACTERS = 1000  # of a line that says what is wrong
 LAYOUTS = ("packed", "odd", "every other", "transposed")  # of `tensors`, which needs PyTorch
-FLOATS = ("float32", "float16", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16", "fp32", "fp16", "bf16")
 BENCHED = "4096x256,4096x1024,4096x4096,4096x12672,4096x32768"
 
 
@@ -198,6 +199,14 @@ class Call:
         return self.made.arguments(self.shape(**defaults), self.dtype)
 
 
+def read_matrix(text: str) -> tuple[int, ...]:
+    """The shape of a matrix, such as 4096x50257."""
+    shape = tuple(map(read_size, text.split("x")))
+    if len(shape) != 2:
+        raise ValueError(f"{text!r} is no shape of a matrix, such as 4096x50257")
+    return shape
+
+
 SIZE = Read("number", read_size)
 SHAPES = List("shapes", lambda text: tuple(map(read_size, text.split("x"))))
 NAME = click.argument("name", type=Read("name", checked(names.check_name, names.RUNGS)))
@@ -208,7 +217,10 @@ text = f"An operation that makes the inputs instead: {', '.join(names.OPS)}."
 operation = checked(names.check_name, names.OPS, "operation")
 OP = click.option("--op", type=Read("name", operation), help=text)
 text = "Of the inputs that name no dtype (default: float32)."
-DTYPE = click.option("--dtype", type=click.Choice(FLOATS), default="float32", help=text)
+DTYPE = click.option(
+    "--dtype", type=click.Choice(FLOATS), default="float32", help=text,
+    callback=lambda ctx, param, name: find_dtype(name),
+)  # fmt: skip
 CALL = (NAME, SIZES, INPUTS, OP, DTYPE)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 BACKWARD = click.option("--backward", is_flag=True, help="The backward pass, too.")
@@ -411,16 +423,24 @@ def roof(as_json: bool) -> str:
     click.argument("name", nargs=-1, metavar="[NAME]..."),
     click.option("--shapes", type=SHAPES, default=BENCHED, help="Such as 4096x1024,8192x512."),
     INPUTS, OP, DTYPE,
+    click.option("--decide", type=Read("shape", read_matrix),
+                 help="Say which softmax to call at this shape, such as 4096x50257."),
     click.option("--csv", type=click.Path(dir_okay=False, writable=True),
                  help="Write the table there, too."),
     JSON,
 )  # fmt: skip
-def bench(call: Call, shapes: Shapes, csv: str, as_json: bool) -> str:
+def bench(
+    call: Call, shapes: Shapes, decide: tuple[int, ...] | None, csv: str, as_json: bool
+) -> str:
     """Judge and time kernels beside a copy, ours and others'.
 
-    A NAME is a rung, a baseline or module:function; by default all rungs and baselines. With
-    --inputs, functions are timed and not judged.
+    A NAME is a rung, a baseline, a package (Liger, FlagGems, QuACK) or module:function; by default
+    all rungs and baselines. With --inputs, functions are timed and not judged.
     """
+    if decide:
+        if call.name or call.op or call.inputs or csv:
+            raise click.UsageError("--decide compares what computes a softmax: it takes --dtype")
+        return decision(decide, call.dtype, as_json)
     if call.inputs is not None:
         if not call.name:
             raise click.UsageError("--inputs needs the NAME of a function")
@@ -444,6 +464,21 @@ def bench(call: Call, shapes: Shapes, csv: str, as_json: bool) -> str:
     if csv:
         frame.to_csv(csv, index=False, float_format="%.6g", lineterminator="\n")
     return frame.to_json(orient="records") if as_json else bench_table(frame)
+
+
+def decision(shape: tuple[int, ...], dtype: str, as_json: bool) -> str:
+    """What to call at a shape, forward and with its gradient, and the times that say so."""
+    from memtraffic.benchmark.decision import WAYS, choose
+    from memtraffic.benchmark.decision import decide as times_of
+
+    found, parts = {}, []
+    for case, gradient in (("forward", False), ("with gradient", True)):
+        frame = times_of(shape, dtype=dtype, gradient=gradient)
+        answers = {way: choose(frame, column) for column, way in WAYS.items()}
+        found[case] = {"call": answers, "times": json.loads(table(frame, True))}
+        lines = [f"{case}, {way}: {name}" for way, name in answers.items()]
+        parts += [bench_table(frame[[*frame.columns.drop("note"), "note"]]), "\n".join(lines)]
+    return json.dumps(found) if as_json else "\n\n".join(parts)
 
 
 def bench_table(frame: pd.DataFrame) -> str:

@@ -55,7 +55,7 @@ def implementation(what: str | Mapping[str, Any]) -> Callable[..., Any]:
     options. Raises LookupError for a name that leads nowhere.
     """
     if isinstance(what, str):
-        return peers.IMPLEMENTATIONS.get(what) or benchmark.find_implementation(what)
+        return peers.tutorial if what == "tutorial" else benchmark.find_implementation(what)
     options = {name: value for name, value in what.items() if name != "fn"}
     return functools.partial(benchmark.find_implementation(what["fn"]), **options)
 

@@ -1,16 +1,8 @@
-"""Softmax kernels that other packages publish, to compare with: none of them has to be installed.
+"""The packages that the scoreboard compares with, and the tutorial of Triton.
 
-A package is imported when one of its kernels is first called, and what is not here is an
-ImportError. What a kernel refuses is refused by the package's own error, or, where that would be
-obscure, by a ValueError that says why.
-
-- Liger (`liger-kernel`): a program per row, up to 65536 columns.
-- FlagGems (`flag-gems`): a program per row; longer rows are read twice. Its backward is autotuned
-  for each shape; it is given a tenth of the usual time for that.
-- QuACK (`quack-kernels`): several rows per thread block, or a cluster of thread blocks per row. It
-  compiles a kernel for each width, and `compiling_ahead` has other processes do so meanwhile.
-- tutorial: the fused softmax of Triton's tutorials, `02-fused-softmax.py` in the folder that
-  MEMTRAFFIC_TUTORIALS names, `tutorials` by default. It has no backward.
+Their kernels are `memtraffic.benchmark.packages`; QuACK compiles one for each width, and here other
+processes do so meanwhile. The tutorial is the fused softmax of Triton's tutorials,
+`02-fused-softmax.py` in the folder that MEMTRAFFIC_TUTORIALS names, `tutorials` by default.
 """
 
 from __future__ import annotations
@@ -18,147 +10,34 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import importlib.util
 import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import BACKWARD
-from memtraffic.triton_adapter.launch import set_tuning_time
+from memtraffic.benchmark.packages import quack_kernel, quack_takes
 
-# A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much
-# shared memory, less 1 KiB for what the blocks tell one another.
-QUACK_MOST = 16 * 226 * 2**10
-QUACK_BYTES = 16  # what it moves at a time, so each row has to start at a multiple of it
 COMPILERS = 8  # processes
-TUNING_MS = 2.5, 10  # that an autotuner warms up and measures each configuration; usually 25, 100
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A package with a softmax.
-
-    package: its name at PyPI, "" of the tutorial. forward: of a matrix. backward: of a softmax and
-    the gradient of it.
-    """
-
-    package: str
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor] | None = None
-
-
-# ---- Liger
-
-
-def liger(x: Tensor) -> Tensor:
-    """Liger's softmax of each row."""
-    y: Tensor = _module("liger_kernel.ops.softmax").LigerSoftmaxFunction.apply(x)
-    return y
-
-
-def liger_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """Liger's backward of a row softmax, as its autograd function calls it."""
-    module = _module("liger_kernel.ops.softmax")
-    block, num_warps = module.calculate_settings(y.shape[-1])
-    dx: Tensor = module._softmax_backward(dy, y, block, num_warps, y.shape[-1] > block)
-    return dx
-
-
-# ---- FlagGems
-
-
-def flag_gems(x: Tensor) -> Tensor:
-    """FlagGems' softmax of each row."""
-    y: Tensor = _module("flag_gems.ops").softmax(x, -1)
-    return y
-
-
-def flag_gems_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """FlagGems' backward of a row softmax."""
-    backward = _module("flag_gems.ops").softmax_backward
-    _tune_quickly(backward.__globals__.get("softmax_backward_kernel_inner"))
-    dx: Tensor = backward(dy, y, -1, y.dtype)
-    return dx
-
-
-@functools.cache
-def _tune_quickly(kernel: Any) -> None:
-    """Lets the autotuner of a kernel take a tenth of its time.
-
-    Otherwise a comparison at many shapes would mostly wait for FlagGems to tune.
-    """
-    if runtime.HAS_TRITON:
-        set_tuning_time(kernel, *TUNING_MS)
 
 
 # ---- QuACK
-
-
-def quack(x: Tensor) -> Tensor:
-    """QuACK's softmax of each row, started without its wrapper: the least time on the host."""
-    _check_quack(x, 1)
-    y = torch.empty_like(x)
-    _quack_kernel("Softmax", 2, x.dtype, x.shape[1])(x, y)
-    return y
-
-
-def quack_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """QuACK's backward of a row softmax, started without its wrapper."""
-    _check_quack(y, 2)
-    dx = torch.empty_like(y)
-    _quack_kernel("SoftmaxBackward", 3, y.dtype, y.shape[1])(dy, y, dx)
-    return dx
-
-
-def quack_takes(n: int, itemsize: int, inputs: int = 1) -> str:
-    """Why QuACK has no kernel for rows of `n` elements of so many bytes; "" where it has one.
-
-    >>> quack_takes(4096, 4), quack_takes(781, 4)
-    ('', 'QuACK takes a multiple of 4 columns of this type, not 781')
-
-    inputs: matrices that the kernel reads, of which it keeps a row each in shared memory.
-    """
-    step = QUACK_BYTES // itemsize
-    if n % step:
-        return f"QuACK takes a multiple of {step} columns of this type, not {n}"
-    most = QUACK_MOST // (itemsize * inputs)
-    return f"QuACK takes at most {most} columns of this type here, not {n}" if n > most else ""
-
-
-def _check_quack(x: Tensor, inputs: int) -> None:
-    if reason := quack_takes(x.shape[1], x.element_size(), inputs):
-        raise ValueError(reason)
-    if not x.is_contiguous():
-        raise ValueError("QuACK takes packed rows")
-
-
-@functools.cache
-def _quack_kernel(kind: str, tensors: int, dtype: torch.dtype, n: int) -> Callable[..., object]:
-    _module("quack")
-    module: Any = sys.modules["quack.softmax"]  # `quack.softmax` is a function
-    kernel: Callable[..., object] = getattr(module, kind).compile(
-        *[module.torch2cute_dtype_map[dtype]] * tensors, n
-    )
-    return kernel
 
 
 def compile_quack(dtype: str, backward: bool, widths: Sequence[int]) -> None:
     """Compiles QuACK's kernels for several widths; QuACK keeps them on disk for other processes."""
     kind = ("SoftmaxBackward", 3) if backward else ("Softmax", 2)
     for n in widths:
-        _quack_kernel(*kind, getattr(torch, dtype), n)
+        quack_kernel(*kind, getattr(torch, dtype), n)
 
 
 @contextmanager
@@ -252,32 +131,8 @@ def _load_tutorial(file: Path) -> types.ModuleType:
 
 # ---- all of them
 
-PEERS: dict[str, Peer] = {
-    "Liger": Peer("liger-kernel", liger, liger_backward),
-    "FlagGems": Peer("flag-gems", flag_gems, flag_gems_backward),
-    "QuACK": Peer("quack-kernels", quack, quack_backward),
-    "tutorial": Peer("", tutorial),
-}
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    **{name: peer.forward for name, peer in PEERS.items()},
-    **{name + BACKWARD: peer.backward for name, peer in PEERS.items() if peer.backward},
-}
-
-
-def _module(name: str) -> Any:
-    """Imports a module of a package, with what the package wants to know before.
-
-    Raises ImportError, whatever the package raises meanwhile.
-    """
-    if name.startswith("flag_gems") and torch.version.cuda:
-        os.environ.setdefault("GEMS_VENDOR", "nvidia")  # or it runs vendors' commands to find out
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ImportError(
-            f"{name} cannot be imported ({type(error).__name__}: {reason})"
-        ) from error
+# The name of each package at PyPI; "" of the tutorial.
+PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels", "tutorial": ""}
 
 
 def find_peer(name: str) -> str:
@@ -295,7 +150,7 @@ def version(name: str) -> str:
 
     "" if there is none.
     """
-    if not (package := PEERS[name].package):
+    if not (package := PEERS[name]):
         file = tutorial_file()
         return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
     try:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
+from memtraffic.benchmark import timing
 from memtraffic.benchmark.baselines import BACKWARD
 from memtraffic.benchmark.loop import ABSENT
 from memtraffic.names import RUNGS
@@ -80,9 +81,9 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 class Match(NamedTuple):
     """Our kernel against another, over the widths at which both were timed.
 
-    faster, level, slower: at how many widths ours is that. Two are level if the median of each lies
-    between the 20th and the 80th percentile of the other. mean: the geometric mean of the ratios of
-    speed, ours over the other's. worst, worst_at: the lowest ratio, and its width.
+    faster, level, slower: at how many widths ours is that, see `timing.level`. mean: the geometric
+    mean of the ratios of speed, ours over the other's. worst, worst_at: the lowest ratio, and its
+    width.
     """
 
     other: str
@@ -98,16 +99,14 @@ class Match(NamedTuple):
 def match(frame: pd.DataFrame, other: str, widths: Iterable[int]) -> Match | None:
     """Our kernel against `other` at some of the widths; None if both were timed at none of them."""
     wanted = list(widths)
-    us, low, high = (at(timed(frame, name), wanted) for name in ("us", "us_p20", "us_p80"))
-    if other not in us or not (both := us[[OURS, other]].dropna()).size:
+    spread = [at(timed(frame, name), wanted) for name in ("us", "us_p20", "us_p80")]
+    if other not in spread[0] or not (both := spread[0][[OURS, other]].dropna()).size:
         return None
-    ours, theirs = both[OURS], both[other]
-    level = pd.Series(True, index=both.index)
-    for one, two in ((OURS, other), (other, OURS)):
-        level &= (both[one] >= low.loc[both.index, two]) & (both[one] <= high.loc[both.index, two])
-    ratios = theirs / ours
-    faster, slower = (~level & (ratios > 1)).sum(), (~level & (ratios <= 1)).sum()
-    counts = len(both), int(faster), int(level.sum()), int(slower)
+    pairs = [[[it.at[n, name] for it in spread] for name in (OURS, other)] for n in both.index]
+    even = pd.Series([timing.level(*pair) for pair in pairs], index=both.index)
+    ratios = both[other] / both[OURS]
+    faster, slower = (~even & (ratios > 1)).sum(), (~even & (ratios <= 1)).sum()
+    counts = len(both), int(faster), int(even.sum()), int(slower)
     return Match(other, *counts, geometric_mean(ratios), ratios.min(), int(ratios.idxmin()))
 
 

@@ -7,15 +7,19 @@ import pytest
 import torch
 
 from memtraffic import runtime
+from memtraffic.benchmark import packages
+from memtraffic.benchmark.baselines import PACKAGES, find_implementation
+from memtraffic.benchmark.decision import WITH_GRADIENT, with_gradient
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
+from memtraffic.testing import assert_correct
 from memtraffic_book import peers
 
 
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is remembered of the packages that another test has made."""
-    caches = peers._quack_kernel, peers._load_tutorial, peers._tune_quickly
+    caches = packages.quack_kernel, peers._load_tutorial, packages._tune_quickly
     for cache in caches:
         cache.cache_clear()
     yield
@@ -47,14 +51,7 @@ def softmax(x):
 
 
 def test_peers_have_names():
-    assert set(peers.IMPLEMENTATIONS) == {
-        *peers.PEERS,
-        *(f"{name} backward" for name in peers.PEERS if name != "tutorial"),
-    }
-    assert [peers.find_peer(name) for name in peers.IMPLEMENTATIONS] == [
-        *peers.PEERS,
-        *(name for name in peers.PEERS if name != "tutorial"),
-    ]
+    assert [peers.find_peer(name) for name in PACKAGES] == 2 * list(peers.PEERS)[:3]
 
 
 def test_liger(package):
@@ -71,9 +68,9 @@ def test_liger(package):
         _softmax_backward=backward,
     )
     x = matrix(3, 781)
-    assert torch.equal(peers.IMPLEMENTATIONS["Liger"](x), softmax(x))
+    assert torch.equal(find_implementation("Liger")(x), softmax(x))
     y, dy = SOFTMAX_BACKWARD.arguments((3, 781)).positional
-    dx = peers.IMPLEMENTATIONS["Liger backward"](y, dy)
+    dx = find_implementation("Liger backward")(y, dy)
     assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
     assert seen == [(1024, 4, False)]
 
@@ -85,9 +82,9 @@ def test_flag_gems(package):
         softmax_backward=lambda dy, y, dim, dtype: SOFTMAX_BACKWARD.reference(y, dy).to(dtype),
     )
     x = matrix(3, 8, "bfloat16")
-    assert torch.equal(peers.IMPLEMENTATIONS["FlagGems"](x), softmax(x))
+    assert torch.equal(find_implementation("FlagGems")(x), softmax(x))
     y, dy = SOFTMAX_BACKWARD.arguments((3, 8), "bfloat16").positional
-    dx = peers.IMPLEMENTATIONS["FlagGems backward"](y, dy)
+    dx = find_implementation("FlagGems backward")(y, dy)
     assert dx.dtype == torch.bfloat16 and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
 
 
@@ -102,7 +99,7 @@ def test_flag_gems_tunes_its_backward_quickly(package, monkeypatch):
     body = "    tuned.do_bench(None, quantiles=(0.5,))\n    return dy"
     exec(f"def backward(dy, y, dim, dtype):\n{body}", content)
     package("flag_gems.ops", softmax_backward=content["backward"])
-    peers.flag_gems_backward(*SOFTMAX_BACKWARD.arguments((3, 8)).positional)
+    packages.flag_gems_backward(*SOFTMAX_BACKWARD.arguments((3, 8)).positional)
     assert timed == [{"warmup": 2.5, "rep": 10, "quantiles": (0.5,)}]
 
 
@@ -124,9 +121,9 @@ def test_quack(package):
     )
     x = matrix(3, 8)
     for _ in range(2):
-        assert torch.equal(peers.IMPLEMENTATIONS["QuACK"](x), softmax(x))
+        assert torch.equal(find_implementation("QuACK")(x), softmax(x))
     y, dy = SOFTMAX_BACKWARD.arguments((3, 8)).positional
-    dx = peers.IMPLEMENTATIONS["QuACK backward"](y, dy)
+    dx = find_implementation("QuACK backward")(y, dy)
     assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
     assert compiled == [("f32", "f32", 8), ("f32", "f32", "f32", 8)]
     peers.compile_quack("float32", True, [16, 32])
@@ -145,20 +142,20 @@ def test_quack(package):
     ],
 )
 def test_quack_refuses_before_it_compiles(x, reason):
-    for call in (lambda: peers.quack(x), lambda: peers.quack_backward(x, x)):
+    for call in (lambda: packages.quack(x), lambda: packages.quack_backward(x, x)):
         with pytest.raises(ValueError, match=reason):
             call()
 
 
 def test_quack_takes_what_is_wide_enough():
-    assert [peers.quack_takes(n, 2) == "" for n in (8, 12, 2**20, 2**21)] == [1, 0, 1, 0]
-    assert [peers.quack_takes(n, 4) == "" for n in (8, 2**19, 2**20)] == [1, 1, 0]
+    assert [packages.quack_takes(n, 2) == "" for n in (8, 12, 2**20, 2**21)] == [1, 0, 1, 0]
+    assert [packages.quack_takes(n, 4) == "" for n in (8, 2**19, 2**20)] == [1, 1, 0]
 
 
 def test_quack_takes_rows_of_which_two_fit_in_a_backward():
     for itemsize, most in ((4, 2**18), (2, 2**19)):
-        assert peers.quack_takes(most, itemsize, 2) == ""
-        assert "at most" in peers.quack_takes(2 * most, itemsize, 2)
+        assert packages.quack_takes(most, itemsize, 2) == ""
+        assert "at most" in packages.quack_takes(2 * most, itemsize, 2)
 
 
 def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
@@ -172,7 +169,7 @@ def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
     )
     (tmp_path / "02-fused-softmax.py").write_text(text)
     x = matrix(3, 5)
-    assert torch.equal(peers.IMPLEMENTATIONS["tutorial"](x), softmax(x))
+    assert torch.equal(peers.tutorial(x), softmax(x))
     assert len(peers.version("tutorial")) == 12
 
 
@@ -192,15 +189,15 @@ def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
 def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
     with pytest.raises(ImportError, match="No module named 'liger_kernel'"):
-        peers.liger(matrix(3, 8))
+        packages.liger(matrix(3, 8))
     assert peers.version("Liger") == ""
 
     def broken(name):
         raise OSError("no such\nlibrary")
 
-    monkeypatch.setattr(peers.importlib, "import_module", broken)
+    monkeypatch.setattr(packages.importlib, "import_module", broken)
     with pytest.raises(ImportError, match=r"quack cannot be imported \(OSError: no such library\)"):
-        peers.quack(matrix(3, 8))
+        packages.quack(matrix(3, 8))
 
 
 def test_version_is_that_of_the_package(package, monkeypatch):
@@ -273,7 +270,7 @@ def test_compiling_ahead_without_quack(started, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # packages warn of what they like
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", peers.IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", [*PACKAGES, "tutorial"])
 def test_peers_that_are_here_compute_a_softmax(name, dtype):
     from memtraffic.benchmark.loop import judge_result
     from memtraffic.kernels.softmax.definitions import SOFTMAX
@@ -281,4 +278,23 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
     if not peers.version(peers.find_peer(name)):
         pytest.skip(f"{name} is not installed")
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
-    judge_result(op, peers.IMPLEMENTATIONS[name], *op.arguments((64, 1024), dtype).positional)
+    fn = peers.tutorial if name == "tutorial" else find_implementation(name)
+    judge_result(op, fn, *op.arguments((64, 1024), dtype).positional)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["torch.softmax", "Liger", "FlagGems", "memtraffic.softmax"])
+def test_gradient_of_each_that_can_be_called(name, dtype, package):
+    """Of a package by the two kernels that it has, whichever these are."""
+    package(
+        "liger_kernel.ops.softmax",
+        LigerSoftmaxFunction=SimpleNamespace(apply=softmax),
+        calculate_settings=lambda n: (1024, 4),
+        _softmax_backward=lambda dy, y, *_: SOFTMAX_BACKWARD.reference(y, dy),
+    )
+    package(
+        "flag_gems.ops",
+        softmax=torch.softmax,
+        softmax_backward=lambda dy, y, dim, dtype: SOFTMAX_BACKWARD.reference(y, dy),
+    )
+    assert_correct(WITH_GRADIENT, with_gradient(name), matrix(5, 781, dtype))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtraffic.benchmark import packages
 from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import naive
 from memtraffic.names import import_function
@@ -162,11 +163,15 @@ BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
     f"torch.rms_norm{BACKWARD}": torch_rms_norm_backward,
     f"memtraffic.rms_norm{BACKWARD}": own_rms_norm_backward,
 }
-_NAMED = {**BASELINES, **BACKWARD_BASELINES}
+PACKAGES: dict[str, Callable[..., Tensor]] = {
+    **packages.FORWARD,
+    **{name + BACKWARD: fn for name, fn in packages.BACKWARD.items()},
+}
+_NAMED = {**BASELINES, **BACKWARD_BASELINES, **PACKAGES}
 
 
 def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function with this name: a baseline, a rung, or `module:function`.
+    """The function with this name: a baseline, a package's, a rung, or `module:function`.
 
     >>> find_implementation("copy").__name__
     'copy'

@@ -121,3 +121,14 @@ def summary(samples: Sequence[float], n_bytes: int) -> dict[str, float]:
         "us_p80": quintiles[-1] * 1e6,
         "gb_per_s": n_bytes / median * 1e-9,
     }
+
+
+def level(one: Sequence[float], two: Sequence[float]) -> bool:
+    """Whether two times are as good as equal: the median of each lies in the spread of the other.
+
+    >>> level((9.0, 8.7, 9.2), (8.8, 8.6, 9.1)), level((9.0, 8.9, 9.2), (8.8, 8.6, 8.9))
+    (True, False)
+
+    Each is a median, with the 20th and the 80th percentile.
+    """
+    return two[1] <= one[0] <= two[2] and one[1] <= two[0] <= one[2]
