@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Shapes: TypeAlias = "list[tuple[int, ...]]"
 TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
+LINK_TOTALS = ("sent_elements", "received_elements", "sent_bytes", "received_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
@@ -316,12 +317,13 @@ def count_table(traffic: Traffic, as_json: bool) -> str:
     import pandas as pd
 
     ops = [asdict(op) for op in traffic.ops]
-    totals = {name: getattr(traffic, name) for name in TOTALS}
+    totals = {name: getattr(traffic, name) for name in (*TOTALS, *LINK_TOTALS)}
     if as_json:
-        return json.dumps(totals | {"ops": ops})
+        return json.dumps(totals | {"ops": ops}, default=float)
     frame = pd.DataFrame([*ops, {"name": "total"} | totals]).set_index("name").rename_axis(None)
-    header = [name.replace("_", " ") for name in TOTALS]
-    return frame.to_string(header=header, formatters=["{:,}".format] * len(TOTALS))
+    shown = totals if any(totals[name] for name in LINK_TOTALS) else TOTALS
+    header = [name.replace("_", " ") for name in shown]
+    return frame[list(shown)].to_string(header=header, formatters=["{:,}".format] * len(header))
 
 
 @command(*CALL, JSON)

@@ -154,6 +154,8 @@ def counted_section(subject: Subject) -> list[str]:
 
 def _traffic_table(traffic: Traffic) -> str:
     frame = pd.DataFrame(traffic.ops).rename(columns={"name": "operation"})
+    if not traffic.sent_elements and not traffic.received_elements:
+        frame = frame.drop(columns=list(frame.filter(regex="^(sent|received)_")))
     kept = frame.groupby("operation", sort=False).sum()
     times = frame["operation"].value_counts(sort=False)
     kept.index = [

@@ -93,6 +93,14 @@ def all_gather(result: Tensor, mine: Tensor, group: Any) -> None:
     gather(result, mine, group=group)
 
 
+def process_group(named: Any) -> Any:
+    """The process group that an operation was given: as it is, in a box, or by its name."""
+    if isinstance(named, str):
+        groups: Any = dist.distributed_c10d
+        return groups._resolve_process_group(named)
+    return named if isinstance(named, dist.ProcessGroup) else dist.ProcessGroup.unbox(named)
+
+
 # ---- torch.compile
 
 

@@ -451,17 +451,6 @@ def test_count_of_a_repetition_whose_length_is_in_values():
     assert moved(torch.repeat_interleave, times) == (3, 4)
 
 
-def test_count_refuses_a_collective():
-    """What it moves goes to other processes."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        with pytest.raises(CountError, match=r"allreduce.*between processes, which is not counted"):
-            count(torch.distributed.all_reduce, torch.ones(4))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.skipif(runtime.HAS_GPU, reason="there is a GPU")
 def test_count_says_that_nothing_ran():
     text = str(count(torch.t, "M,N", (2, 3)))

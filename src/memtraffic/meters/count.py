@@ -1,6 +1,6 @@
 """Counts, element by element, what a function reads from memory and writes to it.
 
-A function may mix three kinds of work, and all are counted:
+A function may mix four kinds of work, and all are counted:
 
 - A PyTorch operation reads each of its operands once and writes each of its results once. Views and
   allocations are free. An expanded operand counts the elements it really holds. This is what the
@@ -8,6 +8,8 @@ A function may mix three kinds of work, and all are counted:
 - A PyTorch operation with an index, such as `gather` or an embedding, touches only the elements
   that its index names: each of them as often as it is named, and the index itself once. So its
   traffic depends on the index, and is what a loop that goes through it one by one would move.
+- A collective of `torch.distributed` reads and writes, too, and it sends and receives over the link
+  of the rank that counts. `collectives` says how much.
 - A Triton kernel runs in Triton's interpreter. Each element that a load or store touches counts
   each time its mask is true: a kernel that reads a row three times counts it three times.
 
@@ -39,7 +41,8 @@ from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.operations import operation_name, perform, python_function
+from memtraffic.meters.collectives import Number, Side
+from memtraffic.meters.operations import perform, python_function
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
@@ -67,22 +70,26 @@ _work: ContextVar[Work | None] = ContextVar("work", default=None)
 
 @dataclass
 class OpTraffic:
-    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel."""
+    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel.
+
+    sent, received: over the link to the other ranks of a process group, as of `collectives`.
+    """
 
     name: str
     read_elements: int = 0
     written_elements: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    sent_elements: Number = 0
+    received_elements: Number = 0
+    sent_bytes: Number = 0
+    received_bytes: Number = 0
 
-    def add(self, kind: Literal["read", "written"], elements: int, itemsize: int) -> None:
-        """Adds `elements` of `itemsize` bytes each to what was read or written."""
-        if kind == "read":
-            self.read_elements += elements
-            self.read_bytes += elements * itemsize
-        else:
-            self.written_elements += elements
-            self.written_bytes += elements * itemsize
+    def add(self, side: Side, elements: Number, itemsize: int) -> None:
+        """Adds `elements` of `itemsize` bytes each to what was read, written, sent or received."""
+        for unit, more in (("elements", elements), ("bytes", elements * itemsize)):
+            name = f"{side}_{unit}"
+            setattr(self, name, getattr(self, name) + more)
 
 
 @dataclass(frozen=True)
@@ -138,14 +145,34 @@ class Traffic:
         """Bytes written by all operations."""
         return sum(op.written_bytes for op in self.ops)
 
+    @property
+    def sent_elements(self) -> Number:
+        """Elements that this rank sends in all collectives."""
+        return sum(op.sent_elements for op in self.ops)
+
+    @property
+    def received_elements(self) -> Number:
+        """Elements that this rank receives in all collectives."""
+        return sum(op.received_elements for op in self.ops)
+
+    @property
+    def sent_bytes(self) -> Number:
+        """Bytes that this rank sends in all collectives."""
+        return sum(op.sent_bytes for op in self.ops)
+
+    @property
+    def received_bytes(self) -> Number:
+        """Bytes that this rank receives in all collectives."""
+        return sum(op.received_bytes for op in self.ops)
+
     def __str__(self) -> str:
         if not self.ops:
             return f"reads 0 elements, writes 0 elements: {nothing_ran()}"
         operations = "1 operation" if len(self.ops) == 1 else f"{len(self.ops)} operations"
-        text = (
-            f"reads {self.read_elements} elements, writes {self.written_elements} elements, "
-            f"in {operations}"
-        )
+        text = f"reads {self.read_elements} elements, writes {self.written_elements} elements, "
+        if self.sent_elements or self.received_elements:
+            text += f"sends {self.sent_elements}, receives {self.received_elements}, "
+        text += f"in {operations}"
         return f"forward: {text}\nbackward: {self.backward}" if self.backward else text
 
 
@@ -470,9 +497,9 @@ class TrafficMeter(TorchDispatchMode):
         if (custom := python_function(func, args, kwargs)) is not None:
             with self:
                 return custom(*args, **kwargs)
-        result, moved = perform(func, args, kwargs)
+        result, name, moved = perform(func, args, kwargs)
         if moved is not None:
-            op = OpTraffic(operation_name(func))
+            op = OpTraffic(name)
             for kind, elements, itemsize in moved:
                 op.add(kind, elements, itemsize)
             self.traffic.ops.append(op)

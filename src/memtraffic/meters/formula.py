@@ -73,6 +73,10 @@ SIDES = {
     "writes": "written_elements",
     "read_bytes": "read_bytes",
     "write_bytes": "written_bytes",
+    "sends": "sent_elements",
+    "receives": "received_elements",
+    "send_bytes": "sent_bytes",
+    "receive_bytes": "received_bytes",
 }
 REFUSALS = (ValueError, AssertionError, NotImplementedError)
 
@@ -83,10 +87,11 @@ class Formula:
 
     reads, writes: in elements, the coefficients of the products, such as MN, M, N and 1, where BHSS
     is B times H times the square of S. read_bytes, write_bytes: the same in bytes, for the dtypes
-    that it was solved with. fitted, checked: the shapes that the formula was solved and checked at.
-    refused: the shapes that the function refused, each followed by its reason. symbols: the sizes.
-    backward: the formula of the backward pass, where it was asked for. notes: what a reader should
-    know of the counts, as sentences.
+    that it was solved with. sends, receives, send_bytes, receive_bytes: what goes over the link of
+    this rank in collectives, for as many ranks as there are. fitted, checked: the shapes that the
+    formula was solved and checked at. refused: the shapes that the function refused, each followed
+    by its reason. symbols: the sizes. backward: the formula of the backward pass, where it was
+    asked for. notes: what a reader should know of the counts, as sentences.
     """
 
     reads: Polynomial
@@ -98,10 +103,16 @@ class Formula:
     backward: Formula | None = None
     read_bytes: Polynomial = field(default_factory=dict)
     write_bytes: Polynomial = field(default_factory=dict)
+    sends: Polynomial = field(default_factory=dict)
+    receives: Polynomial = field(default_factory=dict)
+    send_bytes: Polynomial = field(default_factory=dict)
+    receive_bytes: Polynomial = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"reads {polynomial(self.reads)}, writes {polynomial(self.writes)}"
+        if any(self.sends.values()) or any(self.receives.values()):
+            text += f", sends {polynomial(self.sends)}, receives {polynomial(self.receives)}"
         return text if self.backward is None else f"forward: {text}\nbackward: {self.backward}"
 
     def elements(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:
@@ -521,12 +532,12 @@ class Counts:
         raise AssertionError("every side has a formula")
 
     def describe(self, which: int, side: str) -> str:
-        """What a pass reads or writes, as a formula or as what is nearest to one.
+        """What a pass reads, writes, sends or receives, as a formula or as what is nearest to one.
 
         Then it also says at which shapes it is something else.
         """
         moved, symbols = self.moved(which, side), self.symbols
-        verb = "reads" if side.startswith("read") else "writes"
+        verb = next(verb for verb in SIDES if side.startswith(verb.removesuffix("s")))
         verb += ", in bytes," if "bytes" in side else ""
         if (found := solve(moved, self)) is not None:
             return f"{verb} {polynomial(found)}"

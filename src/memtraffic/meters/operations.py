@@ -7,7 +7,7 @@ names. An operation that this module does not know is an error that names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
+from memtraffic.meters.collectives import Number, Side, collective
 from memtraffic.tensors import held
 from memtraffic.torch_adapter import OPDEFS
 
-Move: TypeAlias = tuple[Literal["read", "written"], int, int]  # elements, and bytes of each
+Move: TypeAlias = tuple[Side, Number, int]  # elements, and bytes of each
 
 _ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
@@ -79,11 +80,20 @@ def operation_name(func: Any) -> str:
 
 def perform(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Move] | None]:
-    """The result of an operation, and what it moved; None if it moves nothing.
+) -> tuple[Any, str, list[Move] | None]:
+    """The result of an operation, its name, and what it moved; None if it moves nothing.
 
     Raises CountError for an operation whose traffic is not known.
     """
+    if "c10d" in func.namespace:  # of torch.distributed
+        return collective(func, args, kwargs)
+    result, moved = _local(func, args, kwargs)
+    return result, operation_name(func), moved
+
+
+def _local(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Move] | None]:
     read, written = _operands(func, args, kwargs)
     result = func(*args, **kwargs)
     if read is None:
@@ -122,11 +132,6 @@ def _operands(
         or torch.Tag.pointwise in func.tags
     )
     operands = tensors_in([*args, *kwargs.values()])
-    if "c10d" in func.namespace:  # of torch.distributed
-        raise CountError(
-            f"{func} moves data between processes, which is not counted: count what a process "
-            "does before it and after it"
-        )
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
         raise CountError(f"{func} is not an operation whose traffic is known")
     if moves_nothing:
