@@ -1,5 +1,8 @@
 """A real browser, without a window and without a network."""
 
+import html
+import json
+import re
 import shutil
 import subprocess
 
@@ -28,3 +31,28 @@ def dump_dom(page, folder, *options):
         timeout=120,
         text=True,
     ).stdout
+
+
+def run_script(folder, scripts, script, body="", *options):
+    """What `script` gives the function `done` on a page with `body`, once `scripts` have loaded.
+
+    folder: where the page and the browser's profile are written. scripts: paths. Fails where a
+    script on the page does.
+    """
+    tags = "".join(f'<script src="{path.as_uri()}"></script>' for path in scripts)
+    page = folder / "page.html"
+    page.write_text(
+        f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>page</title>
+<pre id="done"></pre>{body}
+<script>const wrong = [], pre = document.getElementById("done");
+addEventListener("error", (event) => wrong.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => wrong.push(event.blockedURI));
+const done = (found) => pre.textContent = JSON.stringify({{ found, wrong }});</script>
+{tags}<script>addEventListener("load", () => {{ {script} }});</script></html>""",
+        encoding="utf-8",
+    )
+    [text] = re.findall(r'<pre id="done">(.*?)</pre>', dump_dom(page, folder, *options), re.S)
+    assert text, "the page's script did not come to its end"
+    answer = json.loads(html.unescape(text))
+    assert answer["wrong"] == []
+    return answer["found"]

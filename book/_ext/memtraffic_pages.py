@@ -1,14 +1,15 @@
 """What this book adds to Sphinx: pages made from the docstrings and from the recordings.
 
 Both are read from their files, because the environment that builds the book has no PyTorch. It also
-puts the title of a folded cell on its fold, and adds the buttons that need the address of the
-repository.
+puts the title of a folded cell on its fold, and a figure that moves into its page, and adds the
+buttons that need the address of the repository.
 """
 
 from __future__ import annotations
 
 import ast
 import csv
+import html
 import inspect
 import json
 import re
@@ -236,6 +237,22 @@ class FoldedTitles(SphinxPostTransform):
                 cell["prompt_show"] = cell["prompt_hide"] = f"Code: {title[1]}"
 
 
+class MovingFigures(SphinxPostTransform):
+    """Puts the SVG of a figure that moves into the page, where `figures.js` finds it."""
+
+    default_priority = 5  # before images are collected
+    formats = ("html",)
+
+    def run(self, **options: Any) -> None:
+        for image in list(self.document.findall(nodes.image)):
+            path = ROOT / image["uri"]
+            text = path.read_text("utf-8") if path.suffix == ".svg" else ""
+            if 'type="application/json"' in text:
+                label = f'<svg role="img" aria-label="{html.escape(image["alt"])}" '
+                figure = f'<figure class="moving">{text.replace("<svg ", label, 1)}</figure>'
+                image.replace_self(nodes.raw("", figure, format="html"))
+
+
 def add_repository(app: Sphinx, config: Config) -> None:
     """Buttons that need the address of the repository: none before `repository.url` is set.
 
@@ -253,5 +270,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", Api)
     app.add_directive("recordings", Recordings)
     app.add_post_transform(FoldedTitles)
+    app.add_post_transform(MovingFigures)
     app.connect("config-inited", add_repository, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     held.add_argument("--csv", type=Path, help="write all times there, too")
 
     commands.add_parser("map", help="draw who is fastest where, from the published recording")
+    commands.add_parser("moving", help="draw the figures that move")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
 
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return race(args)
         elif args.command == "map":
             print(build.draw_map())
+        elif args.command == "moving":
+            print(*build.draw_moving(), sep="\n")
         else:
             print(build.chart_data(), end="")
     except (RuntimeError, LookupError, OSError) as error:

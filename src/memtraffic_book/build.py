@@ -91,6 +91,16 @@ def draw_map() -> Path:
     return path
 
 
+def draw_moving() -> list[Path]:
+    """Draws the figures that move, of counts and of the published recordings. Returns the paths."""
+    from memtraffic_book.figures import moving
+
+    paths = {book_folder() / "_static" / name: text for name, text in moving.draw().items()}
+    for path, text in paths.items():
+        path.write_text(text, "utf-8")
+    return list(paths)
+
+
 def execute_notebooks(paths: Sequence[Path] = ()) -> None:
     """Executes notebooks in place on the published GPU, with experiments from its recordings.
 

@@ -32,6 +32,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = "application/papermill.record/text/plain"
 FOLDERS = ("book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book")
+LEFT_OUT = ("__main__.py", "build.py", "colab.py", "figures/moving.py")  # these make the book
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags
 METADATA = {
     "accelerator": "GPU",
@@ -98,6 +99,7 @@ MYST = re.compile(
     """,
     re.M | re.S | re.X,
 )
+SCRIPT = re.compile(rb"<script.*?</script>\n?", re.S)  # what moves a figure on the site
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)
 
 Json = dict[str, Any]
@@ -109,10 +111,11 @@ def pack(root: Path) -> bytes:
 
     The same files give the same bytes: times, owners and modes are left out.
     """
+    made_with = [root / "src" / "memtraffic_book" / name for name in LEFT_OUT]
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:xz", preset=9) as archive:
         for path in sorted(it for folder in FOLDERS for it in (root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path not in made_with:
                 member = tarfile.TarInfo(path.relative_to(root).as_posix())
                 member.size = path.stat().st_size
                 archive.addfile(member, io.BytesIO(path.read_bytes()))
@@ -203,8 +206,10 @@ class Chapter:
             return match[0]
         if match["image"]:
             picture = self.path.parent / match["target"]
-            mime, data = mimetypes.guess_type(picture)[0], base64.b64encode(picture.read_bytes())
-            return f"![{match['label']}](data:{mime};base64,{data.decode()})"
+            mime, data = mimetypes.guess_type(picture)[0], picture.read_bytes()
+            if picture.suffix == ".svg":
+                data = SCRIPT.sub(b"", data)
+            return f"![{match['label']}](data:{mime};base64,{base64.b64encode(data).decode()})"
         label = MYST.sub(self._myst, match["label"])
         address = self.link(self.path.stem, match["target"])
         return f"[{label}]({address})" if address else label

@@ -1,13 +1,12 @@
 """The chart of how many programs fit, in a real browser, against the rules that it repeats."""
 
-import html
 import json
 import random
 import re
 from pathlib import Path
 
 import pytest
-from browser import dump_dom
+from browser import run_script
 
 from memtraffic import residency
 from memtraffic.gpus import TARGETS
@@ -39,26 +38,7 @@ def test_chart_asks_for_nothing_from_elsewhere():
 def browse(tmp_path):
     """Opens a page with the scripts and `body`, and runs `script`; returns what it gave `done`."""
 
-    def run(script, body=""):
-        tags = "".join(f'<script src="{path.as_uri()}"></script>' for path in SCRIPTS)
-        page = tmp_path / "page.html"
-        page.write_text(
-            f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>chart</title>
-<pre id="done"></pre>{body}
-<script>const wrong = [], pre = document.getElementById("done");
-addEventListener("error", (event) => wrong.push(String(event.message)));
-addEventListener("securitypolicyviolation", (event) => wrong.push(event.blockedURI));
-const done = (found) => pre.textContent = JSON.stringify({{ found, wrong }});</script>
-{tags}<script>addEventListener("load", () => {{ {script} }});</script></html>""",
-            encoding="utf-8",
-        )
-        [text] = re.findall(r'<pre id="done">(.*?)</pre>', dump_dom(page, tmp_path), re.S)
-        assert text, "the page's script did not come to its end"
-        answer = json.loads(html.unescape(text))
-        assert answer["wrong"] == []
-        return answer["found"]
-
-    return run
+    return lambda script, body="": run_script(tmp_path, SCRIPTS, script, body)
 
 
 POINT = ("target", "registers", "shared", "warps")

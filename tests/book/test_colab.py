@@ -22,6 +22,8 @@ from memtraffic_book import colab
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
 PICTURE = base64.b64encode(b"a picture").decode()
+MOVES = b'<svg><path/><script type="application/json">{}</script></svg>'
+STANDS = base64.b64encode(b"<svg><path/></svg>").decode()
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,8 @@ def test_set_up_holds_the_package_and_the_recordings(folder):
     kept = [path for folder in colab.FOLDERS for path in (ROOT / folder).rglob("*")]
     wanted = {path.relative_to(ROOT).as_posix(): path for path in kept if path.is_file()}
     wanted = {name: path for name, path in wanted.items() if "__pycache__" not in name}
+    for name in colab.LEFT_OUT:
+        del wanted[f"src/memtraffic_book/{name}"]
     assert {"src/memtraffic/__init__.py", "examples/survey/measure.py"} <= set(found)
     assert found == {name: path.read_bytes() for name, path in wanted.items()}
 
@@ -104,6 +108,7 @@ def convert(tmp_path):
     for part in ("book/_static", "book/recordings", "src/memtraffic", "src/memtraffic_book"):
         (tmp_path / part).mkdir(parents=True)
     (book / "_static" / "a.png").write_bytes(b"a picture")
+    (book / "_static" / "moves.svg").write_bytes(MOVES)
 
     def convert(*made, config=""):
         first = nbformat.v4.new_code_cell("import memtraffic")
@@ -179,6 +184,11 @@ NOT_THE_REPOSITORY = "# repository:\n#  url: x\ntitle: t\nother:\n  url: x\n"
         "made-with-the-site": (PLACE, "[a](made.md)", "a"),
         "absolute": (SITE, "[a](https://x.org/y(z))", "[a](https://x.org/y(z))"),
         "image": ("", "![a](_static/a.png)", f"![a](data:image/png;base64,{PICTURE})"),
+        "moving-image": (
+            "",
+            "![a](_static/moves.svg)",
+            f"![a](data:image/svg+xml;base64,{STANDS})",
+        ),
         "value-in-label": ("", "[{glue:text}`other.ipynb::far`](b.md)", "3957 GB/s"),
         "values": ("", "{glue:text}`near`, {glue:text}`near:s`", "5.07x, 5.07x"),
         "block-of-code": ("", *2 * ["```python\nk[(1,)](y)\n[a](b.md) {glue:text}`c`\n```"]),

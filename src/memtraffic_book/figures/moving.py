@@ -1,0 +1,397 @@
+"""The figures that move, as SVG files: each is a still picture that carries its own data.
+
+A notebook, Colab, paper and a page without JavaScript show the picture as any other image. The site
+puts the SVG itself into the page, and `book/_static/figures.js` moves what it finds there. What a
+figure shows is counted by the package's meter, or read from a recording.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memtraffic.inputs import tensors_in
+from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
+from memtraffic.meters.count import TrafficMeter, run_metered
+from memtraffic.meters.formula import parse_formula
+from memtraffic_book.figures.drawing import BLUE, INK, MUTED, ORANGE, PALE, PROGRAM_COLORS
+from memtraffic_book.figures.hardware import FILLS
+
+WIDE = 300  # units of a picture: a text of 10 of them is 11 pixels high on a phone
+FONT = "'DejaVu Sans', Verdana, Geneva, sans-serif"
+STYLE = {  # of what has a class; a program or an operation has its number
+    ".none": "fill:#ffffff;stroke:#aab4be;stroke-dasharray:2 2",
+    ".idle": "fill:#ffffff;stroke:#8c98a4",
+    ".dead": f"fill:url(#dead);stroke:{MUTED}",
+    **{f".of{i}": f"fill:{color};stroke:{MUTED}" for i, color in enumerate(PROGRAM_COLORS)},
+    "g .load": f"stroke:{BLUE};stroke-width:1.8",
+    "g .store": f"stroke:{ORANGE};stroke-width:1.8",
+    ".off": "opacity:.2",
+    ".gone": "opacity:0",
+}
+HATCH = (  # of what is there and of no use
+    '<pattern id="dead" patternUnits="userSpaceOnUse" width="4" height="4">'
+    '<path d="M0 0H4V4H0z" fill="#ffffff"/>'
+    f'<path d="M-1 1L1-1M0 4L4 0M3 5L5 3" stroke="{MUTED}" stroke-width=".7"/></pattern>'
+)
+Point = tuple[float, float]
+
+
+# ---- a picture
+
+
+def tag(name: str, inside: str = "", **attributes: Any) -> str:
+    """An element of SVG. A `_` in an attribute's name is a `-`; `class_` is the class."""
+    texts = {
+        key.rstrip("_").replace("_", "-"): f"{value:g}" if isinstance(value, float) else str(value)
+        for key, value in attributes.items()
+    }
+    told = "".join(f' {key}="{escape(value)}"' for key, value in texts.items())
+    return f"<{name}{told}>{inside}</{name}>" if inside else f"<{name}{told}/>"
+
+
+class Member(NamedTuple):
+    """An element of a group: its name, what is in it, and its attributes but for the class."""
+
+    name: str
+    inside: str
+    look: Mapping[str, object]
+
+
+def arrow(x: float, tail: float, head: float, color: str) -> Member:
+    """A vertical arrow."""
+    wide = head + (6 if head < tail else -6)
+    d = f"M{x:g} {tail:g}V{wide:g}M{x - 4:g} {wide:g}L{x:g} {head:g}L{x + 4:g} {wide:g}z"
+    return Member("path", "", {"d": d, "stroke": color, "stroke_width": 2.4, "fill": color})
+
+
+class Frame(NamedTuple):
+    """A state of a picture.
+
+    say: the sentence that is read out. classes: for the name of each group, the class of each of
+    its members. texts: by key. places: the attributes of what moves, by key.
+    """
+
+    say: str
+    classes: Mapping[str, Sequence[str]]
+    texts: Mapping[str, str]
+    places: Mapping[str, Mapping[str, float]]
+
+
+@dataclass
+class Picture:
+    """A picture in the making, drawn in the last of its states.
+
+    kind: of figure, as `figures.js` names it. data: what else that needs.
+    """
+
+    kind: str
+    frames: list[Frame] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, name: str, inside: str = "", **attributes: Any) -> None:
+        """Adds an element that stays as it is."""
+        self.parts.append(tag(name, inside, **attributes))
+
+    def write(self, x: float, y: float, text: str, anchor: str = "start", **look: Any) -> None:
+        """Adds a text. anchor: "start", "middle" or "end"."""
+        look |= {} if anchor == "start" else {"text_anchor": anchor}
+        self.add("text", escape(text), x=float(x), y=float(y), **look)
+
+    def change(self, key: str, x: float, y: float, anchor: str = "start", **look: Any) -> None:
+        """Adds a text that changes."""
+        self.write(x, y, self.frames[-1].texts[key], anchor, data_text=key, **look)
+
+    def move(self, key: str, name: str, **attributes: Any) -> None:
+        """Adds an element some of whose attributes change."""
+        self.add(name, **{"data_place": key, **attributes, **self.frames[-1].places[key]})
+
+    def group(self, key: str, members: Sequence[Member]) -> None:
+        """Adds a group of elements whose classes change."""
+        classes = self.frames[-1].classes[key]
+        pairs = zip(members, classes, strict=True)
+        drawn = [
+            tag(it.name, it.inside, **it.look, **({"class_": of} if of else {})) for it, of in pairs
+        ]
+        self.add("g", "".join(drawn), data_group=key)
+
+    def cells(self, key: str, at: Sequence[Point], size: float) -> None:
+        """Adds a group of square cells."""
+        box = f"h{size - 2:g}v{size - 2:g}h{2 - size:g}z"
+        self.group(key, [Member("path", "", {"d": f"M{x + 1:g} {y + 1:g}{box}"}) for x, y in at])
+
+    def numbers(self, key: str, at: Sequence[Point], numbers: Sequence[int]) -> None:
+        """Adds a group of numbers, each of which begins at a place."""
+        members = zip(at, numbers, strict=True)
+        self.group(key, [Member("text", str(it), {"x": x, "y": y}) for (x, y), it in members])
+
+    def svg(self, high: float) -> str:
+        """The text of the file, of a picture so many units high."""
+        names = list(
+            dict.fromkeys(it for f in self.frames for of in f.classes.values() for it in of)
+        )
+        frames = [
+            {
+                "say": frame.say,
+                "classes": {key: [*map(names.index, of)] for key, of in frame.classes.items()},
+                "texts": frame.texts,
+                "places": frame.places,
+            }
+            for frame in self.frames
+        ]
+        data = {"kind": self.kind, "names": names, "frames": frames, **self.data}
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.3 * WIDE:g}" height="'
+            f'{1.3 * high:g}" viewBox="0 0 {WIDE} {high:g}" font-family="{FONT}" font-size="10" '
+            f'fill="{INK}">',
+            tag("style", "".join(f"{name}{{{look}}}" for name, look in STYLE.items())),
+            tag("defs", HATCH),
+            tag("path", fill="#ffffff", d=f"M0 0H{WIDE}V{high:g}H0z"),
+            *self.parts,
+            tag("script", escape(json.dumps(data, separators=(",", ":"))), type="application/json"),
+            "</svg>",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+# ---- who touches which element
+
+
+class Step(NamedTuple):
+    """What an operation, or a program of a kernel, loads or stores at one time.
+
+    who: its number, and name. kind: "load" or "store". touched: for the name of each tensor, its
+    elements. line: of the source, for an operation. live: the mask of a program's block.
+    """
+
+    who: int
+    name: str
+    kind: str
+    touched: Mapping[str, Sequence[int]]
+    line: str = ""
+    live: np.ndarray[Any, Any] = np.ones((1, 1), dtype=bool)
+
+    @property
+    def elements(self) -> int:
+        """How many elements it loads or stores."""
+        return sum(map(len, self.touched.values()))
+
+
+class _Tracer(TrafficMeter):
+    """Keeps what an operation of PyTorch is called with, and the mask of each block of a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(trace=True)
+        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.masks: list[np.ndarray[Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        before = len(self.traffic.ops)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self.traffic.ops) > before:
+            self.calls.append((list(tensors_in(args)), list(tensors_in([result]))))
+        return result
+
+    def launched(self, *_: object) -> None:
+        """Masks and accesses tell all that is needed."""
+
+    def block(self, kind: str, sites: object, addresses: Any, mask: Any, *_: object) -> None:
+        mask = np.broadcast_to(mask, addresses.shape)
+        self.masks.append(mask.reshape(-1, mask.shape[-1]))
+
+
+class Rung(NamedTuple):
+    """A rung of the ladder, and the matrix that it is shown on. options: of its softmax."""
+
+    module: ModuleType
+    shape: tuple[int, int] = (4, 8)
+    options: Mapping[str, int] = {}
+
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """What its file says that it reads and writes, such as "5MN + 2M"."""
+        said = re.search(r"^Traffic: reads (.*?), writes (.*?)\.", self.module.__doc__ or "", re.M)
+        assert said, f"{self.module.__name__} does not say what it moves"
+        return said[1], said[2]
+
+    def run(self, x: Tensor) -> object:
+        """The softmax of `x`."""
+        return self.module.softmax(x, **self.options)
+
+
+RUNGS = {
+    "naive": Rung(naive),
+    "fused": Rung(fused),
+    "masked": Rung(masked, (4, 6)),
+    "tiled": Rung(tiled, options={"rows": 2}),
+    "persistent": Rung(persistent, options={"rows": 1, "programs": 2}),
+}
+
+
+def steps(rung: Rung) -> list[Step]:
+    """What a rung does to its matrix, in the order of the meter: loads and stores take turns.
+
+    Raises AssertionError where the bytes are not those of its formulas.
+    """
+    x, meter = torch.zeros(rung.shape), _Tracer()
+    run_metered(lambda: rung.run(x), rung.run, meter)
+    kinds = {"read": "load", "written": "store"}
+    found = [
+        Step(
+            access.program[0],
+            f"program {access.program[0]}",
+            kinds[access.kind],
+            {access.argument.removesuffix("_ptr"): access.offsets},
+            live=mask,
+        )
+        for access, mask in zip(meter.traffic.accesses, meter.masks, strict=True)
+    ] or list(_operations(x, meter, inspect.getsource(rung.module.softmax)))
+    sides = [[it for it in found[i::2] if it.kind == kind] for i, kind in enumerate(KINDS)]
+    moved = [sum(it.elements for it in side) for side in sides]
+    assert tuple(moved) == parse_formula(*rung.formulas).elements(*rung.shape), moved
+    return found
+
+
+def _operations(x: Tensor, meter: _Tracer, source: str) -> Iterator[Step]:
+    """Two steps for each operation of PyTorch, whose results are named as in the source."""
+    lines = re.findall(r"^    (\w+ =|return) (.*?)(?:  #.*)?$", source, re.M)
+    names = {id(x): "x"}
+    calls = zip(meter.traffic.ops, meter.calls, lines, strict=True)
+    for who, (op, (operands, results), (target, code)) in enumerate(calls):
+        result = target.replace("return", "y =")
+        names |= {id(it): result.removesuffix(" =") for it in results}
+        for kind, tensors in (("load", operands), ("store", results)):
+            touched = {names[id(it)]: range(it.numel()) for it in tensors}
+            yield Step(who, op.name, kind, touched, f"{result} {code}")
+
+
+# ---- a state for each step, and the picture
+
+KINDS = {"load": "read", "store": "written"}
+COLORS = {"load": BLUE, "store": ORANGE}
+ITEMSIZE = 4  # bytes of an element
+FULL = 284.0  # units that a bar is wide when all has moved
+TENSORS = {  # of the five lines: left and top in memory, and how many columns
+    "x": (14, 31, 8), "row_max": (144.5, 31, 1), "shifted": (198, 31, 8),
+    "numerator": (14, 106, 8), "denominator": (144.5, 106, 1), "y": (198, 106, 8),
+}  # fmt: skip
+
+
+def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame]:
+    """The state before the first step, and that after each."""
+    lines = bool(found[0].line)
+    look = {"x": ["idle"] * (shape[0] * shape[1])}
+    for step in found:
+        for tensor, elements in step.touched.items():
+            look.setdefault(tensor, ["none"] * (len(elements) if lines else len(look["x"])))
+    trips = dict.fromkeys(look, 0)
+    totals = {kind: sum(it.elements for it in found if it.kind == kind) for kind in KINDS}
+    moved = dict.fromkeys(KINDS, 0)
+    for number in range(len(found) + 1):
+        at = max(0, number - 1)
+        step, turn = found[at], found[at // 2 * 2 :][:2]
+        touched = step.touched if number else {}
+        moved[step.kind] += sum(map(len, touched.values()))
+        classes = {tensor: [*cells] for tensor, cells in look.items()}
+        for tensor, elements in touched.items():
+            trips[tensor] += step.kind == "load"
+            for i in elements:
+                look[tensor][i] = "idle" if lines else f"of{step.who}"
+                classes[tensor][i] = f"of{step.who} {step.kind}"
+        texts = {it.kind: f"{it.kind}s {it.elements} elements" for it in turn} | {"who": step.name}
+        if lines:
+            texts |= {"line": step.line} | {
+                f"{it} trips": f"read {n}×" for it, n in trips.items() if it != "y"
+            }
+        else:
+            classes |= {
+                f"{it} who": ["" if of[:2] == "of" else "gone" for of in cells]
+                for it, cells in look.items()
+            }
+            held = (f"of{step.who}", "dead") if number else ("none", "none")
+            classes["held"] = [held[0] if lane else held[1] for lane in step.live.flat]
+        classes |= {
+            f"{kind} way": ["" if touched and kind == step.kind else "off"] for kind in KINDS
+        }
+        texts |= {
+            f"{kind} bytes": f"{KINDS[kind]} {ITEMSIZE * n} bytes" for kind, n in moved.items()
+        }
+        bars = {f"{kind} bar": {"width": FULL * n / totals[kind]} for kind, n in moved.items()}
+        say = f"Step {number} of {len(found)}: {step.name} {texts[step.kind]}."
+        yield Frame(say if number else "Nothing has moved yet.", classes, texts, bars)
+
+
+def grid(at: Point, rows: int, columns: int, size: float) -> list[Point]:
+    """The places of cells, row by row, from the left and top."""
+    return [(at[0] + j * size, at[1] + i * size) for i in range(rows) for j in range(columns)]
+
+
+def stepper(name: str) -> str:
+    """The file of the figure in which a rung works on a small matrix, step by step.
+
+    Registers are above and memory is below, as in the drawing of the machine.
+    """
+    rung = RUNGS[name]
+    (m, n), found = rung.shape, steps(rung)
+    lines, (rows, wide) = bool(found[0].line), found[0].live.shape
+    picture = Picture("frames", list(step_frames(found, rung.shape)), {"label": "step"})
+    above, below = (40.0, 168.0) if lines else (12.0 + 15 * rows, 84.0)
+    memory = above + 42
+    for y, high, color in ((8.0, above, FILLS["registers"]), (memory, below, PALE)):
+        picture.add("rect", x=8, y=y, width=FULL, height=high, fill=color, stroke=MUTED)
+    if lines:
+        picture.change("who", 16, 24, font_weight="bold")
+        picture.write(284, 24, "a kernel of its own", "end", fill=MUTED)
+        picture.change("line", 16, 40)
+        picture.write(14, memory + 14, "memory", fill=MUTED)
+        for tensor, (x, y, columns) in TENSORS.items():
+            middle, top = x + columns * 11 / 2, memory + y
+            picture.write(middle, top - 4, tensor, "middle")
+            picture.cells(tensor, grid((x, top), m, columns, 11), 11)
+            if tensor != "y":
+                picture.change(f"{tensor} trips", middle, top + 55, "middle", fill=MUTED)
+    else:
+        picture.change("who", 16, 12 + above / 2, font_weight="bold")
+        picture.write(84, 12 + above / 2, "registers", fill=MUTED)
+        picture.cells("held", grid((FULL + 2 - 15 * wide, 14), rows, wide, 15), 15)
+        for tensor, x in (("x", 14.0), ("y", FULL + 2 - 15 * n)):
+            at = grid((x, memory + 18), m, n, 15)
+            picture.write(x + 1, memory + 13, f"{tensor}, in memory", fill=MUTED)
+            picture.cells(tensor, at, 15)
+            whose = {i: step.who for step in found for i in step.touched.get(tensor, ())}
+            begin = [(left + 4.4, top + 11) for left, top in at]
+            picture.numbers(f"{tensor} who", begin, [whose[i] for i in range(m * n)])
+    end = memory + below
+    for i, (kind, color) in enumerate(COLORS.items()):
+        low, high = memory - 4, memory - 30
+        way = arrow(30, low, high, color) if kind == "load" else arrow(268, high, low, color)
+        picture.group(f"{kind} way", [way])
+        picture.change(kind, (42, 256)[i], memory - 13, ("start", "end")[i], fill=color)
+        picture.change(f"{kind} bytes", 8, end + 16 + 28 * i, font_weight="bold", fill=color)
+        formula = rung.formulas[i]
+        product = f"({formula})" if "+" in formula else formula
+        total = ITEMSIZE * sum(it.elements for it in found if it.kind == kind)
+        text = f"of {total} = {product} × {ITEMSIZE}"
+        picture.write(292, end + 16 + 28 * i, text, "end")
+        bar: dict[str, Any] = {"x": 8, "y": end + 21 + 28 * i, "height": 7}
+        picture.add("rect", **bar, width=FULL, fill="#ffffff", stroke=MUTED, stroke_width=0.7)
+        picture.move(f"{kind} bar", "rect", **bar, fill=color)
+    return picture.svg(end + 62)
+
+
+def draw() -> dict[str, str]:
+    """The name and the text of each file in `book/_static`."""
+    return {f"steps-{name}.svg": stepper(name) for name in RUNGS}
