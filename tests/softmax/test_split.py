@@ -17,20 +17,12 @@ from memtraffic import runtime
 from memtraffic.compile import assembly, capture_launches, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.kernels import launch
+from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
 from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.long_backward import split_backward_kernel
 from memtraffic.kernels.softmax.op import backward
-from memtraffic.kernels.softmax.split import (
-    Split,
-    best_split,
-    first_missing,
-    high_of,
-    look,
-    low_of,
-    publish,
-    split_row,
-)
+from memtraffic.kernels.softmax.split import Split, best_split, split_row
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax, assert_touches_once

@@ -3,7 +3,7 @@
 With `xhat = x * rstd`: `dx = rstd * (dy * weight - xhat * mean(dy * weight * xhat))`, and `dweight`
 is the sum of `dy * xhat` over the rows. A program strides over rows, adds up their part of dweight
 in registers, and writes that once; the parts are then added up. Long rows are split over several
-programs, which tell each other their sums as those of `softmax.split` do.
+programs, which tell each other their sums by `exchange`.
 
 Traffic: reads 2MN + M, and N for the weight for each tile of rows, which the caches hold; writes
 MN, and N numbers of float32 for each program, which are read again. P programs that share a row
@@ -13,9 +13,9 @@ write a word each, and read P.
 import triton
 import triton.language as tl
 
+from memtraffic.kernels.exchange import high_of, look, publish
 from memtraffic.kernels.rms_norm.forward import load_weight
 from memtraffic.kernels.softmax.chunks import forget, store_chunk
-from memtraffic.kernels.softmax.split import high_of, look, publish
 
 __all__ = ["long_rms_norm_backward_kernel", "rms_norm_backward_kernel"]
 

@@ -6,9 +6,9 @@ Traffic: split, reads 2MN and writes MN; in two passes, reads 4MN and writes MN.
 import triton
 import triton.language as tl
 
+from memtraffic.kernels.exchange import first_missing, high_of, look, publish
 from memtraffic.kernels.softmax.chunks import forget, load_chunks, store_chunk, widen
 from memtraffic.kernels.softmax.rows import dot_of_chunks, to_gradient
-from memtraffic.kernels.softmax.split import first_missing, high_of, look, publish
 
 __all__ = ["passes_backward_kernel", "split_backward_kernel"]
 

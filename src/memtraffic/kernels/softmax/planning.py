@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import mul
+from typing import Any
 
 import torch
 import triton
@@ -126,59 +128,48 @@ def as_rows(tensors: Sequence[Tensor], dim: int) -> tuple[list[int], list[list[i
     another in all of the tensors are joined, so there are few. The order of rows is that of the
     last tensor's memory.
     """
-    shape = tensors[-1].shape
+    shape, last = tensors[-1].shape, tensors[-1]
     others = [i for i in range(len(shape)) if i != dim and shape[i] != 1]
-    others.sort(key=tensors[-1].stride, reverse=True)
     sizes: list[int] = []
-    strides: list[list[int]] = [[] for _ in tensors]
-    for i in others:
-        here = [tensor.stride(i) for tensor in tensors]
-        if sizes and all(
-            s[-1] == shape[i] * h for s, h in zip(strides, here, strict=True)
-        ):
+    steps: list[list[int]] = []  # of each size, those of the tensors
+    for i in sorted(others, key=last.stride, reverse=True):
+        here = [x.stride(i) for x in tensors]
+        if steps and steps[-1] == [shape[i] * step for step in here]:
             sizes[-1] *= shape[i]
-            for s, h in zip(strides, here, strict=True):
-                s[-1] = h
+            steps[-1] = here
         else:
             sizes.append(shape[i])
-            for s, h in zip(strides, here, strict=True):
-                s.append(h)
-    while len(sizes) < 2:
-        sizes.insert(0, 1)
-        for s in strides:
-            s.insert(0, 0)
-    for s, tensor in zip(strides, tensors, strict=True):
-        s.append(tensor.stride(dim))
-    return [*sizes, shape[dim]], strides
+            steps.append(here)
+    missing = max(0, 2 - len(sizes))
+    sizes = [1] * missing + sizes + [shape[dim]]
+    steps = [[0] * len(tensors)] * missing + steps + [[x.stride(dim) for x in tensors]]
+    return sizes, list(map(list, zip(*steps, strict=True)))
 
 
 class Slices:
-    """Runs a function on each matrix, or batch of matrices, of tensors with many dimensions."""
+    """Runs a function on each slice of tensors with many dimensions.
+
+    sizes, strides: of the tensors. outer: how many dimensions a slice does not have.
+    """
 
     def __init__(
         self, run: Run, sizes: list[int], strides: list[list[int]], outer: int
     ) -> None:
-        self._run, self._sizes, self._strides = (
-            run,
-            sizes[outer:],
-            [s[outer:] for s in strides],
-        )
+        self._run, self._sizes = run, sizes[outer:]
+        self._strides = [s[outer:] for s in strides]
         self._offsets = [
-            [sum(i * step for i, step in zip(index, s, strict=False)) for s in strides]
+            [sum(map(mul, index, s)) for s in strides]
             for index in product(*map(range, sizes[:outer]))
         ]
 
     def __call__(self, *tensors: Tensor) -> None:
         """Calls the function with the slices of each tensor, one after the other."""
         for offsets in self._offsets:
-            self._run(
-                *(
-                    tensor.as_strided(self._sizes, s, tensor.storage_offset() + offset)
-                    for tensor, s, offset in zip(
-                        tensors, self._strides, offsets, strict=True
-                    )
-                )
-            )
+            slices = zip(tensors, self._strides, offsets, strict=True)
+            self._run(*(
+                x.as_strided(self._sizes, s, x.storage_offset() + offset)
+                for x, s, offset in slices
+            ))  # fmt: skip
 
 
 # ---- plans
@@ -193,76 +184,72 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     if not tensors[0].numel():
         return lambda *tensors: None
     if not tensors[0].dim():
-        return lambda *tensors: run(*(tensor.view(1) for tensor in tensors))
+        tensors = [x.view(1) for x in tensors]
     sizes, strides = as_rows(tensors, dim % tensors[0].dim())
-    if len(sizes) > 3:
-        return Slices(run, sizes, strides, len(sizes) - 3)
-    batches, n_rows, n_cols = sizes
-    stored, gpu, inputs = (
-        tensors[1 if backward else 0],
-        planning_gpu(tensors[0]),
-        len(tensors) - 1,
-    )
-    itemsize = max(tensor.element_size() for tensor in tensors)
+    *outer, batches, n_rows, n_cols = sizes
+    gpu, inputs = planning_gpu(tensors[0]), len(tensors) - 1
+    itemsize = max(x.element_size() for x in tensors)
     packed = all(s[-1] == 1 for s in strides) or n_cols == 1
     vector = shifted_vector(tensors, strides) if packed else 1
     if packed:
         tile = row_tile(n_cols, itemsize, inputs, gpu, shifted=vector > 1)
     else:
         tile = column_tile(n_cols, n_rows)
-    if batches > (MAX_BATCHES if tile else 1):
-        return Slices(run, sizes, strides, 1)
+    if outer or batches > (MAX_BATCHES if tile else 1):
+        return Slices(run, sizes, strides, len(outer) or 1)
     align = common_divisor(tensors, sizes, strides)
-    if tile is not None:
-        arguments = [
-            it for t, s in zip(tensors, strides, strict=True) for it in (t, *s)
-        ]
-        alone = tile.rows == 1  # so its row exists
-        vector = vector if alone else 1
-        widest = n_cols // vector * vector
-        narrowest = (n_cols - vector + 1) // vector * vector
-        constants = {
-            "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
-            "WHOLE": narrowest // tile.block if alone else 0, "ALIGN": align, "VECTOR": vector,
-            "PTX": takes_ptx(gpu),
-        }  # fmt: skip
-        whole = constants["WHOLE"] == tile.chunks
-        spilling = (
-            not backward
-            and whole
-            and (itemsize, tile.chunks, tile.num_warps) in SPILLING
-        )
-        return Launch(
-            softmax_backward_kernel if backward else softmax_kernel,
-            (triton.cdiv(n_rows, tile.rows), batches),
-            (*arguments, n_rows, n_cols),
-            constants,
-            num_warps=tile.num_warps,
-            maxnreg=MAX_REGISTERS if spilling and takes_ptx(gpu) else None,
-        )
-    arguments = [
-        it for t, s in zip(tensors, strides, strict=True) for it in (t, *s[1:])
-    ]
-    if packed and stored.dtype in SPLIT_DTYPES:
-        kernel = split_backward_kernel if backward else split_kernel
-        split = best_split(n_cols, itemsize, inputs, align, gpu)
-        try:
-            return split_launch(
-                kernel, tuple(arguments), n_rows, n_cols, split, align=align
-            )
-        except TooManyPrograms:
-            pass  # in two passes, then
-    loop = online_tile(n_cols, itemsize * inputs, gpu)
-    rows = loop.rows if packed else 32
-    block = loop.block if packed else min(loop.block, 128)
-    constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
+    by_tensor = zip(tensors, strides, strict=True)
+    maxnreg = None
+    if tile:
+        kernel: Any = softmax_backward_kernel if backward else softmax_kernel
+        arguments = tuple(it for x, s in by_tensor for it in (x, *s))
+        rows, num_warps = tile.rows, tile.num_warps
+        constants = tile_constants(tile, n_cols, vector, align, gpu)
+        whole, kind = constants["WHOLE"], (itemsize, tile.chunks, num_warps)
+        if (
+            constants["PTX"]
+            and whole == tile.chunks
+            and not backward
+            and kind in SPILLING
+        ):
+            maxnreg = MAX_REGISTERS
+    else:
+        arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
+        if packed and tensors[backward].dtype in SPLIT_DTYPES:
+            kernel = split_backward_kernel if backward else split_kernel
+            split = best_split(n_cols, itemsize, inputs, align, gpu)
+            try:
+                return split_launch(
+                    kernel, arguments, n_rows, n_cols, split, align=align
+                )
+            except TooManyPrograms:
+                pass  # in passes, then
+        kernel = passes_backward_kernel if backward else online_kernel
+        loop = online_tile(n_cols, itemsize * inputs, gpu)
+        rows, num_warps = 1 if packed else 32, loop.num_warps
+        block = loop.block if packed else min(loop.block, 128)
+        constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
+        constants |= {} if backward else {"ONLINE": True}
+    grid = triton.cdiv(n_rows, rows), batches
+    arguments = *arguments, n_rows, n_cols
     return Launch(
-        passes_backward_kernel if backward else online_kernel,
-        (triton.cdiv(n_rows, rows), 1),
-        (*arguments, n_rows, n_cols),
-        constants if backward else constants | {"ONLINE": True},
-        num_warps=loop.num_warps,
+        kernel, grid, arguments, constants, num_warps=num_warps, maxnreg=maxnreg
     )
+
+
+def tile_constants(
+    tile: Tile, n_cols: int, vector: int, align: int, gpu: Gpu
+) -> dict[str, int]:
+    """The constants of a kernel whose rows fit a program. vector: see `shifted_vector`."""
+    vector = vector if tile.rows == 1 else 1
+    widest = n_cols // vector * vector
+    narrowest = (n_cols - vector + 1) // vector * vector
+    return {
+        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
+        # A program's only row exists.
+        "WHOLE": narrowest // tile.block if tile.rows == 1 else 0,
+        "ALIGN": align, "VECTOR": vector, "PTX": takes_ptx(gpu),
+    }  # fmt: skip
 
 
 def shifted_vector(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> int:
