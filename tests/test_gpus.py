@@ -181,7 +181,6 @@ def test_this_gpu_nvidia_of_any_target(monkeypatch, major, minor, target, granul
         target=target,
         product="NVIDIA Orin",
         driver_name="NVIDIA Orin",
-        architecture=10 * major + minor,
         num_sms=131,
         registers_per_sm=32768,
         max_threads_per_sm=1536,

@@ -41,7 +41,6 @@ class Gpu:
     vendor: what decides wherever vendors differ.
     target: the compiler's name for this kind of GPU, such as "sm_90".
     product, driver_name: the names that the datasheet and the driver give it; "" if unknown.
-    backend, architecture: Triton's names for the compiler and for the target.
     num_sms: streaming multiprocessors; on CDNA, compute units; on RDNA, workgroup processors.
         Such a pair of compute units shares its LDS, and LLVM compiles for the pair by default.
     max_threads_per_program: the most threads of a thread block [guide] or a workgroup [base].
@@ -56,8 +55,6 @@ class Gpu:
     target: str
     product: str
     driver_name: str = ""
-    backend: Literal["cuda", "hip"]
-    architecture: int | str
     num_sms: int
     warp_size: int
     max_threads_per_program: int = 1024
@@ -68,6 +65,16 @@ class Gpu:
     l2_bytes: int = 0
     infinity_cache_bytes: int = 0
     datasheet_bytes_per_s: float = 0.0
+
+    @property
+    def backend(self) -> str:
+        """Triton's name for the compiler."""
+        return {"nvidia": "cuda", "amd": "hip"}[self.vendor]
+
+    @property
+    def architecture(self) -> int | str:
+        """Triton's name for the target: 90 for sm_90."""
+        return int(self.target[3:]) if self.vendor == "nvidia" else self.target
 
     @property
     def last_level_bytes(self) -> int:
@@ -84,7 +91,6 @@ class NvidiaGpu(Gpu):
     """
 
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    backend: Literal["cuda", "hip"] = "cuda"
     warp_size: int = 32  # [guide]
     registers_per_sm: int = 65536  # [guide]
     max_registers_per_thread: int = 255  # [guide]
@@ -111,7 +117,6 @@ class AmdGpu(Gpu):
     """
 
     vendor: Literal["nvidia", "amd"] = "amd"
-    backend: Literal["cuda", "hip"] = "hip"
     prefetches_to_shared_memory: bool = False
     simds: int = 4  # [base]
     max_waves_per_simd: int  # [base]
@@ -139,7 +144,6 @@ def _nvidia(
         target=f"sm_{capability}",
         product=product,
         driver_name=driver_name,
-        architecture=capability,
         num_sms=num_sms,
         max_threads_per_sm=threads,
         max_blocks_per_sm=blocks,
@@ -151,70 +155,31 @@ def _nvidia(
     )
 
 
-def _cdna(
-    target: str,
-    product: str,
-    num_sms: int,
-    driver_name: str,
-    datasheet: float,
-    *,
-    waves: int = 8,
-    vgprs: int = 512,
-    vgpr_granule: int = 8,
-    agprs: int = 0,
-    lds_kib: int = 64,
-    lds_granularity: int = 512,
-    infinity_cache_mib: int = 0,
-) -> AmdGpu:
-    return AmdGpu(
-        target=target,
-        product=product,
-        driver_name=driver_name,
-        architecture=target,
-        num_sms=num_sms,
-        warp_size=64,  # [td]
-        shared_per_sm=lds_kib * KIB,  # [td]
-        shared_per_program=lds_kib * KIB,  # [td]
-        shared_granularity=lds_granularity,  # [base]
-        max_waves_per_simd=waves,
-        vgprs=vgprs,
-        vgpr_granule=vgpr_granule,
-        agprs=agprs,
-        max_addressable_vgprs=512,
-        sgpr_waves=((80, 10), (88, 9), (100, 8), (10**9, 7)),
-        max_workgroups=16,
-        infinity_cache_bytes=infinity_cache_mib * KIB**2,
-        datasheet_bytes_per_s=datasheet,
-    )
-
-
-def _rdna(
-    target: str,
-    product: str,
-    num_sms: int,
-    driver_name: str,
-    datasheet: float,
-    infinity_cache_mib: int,
-) -> AmdGpu:
-    return AmdGpu(
-        target=target,
-        product=product,
-        driver_name=driver_name,
-        architecture=target,
-        num_sms=num_sms,
-        warp_size=32,  # [td]
-        shared_per_sm=128 * KIB,  # [td]
-        shared_per_program=64 * KIB,  # [td]
-        shared_granularity=1024,  # [mesa]
-        max_waves_per_simd=16,
-        vgprs=1536,
-        vgpr_granule=24,
-        max_addressable_vgprs=256,
-        max_workgroups=32,
-        infinity_cache_bytes=infinity_cache_mib * KIB**2,
-        datasheet_bytes_per_s=datasheet,
-    )
-
+_CDNA = functools.partial(
+    AmdGpu,
+    warp_size=64,  # [td]
+    shared_per_sm=64 * KIB,  # [td]
+    shared_per_program=64 * KIB,  # [td]
+    shared_granularity=512,  # [base]
+    max_waves_per_simd=8,
+    vgprs=512,
+    vgpr_granule=8,
+    max_addressable_vgprs=512,
+    sgpr_waves=((80, 10), (88, 9), (100, 8), (10**9, 7)),
+    max_workgroups=16,
+)
+_RDNA = functools.partial(
+    AmdGpu,
+    warp_size=32,  # [td]
+    shared_per_sm=128 * KIB,  # [td]
+    shared_per_program=64 * KIB,  # [td]
+    shared_granularity=1024,  # [mesa]
+    max_waves_per_simd=16,
+    vgprs=1536,
+    vgpr_granule=24,
+    max_addressable_vgprs=256,
+    max_workgroups=32,
+)
 
 # Product, number of SMs, Infinity Cache and bandwidth [products]; threads, blocks and shared memory
 # per SM [guide].
@@ -236,24 +201,38 @@ GPUS: tuple[Gpu, ...] = (
     # https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5090/
     _nvidia(120, "RTX 5090", 170, 1536, 24, 100 * KIB, "NVIDIA GeForce RTX 5090", 1.792e12),
     # https://www.amd.com/en/products/accelerators/instinct/mi100.html
-    _cdna(
-        "gfx908", "MI100", 120, "AMD Instinct MI100", 1.2288e12,
-        waves=10, vgprs=256, vgpr_granule=4, agprs=256,
+    _CDNA(
+        target="gfx908", product="MI100", driver_name="AMD Instinct MI100", num_sms=120,
+        datasheet_bytes_per_s=1.2288e12,
+        max_waves_per_simd=10, vgprs=256, vgpr_granule=4, agprs=256,
     ),
     # https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html
     # Half of it: its two dies are two devices.
-    _cdna("gfx90a", "MI250X", 110, "AMD Instinct MI250X", 3.2768e12 / 2),
+    _CDNA(
+        target="gfx90a", product="MI250X", driver_name="AMD Instinct MI250X", num_sms=110,
+        datasheet_bytes_per_s=3.2768e12 / 2,
+    ),
     # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
-    _cdna("gfx942", "MI300X", 304, "AMD Instinct MI300X", 5.3e12, infinity_cache_mib=256),
+    _CDNA(
+        target="gfx942", product="MI300X", driver_name="AMD Instinct MI300X", num_sms=304,
+        datasheet_bytes_per_s=5.3e12, infinity_cache_bytes=256 * KIB**2,
+    ),
     # https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html
-    _cdna(
-        "gfx950", "MI355X", 256, "AMD Instinct MI355X", 8e12,
-        lds_kib=160, lds_granularity=1280, infinity_cache_mib=256,
+    _CDNA(
+        target="gfx950", product="MI355X", driver_name="AMD Instinct MI355X", num_sms=256,
+        datasheet_bytes_per_s=8e12, infinity_cache_bytes=256 * KIB**2,
+        shared_per_sm=160 * KIB, shared_per_program=160 * KIB, shared_granularity=1280,
     ),
     # https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html
-    _rdna("gfx1100", "RX 7900 XTX", 48, "AMD Radeon RX 7900 XTX", 0.96e12, 96),
+    _RDNA(
+        target="gfx1100", product="RX 7900 XTX", driver_name="AMD Radeon RX 7900 XTX", num_sms=48,
+        datasheet_bytes_per_s=0.96e12, infinity_cache_bytes=96 * KIB**2,
+    ),
     # https://www.amd.com/en/products/graphics/desktops/radeon/9000-series/amd-radeon-rx-9070xt.html
-    _rdna("gfx1201", "RX 9070 XT", 32, "AMD Radeon RX 9070 XT", 0.64e12, 64),
+    _RDNA(
+        target="gfx1201", product="RX 9070 XT", driver_name="AMD Radeon RX 9070 XT", num_sms=32,
+        datasheet_bytes_per_s=0.64e12, infinity_cache_bytes=64 * KIB**2,
+    ),
 )  # fmt: skip
 
 # The first GPU of each target.

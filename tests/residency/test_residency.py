@@ -60,11 +60,8 @@ def test_programs_by_limit_of_an_unknown_target():
 def test_programs_by_limit_without_rules():
     """A GPU of a third vendor gets no answer by mistake."""
     shared = {"shared_per_sm": 1, "shared_per_program": 1, "shared_granularity": 1}
-    names = {"vendor": "intel", "backend": "xpu", "target": "pvc", "product": "Max"}
-    other = Gpu(
-        **names, architecture="pvc", num_sms=1, warp_size=16, **shared,
-        prefetches_to_shared_memory=False,
-    )  # fmt: skip
+    names = {"vendor": "intel", "target": "pvc", "product": "Max"}
+    other = Gpu(**names, num_sms=1, warp_size=16, **shared, prefetches_to_shared_memory=False)
     with pytest.raises(TypeError):
         residency.programs_by_limit(kernel("pvc"), other)
 
