@@ -15,6 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import memtraffic
 from memtraffic import runtime
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
+from memtraffic.kernels import operands
 from memtraffic.kernels.softmax import op, planning, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.kernels.softmax.op import backward, softmax
@@ -27,7 +28,7 @@ from memtraffic.testing import assert_correct, assert_softmax, assert_touches_on
 
 DEVICE = runtime.device()
 INF, NAN = float("inf"), float("nan")
-FLOATS = {str(it).removeprefix("torch."): it for it in op.FLOATS}
+FLOATS = {str(it).removeprefix("torch."): it for it in operands.FLOATS}
 DTYPES = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)  # over the fixture
 
 
@@ -132,7 +133,7 @@ def test_softmax_of_any_tensor(either, examples):
             data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank)),
             data.draw(st.integers(0, 2 * rank)),  # the dimension that repeats its elements
             data.draw(st.integers(0, 3)),
-            data.draw(st.sampled_from(op.FLOATS), "dtype"),
+            data.draw(st.sampled_from(operands.FLOATS), "dtype"),
         )
         assert_softmax_along(dim, x)
         assert softmax(x, dim).is_contiguous()

@@ -112,11 +112,7 @@ def operator(
         if more:
             tensors = rest[:more]
             for x in tensors:  # `facts` in line
-                key += (
-                    (None,)
-                    if x is None
-                    else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15)
-                )
+                key += (None,) if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15)
         if out is not None:
             key += (facts(out),)
         planned = latest.get(key)
@@ -145,9 +141,7 @@ def operator(
         device = tensors[0].device
         for it in tensors:
             if it is not None and not it.is_cuda and not _runs_on_cpu():
-                raise RuntimeError(
-                    f"{name}: the tensor is on the {it.device.type}, not on a GPU"
-                )
+                raise RuntimeError(f"{name}: the tensor is on the {it.device.type}, not on a GPU")
             if it is not None and it.device != device:
                 raise RuntimeError(f"{name}: tensors on {device} and on {it.device}")
         makers = [_allocator(*like, device) for like in results(*tensors, *options)]
@@ -162,8 +156,7 @@ def operator(
         check(*arguments)
         device = arguments[0].device
         made = tuple(
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in results(*arguments)
+            torch.empty(shape, dtype=dtype, device=device) for shape, dtype in results(*arguments)
         )
         return made if several else made[0]
 
@@ -189,17 +182,8 @@ def operator(
     registered.register_fake(fake)
     registered.register_vmap(batch or one_by_one)
     overload = getattr(torch.ops.memtraffic, name)
-    return Operator(
-        name,
-        names,
-        len(every) - len(names),
-        not several,
-        results,
-        check,
-        plans,
-        launch,
-        overload,
-    )
+    options = len(every) - len(names)
+    return Operator(name, names, options, not several, results, check, plans, launch, overload)
 
 
 def _runs_on_cpu() -> bool:
@@ -214,9 +198,7 @@ def _allocator(
     empty = torch_adapter.empty_on_current_gpu
     if empty and runtime.runs_on_gpu() and device.type == "cuda":
         return functools.partial(empty, tuple(shape), strides, dtype)
-    return functools.partial(
-        torch.empty_strided, tuple(shape), strides, dtype=dtype, device=device
-    )
+    return functools.partial(torch.empty_strided, tuple(shape), strides, dtype=dtype, device=device)
 
 
 def are_plain(tensors: Iterable[Tensor | None]) -> bool:
@@ -230,9 +212,7 @@ def are_plain(tensors: Iterable[Tensor | None]) -> bool:
 
 def is_watched() -> bool:
     """Whether derivatives come along, or a transform or a mode that is no meter's looks on."""
-    return watchers() and (
-        is_forward_mode() or is_transformed() or not runtime.is_capturing()
-    )
+    return watchers() and (is_forward_mode() or is_transformed() or not runtime.is_capturing())
 
 
 @dataclass(frozen=True)
@@ -330,12 +310,8 @@ def _check_memory(
     name: str, out: Tensor, names: tuple[str, ...], tensors: Sequence[Tensor | None]
 ) -> None:
     strides = out.stride()
-    if 0 in strides and any(
-        n > 1 for n, s in zip(out.shape, strides, strict=True) if not s
-    ):
-        raise RuntimeError(
-            f"{name}: out repeats its elements: its strides are {strides}"
-        )
+    if 0 in strides and any(n > 1 for n, s in zip(out.shape, strides, strict=True) if not s):
+        raise RuntimeError(f"{name}: out repeats its elements: its strides are {strides}")
     for argument, x in zip(names, tensors, strict=True):
         if x is not None and partially_overlaps(out, x):
             apart = out.data_ptr() - x.data_ptr()
@@ -349,11 +325,7 @@ def _check_tensors(name: str, names: tuple[str, ...], tensors: Sequence[Any]) ->
     for argument, x in zip(names, tensors, strict=True):
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name}: {argument} is a {type(x).__name__}, not a tensor")
-        if (
-            is_forward_mode()
-            and x is not None
-            and forward_ad.unpack_dual(x).tangent is not None
-        ):
+        if is_forward_mode() and x is not None and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name}: no derivative in forward mode")
 
 

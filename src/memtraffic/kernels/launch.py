@@ -82,9 +82,7 @@ class Launch:
         self._start: Any = None
         self._stream: Any = raw_stream
         if runtime.runs_on_gpu():
-            self.compiled = compile_kernel(
-                kernel, *arguments, **constants, **self.options
-            )
+            self.compiled = compile_kernel(kernel, *arguments, **constants, **self.options)
             every = [*self._arguments, *constants.values()]
             self._start = starter(self.compiled, grid, every, places)
 

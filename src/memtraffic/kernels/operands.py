@@ -11,6 +11,7 @@ from memtraffic import runtime
 from memtraffic.tensors import span
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (*DTYPES, torch.float64)
 MAX_ROWS = 2**30  # the number of a row, rounded up to a tile, stays within 32 bits
 
 
@@ -47,22 +48,29 @@ def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> T
     if out is None:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     if out.dtype != x.dtype or out.device != x.device:
-        raise TypeError(
-            f"{rung}: out is {out.dtype} on {out.device}, not {x.dtype} on {x.device}"
-        )
+        raise TypeError(f"{rung}: out is {out.dtype} on {out.device}, not {x.dtype} on {x.device}")
     if out.shape != x.shape:
         raise ValueError(f"{rung}: out is {tuple(out.shape)}, not {tuple(x.shape)}")
     if has_internal_overlap(out):
-        raise ValueError(
-            f"{rung}: out repeats its elements: its strides are {out.stride()}"
-        )
+        raise ValueError(f"{rung}: out repeats its elements: its strides are {out.stride()}")
     if partially_overlaps(out, x):
         apart = out.data_ptr() - x.data_ptr()
-        raise ValueError(
-            f"{rung}: out starts {apart} bytes after x, and overlaps a part of it"
-        )
+        raise ValueError(f"{rung}: out starts {apart} bytes after x, and overlaps a part of it")
     increment_version(out)  # autograd may have saved what is about to be overwritten
     return out
+
+
+def check_floats(op: str, *dtypes: torch.dtype) -> None:
+    """Raises NotImplementedError for a dtype that the operation `op` does not take."""
+    for dtype in dtypes:
+        if dtype not in FLOATS:
+            names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
+            raise NotImplementedError(f"{op}: not implemented for {dtype}: {names}")
+
+
+def accumulated(x: Tensor) -> torch.dtype:
+    """The dtype in which sums over `x` are held."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _check_dense(rung: str, name: str, x: Any) -> None:
@@ -72,9 +80,7 @@ def _check_dense(rung: str, name: str, x: Any) -> None:
         kind = "meta" if x.is_meta else str(x.layout)
         raise TypeError(f"{rung}: {name} is a {kind} tensor: a dense one is needed")
     if x.is_neg():
-        raise TypeError(
-            f"{rung}: {name} is negated when it is read: pass {name}.resolve_neg()"
-        )
+        raise TypeError(f"{rung}: {name} is negated when it is read: pass {name}.resolve_neg()")
 
 
 def has_internal_overlap(matrix: Tensor) -> bool:

@@ -109,9 +109,7 @@ def rms_norm_backward_kernel(
                     weight_ptrs, weight_stride, i, every, cols, left, BLOCK, WHOLE
                 ).to(ACC)
             # A lane adds up its vector at once, and has registers left for dweight.
-            products += tl.sum(
-                tl.reshape(gradient * xhat, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2
-            )
+            products += tl.sum(tl.reshape(gradient * xhat, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2)
         sums = added
         dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
         if SLOTS:
@@ -128,9 +126,7 @@ def rms_norm_backward_kernel(
                 ).to(ACC)
             dx = rstd * (gradient - x.to(ACC) * rstd * mean)
             dx = dx.to(dx_ptr.dtype.element_ty)
-            store_chunk(
-                dx_ptrs, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, WHOLE
-            )
+            store_chunk(dx_ptrs, dx_col_stride, dx, i, live, cols, left, BLOCK, CHUNKS, WHOLE)
     if WEIGHTED:
         parts_ptr += start.to(tl.int64) * n_cols
         for i in tl.static_range(CHUNKS):
@@ -167,9 +163,7 @@ def long_rms_norm_backward_kernel(
         for start in tl.range(0, n_cols, BLOCK):
             cols = (start + tl.arange(0, BLOCK)).to(tl.int64)
             mask = cols < n_cols
-            xhat = (
-                tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
-            )
+            xhat = tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
             dy = tl.load(dy_row + cols * dy_col_stride, mask=mask, other=0).to(ACC)
             if WEIGHTED:
                 dy *= load_weight(weight_ptr, weight_stride, cols, n_cols, 0, 0).to(ACC)
@@ -178,9 +172,7 @@ def long_rms_norm_backward_kernel(
         for start in tl.range(0, n_cols, BLOCK):
             cols = (start + tl.arange(0, BLOCK)).to(tl.int64)
             mask = cols < n_cols
-            xhat = (
-                tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
-            )
+            xhat = tl.load(x_row + cols * x_col_stride, mask=mask, other=0).to(ACC) * rstd
             dy = tl.load(dy_row + cols * dy_col_stride, mask=mask, other=0).to(ACC)
             if WEIGHTED:
                 part = tl.load(parts_ptr + cols, mask=mask & (row > first), other=0)

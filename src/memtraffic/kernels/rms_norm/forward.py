@@ -13,9 +13,7 @@ __all__ = ["long_rms_norm_kernel", "rms_norm_kernel"]
 
 
 @triton.jit
-def load_weight(
-    weight_ptr, weight_stride, cols, n_cols, i: tl.constexpr, WHOLE: tl.constexpr
-):
+def load_weight(weight_ptr, weight_stride, cols, n_cols, i: tl.constexpr, WHOLE: tl.constexpr):
     if i < WHOLE:
         return tl.load(weight_ptr + cols * weight_stride, eviction_policy="evict_last")
     return tl.load(
@@ -66,13 +64,9 @@ def rms_norm_kernel(
     for i in tl.static_range(CHUNKS):
         y = forget(xs[i], CHUNKS, PTX).to(ACC) * rstd
         if WEIGHTED:
-            y *= load_weight(
-                weight_ptr, weight_stride, cols + i * BLOCK, n_cols, i, WHOLE
-            ).to(ACC)
+            y *= load_weight(weight_ptr, weight_stride, cols + i * BLOCK, n_cols, i, WHOLE).to(ACC)
         y = y.to(y_ptr.dtype.element_ty)
-        store_chunk(
-            y_ptrs, y_col_stride, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE
-        )
+        store_chunk(y_ptrs, y_col_stride, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """`memtraffic.rms_norm`: what `torch.nn.functional.rms_norm` computes, with the least traffic."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +10,18 @@ from torch import Tensor
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.autograd import Results, Run, operation, operator
 from memtraffic.kernels.launch import Launch, resident_launch, takes_ptx
+from memtraffic.kernels.operands import accumulated, check_floats
 from memtraffic.kernels.rms_norm.backward import (
     long_rms_norm_backward_kernel,
     rms_norm_backward_kernel,
 )
 from memtraffic.kernels.rms_norm.forward import long_rms_norm_kernel, rms_norm_kernel
 from memtraffic.kernels.softmax.online import online_tile
-from memtraffic.kernels.softmax.planning import Tile, row_tile
+from memtraffic.kernels.softmax.planning import Tile, common_divisor, row_tile
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
 
 __all__ = ["backward", "forward", "reference", "rms_norm"]
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Of the backward: warps, and the widest row, in columns, that a program of them holds beside its
 # part of dweight, by the bytes of an element; of those that idle least the first is taken. From a
 # sweep of widths on an H200.
@@ -71,7 +70,7 @@ def rms_norm(
         if not isinstance(it, Tensor) and not (it is None and name == "weight"):
             raise TypeError(f"rms_norm: {name} is a {type(it).__name__}, not a tensor")
     if eps is None:
-        eps = torch.finfo(_accumulated(x)).eps
+        eps = torch.finfo(accumulated(x)).eps
     elif isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"rms_norm: eps is a {type(eps).__name__}, not a float")
     if out is None:
@@ -85,17 +84,8 @@ def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Ten
     return y if weight is None else y * weight
 
 
-def _accumulated(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def _check(x: Tensor, weight: Tensor | None, eps: float) -> None:
-    for it in (x, x if weight is None else weight):
-        if it.dtype not in FLOATS:
-            names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
-            raise NotImplementedError(
-                f"rms_norm: not implemented for {it.dtype}: {names}"
-            )
+    check_floats("rms_norm", *(it.dtype for it in (x, weight) if it is not None))
     if not x.dim():
         raise RuntimeError("rms_norm: x is a scalar, which has no rows")
     n = x.shape[-1]
@@ -116,11 +106,7 @@ def forward_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tile | None:
     Tile(rows=1, block=8192, chunks=4, num_warps=32)
     """
     tile = row_tile(n_cols, itemsize, 1, gpu)
-    if (
-        tile
-        and (itemsize, tile.num_warps * gpu.warp_size) == (4, 512)
-        and n_cols > 16384
-    ):
+    if tile and (itemsize, tile.num_warps * gpu.warp_size) == (4, 512) and n_cols > 16384:
         block, num_warps = 4 * tile.block, 2 * tile.num_warps
         return Tile(1, block, triton.cdiv(n_cols, block), num_warps)
     return tile
@@ -160,16 +146,10 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _align(*matrices: Tensor) -> int:
-    """What divides width and row strides, to 16 bytes; 1 where columns lie apart."""
-    if any(x.stride(1) != 1 for x in matrices):
-        return 1
-    widest = max(VECTOR_BYTES // x.element_size() for x in matrices)
-    return math.gcd(widest, matrices[0].shape[1], *(x.stride(0) for x in matrices))
+    return common_divisor(matrices, matrices[0].shape, [x.stride() for x in matrices])
 
 
-def _constants(
-    tile: Tile, n_cols: int, weight: Tensor | None, gpu: Gpu
-) -> dict[str, Any]:
+def _constants(tile: Tile, n_cols: int, weight: Tensor | None, gpu: Gpu) -> dict[str, Any]:
     whole = n_cols // tile.block if tile.rows == 1 else 0
     return {
         "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": tile.chunks, "WHOLE": whole,
@@ -182,10 +162,6 @@ def _ordered(constants: dict[str, Any], kernel: Any) -> dict[str, Any]:
     return {name: constants[name] for name in kernel.arg_names if name in constants}
 
 
-def _nothing(*tensors: Tensor | None) -> None:
-    """What an empty tensor needs."""
-
-
 def _no_rows(dx: Tensor, dweight: Tensor, *tensors: Tensor | None) -> None:
     dweight.zero_()
 
@@ -193,7 +169,7 @@ def _no_rows(dx: Tensor, dweight: Tensor, *tensors: Tensor | None) -> None:
 def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
     (y, rstd), (x, weight) = results, tensors
     if not x.numel():
-        return _nothing
+        return lambda *tensors: None
     gpu, matrices = planning_gpu(x), (_rows(y), _rows(x))
     n_rows, n_cols = matrices[1].shape
     strides = [it for matrix in matrices for it in (matrix, *matrix.stride())]
@@ -203,7 +179,7 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
     tile = forward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_kernel
     if tile is None:
-        long, kernel = online_tile(n_cols, x.element_size(), gpu), long_rms_norm_kernel
+        kernel, long = long_rms_norm_kernel, online_tile(n_cols, x.element_size(), gpu)
         constants |= {"BLOCK": long.block}
         grid, num_warps = n_rows, long.num_warps
     else:
@@ -225,24 +201,14 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
     gpu, matrices = planning_gpu(x), (_rows(dx), _rows(dy), _rows(x))
     n_rows, n_cols = matrices[2].shape
     parts = torch.empty(1, n_cols, dtype=rstd.dtype, device=x.device)
-    strides = [(matrix, *matrix.stride()) for matrix in matrices]
+    of_dx, of_dy, of_x = ((matrix, *matrix.stride()) for matrix in matrices)
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
-    arguments = (
-        *strides[0],
-        parts,
-        *strides[1],
-        *strides[2],
-        *of_weight,
-        rstd,
-    )
+    arguments = *of_dx, parts, *of_dy, *of_x, *of_weight, rstd
     constants = {"ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
     found = backward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_backward_kernel
     if found is None:
-        long, kernel = (
-            online_tile(n_cols, 2 * x.element_size(), gpu),
-            long_rms_norm_backward_kernel,
-        )
+        kernel, long = long_rms_norm_backward_kernel, online_tile(n_cols, 2 * x.element_size(), gpu)
         constants |= {"BLOCK": long.block}
         n_tiles, num_warps, team = n_rows, long.num_warps, 1
         arguments = *arguments, n_rows, n_cols
@@ -252,9 +218,8 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
         last = n_cols - (team - 1) * width  # columns of the last part
         constants |= _constants(tile, last, weight, gpu)
         lanes = max(triton.next_power_of_2(team), gpu.warp_size * tile.num_warps)
-        constants |= {"SLOTS": lanes if team > 1 else 0, "LOOKS": LOOKS}
-        kind = x.element_size(), tile.num_warps, tile.chunks
-        constants |= {"STAGES": STAGES.get(kind, 1)}
+        stages = STAGES.get((x.element_size(), tile.num_warps, tile.chunks), 1)
+        constants |= {"SLOTS": lanes if team > 1 else 0, "LOOKS": LOOKS, "STAGES": stages}
         n_tiles, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
         slots = torch.empty(2, dtype=torch.int64, device=x.device) if team > 1 else 0
         arguments = *arguments, slots, n_rows, n_cols, team
@@ -265,17 +230,10 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
     programs = launch.grid[0] // team if weight is not None else 1
 
     def run(
-        dx: Tensor,
-        dweight: Tensor,
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        rstd: Tensor,
+        dx: Tensor, dweight: Tensor, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor
     ) -> None:
         parts = torch.empty(programs, n_cols, dtype=rstd.dtype, device=x.device)
-        launch(
-            _rows(dx), parts, _rows(dy), _rows(x), x if weight is None else weight, rstd
-        )
+        launch(_rows(dx), parts, _rows(dy), _rows(x), x if weight is None else weight, rstd)
         if weight is not None:
             dweight.copy_(parts.sum(0))
 
@@ -286,7 +244,7 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
 
 
 def _results(x: Tensor, weight: Tensor | None, eps: float) -> Results:
-    return [(x.shape, x.dtype), (x.shape[:-1], _accumulated(x))]
+    return [(x.shape, x.dtype), (x.shape[:-1], accumulated(x))]
 
 
 def _results_of_backward(
@@ -300,7 +258,7 @@ def _backward_in_pytorch(
     dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """What the backward computes, from `x` anew, so that it has gradients."""
-    wide = _accumulated(x)
+    wide = accumulated(x)
     wide_x, wide_dy = x.to(wide), dy.to(wide)
     rstd = (wide_x.square().mean(-1, keepdim=True) + eps).rsqrt()
     xhat = wide_x * rstd
@@ -312,12 +270,9 @@ def _backward_in_pytorch(
 
 
 _FORWARD = operator(
-    "rms_norm",
-    "(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
-    _plan_forward,
-    _results,
-    _check,
-)
+    "rms_norm", "(Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    _plan_forward, _results, _check,
+)  # fmt: skip
 _BACKWARD = operator(
     "rms_norm_backward",
     "(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, float eps) -> (Tensor, Tensor)",

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from memtraffic.kernels.autograd import Results, Run, operation, operator
+from memtraffic.kernels.operands import accumulated, check_floats
 from memtraffic.kernels.softmax.planning import plan
 from memtraffic.kernels.tiling import MAX_ROW
 
 __all__ = ["backward", "forward", "softmax"]
 
 is_autocast = torch.is_autocast_enabled  # of GPUs
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def softmax(
@@ -53,7 +53,7 @@ def softmax(
     if dtype is not None and isinstance(x, Tensor) and not x.is_floating_point():
         x = x.to(dtype)
     if dtype is None and is_autocast() and isinstance(x, Tensor) and x.is_cuda:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = accumulated(x)
     if out is None:
         return _apply(x, (dim, dtype))
     return _SOFTMAX.into(out, x, dim, dtype)
@@ -75,10 +75,7 @@ def _check_dim(dim: int, shape: Sequence[int]) -> None:
 
 def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     """Raises what `softmax` does for an `x` that its kernels do not take."""
-    for it in (x.dtype, dtype or x.dtype):
-        if it not in FLOATS:
-            names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
-            raise NotImplementedError(f"softmax: not implemented for {it}: {names}")
+    check_floats("softmax", x.dtype, dtype or x.dtype)
     _check_dim(dim, x.shape)
     # While a function is compiled, both may be symbols, and a condition would fix their values.
     columns = x.shape[dim] if x.dim() and isinstance(dim, int) else 1
@@ -141,20 +138,13 @@ def _backward_in_pytorch(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) ->
 
 
 _FORWARD = operator(
-    "softmax",
-    "(Tensor x, SymInt dim, ScalarType? dtype) -> Tensor",
-    _plan_forward,
-    _results,
-    _check,
-    _batch,
-)
+    "softmax", "(Tensor x, SymInt dim, ScalarType? dtype) -> Tensor",
+    _plan_forward, _results, _check, _batch,
+)  # fmt: skip
 _BACKWARD = operator(
-    "softmax_backward",
-    "(Tensor dy, Tensor y, SymInt dim, ScalarType dtype) -> Tensor",
-    _plan_backward,
-    _results_of_backward,
-    batch=_batch,
-)
+    "softmax_backward", "(Tensor dy, Tensor y, SymInt dim, ScalarType dtype) -> Tensor",
+    _plan_backward, _results_of_backward, batch=_batch,
+)  # fmt: skip
 _SOFTMAX = operation(
     _FORWARD,
     _BACKWARD,

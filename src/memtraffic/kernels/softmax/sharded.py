@@ -23,11 +23,11 @@ from torch.autograd.function import once_differentiable
 from memtraffic import runtime
 from memtraffic.errors import RanksError
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.operands import MAX_ROWS
+from memtraffic.kernels.operands import FLOATS, MAX_ROWS
 from memtraffic.kernels.softmax.chunks import exponential
 from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.online import online_tile
-from memtraffic.kernels.softmax.op import FLOATS, softmax
+from memtraffic.kernels.softmax.op import softmax
 from memtraffic.kernels.softmax.rows import to_gradient
 from memtraffic.kernels.tiling import MAX_ROW, common_divisor
 from memtraffic.torch_adapter import all_gather
