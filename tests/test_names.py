@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.names import RENAMED, RUNGS, import_attribute, import_function, import_path
+from memtraffic.names import RUNGS, import_attribute, import_function, import_path
 
 
 @pytest.fixture
@@ -58,7 +58,6 @@ def test_import_function_that_fails_leaves_the_path_alone(folder):
     [
         pytest.param("fusd", "did you mean 'fused'", id="misspelt"),
         pytest.param("zzz", "one of naive, fused", id="unknown"),
-        *(pytest.param(old, new, id=old) for old, new in RENAMED.items()),
         pytest.param("no_such_module:f", "No module named 'no_such_module'", id="no-module"),
         pytest.param("kernels:softmux", "softmux", id="no-attribute"),
         pytest.param("kernels:not_callable", "int", id="not-a-function"),

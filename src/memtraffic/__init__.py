@@ -16,37 +16,22 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memtraffic import errors, testing
-    from memtraffic.benchmark import bench
-    from memtraffic.compile import occupancy, resources
-    from memtraffic.gpus import find_gpu
-    from memtraffic.kernels.rms_norm.op import rms_norm
-    from memtraffic.kernels.softmax.op import softmax
-    from memtraffic.meters.count import count
-    from memtraffic.meters.counters import counters
-    from memtraffic.meters.formula import formula
-    from memtraffic.meters.sectors import sectors
-    from memtraffic.op import Op
-    from memtraffic.reporting import report
+    from memtraffic import errors as errors
+    from memtraffic import testing as testing
+    from memtraffic.benchmark import bench as bench
+    from memtraffic.compile import occupancy as occupancy
+    from memtraffic.compile import resources as resources
+    from memtraffic.gpus import find_gpu as find_gpu
+    from memtraffic.kernels.rms_norm.op import rms_norm as rms_norm
+    from memtraffic.kernels.softmax.op import softmax as softmax
+    from memtraffic.meters.count import count as count
+    from memtraffic.meters.counters import counters as counters
+    from memtraffic.meters.formula import formula as formula
+    from memtraffic.meters.sectors import sectors as sectors
+    from memtraffic.op import Op as Op
+    from memtraffic.reporting import report as report
 
 __version__ = "0.1.0"
-__all__ = [
-    "Op",
-    "bench",
-    "count",
-    "counters",
-    "errors",
-    "find_gpu",
-    "formula",
-    "occupancy",
-    "report",
-    "resources",
-    "rms_norm",
-    "sectors",
-    "softmax",
-    "testing",
-]
-
 _MODULES = {
     "Op": "memtraffic.op",
     "bench": "memtraffic.benchmark",
@@ -61,6 +46,7 @@ _MODULES = {
     "sectors": "memtraffic.meters.sectors",
     "softmax": "memtraffic.kernels.softmax.op",
 }
+__all__ = ["errors", "testing", *_MODULES]
 
 
 class _BeforeTriton(MetaPathFinder):

@@ -21,7 +21,7 @@ import click
 
 import memtraffic
 from memtraffic import names, progress
-from memtraffic.errors import MemtrafficError, NoKernelError
+from memtraffic.errors import MemtrafficError, NoKernelError, described, said
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.inputs import (
     DEFAULT,
@@ -105,29 +105,22 @@ def standing_in(params: dict[str, Any]) -> AbstractContextManager[None]:
 
 def failure(error: BaseException, params: dict[str, Any]) -> click.ClickException:
     """What a command says about an error: with its class where the metered function raised it."""
-    text = str(error).split("\nException raised from")[0]  # PyTorch's stack in C++
-    frames = list(traceback.walk_tb(error.__traceback__))
-    last = frames[-1][0]
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
     # A function in C++ has no frame: it raises in the one that calls it.
     ours = last.f_globals.get("__name__", "").startswith("memtraffic.")
     if isinstance(error, MemtrafficError) or (
         ours and last.f_code is not Arguments.call.__code__ and not isinstance(error, KeyError)
     ):
         bad_call = isinstance(error, (LookupError, TypeError, ValueError))
-        return (click.UsageError if bad_call else click.ClickException)(text)
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    line = f"{params.get('name', '')}: {module}{kind.__qualname__}: {text}".removesuffix(": ")
-    if insists_on_gpu(f"{text} {traceback.extract_tb(error.__traceback__)[-1].line}", params):
-        line += " (does it insist on a GPU? then give --stand-in)"
-    return click.ClickException(line.removeprefix(": "))
-
-
-def insists_on_gpu(text: str, params: dict[str, Any]) -> bool:
-    """Whether a message and the line that raised it name the GPU, and --stand-in may help."""
+        return (click.UsageError if bad_call else click.ClickException)(said(error))
     from memtraffic import runtime
 
-    return not runtime.HAS_GPU and not params.get("stand_in", True) and "cuda" in text.lower()
+    line = f"{params.get('name', '')}: {described(error)}".removeprefix(": ")
+    code = traceback.extract_tb(error.__traceback__)[-1].line
+    may_help = not runtime.HAS_GPU and not params.get("stand_in", True)
+    if may_help and "cuda" in f"{error} {code}".lower():
+        line += " (does it insist on a GPU? then give --stand-in)"
+    return click.ClickException(line)
 
 
 # ---- what the commands take

@@ -56,3 +56,21 @@ class LaunchError(MemtrafficError, RuntimeError):
 
 class RanksError(MemtrafficError, RuntimeError):
     """Ranks of a process group do not fit together, or one failed; the message says which."""
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line, without PyTorch's stack in C++."""
+    return " ".join(str(error).split("\nException raised from")[0].split())
+
+
+def described(error: BaseException) -> str:
+    """The same, with its class where it is not of this package.
+
+    >>> described(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    if isinstance(error, MemtrafficError):
+        return said(error)
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}: {said(error)}".removesuffix(": ")

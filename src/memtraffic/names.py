@@ -18,7 +18,6 @@ RUNGS = {
     for name in ("naive", "fused", "masked", "tiled", "persistent", "online", "split")
 }
 
-RENAMED = {"warps": "tiled"}
 OPS = {
     "softmax": "memtraffic.kernels.softmax.definitions:SOFTMAX",
     "softmax_backward": "memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD",
@@ -71,8 +70,6 @@ def check_name(name: str, known: Mapping[str, str], kind: str = "rung") -> None:
 
     known: the names of `kind`; any other name is `module:attribute`.
     """
-    if name in RENAMED:
-        raise LookupError(f"the {kind} {name!r} is now named {RENAMED[name]!r}")
     if name in known:
         return
     if ":" not in name:

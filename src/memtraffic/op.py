@@ -42,49 +42,23 @@ def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -
     return roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
 
 
-@dataclass(frozen=True)
-class LeastTraffic:
-    """The least that an operation could move: each input element and each new element once."""
-
-    read_elements: int
-    written_elements: int
-    read_bytes: int
-    written_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """What is read and what is written."""
-        return self.read_bytes + self.written_bytes
-
-
-def least_traffic(
-    inputs: Iterable[Tensor], result: object, *, backward: bool = False
-) -> LeastTraffic:
-    """The least that is moved between `inputs` and `result`, which may be a tuple of tensors.
+def least_bytes(inputs: Iterable[Tensor], result: object) -> int:
+    """The least that could be moved: the bytes of each input element and each new element once.
 
     >>> x = torch.zeros(2, 4)
-    >>> least_traffic([x, x], (x.view(-1), x + 1))
-    LeastTraffic(read_elements=8, written_elements=8, read_bytes=32, written_bytes=32)
+    >>> least_bytes([x, x], (x.view(-1), x + 1))
+    64
 
-    An element that several indices share, as in an expanded tensor or overlapping windows, counts
-    once, and so does a tensor that is given twice. A result that lies in the memory of an input is
-    not new. backward: of the backward pass instead, which reads the inputs and the gradients of
-    what is new, and writes the gradients of the inputs; integers have none.
+    result: a tensor, or tensors in tuples, lists and mappings. An element that several indices
+    share, as in an expanded tensor or overlapping windows, counts once, and so does a tensor that
+    is given twice. A result that lies in the memory of an input is not new.
     """
     given = list({(x.data_ptr(), x.shape, x.stride(), x.dtype): x for x in inputs}.values())
     known = {x.untyped_storage().data_ptr() for x in given if not x.is_meta}
     new = [
         x for x in tensors_in([result]) if x.is_meta or x.untyped_storage().data_ptr() not in known
     ]
-    if backward:
-        read = given + [x for x in new if x.is_floating_point()]
-        given, new = read, [x for x in given if x.is_floating_point()]
-    return LeastTraffic(
-        sum(map(held, given)),
-        sum(map(held, new)),
-        sum(held(x) * x.element_size() for x in given),
-        sum(held(x) * x.element_size() for x in new),
-    )
+    return sum(held(x) * x.element_size() for x in (*given, *new))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,15 +137,15 @@ class Op:
         return max(math.prod(numbers.get(size) or int(size) for size in sizes) for sizes in each)
 
     def least_bytes(self, arguments: Arguments, result: object = None) -> int:
-        """The bytes of `least_traffic` between given arguments and a result.
+        """The `least_bytes` of given arguments and a result.
 
-        Without a result, it is the shape of the reference's in the first argument's dtype.
+        Without a result, it has the shape of the reference's and the first argument's dtype.
         """
         if result is None:
             [first, *_] = arguments.tensors
             meta = arguments.map(lambda x: exact(x.to("meta")))
             result = meta.call(self.judged).to(first.dtype)
-        return least_traffic(arguments.tensors, result).bytes
+        return least_bytes(arguments.tensors, result)
 
     @property
     def judged(self) -> Callable[..., Tensor]:
@@ -179,10 +153,6 @@ class Op:
         if self.reference is None:
             raise ValueError(f"{self.name} has no reference to judge a result by")
         return self.reference
-
-    def tolerance(self, reference: Tensor, dtype: torch.dtype) -> Tensor:
-        """How far a result of `dtype` may be from the float64 `reference`, of shape (..., 1)."""
-        return row_tolerance(reference, dtype, self.roundings)
 
 
 def exact(x: Tensor) -> Tensor:

@@ -14,16 +14,17 @@ import torch
 import memtraffic
 from memtraffic import runtime
 from memtraffic.compile import resources
-from memtraffic.errors import CompileError, CountersError, MemtrafficError, NoKernelError
+from memtraffic.errors import CompileError, CountersError, NoKernelError, described
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import TARGETS, Gpu, find_gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
 from memtraffic.meters.sectors import sectors
-from memtraffic.op import AnyInputs, Op, find_op, least_traffic
+from memtraffic.op import AnyInputs, Op, find_op, least_bytes
 from memtraffic.progress import progress
 from memtraffic.residency import Occupancy, Resources, rules_of
+from memtraffic.residency.resources import widths_text
 
 MOST_ELEMENTS = 2**20  # of a tensor, at the sizes that are chosen
 MOST_PROGRAMS = 2**12  # likewise, where a program takes one row: the interpreter's time
@@ -74,7 +75,7 @@ def report(
             text = section()
         except Exception as error:  # a function may raise what it likes
             failures.append(error)
-            text = [_sentence(f"There is nothing to show here: {_said(error)}")]
+            text = [_sentence(f"There is nothing to show here: {described(error)}")]
         parts += [f"## {heading}", *text]
     if not subject.found:
         raise failures[0]
@@ -139,7 +140,8 @@ def counted_section(subject: Subject) -> list[str]:
     passes = [each for each in (traffic, traffic.backward) if each]
     subject.found.append("count")
     moved = passes[0].read_bytes + passes[0].written_bytes
-    least = least_bytes(subject.fn, arguments, results[0])
+    weights = list(subject.fn.parameters()) if isinstance(subject.fn, torch.nn.Module) else []
+    least = least_bytes([*arguments.tensors, *weights], results[0])
     name = "the forward pass" if subject.backward else "the function"
     text = f"{subject.at}, {name} moves {moved:,} bytes"
     if least:
@@ -166,12 +168,6 @@ def _traffic_table(traffic: Traffic) -> str:
     return markdown(kept.rename_axis("operation").reset_index())
 
 
-def least_bytes(fn: object, arguments: Arguments, result: object) -> int:
-    """Bytes to read each argument and parameter once, and to write each new result once."""
-    weights = tuple(fn.parameters()) if isinstance(fn, torch.nn.Module) else ()
-    return least_traffic([*arguments.tensors, *weights], result).bytes
-
-
 def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     arguments, parts = subject.arguments(), []
     call = _both_passes(subject.fn) if subject.backward else subject.fn
@@ -180,7 +176,7 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
         try:
             found += [(gpu, kernel) for kernel in resources(call, arguments, target=gpu)]
         except CompileError as error:
-            parts.append(_sentence(f"For {gpu.target}: {_said(error)[:300]}"))
+            parts.append(_sentence(f"For {gpu.target}: {described(error)[:300]}"))
         except NoKernelError:
             hint = "launches one only for tensors on a GPU, compile it within `stand_in()`"
             return [f"The function launched no Triton kernel. If it {hint}."]
@@ -200,8 +196,8 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
             "registers per thread": kernel.registers,
             "bytes spilled": kernel.spill_bytes,
             "bytes shared": kernel.shared_bytes,
-            "loads, in bits": _widths(kernel.load_bits),
-            "stores, in bits": _widths(kernel.store_bits),
+            "loads, in bits": widths_text(kernel.load_bits),
+            "stores, in bits": widths_text(kernel.store_bits),
         }
         for gpu, kernel in found
     )
@@ -248,10 +244,6 @@ def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     ]
 
 
-def _widths(bits: dict[int, int]) -> str:
-    return " + ".join(f"{n} of {width}" for width, n in sorted(bits.items())) or "none"
-
-
 def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
     one, slots = Occupancy.of(kernel, gpu), rules_of(gpu).warp_slots(gpu)
     warps = one.resident * kernel.num_warps
@@ -293,7 +285,7 @@ def _counters(subject: Subject, inputs: AnyInputs) -> list[str]:
     try:
         frame = counters(subject.fn, inputs, subject.shape, dtype=subject.dtype)
     except (CountersError, LookupError, TypeError, ValueError) as error:
-        return [_sentence(f"There are no hardware counters: {_said(error)}")]
+        return [_sentence(f"There are no hardware counters: {described(error)}")]
     subject.found.append("counters")
     shown = pd.DataFrame(
         {
@@ -353,14 +345,6 @@ def markdown(frame: pd.DataFrame) -> str:
     rows = [[cell(value) for value in row] for row in frame.astype(object).values.tolist()]
     lines = [list(frame.columns), rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line, with its class where it is not this package's."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MemtrafficError):
-        return text
-    return f"{type(error).__qualname__}: {text}".removesuffix(": ")
 
 
 def _sentence(text: str) -> str:

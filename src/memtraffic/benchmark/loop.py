@@ -15,9 +15,10 @@ from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
+from memtraffic.errors import said
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
-from memtraffic.op import AnyInputs, Op, find_op, least_traffic
+from memtraffic.op import AnyInputs, Op, find_op, least_bytes
 from memtraffic.progress import progress
 from memtraffic.testing import assert_correct
 
@@ -161,7 +162,7 @@ def _time(
     elif op:
         n_bytes = op.least_bytes(arguments)
     else:
-        n_bytes = least_traffic(arguments.tensors, next(iter(calls.values()))()).bytes
+        n_bytes = least_bytes(arguments.tensors, next(iter(calls.values()))())
     samples = time_interleaved(list(calls.values()), cold=cold, budget=budget)
     return {name: summary(times, n_bytes) for name, times in zip(calls, samples, strict=True)}
 
@@ -193,7 +194,7 @@ def _judge_and_time(
         except AssertionError as error:
             notes[name] = _reason("wrong", error)
         except ImportError as error:
-            notes[name] = ABSENT + " ".join(str(error).split())
+            notes[name] = ABSENT + said(error)
         except Exception as error:  # a compiler raises what it likes
             notes[name] = _reason("refused", error)
         _check_gpu(name, shape, notes)
@@ -240,12 +241,8 @@ def judge_result(op: Op, fn: Callable[..., Tensor], *inputs: Tensor) -> str:
 
 
 def _reason(what: str, error: Exception) -> str:
-    text = " ".join(str(error).split())[:160] or type(error).__name__
-    return (
-        f"{what}: {text}"
-        if isinstance(error, AssertionError | ValueError)
-        else (f"{what}: {type(error).__name__}: {text}")
-    )
+    kind = "" if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: "
+    return f"{what}: {kind}{said(error)[:160] or type(error).__name__}"
 
 
 def _check_gpu(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -120,14 +120,12 @@ class Formula:
 
         shape: a number for each of `symbols`. Whether it was tried is for `holds` to say.
         """
-        return self._at(shape, self.reads, self.writes)
+        reads, writes = (evaluate(it, self.symbols, shape) for it in (self.reads, self.writes))
+        return reads, writes
 
     def bytes(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:
         """The bytes read and written, as `elements` gives the elements."""
-        return self._at(shape, self.read_bytes, self.write_bytes)
-
-    def _at(self, shape: Shape, *sides: Polynomial) -> Any:
-        return tuple(evaluate(each, self.symbols, shape) for each in sides)
+        return replace(self, reads=self.read_bytes, writes=self.write_bytes).elements(*shape)
 
     @property
     def tried(self) -> dict[str, tuple[int, int]]:
@@ -240,19 +238,12 @@ def formula(
         raise AccessError(f"{error}{at} If it takes only whole blocks, {OWN_SHAPES}") from error
     if found is None:
         raise counts.no_formula()
-    last = None
-    for sides in reversed(found):
-        last = Formula(
-            **sides,
-            fitted=counts.fitted,
-            checked=counts.checked,
-            refused=tuple(counts.refused),
-            symbols=counts.symbols,
-            backward=last,
-            notes=tuple(counts.notes),
-        )
-    assert last is not None
-    return last
+    evidence: dict[str, Any] = {
+        name: tuple(getattr(counts, name))
+        for name in ("fitted", "checked", "refused", "symbols", "notes")
+    }
+    forward, *others = (Formula(**(sides | evidence)) for sides in found)
+    return replace(forward, backward=others[0]) if others else forward
 
 
 # ---- counts
@@ -281,6 +272,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         self.function, self.made_by = as_function(self.fn), find_op(self.inputs)
+        self.symbols = self.made_by.sizes
         if len(self.symbols) > MAX_SYMBOLS:
             raise FormulaError(
                 f"{len(self.symbols)} sizes ({', '.join(self.symbols)}) are more than "
@@ -293,11 +285,6 @@ class Counts:
         self._operations = MAX_OPERATIONS  # that are left
         self._too_large: set[Shape] = set()
         self._unmade: InputsError | None = None
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The names of the sizes."""
-        return self.made_by.sizes
 
     def run(
         self,
@@ -492,7 +479,7 @@ class Counts:
 
     def _check_shape(self, shape: Shape, found: list[dict[str, Polynomial]]) -> bool:
         """Counts at a shape to check at, if that does not take too long; whether it did."""
-        held = solve({each: self._held[each] for each in self.traffic}, self)
+        held = self.solve({each: self._held[each] for each in self.traffic})
         predicted = [*([held] if held else []), *(each[k] for each in found for k in SIDES)]
         elements = sum(evaluate(each, self.symbols, shape) for each in predicted)
         if shape in self.traffic or elements > MAX_ELEMENTS or not self._counted(shape, limit=True):
@@ -510,23 +497,27 @@ class Counts:
 
     # ---- solutions
 
+    def solve(self, numbers: Mapping[Shape, int]) -> Polynomial | None:
+        """The polynomial that gives a number at every shape; None if none does."""
+        simple = products_of(self.symbols)
+        for solution in solutions({shape: numbers[shape] for shape in self.fitted}, self.symbols):
+            if not odd_ones(solution, self.symbols, numbers):
+                return {term: c for term, c in solution.items() if c or term in simple}
+        return None
+
     def _solve(self) -> list[dict[str, Polynomial]] | None:
         """For each pass the polynomial of each of `SIDES`; None if one has none."""
-        passes: list[dict[str, Polynomial]] = []
-        for which in range(2 if self.backward else 1):
-            sides: dict[str, Polynomial] = {}
-            for side in SIDES:
-                found = solve(self.moved(which, side), self)
-                if found is None:
-                    return None
-                sides[side] = found
-            passes.append(sides)
+        passes: list[dict[str, Polynomial]] = [{}, {}] if self.backward else [{}]
+        for (which, sides), side in itertools.product(enumerate(passes), SIDES):
+            if (found := self.solve(self.moved(which, side))) is None:
+                return None
+            sides[side] = found
         return passes
 
     def no_formula(self) -> FormulaError:
         """Says of the first pass and side without a formula what is nearest, and what it misses."""
         for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
-            if solve(self.moved(which, side), self) is None:
+            if self.solve(self.moved(which, side)) is None:
                 subject = "the backward pass" if which else "it"
                 return FormulaError(f"{subject} {self.describe(which, side)}")
         raise AssertionError("every side has a formula")
@@ -539,7 +530,7 @@ class Counts:
         moved, symbols = self.moved(which, side), self.symbols
         verb = next(verb for verb in SIDES if side.startswith(verb.removesuffix("s")))
         verb += ", in bytes," if "bytes" in side else ""
-        if (found := solve(moved, self)) is not None:
+        if (found := self.solve(moved)) is not None:
             return f"{verb} {polynomial(found)}"
         near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
         odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
@@ -648,18 +639,6 @@ def _grid(inner: Sequence[Sequence[int]], last: Sequence[int]) -> list[Shape]:
     shapes = list(itertools.product(*inner, last))
     step = next(n for n in itertools.count(5 * len(shapes) // 8) if math.gcd(n, len(shapes)) == 1)
     return [shapes[step * i % len(shapes)] for i in range(len(shapes))]
-
-
-def solve(numbers: Mapping[Shape, int], counts: Any) -> Polynomial | None:
-    """The polynomial that gives a number at every shape; None if none does.
-
-    counts: has the names of the sizes, as `symbols`, and the shapes to solve at, as `fitted`.
-    """
-    simple = products_of(counts.symbols)
-    for solution in solutions({shape: numbers[shape] for shape in counts.fitted}, counts.symbols):
-        if not odd_ones(solution, counts.symbols, numbers):
-            return {term: c for term, c in solution.items() if c or term in simple}
-    return None
 
 
 def shape_text(shape: Sequence[int]) -> str:

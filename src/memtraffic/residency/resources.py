@@ -52,13 +52,16 @@ class Resources:
     unlaunchable: str = ""
 
     def __str__(self) -> str:
-        def widths(bits: dict[int, int]) -> str:
-            return " + ".join(f"{n} of {width} bits" for width, n in sorted(bits.items())) or "none"
-
         return (
             f"{self.kernel} for {self.target}, {self.num_warps} warps: {self.registers} registers, "
             f"{self.spill_bytes} bytes spilled, {self.shared_bytes} bytes shared; "
-            f"loads: {widths(self.load_bits)}; stores: {widths(self.store_bits)}"
+            f"loads: {widths_text(self.load_bits, ' bits')}; "
+            f"stores: {widths_text(self.store_bits, ' bits')}"
         ) + (f"; cannot be launched: {self.unlaunchable}" if self.unlaunchable else "")
 
     as_dict = asdict
+
+
+def widths_text(bits: dict[int, int], unit: str = "") -> str:
+    """`load_bits` or `store_bits` in words, such as "2 of 128"."""
+    return " + ".join(f"{n} of {width}{unit}" for width, n in sorted(bits.items())) or "none"
