@@ -376,7 +376,6 @@ BAD_CALLS = {
     "": "Missing command",
     "formul naive": "Did you mean 'formula'?",
     "formula fusd": "did you mean 'fused'?",
-    "formula warps": "'tiled'",
     "formula no_such_module:f": "'no_such_module'",
     "formula kernels:softmux": "'softmux'",
     "formula kernels:not_callable": "int",

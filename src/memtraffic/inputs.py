@@ -149,6 +149,7 @@ def read_size(text: str) -> int:
 class _Tensor:
     """One tensor of a specification. dtype: "" is the caller's choice. below: "" is none."""
 
+    text: str
     sizes: tuple[str, ...]
     dtype: str
     below: str
@@ -164,10 +165,8 @@ class _Tensor:
 
         from memtraffic import runtime, tensors
 
-        def number(size: str) -> int:
-            return numbers[size] if size.isalpha() else int(size)
-
-        shape, of = [number(size) for size in self.sizes], getattr(torch, self.dtype or dtype)
+        shape = [number_of(size, numbers) for size in self.sizes]
+        of = getattr(torch, self.dtype or dtype)
         if of.is_floating_point and len(shape) == 2:
             m, n = shape
             return tensors.matrix(m, n, of, layout, seed=seed)
@@ -176,20 +175,18 @@ class _Tensor:
         if of.is_floating_point:
             return torch.randn(shape, generator=generator, device=device).to(of)
         most = 2 if of == torch.bool else torch.iinfo(of).max + 1
-        below = number(self.below) if self.below else min(smallest, most)
+        below = number_of(self.below, numbers) if self.below else min(smallest, most)
         if below > most:
             raise InputsError(
-                f"inputs: {_text(self)}: {of} holds whole numbers below {most}, not below {below}"
+                f"inputs: {self.text}: {of} holds whole numbers below {most}, not below {below}"
             )
         below = most if of == torch.bool else below
         return torch.randint(below, shape, generator=generator, device=device).to(of)
 
 
-def _text(tensor: _Tensor) -> str:
-    comma = "," if len(tensor.sizes) == 1 and tensor.sizes[0].isdecimal() else ""
-    text = ",".join(tensor.sizes) + comma
-    text += f":{tensor.dtype}" if tensor.dtype else ""
-    return text + (f"<{tensor.below}" if tensor.below else "")
+def number_of(size: str, numbers: Mapping[str, int]) -> int:
+    """What a size stands for: a letter for one of `numbers`, a number for itself."""
+    return numbers[size] if size.isalpha() else int(size)
 
 
 def parse(text: str) -> Inputs:
@@ -212,52 +209,43 @@ def parse(text: str) -> Inputs:
 
     Raises InputsError for text that cannot be read.
     """
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
+    given: list[tuple[str, Any]] = []  # each with its name, "" by position
     for argument in text.split():
         key, equals, value = argument.rpartition("=")
+        named = [name for name, _ in given if name]
         if equals and not key.isidentifier():
             raise InputsError(f"inputs: {argument!r} is not of the form name=value")
-        if equals and key in keywords:
+        if equals and key in named:
             raise InputsError(f"inputs: {argument!r}: {key} is given twice")
-        if not equals and keywords:
-            raise InputsError(
-                f"inputs: {argument!r} stands after {[*keywords][-1]}=: give it a name"
-            )
-        if equals:
-            keywords[key] = _value(value)
-        else:
-            positional.append(_value(value))
-    values = [*positional, *keywords.values()]
-    if not values:
+        if not equals and named:
+            raise InputsError(f"inputs: {argument!r} stands after {named[-1]}=: give it a name")
+        given.append((key, _value(value)))
+    if not given:
         raise InputsError("inputs: there are none; a matrix is 'M,N'")
-    written = [value for value in values if isinstance(value, _Tensor)]
+    written = [value for _, value in given if isinstance(value, _Tensor)]
     by_dimensions = sorted(written, key=lambda tensor: -len(tensor.sizes))
-    letters = [letter for tensor in by_dimensions for letter in tensor.letters]
+    letters = tuple(dict.fromkeys(it for tensor in by_dimensions for it in tensor.letters))
 
     def make(shape: tuple[int, ...], dtype: str, layout: str) -> Arguments:
-        numbers = dict(zip(names, shape, strict=True))
-        sizes = {size for tensor in written for size in tensor.sizes}
-        least = min((numbers[s] if s.isalpha() else int(s) for s in sizes), default=1)
-
-        def real(value: Any, seed: int) -> Any:
-            if not isinstance(value, _Tensor):
-                return value
-            return value.make(numbers, least, dtype, layout, seed)
-
+        numbers = dict(zip(letters, shape, strict=True))
+        least = min((number_of(it, numbers) for x in written for it in x.sizes), default=1)
         try:
-            made = [real(value, seed) for seed, value in enumerate(values)]
+            made = [
+                it.make(numbers, least, dtype, layout, seed) if isinstance(it, _Tensor) else it
+                for seed, (_, it) in enumerate(given)
+            ]
         except (RuntimeError, TypeError) as error:  # more elements than memory, or than 64 bits
             at = ", ".join(f"{name}={number}" for name, number in numbers.items())
             why = str(error).partition("\n")[0]
             raise InputsError(
                 f"inputs: {text!r} cannot be made with {at or 'these sizes'}: {why}"
             ) from error
-        named = zip(keywords, made[len(positional) :], strict=True)
-        return Arguments(tuple(made[: len(positional)]), dict(named))
+        n = sum(not name for name, _ in given)
+        return Arguments(
+            tuple(made[:n]), {name: it for (name, _), it in zip(given[n:], made[n:], strict=True)}
+        )
 
-    names = tuple(dict.fromkeys(letters))
-    return Inputs(names, make, tuple(tensor.sizes for tensor in written))
+    return Inputs(letters, make, tuple(tensor.sizes for tensor in written))
 
 
 GRAMMAR = "\n\n".join((inspect.getdoc(parse) or "").split("\n\n")[2:4])  # for --help
@@ -289,11 +277,10 @@ def _value(text: str) -> Any:
         if size.isdecimal() and not 0 < int(size) < 2**63:
             raise InputsError(f"inputs: {text!r}: {size} is not a size from 1 to 2**63 - 1")
     if below and "int" not in dtype:
-        why = (
-            f"{dtype} has no largest number" if dtype else f"name the dtype, as in M:int64<{below}"
-        )
+        named = f"{dtype} has no largest number"
+        why = named if dtype else f"name the dtype, as in M:int64<{below}"
         raise InputsError(f"inputs: {text!r}: < is for whole numbers: {why}")
-    return _Tensor(sizes, dtype, below)
+    return _Tensor(text, sizes, dtype, below)
 
 
 def find_dtype(name: str) -> str:

@@ -22,6 +22,7 @@ from memtraffic.inputs import (
     arguments_of,
     find_dtype,
     is_value,
+    number_of,
     of_function,
     parse,
     tensors_in,
@@ -134,7 +135,7 @@ class Op:
         """The elements of the largest tensor at these sizes, as far as a specification says it."""
         numbers = dict(zip(self.sizes, self.check(shape), strict=True))
         each = self.made.shapes or (self.sizes,)
-        return max(math.prod(numbers.get(size) or int(size) for size in sizes) for sizes in each)
+        return max(math.prod(number_of(size, numbers) for size in sizes) for sizes in each)
 
     def least_bytes(self, arguments: Arguments, result: object = None) -> int:
         """The `least_bytes` of given arguments and a result.

@@ -35,8 +35,6 @@ from memtraffic.torch_adapter import (
     watchers,
 )
 
-__all__ = ["Operation", "Operator", "operation", "operator"]
-
 PLAIN = (Tensor, torch.nn.Parameter)
 is_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled

@@ -17,8 +17,6 @@ from memtraffic.kernels.exchange import high_of, look, publish
 from memtraffic.kernels.rms_norm.forward import load_weight
 from memtraffic.kernels.softmax.chunks import forget, store_chunk
 
-__all__ = ["long_rms_norm_backward_kernel", "rms_norm_backward_kernel"]
-
 
 @triton.jit
 def load_chunk(

@@ -9,8 +9,6 @@ import triton.language as tl
 
 from memtraffic.kernels.softmax.chunks import forget, load_chunks, store_chunk
 
-__all__ = ["long_rms_norm_kernel", "rms_norm_kernel"]
-
 
 @triton.jit
 def load_weight(weight_ptr, weight_stride, cols, n_cols, i: tl.constexpr, WHOLE: tl.constexpr):

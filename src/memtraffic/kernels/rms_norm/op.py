@@ -20,8 +20,6 @@ from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.planning import Tile, common_divisor, row_tile
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
 
-__all__ = ["backward", "forward", "reference", "rms_norm"]
-
 # Of the backward: warps, and the widest row, in columns, that a program of them holds beside its
 # part of dweight, by the bytes of an element; of those that idle least the first is taken. From a
 # sweep of widths on an H200.

@@ -10,8 +10,6 @@ from memtraffic.kernels.exchange import first_missing, high_of, look, publish
 from memtraffic.kernels.softmax.chunks import forget, load_chunks, store_chunk, widen
 from memtraffic.kernels.softmax.rows import dot_of_chunks, to_gradient
 
-__all__ = ["passes_backward_kernel", "split_backward_kernel"]
-
 
 @triton.jit
 def split_backward_kernel(

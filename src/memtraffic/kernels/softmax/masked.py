@@ -9,11 +9,8 @@ from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_COLS, num_warps_of_row
 from memtraffic.runtime import device_guard
-
-__all__ = ["reference", "softmax", "softmax_two_blocks"]
 
 
 @triton.jit

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_ROW, Tiling, common_divisor
 from memtraffic.runtime import device_guard
-
-__all__ = ["online_kernel", "reference", "softmax", "softmax_three_passes"]
 
 TILE_BYTES_PER_LANE = 64
 

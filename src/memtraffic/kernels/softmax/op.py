@@ -12,8 +12,6 @@ from memtraffic.kernels.operands import accumulated, check_floats
 from memtraffic.kernels.softmax.planning import plan
 from memtraffic.kernels.tiling import MAX_ROW
 
-__all__ = ["backward", "forward", "softmax"]
-
 is_autocast = torch.is_autocast_enabled  # of GPUs
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.tiled import _softmax_tile
 from memtraffic.kernels.tiling import (
     MAX_COLS,
@@ -21,8 +20,6 @@ from memtraffic.kernels.tiling import (
     tile_shape,
 )
 from memtraffic.runtime import device_guard
-
-__all__ = ["plan", "reference", "softmax"]
 
 
 @triton.jit

@@ -17,8 +17,6 @@ from memtraffic.kernels.softmax.chunks import (
     widen,
 )
 
-__all__ = ["softmax_backward_kernel", "softmax_kernel", "to_gradient"]
-
 
 @triton.jit
 def to_gradient(dx, STORED: tl.constexpr, DTYPE: tl.constexpr):

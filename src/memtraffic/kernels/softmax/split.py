@@ -34,12 +34,9 @@ from memtraffic.kernels.softmax.chunks import (
     store_chunk,
     widen,
 )
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
 from memtraffic.residency import loaded_resources, resident_programs
 from memtraffic.triton_adapter.launch import compile_kernel
-
-__all__ = ["publish", "reference", "softmax", "split_kernel", "split_launch"]
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.tiling import MAX_COLS, common_divisor, tile_shape
 from memtraffic.runtime import device_guard
-
-__all__ = ["reference", "softmax"]
 
 
 @triton.jit
