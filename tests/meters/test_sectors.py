@@ -173,7 +173,7 @@ def test_sectors_of_the_ladder_thread_by_thread(fn, dtype, layout):
     [
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
-        (sector_kernels.autotuned, "64,", "has 2 autotuning configurations"),
+        (sector_kernels.autotuned, "64,", "has 2 autotuning configurations, which differ"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
     ],
     ids=["waiting", "assembly", "autotuned", "wrong-hint"],
@@ -181,6 +181,12 @@ def test_sectors_of_the_ladder_thread_by_thread(fn, dtype, layout):
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):
         sectors(fn, inputs)
+
+
+def test_sectors_of_autotuning_configurations_that_do_the_same():
+    """By 16 bytes a lane, four warps do what one does four times."""
+    found = sectors(sector_kernels.autotuned, "512,")
+    assert [(it.launch, it.requests, it.sectors) for it in found.accesses] == [(0, 4, 64)] * 2
 
 
 # Of 64 elements, 4 programs each: two of the four warps load what the other two do.

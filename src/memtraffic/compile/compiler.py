@@ -207,9 +207,11 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
         ) from error
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
-        kernel: Any = importlib.import_module(launch.module)
-        for name in launch.qualname.split("."):
-            kernel = getattr(kernel, name)
+        kernel: Any = launch.function
+        if kernel is None:
+            kernel = importlib.import_module(launch.module)
+            for name in launch.qualname.split("."):
+                kernel = getattr(kernel, name)
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(

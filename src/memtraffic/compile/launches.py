@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Launch:
     attributes: what else is known at compile time, such as "divisible by 16", by the argument's
         position.
     options: launch options, such as `num_warps`.
+    function: the kernel, in the process that launched it; another one imports it.
     """
 
     module: str
@@ -35,6 +36,10 @@ class Launch:
     constants: dict[Any, Any]
     attributes: Attributes
     options: dict[str, Any]
+    function: Kernel = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "function": None}
 
 
 def capture_launches(
@@ -75,4 +80,4 @@ def launch_of(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) ->
         facts = specialize(function, args, options)
     except TypeError as error:
         raise TypeError(f"{function.__name__}: {error}") from error
-    return Launch(function.__module__, function.__qualname__, *facts)
+    return Launch(function.__module__, function.__qualname__, *facts, function)

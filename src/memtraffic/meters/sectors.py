@@ -196,8 +196,8 @@ def sectors(
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
     CountError for an AMD GPU, for a kernel that copies asynchronously (cp.async) or by descriptor
-    (TMA), waits for other programs, has several autotuning configurations, or whose accesses
-    cannot be told apart in the compiled code; and what `count` and `resources` raise.
+    (TMA), waits for other programs, has autotuning configurations that differ here, or whose
+    accesses cannot be told apart in the compiled code; and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     if gpu.vendor != "nvidia":
@@ -397,13 +397,24 @@ class _SectorMeter(TrafficMeter):
         self.launches += 1
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
-        configurations = list(launches)
-        if len(configurations) > 1:
+        begin, first, found = len(self.found), self.launches, []
+
+        def watched() -> Iterator[Configuration]:
+            for launch in launches:
+                self.launches = first
+                begin = len(self.found)
+                yield launch
+                found.append(self.found[begin:])
+
+        super().autotuned(kernel, watched())
+        counts = [[(it.requests, it.sectors) for it in accesses] for accesses in found]
+        if any(each != counts[0] for each in counts):
             raise CountError(
-                f"{kernel} has {len(configurations)} autotuning configurations, and which one a "
-                f"GPU chooses is not known here: keep one, as `{kernel}.configs[1:] = []` does"
+                f"{kernel} has {len(found)} autotuning configurations, which differ in requests or "
+                "sectors, and which one a GPU chooses is not known here: keep one, as "
+                f"`{kernel}.configs[1:] = []` does"
             )
-        super().autotuned(kernel, configurations)
+        self.found[begin:] = found[0]
 
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)
