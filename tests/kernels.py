@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda.libdevice import tanh as tanh_of_cuda
 from triton.language.extra.libdevice import tanh as hyperbolic_tangent
 
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
@@ -134,6 +135,7 @@ def _libdevice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * n_cols + cols
     x = tl.load(x_ptr + offsets, mask=cols < n_cols).to(tl.float32)
     y = hyperbolic_tangent(x) + libdevice.tanh(x) + tl.extra.cuda.libdevice.tanh(x)
+    y += tanh_of_cuda(x)
     tl.store(y_ptr + offsets, y, mask=(cols < n_cols) & (y < 2.0))
 
 
@@ -446,7 +448,7 @@ KNOWN = {
     "autotuned": (tuned, lambda m, n: (2 * m * n, m * n)),
     "heuristics": (heuristic, lambda m, n: (2 * m * n, m * n)),
     "float-and-bool-arguments": (scalars, lambda m, n: (m * n, m * n)),
-    "libdevice": (from_libdevice, lambda m, n: (m * n, 1)),  # 3 tanh(0) < 2, 3 tanh(1) > 2
+    "libdevice": (from_libdevice, lambda m, n: (m * n, 1)),  # 4 tanh(0) < 2, 4 tanh(1) > 2
     "overflow": (overflowing, lambda m, n: (m * n, m * n)),
     "and-or-not-of-blocks": (logic, lambda m, n: (m * n, m * n)),
     "and-of-two-loads": (both_loads, lambda m, n: (2 * m, 0)),

@@ -59,7 +59,8 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
                 patch_language(function)
             for name, value in list(names.items()):
                 library = libraries.get(getattr(value, "__module__", None) or "")
-                if inspect.isfunction(value) and tl.core.is_builtin(value):  # cast = tl.cast
+                is_function = library is None and inspect.isfunction(value)
+                if is_function and tl.core.is_builtin(value):  # cast = tl.cast
                     library = tl if hasattr(tl, value.__name__) else tl.math
                 if library is not None and hasattr(library, value.__name__):
                     undo.callback(names.__setitem__, name, value)
