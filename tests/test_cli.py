@@ -404,6 +404,7 @@ BAD_CALLS = {
     "sectors fused 4 64": "--target",
     "sectors fused --target sm_90": "N of 'M,N' has no number",
     "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
+    "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
     "report fused --target sm_91": "sm_91",
     "report fused 4": "N of 'M,N' has no number",
 }
@@ -413,7 +414,6 @@ FAILURES = {
     "count torch:rms_norm 3 5": "torch:rms_norm: TypeError: ",
     "count kernels:dropped_mask 5 12": "outside x_ptr",
     "report kernels:raises": "kernels:raises: TypeError: kernels: cannot take",
-    "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
     "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
     "resources naive --target sm_90 --n 64": "naive launched no Triton kernel",
     "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",

@@ -44,7 +44,7 @@ def test_example_of_the_readme(tmp_path):
     assert done.returncode == 0, done.stderr
     printed, *said = done.stdout.split("$\n")
     comments = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", script, re.M)
-    assert len(comments) == len(printed.splitlines()) == 4
+    assert len(comments) == len(printed.splitlines()) == 5
     assert all(map(str.startswith, printed.splitlines(), comments))
     assert len(said) == len(commands) == 6
     for text, (_, shown) in zip(said, commands, strict=True):

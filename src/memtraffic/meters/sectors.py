@@ -194,14 +194,15 @@ def sectors(
     with what is known of these numbers. A tensor's memory is taken to start at a multiple of 32
     bytes, as what PyTorch allocates does.
 
-    Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
-    CountError for an AMD GPU, for a kernel that copies asynchronously (cp.async) or by descriptor
-    (TMA), waits for other programs, has autotuning configurations that differ here, or whose
-    accesses cannot be told apart in the compiled code; and what `count` and `resources` raise.
+    Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
+    `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by
+    descriptor (TMA), waits for other programs, has autotuning configurations that differ here, or
+    whose accesses cannot be told apart in the compiled code; and what `count` and `resources`
+    raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     if gpu.vendor != "nvidia":
-        raise CountError(f"sectors are those of NVIDIA's GPUs, and {gpu.target} is {gpu.vendor}'s")
+        raise ValueError(f"sectors are those of NVIDIA's GPUs, and {gpu.target} is {gpu.vendor}'s")
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
     meter = _SectorMeter(gpu)
     run_metered(lambda: arguments.call(function), fn, meter, gpu)
