@@ -35,6 +35,7 @@ class Page(HTMLParser):
         self.ids, self.links, self.images = set(), [], []
         self.titles, self.tables = [], []
         self.headings = 0  # of level one, in the article
+        self.description = ""
         self.pasted = 0  # values that came out of cells into the text
         self.wrong = []  # classes by which Sphinx marks what it could not resolve
         self.seen = self.text = ""  # all that is seen, and that without code
@@ -49,6 +50,8 @@ class Page(HTMLParser):
         self.wrong += sorted(classes & {"problematic", "system-message"})
         self.headings += tag == "h1" and self.within("article")
         self.pasted += "pasted-text" in classes
+        if found.get("name") == "description":
+            self.description = found["content"]
         if tag == "img":
             self.images.append((found.get("src", ""), found.get("alt", "").strip()))
         if tag == "table" and any("cell_output" in around for _, around in self.open):
@@ -134,6 +137,40 @@ def test_fragments_lead_to_elements(local_links):
 def test_page_has_one_title_and_one_main_heading(page, name):
     assert page.titles and page.titles[0]
     assert page.headings == 1
+
+
+@per_page
+def test_page_says_in_a_search_engine_what_it_is(page, site, name):
+    """In a title and a description that no other page has; the first page leads there."""
+    others = [read(site / f"{other}.html") for other in PAGES if other != name]
+    assert page.titles[0] not in [other.titles[0] for other in others]
+    assert page.titles[0].count("Memory traffic") == 1
+    assert 30 < len(page.description) < 300
+    assert page.description not in [other.description for other in others]
+    assert any("favicon.svg" in link for link in page.links)
+
+
+def test_index_leads_to_the_first_page(site):
+    index = (site / "index.html").read_text("utf-8")
+    assert "<title>Memory traffic</title>" in index
+    assert f"url={PAGES[0]}.html" in index
+
+
+def test_first_page_has_a_card_for_each_chapter_in_order(site):
+    """With its number, its title, its question and its minutes; the parts are those of the toc."""
+    toc = (ROOT / "_toc.yml").read_text("utf-8").partition("Reference")[0]
+    names = re.findall(r"file: book/(\S+)", toc)
+    text = (site / f"{PAGES[0]}.html").read_text("utf-8")
+    card = r'<li value="(\d+)"><a href="(.+?).html">(.+?)</a><span>(.+?)</span><small>(.+?)</small>'
+    numbers, links, titles, questions, minutes = zip(*re.findall(card, text), strict=True)
+    assert list(map(int, numbers)) == list(range(1, len(names) + 1))
+    assert list(links) == names
+    for name, title in zip(names, titles, strict=True):
+        assert f". {title}" in read(site / "book" / f"{name}.html").titles[0]
+    assert all(question.endswith("?") for question in questions)
+    assert all(re.fullmatch(r"[1-9]\d? minutes", it) for it in minutes)
+    headings = [re.sub("<.*?>", "", it) for it in re.findall(r"<h3>(.*?)<a class", text)]
+    assert headings == re.findall(r'caption: "(.*)"', toc)
 
 
 @per_page

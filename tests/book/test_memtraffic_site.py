@@ -1,0 +1,95 @@
+"""The Sphinx extension that makes the pages a site, without and with its public addresses."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sphinx", reason="Sphinx is not installed")
+
+import memtraffic_site as site
+from docutils import nodes
+
+ADDRESS = "https://github.com/someone/book"
+COLAB = "https://colab.research.google.com/github/someone/book/blob/gh-pages/_sources/book"
+
+
+def app(repository="", baseurl=""):
+    config = SimpleNamespace(
+        html_theme_options={"repository_url": repository},
+        html_baseurl=baseurl,
+        html_title="Memory traffic",
+        root_doc="book/intro",
+    )
+    return SimpleNamespace(config=config)
+
+
+def test_line_without_an_address_says_how_to_upload_the_notebook():
+    line = site.chapter_line("masked", 12, "")
+    assert "12 minutes" in line and 'href="softmax_masked.py"' in line
+    assert 'href="../_sources/book/masked.ipynb" download' in line
+    assert f'upload it at <a href="{site.COLAB}">' in line
+
+
+def test_line_with_an_address_is_one_click():
+    line = site.chapter_line("occupancy", 12, ADDRESS)
+    assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
+    assert "upload" not in line and "softmax_" not in line
+
+
+@pytest.mark.parametrize(
+    "address, link",
+    [("", "../_sources/book/naive.ipynb"), (f"{ADDRESS}/", f"{COLAB}/naive.ipynb")],
+    ids=["no-address", "address"],
+)
+def test_buttons_of_the_first_page(address, link):
+    env = SimpleNamespace(app=app(address))
+    state = SimpleNamespace(document=SimpleNamespace(settings=SimpleNamespace(env=env)))
+    start = site.Start("start", ["naive"], {}, [], 1, 0, "", state, SimpleNamespace(reporter=None))
+    [made] = start.run()
+    assert 'href="naive.html"' in made.astext() and f'href="{link}"' in made.astext()
+    assert ("upload" in made.astext()) == (not address)
+
+
+def test_minutes_leave_folds_and_solutions_out():
+    cells = [
+        {"metadata": {}, "source": ["word " * 180, "<details>", "word " * 900, "</details>"]},
+        {"metadata": {"tags": ["hide-input"]}, "source": ["word " * 900]},
+        {"metadata": {}, "source": ["word " * 180]},
+    ]
+    assert site.reading_minutes({"cells": cells}) == 2
+
+
+def page(*paragraphs):
+    return nodes.section("", *(nodes.paragraph("", text) for text in paragraphs))
+
+
+def test_description_is_whole_sentences():
+    long = " ".join(["A sentence of some words ends here."] * 9)
+    assert site.description(page("Short.", long)) == long[: 4 * 36 - 1]
+    assert site.description(page("x" * 300)) == "x" * 300
+    assert site.description(page()) == ""
+
+
+@pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])
+def test_shared_link_shows_a_card_where_the_site_has_an_address(base):
+    text = 'It says "this" and <that> about the traffic of a kernel.'
+    context = {"title": "1. <em>Title</em>", "docstitle": "Memory traffic", "metatags": ""}
+    site.add_metadata(app(baseurl=base), "book/a", "", context, page(text))
+    tags = context["metatags"]
+    escaped = "It says &quot;this&quot; and &lt;that&gt; about the traffic of a kernel."
+    assert f'<meta name="description" content="{escaped}">' in tags
+    card = '<meta property="og:url" content="https://example.org/book/book/a.html">'
+    assert (card in tags, "og:" in tags) == (bool(base), bool(base))
+    if base:
+        assert '"og:title" content="1. Title"' in tags
+        assert (site.ROOT / "book/_static" / site.CARD).is_file()
+
+
+@pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])
+def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
+    made = app(baseurl=base)
+    made.builder, made.outdir = SimpleNamespace(format="html"), tmp_path
+    site.write_files(made, None)
+    missing = tmp_path / "404.html"
+    assert missing.exists() == bool(base)
+    assert not base or f'href="{base}"' in missing.read_text("utf-8")
