@@ -1,20 +1,26 @@
 """What this book adds to its pages as a site: where they lead, and how they are found.
 
 Under each chapter's title stands how long it takes and where to run it; the first page has buttons
-and a card for each chapter; each page has a description, and a card for those who share its link.
+and a card for each chapter; each page has a description, and a card for those who share its link. A
+term of the glossary shows its definition where a page first uses it, and a number stays on one line
+with its unit.
 Nothing is asked from another origin when a page is read.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import plain_files
 from docutils import nodes
+from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -23,6 +29,10 @@ SUBTITLE = "where every byte goes"
 CARD = "winners.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
+NO_BREAK = "\N{NO-BREAK SPACE}"
+NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
+# Terms of the glossary that sentences use in their everyday sense, too.
+AMBIGUOUS = {"round", "level", "stage", "cold", "warm", "element", "host", "specification"}
 WORDS_PER_MINUTE = 180  # of a text with code, read by someone who knows little of it
 
 
@@ -127,10 +137,121 @@ def add_chapter_line(app: Sphinx, doctree: nodes.document, page: str) -> None:
         section.insert(1, nodes.raw("", line, format="html"))
 
 
+# ---- the text
+
+
+@functools.cache
+def units() -> re.Pattern[str]:
+    """The space between a number and its unit, which is one of the book's or a common noun."""
+    source = (ROOT / "src/memtraffic_book/units.py").read_text("utf-8")
+    [listed] = re.findall(r"^UNITS = (\(.*?^\))", source, re.M | re.S)
+    known = eval(compile(ast.parse(listed, mode="eval"), "units", "eval"), {"__builtins__": {}})
+    known += ("bytes", "bits", "rows", "columns", "elements", "warps", "threads", "programs")
+    return re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, known))})(?![\w/]))")
+
+
+def keep_units(text: str) -> str:
+    """`text` with no-break spaces before units.
+
+    >>> keep_units("129 µs for 4096 rows").count(NO_BREAK)
+    2
+    """
+    return units().sub(NO_BREAK, text)
+
+
+def definitions(glossary: nodes.document) -> dict[str, tuple[str, str]]:
+    """The definition of each term and the id of its entry; no ambiguous term."""
+    found = {}
+    for item in glossary.findall(nodes.definition_list_item):
+        *terms, definition = item.children
+        text = " ".join(definition.astext().split())
+        text = re.sub(r" See [^.]*\.$", "", text)
+        for term in terms:
+            for name in term.astext().split(", "):
+                if name not in AMBIGUOUS:
+                    found[name] = text, term["ids"][0]
+    return found
+
+
+def term_pattern(name: str) -> str:
+    """Where a term stands: also in the plural and, but for an acronym, at the start of a sentence.
+
+    >>> [bool(re.search(term_pattern("warp"), it)) for it in ("Warps do", "a warp-wide", "warped")]
+    [True, True, False]
+    """
+    plain = re.escape(name)
+    if name[:2].islower():
+        plain = f"[{name[0]}{name[0].upper()}]{re.escape(name[1:])}"
+    return rf"(?<![\w.-]){plain}(?:e?s)?(?!\w)"
+
+
+def link_terms(doctree: nodes.document, known: dict[str, tuple[str, str]]) -> None:
+    """Makes the first use of each term a link to the glossary, with its definition."""
+    names = sorted(known, key=len, reverse=True)  # a longer term before one that it contains
+    for element in list(doctree.findall(is_text)):
+        if not any(isinstance(it, nodes.paragraph) for it in around(element)):
+            continue
+        for node in [it for it in element.children if isinstance(it, nodes.Text)]:
+            text, parts = node.astext(), []
+            pattern = "|".join(f"({term_pattern(name)})" for name in names)
+            while names and (match := re.search(pattern, text)):
+                name = names.pop(match.lastindex - 1)
+                definition, anchor = known[name]
+                link = (
+                    f'<a class="term" href="glossary.html#{anchor}" '
+                    f'aria-description="{html.escape(definition)}">{html.escape(match[0])}</a>'
+                )
+                parts += [nodes.Text(text[: match.start()]), nodes.raw("", link, format="html")]
+                text = text[match.end() :]
+                pattern = "|".join(f"({term_pattern(name)})" for name in names)
+            if parts:
+                parts.append(nodes.Text(text))
+                place = element.children.index(node)
+                element[place : place + 1] = [it for it in parts if it.astext()]
+
+
+def is_text(node: nodes.Node) -> bool:
+    """Whether a node holds running text: no code, no mathematics, no heading, no link."""
+    return isinstance(node, nodes.Element) and not any(
+        isinstance(it, NOT_TEXT) for it in (node, *around(node))
+    )
+
+
+def around(node: nodes.Node | None) -> Iterator[nodes.Node]:
+    """A node and the elements that hold it."""
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    for element in list(doctree.findall(is_text)):
+        for i, node in enumerate(element.children):
+            if isinstance(node, nodes.Text) and units().search(node):
+                element[i] = nodes.Text(keep_units(node))
+    if page.startswith("book/") and page not in ("book/glossary", "book/api"):
+        link_terms(doctree, definitions(app.env.get_doctree("book/glossary")))
+
+
+def visit_fold(writer: Any, node: HideCodeCellNode) -> None:
+    """The fold of MyST-NB, without a label that hides its title from a screen reader."""
+    start = len(writer.body)
+    visit_HideCellInput(writer, node)
+    made = "".join(writer.body[start:])
+    writer.body[start:] = [made.replace(' aria-label="Toggle hidden content"', "")]
+
+
+# ---- how a page is found
+
+
 def description(doctree: nodes.document) -> str:
     """The first sentences of a page, as many as a search engine shows."""
     paragraphs = (it for it in doctree.findall(nodes.paragraph) if len(it.astext()) > 40)
-    text = " ".join(next(paragraphs, nodes.paragraph()).astext().split())
+    parts = (
+        html.unescape(re.sub("<.*?>", "", it)) if isinstance(it.parent, nodes.raw) else it
+        for it in next(paragraphs, nodes.paragraph()).findall(nodes.Text)
+    )
+    text = " ".join("".join(parts).split())
     taken = ""
     for sentence in re.findall(r".+?[.?!:](?= |$)|.+$", text):
         if taken and len(taken + sentence) > 160:
@@ -184,6 +305,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)
+    app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_HideCellInput))
+    app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)
     app.connect("build-finished", write_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

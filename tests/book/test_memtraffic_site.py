@@ -59,6 +59,49 @@ def test_minutes_leave_folds_and_solutions_out():
     assert site.reading_minutes({"cells": cells}) == 2
 
 
+def test_numbers_stay_with_their_units():
+    text = site.keep_units("129 µs at 4,800 GB/s, 4096 rows, 12 things, 5 msec, version 3 of")
+    kept = ["129~µs", "at", "4,800~GB/s,", "4096~rows,", "12", "things,", "5", "msec,"]
+    assert text.replace(site.NO_BREAK, "~").split(" ") == [*kept, "version", "3", "of"]
+
+
+KNOWN = {
+    name: (f"What {name} is: <1 & more.", f"term-{name}") for name in ("warp", "SM", "warp slot")
+}
+
+
+def linked(*children):
+    """The text of a paragraph after its terms were linked, and the links."""
+    made = page("")
+    made[0][:] = children
+    site.link_terms(made, KNOWN)
+    links = [it.astext() for it in made.findall(nodes.raw)]
+    return made[0], [(it.split('"')[3], it[it.index(">") + 1 : -4]) for it in links], links
+
+
+def test_first_use_of_each_term_is_linked():
+    text = "Warps run on an SM: a warp slot for each warp, and SMs have slots."
+    made, links, [first, *_] = linked(nodes.Text(text))
+    assert links == [
+        ("glossary.html#term-warp", "Warps"),
+        ("glossary.html#term-SM", "SM"),
+        ("glossary.html#term-warp slot", "warp slot"),
+    ]
+    plain = [it.astext() for it in made.children if isinstance(it, nodes.Text)]
+    assert plain == [" run on an ", ": a ", " for each warp, and SMs have slots."]
+    assert 'aria-description="What warp is: &lt;1 &amp; more."' in first
+
+
+def test_code_links_and_parts_of_words_are_no_terms():
+    code, link = nodes.literal("", "warp"), nodes.reference("", "", nodes.Text("the warp"))
+    assert linked(code, link, nodes.Text(" warped sm num_warps warp.x"))[1] == [
+        ("glossary.html#term-warp", "warp")
+    ]
+    heading = nodes.section("", nodes.title("", "A warp"))
+    site.link_terms(heading, KNOWN)
+    assert not list(heading.findall(nodes.raw))
+
+
 def page(*paragraphs):
     return nodes.section("", *(nodes.paragraph("", text) for text in paragraphs))
 
@@ -68,6 +111,10 @@ def test_description_is_whole_sentences():
     assert site.description(page("Short.", long)) == long[: 4 * 36 - 1]
     assert site.description(page("x" * 300)) == "x" * 300
     assert site.description(page()) == ""
+    link = nodes.raw("", '<a title="x">a &lt; b</a>', format="html")
+    linked = nodes.paragraph("", "", nodes.Text("It starts with a link: "), link)
+    linked += nodes.Text(" is what it says here.")
+    assert site.description(linked) == "It starts with a link: a < b is what it says here."
 
 
 @pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])

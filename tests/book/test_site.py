@@ -281,6 +281,33 @@ def test_fold_shows_the_title_of_its_cell(site, name):
     assert "# @title" not in page
 
 
+@per_chapter
+def test_fold_has_its_title_as_its_name(site, name):
+    """A screen reader says it: no label stands in its place."""
+    page = (site / f"{name}.html").read_text("utf-8")
+    assert "<summary" in page and not re.findall(r"<summary[^>]*aria-label", page)
+
+
+@per_page
+def test_terms_lead_to_the_glossary_and_say_their_definition(site, page, name):
+    """Each term once; that the fragments exist, `test_fragments_lead_to_elements` checks."""
+    text = (site / f"{name}.html").read_text("utf-8")
+    terms = re.findall(r'<a class="term" href="(.*?)" aria-description="(.+?)">(.+?)</a>', text)
+    assert all(link.startswith("glossary.html#term-") for link, _, _ in terms)
+    words = [word.lower().removesuffix("s") for _, _, word in terms]
+    assert len(words) == len(set(words))
+    if name in CHAPTERS:
+        assert len(words) >= 5
+
+
+@per_page
+def test_units_stay_with_their_numbers(site, page, name):
+    """Outside of code and of what cells print."""
+    text = (site / f"{name}.html").read_text("utf-8")
+    text = re.sub(r"<(pre|table|code|style|script|head|svg)\b.*?</\1>", "", text, flags=re.S)
+    assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
+
+
 PHONE = 390  # pixels
 # Of each page in a frame as wide as a phone: its width, and what reaches past the edge.
 OVERFLOW = """<!doctype html><meta charset="utf-8"><pre id="done"></pre>{frames}<script>
@@ -308,6 +335,94 @@ def test_no_page_is_wider_than_a_phone(site, tmp_path):
     measured = json.loads(html.unescape(text))
     assert [name for name, *_ in measured] == PAGES
     assert not [(name, width, wide) for name, width, wide in measured if width > PHONE]
+
+
+def in_browser(site, tmp_path, name, script):
+    """What `script` returns, run in a frame's page of the site, whose window it gets as `it`."""
+    wrapper = tmp_path / "frame.html"
+    wrapper.write_text(
+        f"""<!doctype html><meta charset="utf-8"><pre id="done"></pre>
+<iframe src="{(site / name).as_uri()}" width="1000" height="800"></iframe><script>
+addEventListener("load", async () => {{
+  const run = async (it) => {{ {script} }};
+  const found = await run(document.querySelector("iframe").contentWindow);
+  document.getElementById("done").textContent = JSON.stringify(found);
+}});</script>""",
+        "utf-8",
+    )
+    dom = dump_dom(
+        wrapper, tmp_path, "--allow-file-access-from-files", "--virtual-time-budget=9000"
+    )
+    [text] = re.findall(r'<pre id="done">(.*?)</pre>', dom, re.S)
+    assert text, "the script did not come to its end"
+    return json.loads(html.unescape(text))
+
+
+@pytest.mark.browser
+def test_definition_shows_on_focus_and_at_the_first_tap(site, tmp_path):
+    script = """
+        const term = it.document.querySelector("a.term"), page = it.document;
+        const shown = () => it.getComputedStyle(term, "::after").content.includes(
+            term.getAttribute("aria-description").slice(0, 20));
+        const tap = () => !term.dispatchEvent(new it.PointerEvent("click",
+            { pointerType: "touch", bubbles: true, cancelable: true }));
+        page.addEventListener("click", (event) => last.push(event.defaultPrevented));
+        const last = [], found = [shown()];
+        term.focus(); found.push(shown());
+        term.dispatchEvent(new it.KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+        found.push(shown());
+        found.push(tap(), shown());
+        it.addEventListener("click", (event) => {
+          found.push(event.defaultPrevented); event.preventDefault(); });
+        tap();
+        return found;"""
+    found = in_browser(site, tmp_path, "book/fused.html", script)
+    # At first, with the focus, after Escape; the first tap stays and shows it, the second leaves.
+    assert found == [False, True, False, True, True, False]
+
+
+@pytest.mark.browser
+def test_dark_page_is_printed_as_a_light_one(site, tmp_path):
+    script = """
+        const root = it.document.documentElement, found = [];
+        root.dataset.theme = "dark";
+        it.dispatchEvent(new it.Event("beforeprint")); found.push(root.dataset.theme);
+        it.dispatchEvent(new it.Event("afterprint")); found.push(root.dataset.theme);
+        return found;"""
+    assert in_browser(site, tmp_path, "book/fused.html", script) == ["light", "dark"]
+    css = (site / "_static" / "memtraffic.css").read_text("utf-8")
+    assert all(
+        "@media screen" in part.split("}")[-1] + part for part in css.split("filter: invert")[:-1]
+    )
+
+
+SEARCHES = {  # what stands first, as the start of its title and of its anchor
+    "warp": ("Tiles and warps", ""),
+    "persistent kernel": ("Persistent kernels", ""),
+    "occupancy": ("Occupancy on", ""),
+    "softmax": ("Naive softmax", ""),
+    "sector": ("Glossary", "#term-sector"),
+    "memtraffic.occupancy": ("memtraffic.occupancy", "#memtraffic.occupancy"),
+}
+
+
+@pytest.mark.browser
+def test_search_finds_titles_first(site, tmp_path):
+    script = f"""
+        const found = [];
+        for (const query of {json.dumps(list(SEARCHES))}) {{
+          it.history.replaceState(null, "", "?q=" + encodeURIComponent(query));
+          const [best] = it.eval(`Search._performSearch(
+              ...Search._parseQuery(${{JSON.stringify(query)}}))`).slice(-1);
+          found.push([best[1], best[2]]);
+        }}
+        const page = "<div id=jb-print-docs-body>Contents</div><div role=main>Text</div>";
+        found.push(it.eval("Search").htmlToText(page));
+        return found;"""
+    *found, excerpt = in_browser(site, tmp_path, "search.html", script)
+    for (query, (title, anchor)), (said, where) in zip(SEARCHES.items(), found, strict=True):
+        assert title in said and where == anchor, query
+    assert excerpt.strip() == "Text"
 
 
 def test_page_reader_sees_what_is_wrong():
