@@ -7,12 +7,18 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import gpus, residency, resources, runtime, softmax
+from memtraffic.compile import capture_launches
 from memtraffic.kernels.softmax import masked, persistent, tiled
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.meters.count import count
-from memtraffic.meters.formula import formula
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_close, assert_correct, assert_softmax, is_softmax
+from memtraffic.testing import (
+    assert_close,
+    assert_correct,
+    assert_softmax,
+    assert_traffic,
+    is_softmax,
+)
 from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
@@ -37,24 +43,33 @@ COPIES = {
 }
 SHOWN = {**SUSPECTS, **COPIES}
 FNS = {label: fn for label, (fn, _) in SHOWN.items()}
+
+
 RIGHT = {
     "few warps": exhibits.softmax_few_warps,
     "uncached": exhibits.softmax_uncached,
     "twice": exhibits.softmax_2_stages_twice,
     "dynamic": exhibits.softmax_dynamic,
+    "split": exhibits.softmax_split,
+    "split, 1024": partial(exhibits.softmax_split, columns=1024),
 }
 
 
-@pytest.mark.parametrize("n", [1, 512, 781, 8320])
 @pytest.mark.parametrize("label", RIGHT)
-def test_softmax_is_right(label, n):
-    assert_softmax(RIGHT[label], matrix(5, n))
+def test_softmax_is_right(label):
+    """Again with other numbers, when its plan is cached."""
+    for n, dtype, seed in ((1, "float32", 0), (8193, "bfloat16", 0), (8193, "bfloat16", 1)):
+        assert_softmax(RIGHT[label], matrix(3, n, dtype, seed=seed))
+
+
+def test_exhibits_of_nothing():
+    nothing = torch.empty(0, 64, device=runtime.device())
+    fns = [*RIGHT.values(), *FNS.values(), exhibits.softmax_autotuned]
+    assert all(fn(nothing).shape == (0, 64) for fn in fns if fn is not RIGHT["few warps"])
 
 
 def launches(fn, x):
     """The kernels that `fn` launches, with their options."""
-    from memtraffic.compile import capture_launches
-
     return capture_launches(fn, x, gpu=gpus.find_gpu("H200"))
 
 
@@ -68,20 +83,15 @@ def test_softmax_few_warps_has_those_of_8192_columns():
 
 @pytest.mark.parametrize("label", SHOWN)
 def test_suspects_move_the_least_in_every_layout(label):
-    for layout in ("packed", "odd", "every other", "transposed"):
-        traffic = count(FNS[label], matrix(7, 500, layout=layout))
+    for layout in ("odd", "every other", "transposed"):
+        x = matrix(7, 500, layout=layout)
+        traffic = count(FNS[label], x)
         asked = 7 + 4 if label == "dynamic order" else 0  # each tile, and once per program
         moved = [(op.read_elements - asked, op.written_elements - asked) for op in traffic.ops]
         assert moved[-1] == (3500, 3500)
-    assert FNS[label](torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
-
-
-@pytest.mark.parametrize("n", [1, 512, 781, 8320])
-@pytest.mark.parametrize("label", COPIES)
-def test_copies_are_copies(label, n, dtype):
-    x = matrix(5, n, dtype)
-    y = FNS[label](x)
-    assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
+        if label in COPIES:
+            y = FNS[label](x)
+            assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
 
 
 def test_suspects_differ_in_what_they_are_named_for():
@@ -118,28 +128,6 @@ def test_softmax_dynamic_starts_from_what_the_last_launch_left():
                 assert exhibits._counter(x.device, len(x), 4).item() == launch * turns
 
 
-def compiled(fn, x):
-    from memtraffic.compile import resources
-
-    [kernel] = resources(fn, x, target="sm_90")
-    return kernel
-
-
-@pytest.mark.slow
-def test_suspects_take_the_ways_they_are_named_for():
-    """Tiles go through shared memory from two stages on; at 8 warps two loops fit an SM."""
-    x = matrix(64, 16384)
-    tile = 4 * 16384
-    for label, (fn, (warps, loop)) in SHOWN.items():
-        kernel = compiled(fn, x)
-        stages = (loop or 1) - 1
-        assert kernel.schedule.count("copy") == (loop if stages else 0), label
-        assert 0 <= kernel.shared_bytes - stages * tile <= 1024
-        assert kernel.spill_bytes == 0 and set(kernel.load_bits) == {128}
-        if warps == 8:
-            assert residency.resident_programs(kernel) == 2
-
-
 def test_softmax_no_other_is_wrong_where_elements_are_masked():
     below_zero = matrix(3, 512).abs() * -1 - 1
     assert is_softmax(exhibits.softmax_no_other, below_zero)
@@ -155,29 +143,21 @@ def test_softmax_block_of_512_leaves_the_rest():
 # ---- autotuned
 
 
-@pytest.mark.parametrize("n", [32, 781])
-def test_softmax_autotuned_moves_the_least_in_each_configuration(n):
-    traffic = count(exhibits.softmax_autotuned, matrix(3, n))
-    assert (traffic.read_elements, traffic.written_elements) == (3 * n, 3 * n)
+def test_softmax_autotuned_moves_the_least_and_refuses_narrow_rows():
+    traffic = count(exhibits.softmax_autotuned, matrix(3, 781))
+    assert (traffic.read_elements, traffic.written_elements) == (3 * 781, 3 * 781)
     assert [op.name for op in traffic.ops] == ["_softmax_tiled_kernel"]
-
-
-def test_autotuned_kernel_is_made_once_and_tuned_for_each_width():
-    tuner = exhibits.autotuned_kernel()
-    assert exhibits.autotuned_kernel() is tuner
-    assert {"n_cols", "ALIGN"} <= set(tuner.keys)
-
-
-def test_softmax_autotuned_refuses_narrow_rows():
+    assert {"n_cols", "ALIGN"} <= set(exhibits.autotuned_kernel().keys)
     with pytest.raises(ValueError, match="31 columns"):
         exhibits.softmax_autotuned(matrix(4, 31))
     with pytest.raises(TypeError):
         exhibits.softmax_autotuned(matrix(4, 64).int())
-    assert exhibits.softmax_autotuned(torch.empty(0, 64, device=runtime.device())).shape == (0, 64)
 
 
-@pytest.mark.parametrize(("target", "lanes", "most"), [("sm_90", 32, 32), ("gfx942", 64, 16)])
-@pytest.mark.parametrize("block", [32, 1024, 32768])
+@pytest.mark.parametrize(
+    ("target", "lanes", "most", "block"),
+    [("sm_90", 32, 32, 32), ("sm_90", 32, 32, 32768), ("gfx942", 64, 16, 1024)],
+)
 def test_autotuned_kernel_tries_what_fits(target, lanes, most, block):
     tuner = exhibits.autotuned_kernel()
     tuner.nargs = {"x_ptr": matrix(1, 1)}
@@ -221,7 +201,6 @@ def test_softmax_uncached_plans_at_each_call(monkeypatch):
     for _ in range(2):
         exhibits.softmax_uncached(matrix(5, 9))
     assert len(plans) == 2
-    assert exhibits.softmax_uncached(torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
 
 
 @pytest.mark.gpu
@@ -246,70 +225,54 @@ def test_arithmetic_kernel_computes_chains():
     assert_close(y, torch.arange(128, device=y.device).double() * 1e-9, y.dtype)
 
 
-@pytest.mark.slow
+def compiled(kernel, *arguments, **constants):
+    """The resources of a kernel on one program, for sm_90."""
+
+    def launch(x):
+        kernel[(1,)](*(x if it is X else it for it in arguments), **constants)
+
+    [found] = resources(launch, X, target="sm_90")
+    return found
+
+
+X = torch.empty(8192, device=runtime.device())
+
+
+def test_arithmetic_kernel_has_an_instruction_for_each_result():
+    for what, instruction in (("exp2", "MUFU.EX2"), ("exp", "MUFU.EX2"), ("multiply-add", "FFMA")):
+        options = dict(WHAT=what, STEPS=32, BLOCK=1024, num_warps=8)
+        kernel = compiled(exhibits._arithmetic_kernel, X, 256, **options)
+        assert kernel.instructions[instruction] == 32 * 4  # of 4 elements per lane
+        assert kernel.instructions.get("STG.E.128") == 1 and not kernel.load_bits
+        assert residency.resident_programs(kernel) == 8  # no lane of an SM is idle
+
+
+def test_stream_kernel_writes_a_sum_that_is_nan():
+    """It copies, or reads and writes nothing else: `test_measurements` sees that."""
+    x, y = matrix(1, 64 * 10).flatten(), torch.zeros(64 * 10, device=runtime.device())
+    x[100] = float("nan")
+    exhibits._stream_kernel[(3,)](y, x, 10, COPY=False, BLOCK=64)
+    assert y.isnan().sum() == 1
+
+
 @pytest.mark.parametrize(
-    ("what", "instruction"), [("exp2", "MUFU.EX2"), ("exp", "MUFU.EX2"), ("multiply-add", "FFMA")]
+    ("block", "warps", "loads", "copy"),
+    [(256, 2, 1, True), (1024, 8, 1, False), (2048, 8, 2, True)],
 )
-def test_arithmetic_kernel_has_an_instruction_for_each_result(what, instruction):
-    def compute(y):
-        exhibits._arithmetic_kernel[(1,)](y, 256, WHAT=what, STEPS=32, BLOCK=1024, num_warps=8)
-
-    kernel = compiled(compute, torch.empty(1024, device=runtime.device()))
-    assert kernel.instructions[instruction] == 32 * 4  # of 4 elements per lane
-    assert kernel.instructions.get("STG.E.128") == 1 and not kernel.load_bits
-    assert residency.resident_programs(kernel) == 8  # no lane of an SM is idle
-
-
-def test_stream_kernel_reads_and_copies_every_tile():
-    x = matrix(1, 64 * 10).flatten()
-    for programs in (1, 3, 16):
-        y = torch.zeros_like(x)
-        run(exhibits._stream_kernel, programs, y, x, 10, COPY=True, BLOCK=64)
-        assert torch.equal(y, x)
-        y = torch.zeros_like(x)
-        run(exhibits._stream_kernel, programs, y, x, 10, COPY=False, BLOCK=64)
-        assert not y.any()
-        x[100] = float("nan")  # makes it write
-        run(exhibits._stream_kernel, programs, y, x, 10, COPY=False, BLOCK=64)
-        assert y.isnan().sum() == 1
-        x[100] = 0
-
-
-def run(kernel, programs, *arguments, **constants):
-    kernel[(programs,)](*arguments, **constants)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("copy", [True, False], ids=["copy", "read"])
-@pytest.mark.parametrize(("block", "warps", "loads"), [(256, 2, 1), (1024, 8, 1), (2048, 8, 2)])
 def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
     """One load of 16 bytes per lane, twice in the largest tile: neither unrolled nor prefetched."""
-
-    def stream(y, x):
-        exhibits._stream_kernel[(1,)](y, x, 32, COPY=copy, BLOCK=block, num_warps=warps)
-
-    x = torch.empty(32 * block, device=runtime.device())
-    kernel = compiled(lambda x: stream(x, x), x)
+    kernel = compiled(exhibits._stream_kernel, X, X, 32, COPY=copy, BLOCK=block, num_warps=warps)
     assert kernel.load_bits == {128: loads} and kernel.schedule[:2] == ("for", "load")
     assert residency.resident_programs(kernel) >= 8
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_idle_kernel_changes_nothing(read):
+def test_idle_kernel_changes_nothing_and_reads_one_element(read):
     x = matrix(1, 3)
     before = x.clone()
     exhibits._idle_kernel[(2,)](x, READ=read)
     assert torch.equal(x, before)
-
-
-@pytest.mark.slow
-def test_idle_kernel_reads_one_element():
-    def launch(x, read):
-        exhibits._idle_kernel[(1,)](x, READ=read)
-
-    x = matrix(1, 8)
-    assert compiled(lambda x: launch(x, True), x).load_bits == {32: 1}
-    assert compiled(lambda x: launch(x, False), x).load_bits == {}
+    assert compiled(exhibits._idle_kernel, X, READ=read).load_bits == ({32: 1} if read else {})
 
 
 @pytest.mark.parametrize("long", [True, False])
@@ -327,23 +290,9 @@ def test_pointer_chase_kernel_follows_the_chain():
         assert y.item() == at
 
 
-@pytest.mark.parametrize("n", [1, 781, 1024, 2500, 8193])
-@pytest.mark.parametrize("columns", [None, 1024])
-def test_softmax_split_is_right_again_and_again(columns, n, dtype):
-    for seed in range(2):  # the second call has a cached plan
-        assert_softmax(
-            partial(exhibits.softmax_split, columns=columns), matrix(3, n, dtype, seed=seed)
-        )
-
-
 @pytest.mark.parametrize(
     ("asked", "dtype", "columns"),
-    [
-        (None, "float32", 8192),
-        (None, "bfloat16", 16384),
-        (1024, "bfloat16", 1024),
-        *((n, "float32", n) for n in (512, 1024, 2048, 4096)),
-    ],
+    [(None, "float32", 8192), (None, "bfloat16", 16384), (1024, "bfloat16", 1024)],
 )
 def test_softmax_split_takes_the_columns_that_it_is_named_for(asked, dtype, columns):
     fn = partial(exhibits.softmax_split, columns=asked)
@@ -353,92 +302,63 @@ def test_softmax_split_takes_the_columns_that_it_is_named_for(asked, dtype, colu
     assert len(programs) == 32768 // columns
 
 
-def test_softmax_split_of_nothing():
-    assert exhibits.softmax_split(torch.empty(0, 9, device=runtime.device())).shape == (0, 9)
-
-
-def test_autotuned_kernel_is_the_tiled_one():
-    assert exhibits.autotuned_kernel().fn is tiled._softmax_tiled_kernel
-
-
 # ---- backward
 
-BACKWARDS = {
-    "backward_ours": "reads 2MN, writes MN",
-    "backward_torch": "reads 2MN, writes MN",
-    "backward_lines": "reads 6MN + M, writes 3MN + M",
-}
 
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 64, 781, 2176])
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_backward_is_right(name, n, dtype):
-    roundings = 16 if name == "backward_lines" else 4  # which rounds each of its operations
-    op = replace(SOFTMAX_BACKWARD, roundings=roundings)
-    assert_correct(op, getattr(exhibits, name), *op.arguments((5, n), dtype).positional)
-
-
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_backward_moves(name):
-    assert str(formula(getattr(exhibits, name), SOFTMAX_BACKWARD)) == BACKWARDS[name]
+@pytest.mark.parametrize(
+    ("name", "roundings", "reads", "writes"),
+    [
+        ("backward_ours", 4, "2MN", "MN"),
+        ("backward_torch", 4, "2MN", "MN"),
+        ("backward_lines", 16, "6MN + M", "3MN + M"),  # rounds each operation
+    ],
+)
+def test_backward_is_right_and_moves(name, roundings, reads, writes):
+    op, fn = replace(SOFTMAX_BACKWARD, roundings=roundings), getattr(exhibits, name)
+    for n, dtype in ((1, "float32"), (781, "float32"), (2176, "bfloat16")):
+        assert_correct(op, fn, *op.arguments((5, n), dtype).positional)
+    assert_traffic(fn, reads, writes, SOFTMAX_BACKWARD, fit=[(5, 781)], held_out=())
 
 
 def of_scores(x, dy):
     return SOFTMAX_BACKWARD.reference(torch.softmax(x, dim=1), dy)
 
 
-@pytest.mark.parametrize("layout", ["packed", "transposed", "every other"])
-@pytest.mark.parametrize("n", [1, 64, 781, 4096])
-def test_backward_from_x_is_right(n, layout):
+def test_backward_from_x_is_right_and_refuses_rows_that_do_not_fit():
     op = replace(SOFTMAX_BACKWARD, reference=of_scores)
-    x, dy = (matrix(5, n, layout=layout, seed=seed) for seed in (0, 1))
+    for n, layout in ((1, "packed"), (781, "transposed"), (4096, "every other")):
+        x, dy = (matrix(5, n, layout=layout, seed=seed) for seed in (0, 1))
+        assert_correct(op, exhibits.backward_from_x, x, dy)
+    x, dy = matrix(5, 64), matrix(5, 65, seed=1)[:, :64]  # of other strides
     assert_correct(op, exhibits.backward_from_x, x, dy)
-
-
-def test_backward_from_x_takes_a_gradient_of_other_strides():
-    op = replace(SOFTMAX_BACKWARD, reference=of_scores)
-    x, dy = matrix(5, 64), matrix(5, 65, seed=1)[:, :64]
-    assert_correct(op, exhibits.backward_from_x, x, dy)
+    with pytest.raises(ValueError, match="rows of 40000 columns do not fit a program"):
+        exhibits.backward_from_x(matrix(2, 40000), matrix(2, 40000))
 
 
 def test_backward_from_x_moves_what_ours_moves_with_the_same_tiles():
-    assert str(formula(exhibits.backward_from_x, SOFTMAX_BACKWARD)) == "reads 2MN, writes MN"
-    from memtraffic.compile import capture_launches
-
-    for n in (2048, 4096, 16384):
+    assert_traffic(
+        exhibits.backward_from_x, "2MN", "MN", SOFTMAX_BACKWARD, fit=[(5, 781)], held_out=()
+    )
+    for n in (2048, 16384):
+        fns = exhibits.backward_ours, exhibits.backward_from_x
         inputs = matrix(4, n), matrix(4, n)
-        ours, again = (
-            capture_launches(fn, *inputs, gpu=gpus.find_gpu("H200"))[0]
-            for fn in (exhibits.backward_ours, exhibits.backward_from_x)
-        )
+        ours, again = (capture_launches(fn, *inputs, gpu=gpus.find_gpu("H200"))[0] for fn in fns)
         assert ours.options["num_warps"] == again.options["num_warps"]
         for name in ("BLOCK", "CHUNKS", "ALIGN"):
             assert ours.constants[name] == again.constants[name]
         assert ours.constants["ROWS"] == 1
 
 
-def test_backward_from_x_refuses_rows_that_do_not_fit():
-    with pytest.raises(ValueError, match="rows of 40000 columns do not fit a program"):
-        exhibits.backward_from_x(matrix(2, 40000), matrix(2, 40000))
-
-
-@pytest.mark.parametrize("n", [2048, 8320])
-def test_softmax_converting_once_is_a_softmax(n, dtype):
-    assert_softmax(exhibits.softmax_converting_once, matrix(3, n, dtype))
+def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):
+    once = exhibits.softmax_converting_once
+    assert_softmax(once, matrix(3, 2048, dtype))
+    x = torch.empty(4, 8320, dtype=dtype, device=runtime.device())
+    [found], [ours] = (resources(fn, x, target="sm_90") for fn in (once, softmax))
+    more = found.registers / ours.registers
+    assert more == 1 if dtype == torch.float32 else more > 1.3
 
 
 @pytest.mark.parametrize("x", [matrix(3, 64), matrix(3, 4097), matrix(4096, 3).t()], ids=str)
 def test_softmax_converting_once_refuses(x):
     with pytest.raises(ValueError, match="columns, strides"):
         exhibits.softmax_converting_once(x)
-
-
-def test_softmax_converting_once_needs_more_registers_for_16_bits():
-    def registers(fn, dtype):
-        [kernel] = resources(fn, torch.empty(4, 8320, dtype=dtype), target="sm_90")
-        return kernel.registers
-
-    once = exhibits.softmax_converting_once
-    assert registers(once, torch.bfloat16) > 1.3 * registers(softmax, torch.bfloat16)
-    assert registers(once, torch.float32) == registers(softmax, torch.float32)

@@ -27,7 +27,7 @@ tl = pytest.importorskip("triton.language")
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = runtime.device()
 FIVE_LINES = {"reads": "5MN + 2M", "writes": "3MN + 2M"}
-POWERS = (1, 4, 64, 256)
+POWERS, WIDTHS = (1, 4, 64, 256), (3, 781)
 
 
 @triton.jit
@@ -75,6 +75,10 @@ def wrong_where(wrong, spoil=torch.zeros_like):
     return fn
 
 
+def finite(x):
+    return pytorch(x.nan_to_num(neginf=0))
+
+
 def without_maximum(x):
     numerator = x.exp()
     return numerator / numerator.sum(dim=1, keepdim=True)
@@ -95,17 +99,13 @@ def refuses_all(x):
 
 @pytest.mark.parametrize(
     ("fn", "options"),
-    [
-        pytest.param(softmax, {}, id="kernel"),
-        pytest.param(softmax, {"layouts": ("packed", "odd")}, id="layouts"),
-        pytest.param(softmax, {"dtypes": prove.DTYPES}, id="dtypes"),
-        pytest.param(variant(twice=True), {"reads": "2MN"}, id="what-is-asked"),
-        pytest.param(naive.softmax, FIVE_LINES, id="five-lines"),
-        pytest.param(naive.softmax, {"reads": "2M+5MN", "writes": "3MN+2M"}, id="other-order"),
-        pytest.param(only_powers_of_two, {"widths": POWERS}, id="widths"),
-        pytest.param(lambda x: x.relu(), {"op": torch.relu}, id="function-as-operation"),
-        pytest.param(lambda x: x.exp(), {"op": torch.exp}, id="infinite-result"),
-    ],
+    {
+        "kernel": (softmax, {"layouts": ("packed", "odd"), "dtypes": prove.DTYPES}),
+        "what-is-asked": (variant(twice=True), {"reads": "2MN", "widths": WIDTHS}),
+        "other-order": (naive.softmax, {"reads": "2M+5MN", "writes": "3MN+2M"}),
+        "widths": (only_powers_of_two, {"widths": POWERS}),
+        "infinite-result": (lambda x: x.exp(), {"op": torch.exp}),
+    }.values(),
 )
 def test_exam_accepts(fn, options):
     assert prove.exam(fn, **options) is True
@@ -122,63 +122,28 @@ def test_exam_of_another_operation():
 
 @pytest.mark.parametrize(
     ("fn", "reason"),
-    [
-        pytest.param(
-            variant(twice=True),
-            r"changed reads 2MN, not MN: at 4 x 2 16 elements, not 8\n.*\n.*: x_ptr 16, of 8 "
-            r"elements several times$",
-            id="reads-twice",
-        ),
-        pytest.param(
-            variant(masked=False),
-            r"changed is wrong at 3 x 5: .*_kernel",
-            id="drops-the-mask",
-        ),
-        pytest.param(
-            variant(skipped=3),
-            r"changed writes no sum .*: at 4 x 2 6 elements, not 8",
-            id="skips-a-row",
-        ),
-        pytest.param(
-            variant(fewer=1),
-            r"changed reads MN - N, not MN: at 4 x 2 6 elements, not 8",
-            id="one-program-fewer",
-        ),
-        pytest.param(
-            naive.softmax,
-            r"reads 5MN \+ 2M, not MN: at 4 x 2 48 elements, not 8\n.*: amax 8, sub 12,",
-            id="operations",
-        ),
-        pytest.param(lambda x: None, "reads 0, not MN: at 4 x 2 0 elements", id="nothing"),
-        pytest.param(lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt", id="error"),
-        pytest.param(lambda x: missing, "fails at 2 x 8: NameError: name 'missing'", id="typo"),  # noqa: F821
-        pytest.param(lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5", id="no-sum"),
-        pytest.param(
+    {
+        "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2 16 elements, not 8\n"),
+        "drops-the-mask": (variant(masked=False), r"changed is wrong at 3 x 5: .*_kernel"),
+        "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2 6 elements, not 8"),
+        "program-fewer": (variant(fewer=1), r"changed reads MN - N, not MN: at 4 x 2 6 elements"),
+        "operations": (naive.softmax, r"reads 5MN \+ 2M, not MN: .*\n.*: amax 8, sub 12,"),
+        "nothing": (lambda x: None, "reads 0, not MN: at 4 x 2 0 elements"),
+        "error": (lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt"),
+        "no-sum": (lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5"),
+        "refuses-widths": (
             only_powers_of_two,
-            r"^only_powers_of_two fails at 5 x 127, packed, float32: ValueError: 127 columns",
-            id="refuses-widths",
+            r"^only.* fails at 5 x 127, .*: 127 columns",
         ),
-        pytest.param(refuses_all, "refuses every shape, 2 x 8 with: not today", id="refuses"),
-        pytest.param(lambda x: x.softmax(1).T, "shape", id="transposed-result"),
-        pytest.param(_kernel, "is a kernel: give the function that launches it", id="kernel"),
-        pytest.param(5, "the answer is 5: a function", id="number"),
-    ],
+        "refuses": (refuses_all, "refuses every shape, 2 x 8 with: not today"),
+        "transposed-result": (lambda x: x.softmax(1).T, "shape"),
+        "a-kernel": (_kernel, "is a kernel: give the function that launches it"),
+        "number": (5, "the answer is 5: a function"),
+    }.values(),
 )
 def test_exam_refuses(fn, reason):
     with pytest.raises(AssertionError, match=reason):
         prove.exam(fn)
-
-
-def test_exam_refuses_a_kernel_that_assumes_packed_rows():
-    with pytest.raises(AssertionError, match="wrong at 5 x 5000, odd"):
-        prove.exam(variant(packed=True), layouts=("packed", "odd"))
-
-
-def test_exam_does_not_let_a_kernel_leave_its_tensors():
-    """Where no count comes before the judgement, its accesses are checked all the same."""
-    if runtime.INTERPRETED:
-        with pytest.raises(AssertionError, match=r"wrong at 5 x 781.*_kernel reads 243 elem"):
-            prove.correct(variant(masked=False), widths=(781,))
 
 
 @pytest.mark.slow
@@ -221,25 +186,18 @@ def test_traffic_says_what_was_counted(capsys):
 
 @pytest.mark.parametrize(
     ("fn", "reads", "writes"),
-    [
-        pytest.param(pytorch, "2MN", "MN", id="reads"),
-        pytest.param(pytorch, "MN", "MN + 1", id="writes"),
-        pytest.param(wrong_where(lambda x: x.shape[1] == 781, torch.exp_), "MN", "0", id="all"),
-        pytest.param(
-            wrong_where(lambda x: x.shape[1] == 781, lambda x: x + x), "MN", "MN", id="one-shape"
-        ),
-    ],
+    {
+        "reads": (pytorch, "2MN", "MN"),
+        "writes": (pytorch, "MN", "MN + 1"),
+        "one-shape": (wrong_where(lambda x: x.shape[1] == 781, lambda x: x + x), "MN", "MN"),
+    }.values(),
 )
 def test_traffic_refuses(fn, reads, writes, capsys):
+    with pytest.raises(ValueError, match="is not a formula such as"):
+        prove.traffic(fn, reads + "MN +")
     with pytest.raises(AssertionError, match=r"at \d+ x \d+ .* elements, not \d+"):
         prove.traffic(fn, reads, writes)
     assert not capsys.readouterr().out
-
-
-@pytest.mark.parametrize("text", ["", "KM", "two", "MN 2M", "MN +"])
-def test_traffic_refuses_what_is_no_formula(text):
-    with pytest.raises(ValueError, match="is not a formula such as"):
-        prove.traffic(pytorch, text)
 
 
 # ---- correct
@@ -255,46 +213,31 @@ def test_correct_says_what_was_judged(capsys):
         "✓ Correct on 6 inputs: pytorch agrees with float64 at 8 columns; in bfloat16; with 1e30, "
         "-inf, inf and NaN in a row.",
     ]
-
-
-def test_correct_leaves_out_infinite_results(capsys):
-    prove.correct(torch.exp, widths=(8,), op=torch.exp)
+    prove.correct(torch.exp, widths=(8,), op=torch.exp)  # without infinite results
     assert capsys.readouterr().out.endswith("bfloat16; with -inf and NaN in a row.\n")
 
 
 @pytest.mark.parametrize(
     ("fn", "where"),
-    [
-        pytest.param(without_maximum, "with 1e30 in row 3", id="1e30"),
-        pytest.param(
-            wrong_where(lambda x: x.isneginf().any(), lambda x: pytorch(x.nan_to_num(neginf=0))),
-            "with -inf in row 3",
-            id="-inf",
-        ),
-        pytest.param(
-            wrong_where(lambda x: x.isposinf().any(), lambda x: pytorch(x.nan_to_num())),
-            "with inf in row 3",
-            id="inf",
-        ),
-        pytest.param(
-            wrong_where(lambda x: x.isnan().any(), lambda x: pytorch(x.nan_to_num())),
-            "with NaN in row 3",
-            id="nan",
-        ),
-        pytest.param(wrong_where(lambda x: x.shape == (67, 781)), "at 67 x 781,", id="many-rows"),
-        pytest.param(wrong_where(lambda x: x.shape[1] == 129), "at 5 x 129,", id="one-width"),
-        pytest.param(wrong_where(lambda x: x.stride() == (1, 5)), "5000, transposed", id="layout"),
-        pytest.param(
+    {
+        "1e30": (without_maximum, "with 1e30 in row 3"),
+        "-inf": (wrong_where(lambda x: x.isneginf().any(), finite), "with -inf in row 3"),
+        "inf": (wrong_where(lambda x: x.isposinf().any(), finite), "with inf in row 3"),
+        "nan": (wrong_where(lambda x: x.isnan().any(), finite), "with NaN in row 3"),
+        "many-rows": (wrong_where(lambda x: x.shape == (67, 781)), "at 67 x 781,"),
+        "one-width": (wrong_where(lambda x: x.shape[1] == 129), "at 5 x 129,"),
+        "layout": (wrong_where(lambda x: x.stride() == (1, 5)), "5000, transposed"),
+        "dtype": (
             wrong_where(lambda x: x.dtype == torch.bfloat16, lambda x: pytorch(x.float())),
             "at 5 x 781, packed, bfloat16: dtype torch.float32",
-            id="dtype",
         ),
-        pytest.param(
+        "unwritten": (
             wrong_where(lambda x: x.shape[0] > 5, torch.empty_like),
             r"NaN in 52327 wrong places, the first at \(0, 0\) \(a place",
-            id="unwritten",
         ),
-    ],
+        "packed-rows": (variant(packed=True), "wrong at 5 x 5000, odd"),
+        "outside": (variant(masked=False), "wrong at 5 x 127.*_kernel reads 3 elem"),
+    }.values(),
 )
 def test_correct_refuses(fn, where, capsys):
     with pytest.raises(AssertionError, match=f"is wrong .*{where}"):
@@ -320,11 +263,8 @@ def test_resources_says_what_was_compiled(capsys):
             prove.resources(fused.softmax, x, **{name: value})
     with pytest.raises(AssertionError, match="spills 4 bytes per thread"):
         prove.resources(fused.softmax, x, spill_bytes=4)
-
-
-def test_resources_of_no_kernel():
     with pytest.raises(NoKernelError, match="pytorch"):
-        prove.resources(pytorch, torch.empty(1, 8, device=DEVICE))
+        prove.resources(pytorch, x)
 
 
 # ---- counters
@@ -383,13 +323,10 @@ def test_counters_refuses(counted, options, reason, capsys):
 # ---- speed
 
 
-def test_speed_without_a_gpu(monkeypatch, capsys):
+def test_speed_beside_a_copy(monkeypatch, capsys):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     assert prove.speed(pytorch)
     assert capsys.readouterr().out == "– Not timed at 4096 x 16384: there is no GPU here.\n"
-
-
-def test_speed_beside_a_copy(monkeypatch, capsys):
     times = pd.DataFrame({"impl": ["copy", "fn"], "us": [95.0, 100.0]})
     monkeypatch.setattr(runtime, "HAS_GPU", True)
     monkeypatch.setattr(benchmark, "bench", lambda fns, inputs, shapes, **options: times)
