@@ -38,38 +38,42 @@ def report(*kernels, metrics=counters.METRICS):
 
 
 def test_count_calls_has_a_row_for_each_dtype_and_shape(monkeypatch):
+    """After three that warm up, one call is counted of each, by another process."""
     names = [MARK, "a", MARK, "a", "b", MARK, "a", MARK, "a"]
-    monkeypatch.setattr(counters, "profile", lambda worker, job: report(*names))
+    jobs, calls, counted = [], [], []
+
+    @contextmanager
+    def double():
+        before = len(calls)
+        yield
+        counted.append(calls[before:])
+
+    def profile(worker, job):
+        jobs.append(json.loads(json.dumps(job)))
+        monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
+        exec(worker, {})
+        return report(*names)
+
+    def import_function(name):
+        return lambda x: calls.append((tuple(x.shape), str(x.dtype)))
+
+    monkeypatch.setattr(marked_counters, "import_function", import_function)
+    monkeypatch.setattr(marked_counters, "counted", double)
+    monkeypatch.setattr(counters, "profile", profile)
     frame = marked_counters.count_calls(*CASES)
+    [job] = jobs
+    assert (job["fn"], job["op"]) == ("naive", "softmax")
+    dtypes = ("torch.float32", "torch.bfloat16")
+    assert counted == [[(shape, dtype)] for dtype in dtypes for shape in ((4, 8), (2, 16))]
+    assert len(calls) == 4 * (marked_counters.WARMUP + 1)
     assert list(frame["dtype"]) == ["float32", "float32", "bfloat16", "bfloat16"]
     assert list(zip(frame["m"], frame["n"], strict=True)) == [(4, 8), (2, 16)] * 2
     assert list(frame["launches"]) == [1, 2, 1, 1]
     assert list(frame["dram_read_bytes"]) == [1, 3 + 4, 6, 8]
     assert list(frame.columns) == list(EXPERIMENTS["scoreboard_counters"].schema)
-
-
-def test_count_calls_refuses_a_report_with_other_calls(monkeypatch):
-    monkeypatch.setattr(counters, "profile", lambda worker, job: report(MARK, "a"))
+    names[:] = [MARK, "a"]
     with pytest.raises(CountersError, match="4 calls were counted, ncu saw 1"):
         marked_counters.count_calls(*CASES)
-
-
-def test_count_calls_tells_the_worker_its_job(monkeypatch):
-    told = []
-
-    def profile(worker, job):
-        told.append(json.loads(json.dumps(job)))
-        exec(worker, {})
-        return report(MARK, "a")
-
-    monkeypatch.setattr(marked_counters, "_worker", lambda: told.append("ran"))
-    monkeypatch.setattr(counters, "profile", profile)
-    marked_counters.count_calls(naive.softmax, [[4, 8]], ["float32"], op="softmax_backward")
-    job = {"fn": "naive", "op": "softmax_backward", "cases": [["float32", [4, 8]]]}
-    assert told == [job, "ran"]
-
-
-def test_count_calls_refuses_what_another_process_cannot_import():
     with pytest.raises(LookupError):
         marked_counters.count_calls(lambda x: x, [[4, 8]], ["float32"])
 
@@ -108,9 +112,6 @@ def test_count_surveyed_names_what_is_missing(ncu):
     assert list(frame["l2_write_sectors"]) == [0, 0, 4]
     assert list(frame["missing"]) == ["no package", "failed", ""]
     assert list(ncu([], (False, "no package"))["launches"]) == [0]
-
-
-def test_count_surveyed_refuses_a_report_with_other_kernels(ncu):
     with pytest.raises(CountersError, match="2 calls were counted, ncu saw 1"):
         ncu([MARK, "a"], (True, ""), (True, ""))
 
@@ -133,30 +134,6 @@ def test_counted_marks_where_a_kernel_begins(monkeypatch):
             done.append("call")
             raise RuntimeError("too old")
     assert done == ["mark", "start", "mark", "call", "stop"]
-
-
-def test_worker_counts_one_call_of_each_case(monkeypatch):
-    """After three that warm up, in the order of the cases."""
-    calls, counted = [], []
-
-    @contextmanager
-    def double():
-        before = len(calls)
-        yield
-        counted.append(calls[before:])
-
-    monkeypatch.setattr(
-        marked_counters,
-        "import_function",
-        lambda name: lambda x: calls.append((tuple(x.shape), str(x.dtype))),
-    )
-    monkeypatch.setattr(marked_counters, "counted", double)
-    cases = [("float32", [4, 8]), ("bfloat16", [2, 16])]
-    job = {"fn": "any", "op": "softmax", "cases": cases}
-    monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
-    marked_counters._worker()
-    assert counted == [[((4, 8), "torch.float32")], [((2, 16), "torch.bfloat16")]]
-    assert len(calls) == 2 * (marked_counters.WARMUP + 1)
 
 
 # ---- sectors, predicted beside counted
