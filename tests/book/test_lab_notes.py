@@ -29,9 +29,6 @@ def test_show_is_of_one_kernel(capsys, monkeypatch):
     assert text.count("- Measured: ") == len(NOTES)
     assert text.count(" Dropped.\n") == (NOTES["verdict"] == lab_notes.DROPPED).sum()
     assert text.count("- Predicted: ") == (NOTES["prediction"] != "").sum()
-
-
-def test_show_names_what_there_is():
     with pytest.raises(LookupError, match="backward, cross-entropy, host, rows, split"):
         lab_notes.show("naive")
 

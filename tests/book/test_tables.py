@@ -1,3 +1,6 @@
+import html
+import re
+
 import pandas as pd
 import pytest
 
@@ -12,7 +15,8 @@ def shown(monkeypatch):
     return bundles
 
 
-ROWS = [{"impl": "copy", "us": 5.0}, {"impl": "<naive>", "us": 20.0}]
+LONG = "<naive>" + 80 * "x"
+ROWS = [{"impl": "copy", "us": 5.0}, {"impl": LONG, "us": 20.0}]
 
 
 @pytest.mark.parametrize(
@@ -27,19 +31,12 @@ def test_show_rows(rows, shown):
     )
     [bundle] = shown
     assert bundle["text/plain"] == (
-        "implementation | time each | whole\ncopy | 5.0 µs | 3\n<naive> | 20 µs | 3"
+        f"implementation | time each | whole\ncopy | 5.0 µs | 3\n{LONG} | 20 µs | 3"
     )
-    cells = ["implementation", "time each", "whole", "copy", "5.0 µs", "3", "&lt;naive&gt;"]
+    cells = ["implementation", "time each", "whole", "copy", "5.0 µs", "3", html.escape(LONG)]
     positions = [bundle["text/html"].index(f">{cell}</t") for cell in cells]
     assert positions == sorted(positions)
     assert bundle["text/html"].count("<tr") == 3
-
-
-def test_show_keeps_long_cells_and_many_rows(shown):
-    tables.show(range(100), cell=lambda i: f"{i} " + 80 * "x")
-    [bundle] = shown
-    assert bundle["text/html"].count(80 * "x") == 100
-    assert len(bundle["text/plain"].splitlines()) == 101
 
 
 def test_show_without_numbers_does_not_depend_on_their_width(shown):
@@ -50,8 +47,6 @@ def test_show_without_numbers_does_not_depend_on_their_width(shown):
             impl=lambda row: row["impl"],
             bandwidth=lambda row, scale=scale: units.format_gb_per_s(scale * row["us"]),
         )
-    import re
-
     short, long = (
         {kind: re.sub(units.MEASURED, "NUMBER", text) for kind, text in bundle.items()}
         for bundle in shown
