@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_colab  # tests/run_colab.py
+from cases import cases
 from markdown_it import MarkdownIt
 
 from memtraffic_book import colab
@@ -161,7 +162,7 @@ PLACE = "repository:\n  url: 'https://code.org/r'  # ours\n  branch: trunk\n"
 NOT_THE_REPOSITORY = "# repository:\n#  url: x\ntitle: t\nother:\n  url: x\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "before", "after"),
     {
         "no-address": ("", "[a *b*](other.ipynb#c)", "a *b*"),
@@ -199,7 +200,7 @@ NOT_THE_REPOSITORY = "# repository:\n#  url: x\ntitle: t\nother:\n  url: x\n"
             'a\n\n```{raw} html\n<div class="occupancy-chart"></div>\n```\n\nb',
             "a\n\n\n\nb",
         ),
-    }.values(),
+    },
 )
 def test_text_is_what_any_notebook_shows(convert, config, before, after):
     assert text(convert, before, config=config) == after

@@ -2,6 +2,7 @@ import dataclasses
 
 import pandas as pd
 import pytest
+from cases import cases
 
 from memtraffic import gpus, runtime
 from memtraffic_book import catalog, drift, recording
@@ -17,7 +18,7 @@ SHORT_ROW = {"us": SHORT, "gb_per_s": 100.0}
 MANY = 10**9  # bytes
 
 
-@pytest.mark.parametrize(
+@cases(
     ("was", "now", "drifts"),
     {
         "within-10-percent": ({"us": 100.0}, {"us": 109.9}, False),
@@ -38,7 +39,7 @@ MANY = 10**9  # bytes
         "many": ({"dram_read_bytes": MANY}, {"dram_read_bytes": MANY + MANY // 10}, False),
         "past-many": ({"dram_read_bytes": MANY}, {"dram_read_bytes": MANY + MANY // 10 + 1}, True),
         "only-bytes-have-noise": ({"l2_write_sectors": 0}, {"l2_write_sectors": 1}, True),
-    }.values(),
+    },
 )
 def test_compare(was, now, drifts):
     subject = Experiment("speed", pd.DataFrame, {}, tuple(COLUMNS[name] for name in was))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from cases import cases
 
 from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
@@ -203,7 +204,7 @@ def columns(*last):
     return lambda it: it.changes(columns=(*catalog.EXPERIMENTS["speed"].columns[:-1], *last))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("what", "spoil"),
     {
         "missing": ("missing", lambda it: (it.h200 / SPEED).unlink()),
@@ -219,7 +220,7 @@ def columns(*last):
         "other-schema": ("arguments", lambda it: it.edit_entry(arguments=None, columns={})),
         "no-machine": ("machine.json", lambda it: (it.h200 / "machine.json").unlink()),
         "no-json": ("machine.json", lambda it: (it.h200 / "machine.json").write_text("{")),
-    }.values(),
+    },
 )
 def test_read_names_the_file_and_what_mends_it(recorded, what, spoil):
     spoil(recorded)
