@@ -12,14 +12,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from memtraffic import gpus
-from memtraffic.errors import CountersError, MemtrafficError
+from memtraffic.errors import CountersError
+from memtraffic.functions import as_function
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function, import_path
@@ -119,37 +120,35 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
-def count_sectors(
-    impls: Mapping[str, Callable[..., Tensor]],
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[str],
-    layouts: Sequence[str],
-    op: str = "softmax",
-) -> pd.DataFrame:
-    """What `memtraffic.sectors` predicts of calls of several functions, beside what a GPU counts.
+Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
+
+
+def count_sectors(cases: Sequence[Case]) -> pd.DataFrame:
+    """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
     The process that counts a call predicts it, too: from the same inputs, for this GPU and with its
-    Triton. impls: by label, what another process can import. Columns: `impl`, `layout`, `dtype`,
-    `m`, `n`; each of `COUNTERS`, as counted; each of them after `predicted_`; and `refused`, which
-    says why nothing is predicted, or why the function takes no such input: then numbers are 0.
+    Triton. cases: of each call the function, a rung or `module:function`; its inputs and their
+    shape, as `memtraffic.sectors` takes them; a dtype and a memory layout. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `COUNTERS`, as counted of the kernels that are predicted;
+    each of them after `predicted_`; and `refused`, which says why nothing is predicted, or why the
+    call failed: then numbers are 0.
 
-    Raises LookupError as `count_calls` does, and what `counters.profile` raises.
+    Raises what `counters.profile` raises.
     """
-    find_op(op)
-    labels = list(itertools.product(impls, layouts, dtypes, map(tuple, shapes)))
-    cases = [(import_path(impls[label]), *rest) for label, *rest in labels]
     worker = "from memtraffic_book.marked_counters import _predict; _predict()"
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
-        job = {"op": op, "cases": cases, "told": str(told)}
-        report = hardware.profile(worker, job, COUNTERS)
+        report = hardware.profile(worker, {"cases": cases, "told": str(told)}, COUNTERS)
         outcomes = json.loads(told.read_text(encoding="utf-8"))
     parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes), COUNTERS))
     rows = []
-    for (label, layout, dtype, (m, n)), outcome in zip(labels, outcomes, strict=True):
-        part = next(parts) if outcome["begun"] else None
-        row = {"impl": label, "layout": layout, "dtype": dtype, "m": m, "n": n}
-        row |= {name: 0 if part is None else int(part[name].sum()) for name in COUNTERS}
+    for (fn, inputs, shape, dtype, layout), outcome in zip(cases, outcomes, strict=True):
+        row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
+        row |= {"dtype": dtype, "layout": layout} | dict.fromkeys(COUNTERS, 0)
+        if outcome["begun"]:
+            part = next(parts)
+            ours = part[part["kernel"].isin(outcome["kernels"])]
+            row |= {name: int(ours[name].sum()) for name in COUNTERS}
         row |= {f"predicted_{name}": outcome["totals"].get(name, 0) for name in COUNTERS}
         rows.append(row | {"refused": outcome["refused"]})
     return pd.DataFrame(rows)
@@ -158,20 +157,23 @@ def count_sectors(
 def _predict() -> None:
     """What runs under ncu for `count_sectors`: it tells what it predicts of each call."""
     job = json.loads(sys.argv[1])
-    op, gpu, outcomes = find_op(job["op"]), gpus.this_gpu(), []
-    for path, layout, dtype, shape in job["cases"]:
-        fn, arguments = import_function(path), op.arguments(shape, dtype, layout)
-        outcome: dict[str, Any] = {"begun": False, "totals": {}, "refused": ""}
+    gpu, outcomes = gpus.this_gpu(), []
+    for name, inputs, shape, dtype, layout in job["cases"]:
+        outcome: dict[str, Any] = {"begun": False, "totals": {}, "kernels": [], "refused": ""}
         outcomes.append(outcome)
         try:
+            fn = as_function(import_function(name))
+            arguments = find_op(inputs).arguments(shape, dtype, layout)
             for _ in range(WARMUP):
                 arguments.call(fn)
             with counted():
                 outcome["begun"] = True
                 arguments.call(fn)
-            outcome["totals"] = sectors(fn, arguments, target=gpu).totals
-        except (MemtrafficError, ValueError) as error:
-            outcome["refused"] = str(error)
+            found = sectors(fn, arguments, target=gpu)
+            outcome["totals"] = found.totals
+            outcome["kernels"] = sorted({access.kernel for access in found.accesses})
+        except Exception as error:  # of a package, which does not stop the others
+            outcome["refused"] = f"{type(error).__name__}: {error}"
     Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
 
 

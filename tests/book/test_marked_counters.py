@@ -1,5 +1,7 @@
 """Hardware counters of many calls in one process, with reports as `ncu` writes them."""
 
+import csv
+import itertools
 import json
 import shutil
 import sys
@@ -11,13 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-import memtraffic
 from memtraffic import gpus, runtime, sectors
 from memtraffic.errors import CountersError
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
 from memtraffic.meters.sectors import COUNTERS
 from memtraffic.names import import_function
+from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import exhibits, marked_counters, recording
 from memtraffic_book.catalog import EXPERIMENTS
@@ -138,9 +140,6 @@ def test_counted_marks_where_a_kernel_begins(monkeypatch):
 
 # ---- sectors, predicted beside counted
 
-SOFTMAXES = {name: import_function(name) for name in ("fused", "masked", "tiled", "online")}
-REFUSED = {name: import_function(name) for name in ("persistent", "split")}
-
 
 def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     """The other process is this one, for a GPU that is not there, and ncu numbers the kernels."""
@@ -149,7 +148,7 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     def begun():
         seen.append(MARK)
         yield
-        seen.extend(["a", "b"])
+        seen.extend(["_softmax_masked_kernel", "somebody_elses"])
 
     def profile(worker, job, metrics):
         monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
@@ -160,18 +159,23 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     monkeypatch.setattr(marked_counters, "counted", begun)
     monkeypatch.setattr(counters, "profile", profile)
     monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
-    impls = {name: import_function(name) for name in ("masked", "persistent", "fused")}
-    frame = marked_counters.count_sectors(impls, [(8, 1000)], ["float32"], ["packed", "transposed"])
-    assert list(frame["impl"]) == ["masked"] * 2 + ["persistent"] * 2 + ["fused"] * 2
-    assert list(frame["store_sectors"]) == [1 + 2, 4 + 5, 7 + 8, 10 + 11, 0, 0]
-    packed = sectors(impls["masked"], shape=(8, 1000)).totals
+    cases = [
+        ("masked", "M,N", (8, 1000), "float32", "packed"),
+        ("masked", "softmax", (8, 1000), "float32", "transposed"),
+        ("persistent", "M,N", (8, 1000), "float32", "packed"),
+        ("fused", "M,N", (8, 1000), "float32", "packed"),
+        ("no_such_package:fn", "M,N N,", (8, 1000), "float32", "packed"),
+    ]
+    frame = marked_counters.count_sectors(cases)
+    assert list(frame["shape"]) == ["8x1000"] * 5
+    assert list(frame["store_sectors"]) == [1, 4, 0, 0, 0]
+    packed = sectors(import_function("masked"), shape=(8, 1000)).totals
     assert [frame[f"predicted_{name}"][0] for name in packed] == list(packed.values())
     assert frame["predicted_load_sectors"][1] == 8 * 1000  # a sector has a column of 8
-    is_predicted = [True, True, False, True, False, False]  # strided elements are not copied
-    assert list(frame["predicted_store_requests"] > 0) == is_predicted
-    assert list(frame["refused"] == "") == is_predicted
-    assert "copies asynchronously" in frame["refused"][2]
-    assert all("1000" in why for why in frame["refused"][4:])
+    assert list(frame["predicted_store_requests"] > 0) == [True, True, False, False, False]
+    assert list(frame["refused"][:2]) == ["", ""]
+    whys = ["copies asynchronously", "1000", "no_such_package"]
+    assert all(map(str.__contains__, frame["refused"][2:], whys))
 
 
 ROWS = 16  # of 4096: the programs of the others do the same, 16 rows further down
@@ -208,29 +212,40 @@ def test_sectors_are_those_that_were_recorded(id, fn, which):
 
 def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
     """Where rows are no multiple of 32 bytes; but no more merge than what is one sector."""
-    predicted, row = predicted_and_recorded("masked_counters_781", SOFTMAXES["masked"])
+    predicted, row = predicted_and_recorded("masked_counters_781", import_function("masked"))
     assert predicted["load_requests"] == row["load_instructions"]
     assert predicted["load_sectors"] == predicted["store_sectors"] == 489_472  # as ncu counted
     assert 4096 * 781 * 4 / 32 < row["l2_write_sectors"] < predicted["store_sectors"]
 
 
+RUNGS = ("fused", "masked", "tiled", "online", "persistent", "split", "memtraffic:softmax")
+BACKWARD = "memtraffic_book.exhibits:backward_ours"
+SHAPES = [(70, 781), (64, 1000), (70, 1024), (17, 4097), (16, 8320)]
+OURS = [
+    *itertools.product(RUNGS, ["softmax"], SHAPES, DTYPES, MEMORY_LAYOUTS),
+    *itertools.product([BACKWARD], ["softmax_backward"], SHAPES, DTYPES, ["packed", "odd"]),
+]
+WITH_TWO_SIZES = {"M", "N"}  # and nothing fixed, so that a path and inputs say all
+
+
+def surveyed():
+    with (marked_counters.SURVEY / "kernels.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            sizes = {*find_op(row["inputs"]).sizes}
+            if sizes == WITH_TWO_SIZES and not row["fixed"]:
+                yield row["path"], row["inputs"], (160, 128), "float32", "packed"
+
+
 @pytest.mark.gpu
-def test_sectors_are_those_that_a_gpu_counts(capsys):
-    """Of each rung, the operations and their backward passes, in a table that is printed."""
+@pytest.mark.parametrize("cases", [OURS, [*surveyed()]], ids=["book", "survey"])
+def test_sectors_are_those_that_a_gpu_counts(capsys, cases):
+    """Of each rung, the operation and its backward pass, and of what others published: a table."""
     if not shutil.which("ncu"):
         pytest.skip("needs ncu")
-    shapes = [(70, 781), (64, 1000), (70, 1024), (17, 4097), (16, 8320)]
-    impls = SOFTMAXES | REFUSED | {"memtraffic.softmax": memtraffic.softmax}
-    every = [*MEMORY_LAYOUTS]
-    forward = marked_counters.count_sectors(impls, shapes, DTYPES, every)
-    backward = marked_counters.count_sectors(
-        {"backward": exhibits.backward_ours},
-        shapes, DTYPES, ["packed", "odd"], op="softmax_backward",
-    )  # fmt: skip
-    frame = pd.concat([forward, backward])
+    frame = marked_counters.count_sectors(cases)
     with capsys.disabled():
         print(f"\n{frame.to_string(index=False)}")
     predicted = frame[frame["refused"] == ""]
-    assert set(predicted["impl"]) >= {*SOFTMAXES, "backward"}
+    assert cases is not OURS or {*predicted["fn"]} >= {*RUNGS[:4], BACKWARD}
     off = [name for name in COUNTERS if not predicted[name].equals(predicted[f"predicted_{name}"])]
     assert off == []

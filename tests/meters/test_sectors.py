@@ -157,10 +157,26 @@ def test_sectors_thread_by_thread(name):
     assert predicted["store_requests"] > 0
 
 
-@pytest.mark.parametrize("layout", ["packed", "odd", "every other", "transposed"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fn", [masked.softmax, tiled.softmax, online.softmax])
-def test_sectors_of_the_ladder_thread_by_thread(fn, dtype, layout):
+LADDER = [masked.softmax, tiled.softmax, online.softmax]
+SAMPLE = {
+    "packed": "float32",
+    "odd": "bfloat16",
+    "every other": "float32",
+    "transposed": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("fn", "layout", "dtype"),
+    [
+        pytest.param(fn, layout, dtype, marks=marks)
+        for fn in LADDER
+        for layout, sampled in SAMPLE.items()
+        for dtype in ("float32", "bfloat16")
+        for marks in [[] if dtype == sampled else [pytest.mark.slow, pytest.mark.oracle]]
+    ],
+)
+def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
     predicted, counted = predicted_and_counted(fn, "M,N", (5, 131), dtype, layout)
     assert predicted == counted
 
@@ -187,6 +203,14 @@ def test_sectors_of_autotuning_configurations_that_do_the_same():
     """By 16 bytes a lane, four warps do what one does four times."""
     found = sectors(sector_kernels.autotuned, "512,")
     assert [(it.launch, it.requests, it.sectors) for it in found.accesses] == [(0, 4, 64)] * 2
+
+
+def test_sectors_of_the_configuration_that_was_chosen(monkeypatch):
+    tuner, found = sector_kernels._autotuned_kernel, []
+    for config in tuner.configs:
+        monkeypatch.setitem(tuner.cache, ("torch.float32", "torch.float32"), config)
+        found.append(sectors(sector_kernels.autotuned, "64,").load_requests)
+    assert found == [1, 4]
 
 
 # Of 64 elements, 4 programs each: two of the four warps load what the other two do.

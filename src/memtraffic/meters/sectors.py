@@ -192,7 +192,8 @@ def sectors(
     name of one, such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it,
     and each launch is compiled for it as Triton would: with the alignment of these tensors, and
     with what is known of these numbers. A tensor's memory is taken to start at a multiple of 32
-    bytes, as what PyTorch allocates does.
+    bytes, as what PyTorch allocates does. An autotuned kernel has the configuration that it chose
+    on a GPU before; without one, those that it would choose from must do the same.
 
     Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
     `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by

@@ -70,10 +70,19 @@ class Configuration:
 
 
 def configurations_of(
-    tuner: Kernel, args: tuple[Any, ...], options: dict[str, Any]
+    tuner: Kernel, args: tuple[Any, ...], options: dict[str, Any], as_chosen: bool = False
 ) -> list[Configuration]:
-    """The launches that an autotuned kernel would time."""
+    """The launches that an autotuned kernel would time.
+
+    as_chosen: the one that it would make, if it has timed them for such arguments before.
+    """
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    if as_chosen and isinstance(cache := getattr(tuner, "cache", None), dict):
+        named = {k: v for k, v in (tuner.nargs | options).items() if k in tuner.arg_names}
+        key = [named[name] for name in tuner.keys if name in named]
+        key += [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]
+        if (config := cache.get(tuple(key))) is not None:
+            return [Configuration(tuner, config, args, options)]
     configs = tuner.prune_configs(options) if len(tuner.configs) > 1 else tuner.configs
     return [Configuration(tuner, config, args, options) for config in configs]
 

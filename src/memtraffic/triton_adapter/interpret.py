@@ -173,7 +173,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         return interpreter.InterpretedFunction(function.fn)(*args, **options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
-        launches = configurations_of(tuner, args, options)
+        launches = configurations_of(tuner, args, options, as_chosen=blocks is not None)
         # The interpreter sees no option of a launch that is not an argument of the kernel.
         # Whoever sees blocks sees those, too.
         different: dict[Any, Configuration] = {}
