@@ -140,13 +140,6 @@ def _libdevice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rounding_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    tl.store(y_ptr + tl.arange(0, BLOCK), libdevice.float2int_rd(x))
-    tl.store(y_ptr + BLOCK + tl.arange(0, BLOCK), libdevice.float2int_ru(x))
-
-
-@triton.jit
 def _overflow_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + cols, tl.exp(tl.load(x_ptr + cols) * 1000.0) - float("inf"))
@@ -261,10 +254,36 @@ def width(x):
     return triton.next_power_of_2(x.shape[1])
 
 
-def masked(x):
-    y = torch.empty_like(x)
-    _masked_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
-    return y
+def over_rows(name, kernel, constants=lambda x: {"BLOCK": width(x)}, numbers=lambda x: x.shape[1:]):
+    """A function called `name` that launches a kernel with one program a row and returns its y.
+
+    numbers: what comes after the pointers.
+    """
+
+    def fn(x):
+        y = torch.empty_like(x)
+        kernel[(x.shape[0],)](y, x, *numbers(x), **constants(x))
+        return y
+
+    fn.__name__ = fn.__qualname__ = name
+    return fn
+
+
+masked = over_rows("masked", _masked_kernel, lambda x: {"BLOCK": width(x), "STORED": x.shape[1]})
+twice = over_rows("twice", _twice_kernel)
+tuned = over_rows("tuned", _tuned_kernel)
+own_tuned = over_rows("own_tuned", _own_tuned_kernel)
+heuristic = over_rows("heuristic", _heuristic_kernel, lambda x: {})
+differing = over_rows("differing", _differing_kernel)
+three_passes = over_rows("three_passes", _three_passes_kernel, lambda x: {"BLOCK": 4})
+looped = over_rows("looped", _loop_kernel, lambda x: {"BLOCK": 4})
+block_pointer = over_rows("block_pointer", _block_pointer_kernel, numbers=lambda x: x.shape)
+descriptor = over_rows("descriptor", _descriptor_kernel, numbers=lambda x: x.shape)
+scalars = over_rows("scalars", _scalars_kernel, numbers=lambda x: (0.5, True, x.shape[1]))
+from_libdevice = over_rows("from_libdevice", _libdevice_kernel)
+constant_dtype = over_rows("constant_dtype", _constant_dtype_kernel)
+helped = over_rows("helped", _helper_kernel)
+both_loads = over_rows("both_loads", _both_loads_kernel, lambda x: {})
 
 
 @torch.library.custom_op("memtraffic_tests::doubled", mutates_args=())
@@ -288,30 +307,6 @@ def strided(x):
     return y
 
 
-def twice(x):
-    y = torch.empty_like(x)
-    _twice_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
-
-
-def three_passes(x):
-    y = torch.empty_like(x)
-    _three_passes_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=4)
-    return y
-
-
-def block_pointer(x):
-    y = torch.empty_like(x)
-    _block_pointer_kernel[(x.shape[0],)](y, x, *x.shape, BLOCK=width(x))
-    return y
-
-
-def descriptor(x):
-    y = torch.empty_like(x)
-    _descriptor_kernel[(x.shape[0],)](y, x, *x.shape, BLOCK=width(x))
-    return y
-
-
 def atomic_add(x):
     y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
     _atomic_add_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
@@ -322,30 +317,6 @@ def atomic_cas(x):
     lock = torch.zeros(1, dtype=torch.int32, device=x.device)
     _atomic_cas_kernel[(x.shape[0],)](lock)
     return lock
-
-
-def tuned(x):
-    y = torch.empty_like(x)
-    _tuned_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
-
-
-def heuristic(x):
-    y = torch.empty_like(x)
-    _heuristic_kernel[(x.shape[0],)](y, x, x.shape[1])
-    return y
-
-
-def scalars(x):
-    y = torch.empty_like(x)
-    _scalars_kernel[(x.shape[0],)](y, x, 0.5, True, x.shape[1], BLOCK=width(x))
-    return y
-
-
-def from_libdevice(x):
-    y = torch.empty_like(x)
-    _libdevice_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
 
 
 def overflowing(x):
@@ -361,37 +332,9 @@ def logic(x):
     return y
 
 
-def both_loads(x):
-    _both_loads_kernel[(x.shape[0],)](torch.empty_like(x), x, x.shape[1])
-
-
-def looped(x):
-    y = torch.empty_like(x)
-    _loop_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=4)
-    return y
-
-
-def constant_dtype(x):
-    y = torch.empty_like(x)
-    _constant_dtype_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
-
-
-def helped(x):
-    y = torch.empty_like(x)
-    _helper_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
-
-
 def tuned_in_place(x):
     _in_place_tuned_kernel[(x.shape[0],)](x := x.abs(), x.shape[1], REPEATED=1)
     return x
-
-
-def own_tuned(x):
-    y = torch.empty_like(x)
-    _own_tuned_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
-    return y
 
 
 class Reversed:
@@ -483,18 +426,6 @@ def shortened_store(x):
 def skipped_row(x):
     y = torch.empty_like(x)
     _masked_kernel[(x.shape[0] - 1,)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
-    return y
-
-
-def over_reads(x):
-    y = torch.empty_like(x)
-    _unmasked_kernel[(1, 1)](y, x[-1:], x.shape[1], BLOCK=2 * width(x))
-    return y
-
-
-def differing(x):
-    y = torch.empty_like(x)
-    _differing_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
     return y
 
 

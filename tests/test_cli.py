@@ -19,7 +19,7 @@ from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import COMPARED, import_function
-from memtraffic.residency import Occupancy, Resources
+from memtraffic.residency import Resources
 from memtraffic.tensors import MEMORY_LAYOUTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -47,37 +47,23 @@ def module(monkeypatch, tmp_path):
 # ---- formula
 
 
-def test_formula_of_naive(command):
-    status, out, err = command("formula naive")
-    assert (status, out.splitlines()[0], err) == (0, "reads 5MN + 2M, writes 3MN + 2M", "")
-    assert "solved at" in out
-
-
-def test_formula_says_what_was_refused(command):
-    _, out, _ = command("formula fused")
+def test_formula(command):
+    status, out, err = command("formula fused")
+    assert (status, out.splitlines()[0], err) == (0, "reads MN, writes MN", "")
     with pytest.raises(ValueError) as refusal:
         import_function("fused")(torch.ones(3, 5, device=runtime.device()))
-    assert f"refused: {refusal.value}\n" in out
+    assert "solved at" in out and f"refused: {refusal.value}\n" in out
 
 
-@pytest.mark.parametrize(
-    ("body", "inputs", "reads"),
-    [
-        pytest.param("x.exp()", "", {"MN": 1, "M": 0, "N": 0, "1": 0}, id="matrix"),
-        pytest.param("x + o", "M,N N", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="vector"),
-        pytest.param("x + o", "M,N o=N:bf16", {"MN": 1, "M": 0, "N": 1, "1": 0}, id="keyword"),
-        pytest.param("x + o", "M,16 3", {"M": 16, "1": 0}, id="number"),
-        pytest.param("x[:, ::2].exp()", "M,8", {"M": 4, "1": 0}, id="every-other"),
-    ],
-)
-def test_formula_as_json(body, inputs, reads, command, module):
-    module(f"def fn(x, o=None):\n    return {body}\n")
-    status, out, err = command("formula mine:fn --json" + f" --inputs '{inputs}'" * bool(inputs))
-    assert (status, json.loads(out)["reads"], err, out.count("\n")) == (0, reads, "", 1)
-
-
-def test_formula_in_fractions_as_json(command, module):
-    module("def half(x):\n    if x.shape[1] % 4: raise ValueError\n    return x[:, ::2].exp()\n")
+def test_formula_as_json(command, module):
+    """Of inputs given in text, in one line; a fraction is text."""
+    module(
+        "def add(x, o=None): return x + o\n"
+        "def half(x):\n    if x.shape[1] % 4: raise ValueError\n    return x[:, ::2].exp()\n"
+    )
+    status, out, err = command("formula mine:add --json --inputs 'M,N o=N:bf16'")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert json.loads(out)["reads"] == {"MN": 1, "M": 0, "N": 1, "1": 0}
     assert json.loads(command("formula mine:half --json")[1])["reads"]["MN"] == "1/2"
 
 
@@ -107,14 +93,6 @@ def test_formula_and_count_backward(command, module):
     assert [line for line in out.splitlines() if line in ("forward", "backward")]
 
 
-@pytest.mark.parametrize("name", ["formula", "count"])
-def test_an_operation_makes_the_inputs(name, command, module):
-    module("def product(y, dy):\n    return y * dy\n")
-    sizes = "4 8" if name == "count" else ""
-    found = json.loads(command(f"{name} mine:product {sizes} --op softmax_backward --json")[1])
-    assert found.get("read_elements") == 64 if sizes else found["reads"]["MN"] == 2
-
-
 # ---- count
 
 
@@ -131,50 +109,32 @@ def test_count(command):
         ["div", "18", "15", "72", "60"],
         ["total", "81", "51", "324", "204"],
     ]
-    assert command("count fused 64 1024")[1].splitlines()[-1].split()[1] == "65,536"
+    assert command("count naive 64 1024")[1].splitlines()[1].split()[1] == "65,536"
 
 
-def test_count_as_json(command):
-    status, out, err = command("count naive 3 5 --json")
-    found = json.loads(out)
-    ops = found.pop("ops")
-    names = ("read_elements", "written_elements", "read_bytes", "written_bytes")
-    assert (status, err) == (0, "")
-    assert found == dict(zip(names, (81, 51, 324, 204), strict=True))
-    assert ops[1] == {"name": "sub"} | dict(zip(names, (18, 15, 72, 60), strict=True))
+@pytest.mark.parametrize(
+    ("call", "elements", "itemsize"),
+    [
+        pytest.param("torch:matmul 3 4 5 --inputs 'M,K K,N'", 3 * 4 + 4 * 5, 4, id="sizes"),
+        pytest.param("torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", 32, 4, id="named-sizes"),
+        pytest.param("torch:mul 4 8 --op softmax_backward", 64, 4, id="inputs-of-an-operation"),
+        pytest.param("fused 4 8 --dtype float16", 32, 2, id="dtype"),
+        # So many elements would take minutes, and more memory than there is.
+        pytest.param(f"naive {2**42} 1", 7 * 2**42, 4, id="without-arithmetic"),
+        pytest.param(f"naive --inputs {2**42},1", 7 * 2**42, 4, id="without-sizes"),
+    ],
+)
+def test_count_as_json(call, elements, itemsize, command):
+    found = json.loads(command(f"count {call} --json")[1])
+    assert (found["read_elements"], found["read_bytes"]) == (elements, itemsize * elements)
 
 
-@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
-def test_count_of_a_dtype(dtype, itemsize, command):
-    _, out, _ = command(f"count fused 4 8 --dtype {dtype} --json")
-    assert json.loads(out)["read_bytes"] == 4 * 8 * itemsize
-
-
-@pytest.mark.parametrize("sizes", ["3 4 5", "M=3 K=4 N=5", "3 N=5 K=4"])
-def test_count_of_sizes(sizes, command):
-    _, out, _ = command(f"count torch:matmul {sizes} --inputs 'M,K K,N' --json")
-    assert json.loads(out)["read_elements"] == 3 * 4 + 4 * 5
-
-
-def test_count_of_a_module_of_pytorch(command, module):
-    module("import torch\nlinear = torch.nn.Linear(8, 4, bias=False)\n")
-    _, out, _ = command("count mine:linear --inputs 3,8 --json")
-    assert json.loads(out)["read_elements"] == 3 * 8 + 4 * 8
-
-
-@pytest.mark.parametrize("call", [f"{2**42} 1", f"--inputs {2**42},1"])
-def test_count_without_arithmetic(call, command):
-    """So many elements would take minutes, and more memory than there is."""
-    assert json.loads(command(f"count naive {call} --json")[1])["read_elements"] == 7 * 2**42
-
-
-@pytest.mark.parametrize("option", ["", "--json"])
-def test_count_of_a_function_that_prints(option, command, module):
+def test_count_of_a_function_that_prints(command, module):
     """What the user's code prints does not mix with the result."""
     module("print('imported')\ndef talking(x):\n    print('called')\n    return x.exp()\n")
-    status, out, err = command(f"count mine:talking 4 8 {option}")
+    status, out, err = command("count mine:talking 4 8")
     assert (status, err) == (0, "imported\ncalled\n")
-    assert "called" not in out and ("128" in out)
+    assert "called" not in out and "128" in out
 
 
 # ---- resources, occupancy
@@ -187,24 +147,9 @@ def test_resources(command):
     assert out.endswith("loads: 4 of 128 bits; stores: 4 of 128 bits\n")
 
 
-def test_occupancy_as_json_is_that_of_the_resources(command):
-    options = "fused --target gfx942 --n 4096 --warps 4 --json"
-    [kernel] = json.loads(command(f"resources {options}")[1])
-    names = ("kernel", "target", "num_warps", "spill_bytes", "load_bits")
-    assert [kernel[it] for it in names] == ["_softmax_fused_kernel", "gfx942", 4, 0, {"128": 4}]
-    assert json.loads(command(f"occupancy {options}")[1]) == [
-        Occupancy.of(Resources(**kernel)).as_dict()
-    ]
-
-
 def test_sectors(command):
-    line = "sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16"
-    status, out, err = command(line)
+    status, out, err = command("sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16")
     assert (status, err) == (0, "") and "for sm_90: 200 load requests, " in out
-    found = json.loads(command(f"{line} --json")[1])
-    load, store = found["accesses"]
-    assert (load["kind"], load["file"], found["load_requests"]) == ("load", "masked.py", 200)
-    assert store["sectors"] == found["store_sectors"]
 
 
 def test_layouts_are_those_of_tensors():
@@ -240,9 +185,7 @@ def test_occupancy_is_a_line_for_each_kernel(command, compiler):
 @pytest.mark.parametrize(
     ("option", "shape", "dtype", "given"),
     [
-        pytest.param("--n 64", (16, 64), torch.float32, {}, id="columns"),
         pytest.param("--n 64 --warps 2", (16, 64), torch.float32, {"num_warps": 2}, id="warps"),
-        pytest.param("3 48 --stages 3", (3, 48), torch.float32, {"num_stages": 3}, id="stages"),
         pytest.param("N=48 M=3 --waves-per-eu 1", (3, 48), torch.float32, {"waves_per_eu": 1}),
         pytest.param("M=3 --n 48 --dtype bfloat16", (3, 48), torch.bfloat16, {}, id="dtype"),
     ],
@@ -256,18 +199,14 @@ def test_compiler_is_given_each_option(option, shape, dtype, given, command, com
 # ---- on a GPU, which is not here
 
 
-def test_counters_as_json(command, monkeypatch):
-    calls = []
-
+def test_counters(command, monkeypatch):
     def counters(*args, **options):
-        calls.append((args, options))
+        assert (args, options) == (("naive", None, (8, 6)), {"dtype": "bfloat16"})
         return pd.DataFrame([{"kernel": "k", "ns": 781}])
 
     monkeypatch.setattr(hardware, "counters", counters)
-    status, out, err = command("counters naive 8 6 --dtype bfloat16 --json")
-    assert (status, json.loads(out), err) == (0, [{"kernel": "k", "ns": 781}], "")
-    assert calls == [(("naive", None, (8, 6)), {"dtype": "bfloat16"})]
-    assert command("counters naive 8 6")[1].split() == ["kernel", "ns", "k", "781"]
+    status, out, err = command("counters naive 8 6 --dtype bfloat16")
+    assert (status, out.split(), err) == (0, ["kernel", "ns", "k", "781"], "")
 
 
 @pytest.mark.parametrize("text", ["counters naive 8 8", "roof", "bench tiled"])
@@ -315,13 +254,6 @@ def test_bench(command, timed, tmp_path):
     assert json.loads(command("bench tiled --shapes 64x256 --json")[1])[0]["us"] == 5
 
 
-def test_bench_of_any_inputs(command, timed):
-    status, *_ = command('bench mine:f --inputs "M,N M:int64<N" --shapes 64x256')
-    [(impls, shapes, options)] = timed
-    assert (status, list(impls), shapes) == (0, ["mine:f"], [(64, 256)])
-    assert options == {"inputs": "M,N M:int64<N", "dtype": "float32", "beside_copy": True}
-
-
 def test_bench_of_everything(command, timed):
     command("bench")
     command("bench --op softmax_backward")
@@ -349,12 +281,6 @@ def test_report_that_cannot_be_written(output, command, tmp_path, monkeypatch):
     assert (status, out, err.count("\n")) == (2, "", 1)
 
 
-def test_report_has_no_json(command):
-    assert command("report naive --json")[2] == (
-        "memtraffic: a report is Markdown: the other commands print JSON\n"
-    )
-
-
 # ---- help
 
 
@@ -376,46 +302,33 @@ BAD_CALLS = {
     "": "Missing command",
     "formul naive": "Did you mean 'formula'?",
     "formula fusd": "did you mean 'fused'?",
-    "formula no_such_module:f": "'no_such_module'",
-    "formula kernels:softmux": "'softmux'",
-    "formula kernels:not_callable": "int",
-    "formula torch:Tensor": "is a class",
     "formula naive 3": "unexpected extra argument",
     "formula naive --inputs M,n": "lower case",
     "formula naive --inputs M --op softmax": "leave out one",
     "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
     "formula naive --op sofmax": "did you mean 'softmax'",
     "count naive 4": "N of 'M,N' has no number",
-    "count naive 0 8": "'0' is not a positive",
     "count naive 4 1.5": "'1.5' is not a positive",
-    "count naive 4 8 2": "one size too many",
-    "count naive 4 K=8": "no size 'K'",
     "count naive 4 8 --dtype int8": "int8",
     "count naive 4 8 --jsn": "Did you mean '--json'?",
-    f"count naive {2**62} {2**62}": "cannot be made with M=4",
     "resources fused --n 64": "--target",
     "resources fused --target sm_90a --n 64": "mean sm_90?",
-    "resources fused --target sm_90": "N of 'M,N' has no number",
     "resources fused --target sm_90 --n 64 --waves-per-eu 1": "waves_per_eu",
     "occupancy fused --target gfx942 --n 64 --waves-per-eu 99": "holds 8",
-    "bench --shapes 12by": "'12by' is not",
     "bench --inputs M,N": "needs the NAME",
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
     "sectors fused 4 64": "--target",
-    "sectors fused --target sm_90": "N of 'M,N' has no number",
     "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
     "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
     "report fused --target sm_91": "sm_91",
+    "report naive --json": "a report is Markdown: the other commands print JSON",
     "report fused 4": "N of 'M,N' has no number",
 }
 FAILURES = {
     "formula kernels:raises": "cannot take (2, 8)",
     "count kernels:raises 3 5": "kernels:raises: TypeError: kernels: cannot take (3, 5)",
-    "count torch:rms_norm 3 5": "torch:rms_norm: TypeError: ",
     "count kernels:dropped_mask 5 12": "outside x_ptr",
-    "report kernels:raises": "kernels:raises: TypeError: kernels: cannot take",
     "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
-    "resources naive --target sm_90 --n 64": "naive launched no Triton kernel",
     "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",
 }
 
@@ -434,8 +347,6 @@ def test_mistake_is_one_line(text, status, command):
     ("body", "message"),
     [
         pytest.param("raise RuntimeError('two\\nlines')", "RuntimeError: two lines", id="lines"),
-        pytest.param("raise RuntimeError", "RuntimeError", id="no-words"),
-        pytest.param("return {}['k']", "KeyError: 'k'", id="key"),
         pytest.param("raise Own('bad')", "mine.Own: bad", id="class-of-ones-own"),
         pytest.param("import sys; sys.exit(0)", "SystemExit: 0", id="exits"),
         pytest.param("raise ValueError(5000 * 'x')", f"ValueError: {979 * 'x'}…", id="long"),
@@ -446,9 +357,8 @@ def test_function_that_raises_is_named(body, message, command, module):
     assert command("count mine:fn 3 5") == (1, "", f"memtraffic: mine:fn: {message}\n")
 
 
-@pytest.mark.parametrize("text", ["def fn(x)\n    return", "raise OSError", "raise SystemExit(4)"])
-def test_module_that_cannot_be_imported_is_named(text, command, module):
-    module(text)
+def test_module_that_cannot_be_imported_is_named(command, module):
+    module("raise SystemExit(4)")
     status, out, err = command("count mine:fn 3 5")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "'mine:fn' cannot be imported" in err
@@ -456,9 +366,8 @@ def test_module_that_cannot_be_imported_is_named(text, command, module):
 
 def test_coroutine_is_refused_and_python_says_nothing(command, module):
     module("async def later(x): return x\ndef fn(x): return later(x)\n")
-    for name in ("formula mine:fn", "resources mine:fn --target sm_90 --n 8", "report mine:fn"):
-        status, _, err = command(name)
-        assert status and err.count("\n") == 1 and "of type coroutine, before it" in err
+    status, _, err = command("resources mine:fn --target sm_90 --n 8")
+    assert status and err.count("\n") == 1 and "of type coroutine, before it" in err
 
 
 def test_interrupted(command, monkeypatch):
@@ -495,11 +404,9 @@ def fn(x):
 @pytest.mark.parametrize(
     ("text", "sms", "expected"),
     [
-        ("formula mine:fn", 132, "reads MN, writes MN"),
         ("count mine:fn 3 5 --json", 132, '"read_elements": 15'),
         ("resources mine:fn --target sm_80 --n 1024", 108, "k for sm_80, 4 warps"),
         ("resources mine:fn --target gfx942 --n 1024", 132, "k for gfx942, 4 warps"),
-        ("occupancy mine:fn --target sm_90 --n 1024", 132, "k for sm_90 (H200), 4 warps"),
         ("report mine:fn 4 64 --target sm_80", 132, "# Memory traffic of mine.fn"),
     ],
 )
@@ -516,8 +423,6 @@ def test_stand_in_for_a_gpu(text, sms, expected, command, module):
     ("check", "hinted"),
     [
         ("assert x.is_cuda", True),
-        ("torch.cuda.current_device()", True),
-        ("raise ValueError('give a tensor on a GPU: cuda')", True),
         ("if not x.is_cuda: return x.exp()", True),
         ("assert x.shape[0] > 99", False),
     ],
@@ -544,12 +449,11 @@ JUNK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_any_bad_command_line_gets_one_line(seed, capsys, monkeypatch, tmp_path):
+def test_any_bad_command_line_gets_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "_enabled", False)
     monkeypatch.setattr(runtime, "HAS_GPU", False)
     monkeypatch.chdir(tmp_path)
-    rng, bad = random.Random(seed), 0
+    rng, bad = random.Random(0), 0
     for _ in range(80):
         line = rng.choice(LINES).split()
         i = rng.randrange(len(line))
@@ -603,9 +507,8 @@ def shell(text, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    ["count naive 3", "resources mine:fn --target sm_90 --n 64", "count mine:fn 3 5",
-     "formula nave", "formula mine:fn --json", "bench tiled"],
-)  # fmt: skip
+    ["formula nave", "resources mine:fn --target sm_90 --n 64", "count mine:fn 3 5"],
+)
 def test_shell_says_what_this_process_says(text, command, module, tmp_path):
     """Status and lines are the same: the function is blamed for what it raises, and for no more."""
     body = "raise TypeError('no')" if text.startswith("count mine") else "return 2 * x"
@@ -617,10 +520,8 @@ def test_shell_says_what_this_process_says(text, command, module, tmp_path):
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
-        pytest.param("$M --help | true", (0, 1), "", id="closed-pipe"),
-        pytest.param("$M count naive 3 5 | true", (0, 1), "", id="result-into-a-closed-pipe"),
+        pytest.param("$M count naive 3 5 | true", (0, 1), "", id="closed-pipe"),
         pytest.param("$M count naive 3 5 > /dev/full", (1,), "No space left", id="full-disk"),
-        pytest.param("$M report naive 2 3 > /dev/full", (1,), "No space left", id="full-report"),
     ],
 )
 def test_shell_has_no_traceback(text, status, message, tmp_path):
@@ -637,8 +538,5 @@ def test_shell_formula_takes_hardly_longer_than_to_import_torch(tmp_path):
         after = os.times()
         return sum(after[2:4]) - sum(before[2:4])
 
-    own, torch_alone = (
-        min(cpu_seconds(text) for _ in range(3))
-        for text in ("$M formula fused", f"{sys.executable} -c 'import torch'")
-    )
-    assert own < 2 * torch_alone
+    own = cpu_seconds("$M formula fused")
+    assert own < 2 * cpu_seconds(f"{sys.executable} -c 'import torch'")

@@ -1,6 +1,7 @@
 """The example projects, tested as their readers test them: by pytest, in their folder."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +17,11 @@ EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml")
 def run(folder, *options):
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            folder,
-            *options,
-        ],
+        [*command, "--rootdir", folder, *options],
         cwd=folder,
-        env=environment | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
@@ -50,9 +42,7 @@ def test_example(folder):
 def test_example_sees_a_kernel_that_reads_twice(tmp_path):
     """A fault in the kernel: the test of its traffic says which operation, and which argument."""
     source = EXAMPLES[[path.name for path in EXAMPLES].index("rms_norm")]
-    for path in source.iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_text(path.read_text("utf-8"), "utf-8")
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     kernel = tmp_path / "rms_norm.py"
     line = "    weight = tl.load(weight_ptr + cols, mask=mask)\n"
     text = kernel.read_text("utf-8")

@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ import torch
 
 import memtraffic
 from memtraffic import gpus, runtime
-from memtraffic.gpus import GPUS, TARGETS, AmdGpu, NvidiaGpu, find_gpu, planning_gpu, this_gpu
+from memtraffic.gpus import GPUS, TARGETS, NvidiaGpu, find_gpu, planning_gpu, this_gpu
 
 # From the datasheets: product, the driver's name, TB/s.
 DATASHEETS = [
@@ -40,48 +40,33 @@ def test_gpus_datasheets():
     assert rows == [(product, name, pytest.approx(tb * 1e12)) for product, name, tb in DATASHEETS]
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.product)
-def test_gpus_names_of_compilers(gpu):
-    if isinstance(gpu, NvidiaGpu):
-        names = ("nvidia", "cuda", int(gpu.target.removeprefix("sm_")))
-    else:
-        names = ("amd", "hip", gpu.target)
-    assert (gpu.vendor, gpu.backend, gpu.architecture) == names
-    assert gpu.prefetches_to_shared_memory == (gpu.vendor == "nvidia" and gpu.target != "sm_75")
-    assert gpu.l2_bytes == 0
-    with pytest.raises(FrozenInstanceError):
-        gpu.num_sms = 1
-
-
 def test_gpus_have_one_name_each():
     assert len({gpu.product for gpu in GPUS} | set(TARGETS)) == len(GPUS) + len(TARGETS)
     assert len({gpu.driver_name for gpu in GPUS}) == len(GPUS)
-
-
-def test_targets_are_the_first_gpu_of_each():
     assert list(TARGETS) == list(dict.fromkeys(gpu.target for gpu in GPUS))
-    assert len(TARGETS) == 13
     assert TARGETS["sm_90"].product == gpus.DEFAULT_GPU.product == "H200"
-    assert all(gpu.target == target for target, gpu in TARGETS.items())
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.product)
 def test_find_gpu_by_target_and_product(gpu):
     assert find_gpu(gpu.target.upper()) is TARGETS[gpu.target]
     assert find_gpu(gpu.product) is find_gpu(gpu.product.lower()) is gpu
+    if gpu.vendor == "nvidia":
+        assert (gpu.backend, gpu.target) == ("cuda", f"sm_{gpu.architecture}")
+    else:
+        assert (gpu.vendor, gpu.backend, gpu.architecture) == ("amd", "hip", gpu.target)
+    assert gpu.prefetches_to_shared_memory == (gpu.vendor == "nvidia" and gpu.target != "sm_75")
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("sm_91", "sm_90"), ("gfx943", "gfx942"), ("H20", "h200"), ("", None)]
+    ("name", "said"),
+    [("sm_91", "mean sm_90"), ("H20", "mean h200"), ("", "MI300X")],
 )
-def test_find_gpu_unknown(name, meant):
-    with pytest.raises(LookupError) as error:
+def test_find_gpu_unknown(name, said):
+    with pytest.raises(LookupError, match=said) as error:
         find_gpu(name)
-    message = str(error.value)
-    assert repr(name) in message
-    assert all(gpu.target in message and gpu.product in message for gpu in GPUS)
-    assert ("did you mean" in message) == (meant is not None)
-    assert meant is None or f"did you mean {meant}" in message
+    assert all(gpu.target in str(error.value) and gpu.product in str(error.value) for gpu in GPUS)
+    assert name or "did you mean" not in str(error.value)
 
 
 # ---- the GPU that is here
@@ -148,12 +133,6 @@ def amd_properties(name="AMD Instinct MI300X", arch="gfx942:sramecc+:xnack-", **
     } | others)  # fmt: skip
 
 
-def test_this_gpu_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match=r"needs a GPU"):
-        this_gpu()
-
-
 def test_this_gpu_nvidia(monkeypatch):
     calls = fake_gpus(monkeypatch, nvidia_properties(), max_blocks=33)
     expected = replace(find_gpu("h100"), num_sms=131, max_blocks_per_sm=33, l2_bytes=50 * 2**20)
@@ -203,9 +182,7 @@ def test_this_gpu_where_the_driver_refuses(monkeypatch):
 def test_this_gpu_amd(monkeypatch, arch):
     """Nothing of CUDA is loaded, and the sizes that PyTorch does not tell are the table's."""
     fake_gpus(monkeypatch, amd_properties(arch=arch), hip=True)
-    expected = replace(find_gpu("gfx942"), num_sms=303, l2_bytes=4 * 2**20)
-    assert this_gpu() == expected
-    assert isinstance(this_gpu(), AmdGpu)
+    assert this_gpu() == replace(find_gpu("gfx942"), num_sms=303, l2_bytes=4 * 2**20)
 
 
 def test_this_gpu_amd_of_another_product(monkeypatch):

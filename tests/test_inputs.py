@@ -24,9 +24,7 @@ def made(text, *shape, **options):
         pytest.param("M,N", (3, 5), (3, 5), id="matrix"),
         pytest.param("B,H,S,D", (2, 3, 4, 5), (2, 3, 4, 5), id="four-sizes"),
         pytest.param("N,N", (4,), (4, 4), id="twice"),
-        pytest.param("M,128", (3,), (3, 128), id="number"),
         pytest.param("128,", (), (128,), id="number-alone"),
-        pytest.param("N,", (5,), (5,), id="trailing-comma"),
     ],
 )
 def test_find_op_of_a_shape(text, shape, expected):
@@ -42,15 +40,12 @@ def test_find_op_by_default_is_the_matrix_of_a_softmax():
         assert torch.equal(x, y) and x.stride() == y.stride()
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_find_op_of_a_dtype(name):
-    ([x], _) = made(f"4,8:{name}")
-    assert x.dtype == getattr(torch, DTYPES[name])
-    assert x.float().unique().numel() > 1
-    assert not x.float().isnan().any()
-
-
-def test_find_op_of_the_callers_dtype():
+def test_find_op_of_a_dtype():
+    """That of the tensor, or the caller's."""
+    for name, dtype in DTYPES.items():
+        ([x], _) = made(f"4,8:{name}")
+        assert x.dtype == getattr(torch, dtype)
+        assert x.float().unique().numel() > 1 and not x.float().isnan().any()
     ([x, w, i], _) = made("M,N N:fp16 M:int64", 3, 5, dtype="bfloat16")
     assert (x.dtype, w.dtype, i.dtype) == (torch.bfloat16, torch.float16, torch.int64)
 
@@ -76,11 +71,7 @@ def test_find_op_of_whole_numbers(text, below):
     inputs = find_op(text)
     [x, *_] = inputs.arguments([{"M": 4000, "N": 5}[name] for name in inputs.sizes]).positional
     assert (x.min(), x.max()) == (0, below - 1)
-
-
-def test_find_op_of_whole_numbers_fit_the_dtype():
-    ([x], _) = made("M:int8", 4000)
-    assert x.max() == 127
+    assert made("M:int8", 4000)[0][0].max() == 127
     with pytest.raises(InputsError, match="below 128, not below 200"):
         made("M:int8<200", 4000)
 
@@ -120,12 +111,10 @@ def test_read_sizes(texts):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["3"], "N of 'M,N' has no number: add N=1024"),
         (["3", "5", "7"], "'7' is one size too many"),
         (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
         (["M=3", "M=5"], "M is 3 already"),
         (["3", "0"], "'0' is not a positive"),
-        (["3", "1" * 40], "is no size: the largest is"),
         (["3", "1" * 5000], "is not a positive"),
     ],
 )
@@ -146,22 +135,16 @@ def test_arguments_that_no_memory_holds():
     ("text", "message"),
     [
         pytest.param("", "there are none", id="nothing"),
-        pytest.param("m,n", "'m,n' has a size in lower case", id="lower-case"),
         pytest.param("reduction=mean", "'mean' is a string", id="string"),
-        pytest.param("x=none", "did you mean None", id="misspelt-none"),
         pytest.param("M,N:float31", "did you mean float32", id="misspelt-dtype"),
         pytest.param("M,N:complex64", "no dtype complex64", id="unknown-dtype"),
         pytest.param("M,N<5", "name the dtype, as in M:int64<5", id="bound-without-dtype"),
         pytest.param("M,N:bf16<5", "bfloat16 has no largest number", id="bound-of-floats"),
         pytest.param("0,", "0 is not a size", id="zero"),
-        pytest.param("M,99999999999999999999", "is not a size", id="huge"),
         pytest.param("MN", "commas between them: M,N", id="comma-forgotten"),
-        pytest.param("M,,N", "neither a tensor", id="two-commas"),
-        pytest.param("eps=", "is empty", id="no-value"),
         pytest.param("=3", "name=value", id="no-name"),
         pytest.param("a=1 a=2", "a is given twice", id="name-twice"),
         pytest.param("a=1 M,N", "stands after a=", id="position-after-name"),
-        pytest.param("1_000", "neither a tensor", id="underscore"),
         pytest.param("9" * 5000, "has 5000 characters", id="long"),
     ],
 )
@@ -174,7 +157,7 @@ def test_find_op_that_cannot_be_read(text, message):
 ALPHABET = st.sampled_from([*"MNKabn019.,:<=-+eE ' \t\n_", "int64", "bf16", "None", "eps=", "é"])
 
 
-@settings(max_examples=400, deadline=None, database=None, derandomize=True)
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
 @given(st.lists(ALPHABET, max_size=12).map("".join))
 def test_find_op_of_any_text(text):
     """It is read, and what it says can be made, or one line says why not."""

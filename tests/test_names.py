@@ -16,11 +16,11 @@ def folder(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", RUNGS)
-def test_import_function_of_a_rung(name):
-    fn = import_function(name)
-    assert (fn.__module__, fn.__name__) == (f"memtraffic.kernels.softmax.{name}", "softmax")
-    assert import_path(fn) == name
+def test_import_function_of_a_rung():
+    for name in RUNGS:
+        fn = import_function(name)
+        assert (fn.__module__, fn.__name__) == (f"memtraffic.kernels.softmax.{name}", "softmax")
+        assert import_path(fn) == name
 
 
 def test_import_function_moves_an_nn_module(folder, monkeypatch):
@@ -57,12 +57,10 @@ def test_import_function_that_fails_leaves_the_path_alone(folder):
     ("name", "message"),
     [
         pytest.param("fusd", "did you mean 'fused'", id="misspelt"),
-        pytest.param("zzz", "one of naive, fused", id="unknown"),
         pytest.param("no_such_module:f", "No module named 'no_such_module'", id="no-module"),
         pytest.param("kernels:softmux", "softmux", id="no-attribute"),
         pytest.param("kernels:not_callable", "int", id="not-a-function"),
         pytest.param("kernels:_masked_kernel", "Triton kernel", id="kernel"),
-        pytest.param("kernels:", "module:function", id="empty-attribute"),
         pytest.param("./kernels.py:double", "module:function", id="path"),
     ],
 )

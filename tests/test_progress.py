@@ -30,43 +30,30 @@ def test_progress_on_a_terminal(stderr):
     assert "/3" in stderr.getvalue()
 
 
-def test_progress_says_nothing_until_a_command_enables_it(stderr):
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        pytest.param(module, "DELAY", 1e9, id="short"),
+        pytest.param(Terminal, "isatty", lambda self: False, id="no-terminal"),
+        pytest.param(module, "find_spec", lambda name: None, id="no-tqdm"),
+        pytest.param(module, "enable", lambda: None, id="not-enabled-by-a-command"),
+    ],
+)
+def test_progress_says_nothing(owner, name, value, stderr, monkeypatch):
+    monkeypatch.setattr(owner, name, value)
+    module.enable()
     assert list(progress("abc", "timing")) == ["a", "b", "c"]
-    assert stderr.getvalue() == ""
-
-
-def test_progress_of_a_short_run_says_nothing(stderr, monkeypatch):
-    monkeypatch.setattr(module, "DELAY", 1e9)
-    enable()
-    list(progress("abc", "timing"))
     assert "timing" not in stderr.getvalue()
-
-
-def test_enable_without_a_terminal(stderr, monkeypatch):
-    monkeypatch.setattr(stderr, "isatty", lambda: False)
-    enable()
-    list(progress("abc", "timing"))
-    assert stderr.getvalue() == ""
 
 
 def test_progress_bar_shows_the_steps_done(stderr):
     enable()
     with progress_bar("counting") as show:
-        show(3, 8)
-        show(3, 8)
-        show(6, 8)
-    shown = stderr.getvalue()
-    assert "counting:" in shown
-    assert "/8" in shown
+        for done in (3, 3, 6):
+            show(done, 8)
+    assert "counting:" in stderr.getvalue() and "/8" in stderr.getvalue()
 
 
 def test_progress_needs_tqdm_only_when_enabled(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert list(progress("abc", "timing")) == ["a", "b", "c"]
-
-
-def test_enable_without_tqdm(stderr, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    enable()
-    assert list(progress("abc", "timing")) == ["a", "b", "c"]
-    assert stderr.getvalue() == ""

@@ -1,6 +1,5 @@
 import ast
 import dataclasses
-import warnings
 from pathlib import Path
 
 import pytest
@@ -55,12 +54,9 @@ def test_assert_close_accepts_no_elements(shape):
     "spoil",
     [
         pytest.param(torch.zeros_like, id="zeros"),
-        pytest.param(lambda y: torch.full_like(y, 1 / y.shape[1]), id="constant"),
         pytest.param(lambda y: changed(y, (3, 7), 1 - y[3, 7]), id="one-wrong-element"),
         pytest.param(lambda y: changed(y, (-1, -1), 0), id="last-element-not-written"),
         pytest.param(lambda y: changed(y, (0, 0), float("nan")), id="one-nan"),
-        pytest.param(lambda y: changed(y, (0, 0), float("inf")), id="one-inf"),
-        pytest.param(lambda y: y.roll(1, dims=0), id="rows-shifted"),
         pytest.param(lambda y: y * 1.05, id="scaled"),
         pytest.param(lambda y: y[:1], id="broadcastable"),
         pytest.param(lambda y: y.T, id="transposed"),
@@ -77,15 +73,14 @@ def test_assert_close_refuses(spoil, dtype):
 def test_assert_close_refuses_twice_the_tolerance_anywhere(roundings, dtype):
     y, reference = rounded(dtype, (3, 8))
     room = row_tolerance(reference, dtype, roundings)
-    for row in range(3):
-        for col in range(8):
-            off = y.double()
-            off[row, col] = reference[row, col] + 2 * room[row, 0]
-            message = rf"1 of 24 elements are wrong, the first at \({row}, {col}\)"
-            with pytest.raises(AssertionError, match=message):
-                assert_close(off.to(dtype), reference, dtype, roundings)
-            off[row, col] = reference[row, col] + room[row, 0] / 2
+    for at in ((0, 0), (1, 4), (2, 7)):
+        off = y.double()
+        off[at] = reference[at] + 2 * room[at[0], 0]
+        message = rf"1 of 24 elements are wrong, the first at \({at[0]}, {at[1]}\)"
+        with pytest.raises(AssertionError, match=message):
             assert_close(off.to(dtype), reference, dtype, roundings)
+        off[at] = reference[at] + room[at[0], 0] / 2
+        assert_close(off.to(dtype), reference, dtype, roundings)
 
 
 def test_assert_close_refuses_a_reference_that_judges_nothing():
@@ -143,27 +138,17 @@ def right(x):
     return torch.softmax(x, dim=1)
 
 
-def nan_somewhere(x):
-    return changed(right(x), (1, 2), float("nan"))
-
-
 def changes_its_input(x):
     y = right(x)
     x.add_(1)  # whose softmax is the same
     return y
 
 
-def zeroes_its_input(x):
-    return right(x.zero_())
-
-
 @pytest.mark.parametrize(
     "fn",
     [
         pytest.param(torch.zeros_like, id="zeros"),
-        pytest.param(nan_somewhere, id="nan-for-a-number"),
         pytest.param(changes_its_input, id="changed-input"),
-        pytest.param(zeroes_its_input, id="another-input"),
         pytest.param(lambda x: right(x.double()), id="float64"),
         pytest.param(lambda x: right(x)[:2], id="row-missing"),
         pytest.param(lambda x: right(x).to("meta"), id="elsewhere"),
@@ -173,12 +158,8 @@ def zeroes_its_input(x):
 def test_assert_softmax_refuses(fn):
     assert is_softmax(right, matrix(3, 5))
     assert not is_softmax(fn, matrix(3, 5))
-
-
-def test_assert_softmax_wants_nan_where_it_is_right():
     x = torch.tensor([[float("nan"), 0.0, 1.0]], device=DEVICE)
-    assert not is_softmax(torch.zeros_like, x)
-    assert is_softmax(right, x)
+    assert is_softmax(right, x) and not is_softmax(torch.zeros_like, x)
 
 
 def test_assert_softmax_refuses_a_row_that_nobody_wrote():
@@ -189,11 +170,6 @@ def test_assert_softmax_refuses_a_row_that_nobody_wrote():
 
     with pytest.raises(AssertionError, match="NaN in 10 wrong places"):
         assert_softmax(first_row_only, matrix(3, 5))
-
-
-def test_is_softmax_passes_on_what_the_function_raises():
-    with pytest.raises(ZeroDivisionError):
-        is_softmax(lambda x: 1 // 0, matrix(3, 5))
 
 
 def test_is_softmax_of_a_function_without_a_deterministic_implementation():
@@ -236,11 +212,6 @@ def test_poisoned_memory_restores_the_flags(enabled, warn_only, fill):
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = before[2]
-
-
-def test_poisoned_memory_hides_no_other_warning():
-    with pytest.warns(UserWarning, match="mine"), poisoned_memory():
-        warnings.warn("mine", UserWarning, stacklevel=1)
 
 
 # ---- assert_touches_once
@@ -304,21 +275,16 @@ def test_assert_traffic_says_what_differs_and_why():
     assert by_operation == "  by operation: sub 12, sum 8"
 
 
-def test_assert_traffic_of_writes_and_of_both_sides():
-    assert "writes MN, not MN + M" in lines_of(torch.exp, "MN", "MN + M")[0]
-    said = lines_of(torch.exp, "2MN", "2MN")
-    assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
-
-
-def test_assert_traffic_sees_one_shape():
+def test_assert_traffic_sees_one_shape_and_both_sides():
     """What is wrong at a single shape that is only checked is wrong."""
 
     def odd(x):
         return x.exp() if x.shape != (301, 4099) else x.exp().exp()
 
-    assert (
-        f"at 301 x 4099 {2 * 301 * 4099} elements, not {301 * 4099}" in lines_of(odd, "MN", "MN")[0]
-    )
+    size = 301 * 4099
+    assert f"at 301 x 4099 {2 * size} elements, not {size}" in lines_of(odd, "MN", "MN")[0]
+    said = lines_of(torch.exp, "2MN", "MN + M")
+    assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
 
 
 def test_assert_traffic_pins_bytes():

@@ -14,7 +14,7 @@ from memtraffic.errors import LaunchError
 from memtraffic.gpus import find_gpu, this_gpu
 from memtraffic.inputs import Arguments
 from memtraffic.triton_adapter import compile as compile_module
-from memtraffic.triton_adapter import interpret, mend
+from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter import launch as launching
 from memtraffic.triton_adapter.capture import capturing
 from memtraffic.triton_adapter.compile import specialize
@@ -126,21 +126,6 @@ def test_interpreting_programs_of_a_grid_of_two_dimensions():
     assert {itemsize for _, _, itemsize, _, _ in log.accesses} == {2}
 
 
-def test_interpreting_compare_and_swap_writes_where_it_finds_what_it_expects():
-    log, lock = interpreted(kernels.atomic_cas, zeros(2, 1))
-    assert lock.item() == 1
-    kinds = [(kind, len(found)) for kind, found in log.elements("lock_ptr")]
-    assert kinds == [("read", 1), ("written", 1), ("read", 1), ("written", 0)]
-
-
-def test_interpreting_a_loop_with_a_bound_known_at_run_time():
-    """Triton 3.6 could not, with NumPy 2.4."""
-    x = torch.randn(2, 8).to(runtime.device())
-    log, y = interpreted(kernels.three_passes, x)
-    assert torch.allclose(y, torch.softmax(x, dim=1), atol=1e-6)
-    assert [kind for kind, _ in log.elements("x_ptr")] == ["read"] * 12
-
-
 @triton.jit
 def _live_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
@@ -153,28 +138,23 @@ def test_interpreting_masks_are_boolean(monkeypatch):
     """Triton 3.9 refuses others."""
     from triton.runtime import interpreter
 
+    seen, real = [], interpreter._interpreter
+
     class Strict:
-        """Takes the mask of each access, which all of them pass by its place."""
-
-        def __init__(self, real):
-            self.real, self.seen = real, []
-
         def __getattr__(self, name):
             def access(*args):
-                self.seen.append((name, args[{"load": 1, "store": 2, "atomic_rmw": 3}[name]].dtype))
-                return getattr(self.real, name)(*args)
+                seen.append((name, args[{"load": 1, "store": 2, "atomic_rmw": 3}[name]].dtype))
+                return getattr(real, name)(*args)
 
             return access
 
-    strict = Strict(interpreter._interpreter)
-    monkeypatch.setattr(interpreter, "_interpreter", strict)
+    monkeypatch.setattr(interpreter, "_interpreter", Strict())
     x = zeros(1, 8)[0] + 2
     y = torch.zeros_like(x)
     traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8), ())
     assert (traffic.read_elements, traffic.written_elements) == (15, 10)
     assert y.tolist() == [*x[:5].tolist(), 0, 0, 0]
-    assert [name for name, _ in strict.seen] == ["load", "atomic_rmw", "load", "store"]
-    assert {dtype for _, dtype in strict.seen} == {np.dtype(bool)}
+    assert seen == [(name, np.dtype(bool)) for name in ("load", "atomic_rmw", "load", "store")]
 
 
 def test_interpreting_binds_what_tuples_and_descriptors_hold():
@@ -232,29 +212,6 @@ def test_interpreting_one_meter_inside_another():
             kernels.masked(zeros(1, 4))
         kernels.masked(zeros(2, 4))
     assert (len(inner.accesses), len(outer.accesses)) == (2, 6)
-
-
-@pytest.mark.parametrize(("found", "mended"), [("3.6.0", True), ("3.7.1", False)])
-def test_interpreter_is_mended_once_on_3_6(monkeypatch, found, mended):
-    from triton.runtime import interpreter
-
-    def patch_tensor(tensor, scope):
-        pass
-
-    monkeypatch.setattr(launching, "version", lambda name: found)
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_tensor)
-    mend.mend_interpreter()
-    once = interpreter._patch_lang_tensor
-    mend.mend_interpreter()
-    assert interpreter._patch_lang_tensor is once
-    assert (once is not patch_tensor) == mended
-    if mended:
-        changed = {}
-        once(
-            "tensor", SimpleNamespace(set_attr=lambda _, name, value: changed.update({name: value}))
-        )
-        scalar = SimpleNamespace(handle=SimpleNamespace(data=np.array([7])))
-        assert changed["__index__"](scalar) == 7
 
 
 # ---- reductions by a function of the kernel's own
@@ -420,8 +377,10 @@ def _failing_kernel(words_ptr, FAILS: tl.constexpr):
 
 
 WAITS = pytest.mark.parametrize(
-    "wait", ["load", "masked load", "atomic_add", "masked atomic_add", "atomic_cas"]
-)
+    ("wait", "programs"),
+    [("load", 1), ("masked load", 5), ("atomic_add", 2), ("masked atomic_add", 5),
+     ("atomic_cas", 3)],
+)  # fmt: skip
 
 
 def launch_by_turns(kernel, *args, programs=4, **constants):
@@ -446,14 +405,13 @@ def no_thread_is_left():
 
 
 @WAITS
-@pytest.mark.parametrize("programs", [1, 2, 5])
 def test_turns_let_a_program_wait_for_a_later_one(wait, programs):
     """In the same order each time."""
     y = words(programs)
     with no_thread_is_left():
-        orders = [kernels.ended(launch_by_turns_of_relay, y, wait) for _ in range(3)]
+        orders = [kernels.ended(launch_by_turns_of_relay, y, wait) for _ in range(2)]
     assert y.tolist() == list(range(programs, 0, -1))
-    assert set(orders[0]) == set(range(programs)) and orders[1:] == orders[:1] * 2
+    assert set(orders[0]) == set(range(programs)) and orders[0] == orders[1]
     assert programs == 1 or orders[0] != sorted(orders[0])  # they did wait
 
 
@@ -464,7 +422,6 @@ def launch_by_turns_of_relay(y, wait):
 
 
 @WAITS
-@pytest.mark.parametrize("programs", [1, 3])
 def test_turns_where_all_wait_for_what_none_writes(wait, programs):
     def launch():
         found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=runtime.device())
@@ -529,16 +486,6 @@ def test_capturing_refuses_a_launch_without_an_argument():
 def test_capturing_a_warmup_is_no_launch():
     x = zeros(1, 4)
     assert not captured(lambda: kernels._scaled_kernel.warmup(x, x, BLOCK=4, grid=(1,)))
-
-
-@pytest.mark.parametrize(
-    "kernel", [kernels._twice_kernel, kernels._tuned_kernel, kernels._heuristic_kernel]
-)
-def test_jit_function(kernel):
-    function = compile_module.jit_function(kernel)
-    assert isinstance(function, triton.JITFunction)
-    assert function.fn is kernels._twice_kernel.fn
-    assert function.arg_names == ["y_ptr", "x_ptr", "n_cols", "BLOCK"]
 
 
 # ---- specialising
@@ -655,23 +602,6 @@ def test_loaded_usage_is_in_bytes():
     assert launching.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
 
 
-def test_starter_starts_on_the_stream_and_with_the_addresses_it_is_given():
-    started = []
-    compiled = Compiled(lambda *args: started.append(args))
-    start = launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
-    for stream in (7, 8):
-        start(stream, [100 + stream, 200])
-    x, y, z, stream, function, metadata, *rest = started[1]
-    assert [it[3] for it in started] == [7, 8]
-    assert (x, y, z, stream, function, metadata) == (5, 2, 1, 8, 781, "metadata")
-    assert rest[-3:] == [108, 200, 4]
-    assert set(rest[:-3]) == {None}  # no hook is called
-    with pytest.raises(ValueError):
-        start(7, [100])
-    with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
-        launching.starter(compiled, (5, 2), [0, 4], [0])
-
-
 class CudaLauncher:
     """What Triton makes of a kernel for a launch: its `launch` is a function in C."""
 
@@ -691,9 +621,9 @@ class CudaLauncher:
 
 FIXED = (5, 2, 1, 7, 781, "grid", "pdl")
 LAUNCHES = {
-    (3, 6): (*FIXED, None, None, "metadata", None, None, None, "x", "y", 4),
-    (3, 7): (*FIXED, "metadata", *(None,) * 5, "annotations", "signature", ["x", "y", 4]),
-    (3, 8): ("python", 5, 2, 1, 7, 781, "metadata", None, None, None, "x", "y", 4),
+    (3, 6): (*FIXED, None, None, "metadata", None, None, None, "x7", "y", 4),
+    (3, 7): (*FIXED, "metadata", *(None,) * 5, "annotations", "signature", ["x7", "y", 4]),
+    (3, 8): ("python", 5, 2, 1, 7, 781, "metadata", None, None, None, "x7", "y", 4),
 }
 
 
@@ -703,8 +633,15 @@ def test_starter_calls_the_function_in_c(version, scratch, monkeypatch):
     """As that version's own launcher does; one not known, and scratch memory, are left to it."""
     monkeypatch.setattr(launching, "triton_version", lambda: version)
     compiled = Compiled(CudaLauncher(scratch))
-    launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])(7, ["x", "y"])
-    assert compiled.run.started == [LAUNCHES[(3, 8) if scratch else version]]
+    start = launching.starter(compiled, (5, 2), [0, 0, 4], [0, 1])
+    for stream in (6, 7):
+        start(stream, [f"x{stream}", "y"])
+    launches = compiled.run.started
+    assert len(launches) == 2 and launches[1] == LAUNCHES[(3, 8) if scratch else version]
+    with pytest.raises(ValueError):
+        start(7, ["x7"])
+    with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
+        launching.starter(compiled, (5, 2), [0, 4], [0])
 
 
 def test_starter_passes_what_the_installed_triton_passes(monkeypatch):

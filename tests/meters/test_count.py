@@ -1,4 +1,3 @@
-import functools
 import json
 import os
 import subprocess
@@ -7,6 +6,7 @@ import threading
 from contextlib import contextmanager
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,38 +29,34 @@ def matrix(m=3, n=12, dtype=torch.float32):
     return torch.arange(m * n).reshape(m, n).to(runtime.device(), dtype)
 
 
+def totals(traffic):
+    return traffic.read_elements, traffic.written_elements
+
+
 def moved(fn, *tensors):
     """The elements that `fn(*tensors)` reads and writes."""
-    traffic = count(fn, tensors)
-    return traffic.read_elements, traffic.written_elements
+    return totals(count(fn, tensors))
 
 
 # ---- PyTorch operations
 
 TORCH = [
     pytest.param(lambda x: x.exp(), 36, 36, id="elementwise"),
-    pytest.param(lambda x: x + 1, 36, 36, id="python-scalar"),
     pytest.param(lambda x: x + x, 72, 36, id="same-operand-twice"),
     pytest.param(lambda x: x - x[:, :1], 39, 36, id="broadcast-operand-read-once"),
     pytest.param(lambda x: x - x[:, :1].expand_as(x), 39, 36, id="expanded-operand-read-once"),
     pytest.param(lambda x: x.unfold(1, 3, 1).sum(), 36, 1, id="overlapping-windows-read-once"),
     pytest.param(lambda x: x // 2, 36, 36, id="floor-divide"),
     pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
-    pytest.param(lambda x: x.sum(dim=1), 36, 3, id="row-reduction"),
     pytest.param(lambda x: x.max(dim=1), 36, 6, id="maximum-and-index"),
-    pytest.param(lambda x: x.topk(2, dim=1), 36, 12, id="topk"),
     pytest.param(lambda x: torch.softmax(x, dim=1), 36, 36, id="library-softmax"),
     pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
     pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
-    pytest.param(lambda x: x.contiguous(), 0, 0, id="copy-of-nothing"),
     pytest.param(torch.empty_like, 0, 0, id="allocation"),
     pytest.param(torch.zeros_like, 0, 36, id="fill"),
-    pytest.param(lambda x: torch.ones(5), 0, 5, id="fill-without-operand"),
     pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
     pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
     pytest.param(lambda x: x.copy_(x.clone()), 72, 72, id="in-place-copy"),
-    pytest.param(lambda x: x[0].add_(x[1]), 24, 12, id="in-place-on-a-view"),
-    pytest.param(lambda x: x.unsqueeze_(0), 0, 0, id="in-place-view"),
     pytest.param(lambda x: torch.exp(x, out=torch.empty_like(x)), 36, 36, id="out"),
     pytest.param(lambda x: torch.cat([x, x[:1]]), 48, 48, id="list-of-operands"),
     pytest.param(lambda x: x.half(), 36, 36, id="cast"),
@@ -71,14 +67,10 @@ TORCH = [
 
 @pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
 def test_count_torch_operations(fn, reads, writes):
-    assert moved(fn, matrix()) == (reads, writes)
-
-
-@pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
-def test_count_torch_operations_without_values(fn, reads, writes):
     """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
-    assert count(fn, matrix().to("meta")) == count(fn, matrix())
-    assert count_shapes(fn, lambda: matrix()) == count(fn, matrix())
+    traffic = count(fn, matrix())
+    assert totals(traffic) == (reads, writes)
+    assert count(fn, matrix().to("meta")) == count_shapes(fn, lambda: matrix()) == traffic
 
 
 AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
@@ -91,18 +83,13 @@ PICTURES = torch.ones(2, 8, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64)
     ("fn", "reads", "writes"),
     [
         pytest.param(lambda x: F.embedding(AT, x), 4 + 48, 48, id="embedding"),
-        pytest.param(lambda x: x.index_select(0, AT), 4 + 48, 48, id="index-select"),
         pytest.param(lambda x: x[AT], 4 + 48, 48, id="rows-by-index"),
         pytest.param(lambda x: x[AT, AT], 8 + 4, 4, id="elements-by-index"),
         pytest.param(lambda x: x[x > 30], 36 + 36 + 5, 36 + 5, id="mask"),
-        pytest.param(lambda x: x.take(AT), 4 + 4, 4, id="take"),
-        pytest.param(lambda x: x.gather(1, AT[:3, None]), 3 + 3, 3, id="gather"),
         pytest.param(
             lambda x: x.gather(1, AT[:3, None].expand(3, 5)), 3 + 15, 15, id="index-read-once"
         ),
         pytest.param(lambda x: x.index_add_(0, AT, x[AT]), 52 + 4 + 96, 48 + 48, id="index-add"),
-        pytest.param(lambda x: x.index_copy_(0, AT, x[AT]), 52 + 52, 48 + 48, id="index-copy"),
-        pytest.param(lambda x: x.scatter_(1, AT[:3, None], 1.0), 3, 3, id="scatter-number"),
         pytest.param(lambda x: x.scatter_(1, AT[:3, None], OTHER), 3 + 3, 3, id="scatter-in-place"),
         pytest.param(lambda x: x.scatter(1, AT[:3, None], x), 6 + 36, 36, id="scatter-of-a-copy"),
         pytest.param(lambda x: x.scatter_add_(1, AT[:3, None], OTHER), 3 + 6, 3, id="scatter-add"),
@@ -133,12 +120,8 @@ def test_count_loss():
     assert losses([1, 2, 3, 7]) == [(4 + 4, 2), (1 + 4 + 1, 32)]
     assert losses([1, 2, 3, 7], reduction="sum") == [(4 + 4, 2), (1 + 4, 32)]
     assert losses([1, 2, 3, 7], reduction="none")[1] == (4 + 4, 32)
-    weight = ones(8)
-    assert losses([1, 2, 3, 7], weight=weight) == [(4 + 4 + 4, 2), (1 + 4 + 4 + 1, 32)]
-
-
-def test_count_loss_leaves_out_what_is_ignored():
-    assert losses([1, -100, 3, -100])[0] == (4 + 2, 2)
+    assert losses([1, 2, 3, 7], weight=ones(8)) == [(4 + 4 + 4, 2), (1 + 4 + 4 + 1, 32)]
+    assert losses([1, -100, 3, -100])[0] == (4 + 2, 2)  # ignored
     assert losses([1, 2, 3, 1], ignore_index=1)[0] == (4 + 2, 2)
 
 
@@ -160,12 +143,6 @@ def test_count_what_an_index_names_without_values():
     with pytest.raises(CountError, match="depends on its values"):
         count(F.nll_loss, (x.to("meta"), y.to("meta")))
     assert count_shapes(F.nll_loss, (x, y)) == count(F.nll_loss, (x, y))
-
-
-def test_count_on_meta_tensors_does_no_arithmetic():
-    x = torch.empty(2**31, 1, device="meta")
-    [op] = count(lambda x: torch.softmax(x, dim=1), x).ops
-    assert op == OpTraffic("_softmax", 2**31, 2**31, 2**33, 2**33)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +172,7 @@ def test_count_lists_operations_in_order():
         pytest.param(lambda x: x.nonzero(), "nonzero", id="data-dependent"),
         pytest.param(lambda x: x.to_sparse().sum(), "traffic is known", id="sparse"),
         pytest.param(lambda x: (row.exp() for row in x), "generator", id="generator"),
-        pytest.param(lambda x: map(torch.exp, [x]), "of type map, before", id="map"),
         pytest.param(lambda x: lambda: x.exp(), "of type function, before", id="function"),
-        pytest.param(
-            lambda x: functools.partial(torch.exp, x), "of type partial, before", id="partial"
-        ),
-        pytest.param(lambda x: coroutine(x), "of type coroutine, before", id="coroutine"),
         pytest.param(lambda x: async_generator(x), "of type async_generator, before", id="async"),
         pytest.param(lambda x: Awaited(), "of type Awaited, before", id="awaitable"),
         pytest.param(lambda x: in_a_thread(x), "starts a thread", id="thread"),
@@ -213,9 +185,6 @@ def test_count_lists_operations_in_order():
             kernels.dropped_mask,
             r"^_unmasked_kernel reads 4 elements outside x_ptr, of shape \(3, 12\): program \(2, 0",
             id="read-outside",
-        ),
-        pytest.param(
-            kernels.over_reads, "^_unmasked_kernel reads 20 elements outside", id="read-beyond"
         ),
         pytest.param(
             lambda x: kernels._assembly_kernel[(1,)](x.int(), BLOCK=4),
@@ -257,10 +226,6 @@ class Elsewhere(kernels.Reversed):
         return 16
 
 
-async def coroutine(x):
-    return x.exp()
-
-
 async def async_generator(x):
     yield x.exp()
 
@@ -291,11 +256,8 @@ def test_count_takes_a_module_and_a_class_for_results():
         pytest.param(
             lambda: lambda x: torch.compile(torch.exp, backend="eager")(x), id="compiled-inside"
         ),
-        pytest.param(lambda: that_ran(torch.compile(torch.exp, backend="eager")), id="that-ran"),
         pytest.param(lambda: torch.jit.script(double), id="scripted"),
         pytest.param(lambda: torch.jit.trace(double, matrix()), id="traced"),
-        pytest.param(lambda: torch.jit.script(torch.nn.Softmax(dim=1)), id="scripted-module"),
-        pytest.param(lambda: calling(torch.jit.script(double)), id="scripted-inside"),
         pytest.param(
             lambda: calling(torch.jit.script(torch.nn.Softmax(dim=1))), id="scripted-module-inside"
         ),
@@ -317,11 +279,6 @@ def calling(fn):
     return lambda x: fn(x.exp())
 
 
-def that_ran(fn):
-    fn(matrix())
-    return fn
-
-
 # ---- Triton kernels
 
 
@@ -333,11 +290,6 @@ def that_ran(fn):
 def test_count_known_kernels(name, shape):
     fn, expected = kernels.KNOWN[name]
     assert moved(fn, matrix(*shape)) == expected(*shape)
-
-
-def test_count_leaves_out_what_is_masked():
-    assert moved(kernels.shortened_store, matrix(3, 12)) == (36, 33)
-    assert moved(kernels.skipped_row, matrix(3, 12)) == (24, 24)
 
 
 def test_count_gathers():
@@ -398,7 +350,7 @@ def test_count_trace_around_an_autotuned_kernel():
 def test_count_of_a_custom_operation():
     """It is what its function does, below autograd."""
     traffic = count(lambda x: kernels.doubled(x).sum(), matrix())
-    assert [(op.name, *totals_of(op)) for op in traffic.ops] == [
+    assert [(op.name, *totals(op)) for op in traffic.ops] == [
         ("_masked_kernel", 36, 36),
         ("mul", 36, 36),
         ("sum", 36, 1),
@@ -442,8 +394,8 @@ def test_count_refuses_an_operation_of_a_library():
 
 def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
     traffic = count(F.logsigmoid, "M,N", (3, 12), backward=True)
-    assert totals_of(traffic) == (36, 36)
-    assert totals_of(traffic.backward) == (72, 36)
+    assert totals(traffic) == (36, 36)
+    assert totals(traffic.backward) == (72, 36)
 
 
 def test_count_of_a_repetition_whose_length_is_in_values():
@@ -650,10 +602,6 @@ class Copy(torch.autograd.Function):
         return kernels.twice(dy)
 
 
-def totals(traffic):
-    return traffic.read_elements, traffic.written_elements
-
-
 def ones(*shape):
     return torch.ones(*shape, device=runtime.device())
 
@@ -677,7 +625,7 @@ def test_count_backward():
     x, w = ones(3, 8), ones(8)
     traffic = count(lambda x, w: x * w, (x, w), backward=True)
     assert totals(traffic) == (24 + 8, 24)
-    assert [(op.name, *totals_of(op)) for op in traffic.backward.ops] == [
+    assert [(op.name, *totals(op)) for op in traffic.backward.ops] == [
         ("mul", 48, 24),
         ("mul", 32, 24),
         ("sum", 24, 8),
@@ -685,15 +633,11 @@ def test_count_backward():
     assert not x.requires_grad and x.grad is None
 
 
-def totals_of(op):
-    return op.read_elements, op.written_elements
-
-
 def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     layer = torch.nn.Linear(8, 4, bias=False, device=runtime.device())
     backward = count(layer, ones(3, 8), backward=True).backward
     # dW = dy^T x, dx = dy W
-    assert sorted(map(totals_of, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
+    assert sorted(map(totals, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
     assert layer.weight.grad is None
 
 
@@ -708,7 +652,7 @@ def test_count_backward_of_inputs_without_a_gradient():
     """Whole numbers have none, and the pass is that of the rest."""
     take = lambda at, x: x * at  # noqa: E731
     traffic = count(take, "N:int64 N", (8,), backward=True)
-    assert [totals_of(op) for op in traffic.backward.ops] == [(16, 8)]
+    assert [totals(op) for op in traffic.backward.ops] == [(16, 8)]
 
 
 @pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])
@@ -717,33 +661,7 @@ def test_count_backward_that_does_not_exist(fn):
         count(fn, ones(3, 8), backward=True)
 
 
-TABLED = """
-import pandas as pd
-
-TABLE = pd.DataFrame({"n": [1, 2]})
-
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
-
-
-def copy(x):
-    y = torch.empty_like(x)
-    kernel[(1,)](y, x, x.numel(), BLOCK=16)
-    return y
-"""
-
-
-def test_count_beside_a_table(tmp_path, monkeypatch):
+def test_count_beside_a_table(monkeypatch):
     """As in a notebook: a name of the kernel's module compares with others element by element."""
-    (tmp_path / "tabled.py").write_text(TABLED)
-    monkeypatch.syspath_prepend(tmp_path)
-    import tabled
-
-    assert count(tabled.copy, torch.ones(3, 5, device=runtime.device())).read_elements == 15
+    monkeypatch.setattr(kernels, "TABLE", pd.DataFrame({"n": [1, 2]}), raising=False)
+    assert moved(kernels.masked, matrix(3, 5)) == (15, 15)

@@ -28,13 +28,10 @@ OTHERS = ((2, 12), (6, 10))
 @pytest.mark.parametrize(
     ("fn", "text"),
     [
-        pytest.param(lambda x: x.exp(), "reads MN, writes MN", id="elementwise"),
         pytest.param(lambda x: x + x, "reads 2MN, writes MN", id="coefficient"),
         pytest.param(lambda x: x - x[:, :1], "reads MN + M, writes MN", id="column-vector"),
-        pytest.param(lambda x: x - x[0], "reads MN + N, writes MN", id="row-vector"),
         pytest.param(lambda x: x.sum(), "reads MN, writes 1", id="constant"),
         pytest.param(lambda x: x.T, "reads 0, writes 0", id="nothing"),
-        pytest.param(lambda x: x[1:].exp(), "reads MN - N, writes MN - N", id="negative"),
         pytest.param(
             lambda x: x[1:, 1:].exp(),
             "reads MN - M - N + 1, writes MN - M - N + 1",
@@ -127,14 +124,9 @@ def refuse(*args):
 
 def test_formula_that_does_not_exist():
     """The message has what was counted at the smallest shapes, and no polynomial."""
-
-    def fn(x):
-        return torch.ones(math.isqrt(x.numel()), device=x.device)
-
     each = "2 at 4 x 2, 3 at 3 x 5, 3 at 5 x 3, 4 at 2 x 8"
-    message = rf"^it (reads|writes) no sum of products of M, N: {each}$"
-    with pytest.raises(FormulaError, match=message):
-        formula(fn)
+    with pytest.raises(FormulaError, match=rf"^it writes no sum of products of M, N: {each}$"):
+        formula(lambda x: torch.ones(math.isqrt(x.numel()), device=x.device))
 
 
 def test_formula_of_a_kernel_that_leaves_its_tensors():
@@ -176,11 +168,6 @@ def test_formula_that_holds_below_a_size():
             lambda x: x.exp() if x.shape[0] < 300 else x.exp().exp(),
             r"MN at all but 2 of 17 shapes: 301 x 4 \(there 2408, not 1204\), 301 x 4099 ",
             id="at-large-shapes",
-        ),
-        pytest.param(
-            lambda x: torch.ones(7 if x.shape == (5, 781) else 8),
-            r"^it writes 8 at all but 5 x 781 \(there 7, not 8\)$",
-            id="written",
         ),
         pytest.param(
             lambda x: x.exp() if x.shape != (5, 781) else x.double().exp().float(),
@@ -330,12 +317,9 @@ BLOCKED = {
 }
 SLOW_BLOCKED = {
     ("add_bias", 1, 128): "",
-    ("add_bias", 1, 32): "",
     ("add_bias", 8, 16): "at all but|no sum",
     ("add_bias", 4, 16, True): "at all but|no sum",
-    ("layer_norm_backward", 10**6, 32): "at all but|no sum",
     ("matmul", 64, 32, 64): "--fit and --check",
-    ("matmul", 16, 16, 16, 1, 3): "--fit and --check",
     ("blur", 8): "at all but|no sum",
 }
 
@@ -382,8 +366,6 @@ def test_formula_as_text_adds_and_subtracts_less_than_one():
     [
         pytest.param(torch.matmul, "M,K K,N", "reads MK + KN, writes MN", id="three-sizes"),
         pytest.param(torch.add, "M,128 128,", "reads 128M + 128, writes 128M", id="numbers"),
-        pytest.param(torch.add, "N M,N", "reads MN + N, writes MN", id="order-of-the-matrix"),
-        pytest.param(lambda x: x @ x.T, None, "reads 2MN, writes MM", id="square"),
         pytest.param(
             lambda x: x @ x.T @ x @ x.T, "M,N", "reads MM + 5MN, writes 2MM + MN", id="squares"
         ),
@@ -421,7 +403,6 @@ def refusing(condition):
     ("condition", "inputs", "text"),
     [
         pytest.param(lambda n: n & (n - 1) == 0, "N,N N,N", "reads 2NN, writes NN", id="powers"),
-        pytest.param(lambda n: n % 16 == 0, "M,K K,N", "reads MK + KN, writes MN", id="16"),
         pytest.param(lambda n: n % 128 == 0, "N N", "reads 2N, writes 1", id="128"),
     ],
 )
