@@ -75,16 +75,12 @@ def layer_norm_backward(programs: int, rows: int = 1) -> Callable:
 @triton.jit
 def _matmul_kernel(
     c_ptr, a_ptr, b_ptr, m, n, k,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    tiles_m, tiles_n = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
-    pid, in_group = tl.program_id(0), GROUP * tiles_n
-    first = pid // in_group * GROUP
-    size = min(tiles_m - first, GROUP)
-    rows = (first + pid % in_group % size) * ROWS + tl.arange(0, ROWS)
-    cols = pid % in_group // size * COLS + tl.arange(0, COLS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
     c = tl.zeros((ROWS, COLS), tl.float32)
-    for start in range(tl.program_id(1) * DEPTH, k, tl.num_programs(1) * DEPTH):
+    for start in range(0, k, DEPTH):
         at = start + tl.arange(0, DEPTH)
         a_mask, b_mask = rows[:, None] < m, cols[None, :] < n
         a = tl.load(
@@ -95,17 +91,17 @@ def _matmul_kernel(
         )
         c += tl.dot(a, b)
     mask = (rows < m)[:, None] & (cols < n)[None, :]
-    tl.atomic_add(c_ptr + rows[:, None] * n + cols[None, :], c, mask=mask)
+    tl.store(c_ptr + rows[:, None] * n + cols[None, :], c, mask=mask)
 
 
-def matmul(rows: int, cols: int, depth: int, group: int = 1, split: int = 1) -> Callable:
-    """A product of matrices in tiles, in groups for the L2 cache, the inner size split."""
+def matmul(rows: int, cols: int, depth: int) -> Callable:
+    """A product of matrices in tiles."""
 
     def fn(a: Tensor, b: Tensor) -> Tensor:
         (m, k), n = a.shape, b.shape[1]
         c = a.new_empty(m, n)
-        grid = triton.cdiv(m, rows) * triton.cdiv(n, cols), split
-        _matmul_kernel[grid](c, a, b, m, n, k, ROWS=rows, COLS=cols, DEPTH=depth, GROUP=group)
+        grid = triton.cdiv(m, rows), triton.cdiv(n, cols)
+        _matmul_kernel[grid](c, a, b, m, n, k, ROWS=rows, COLS=cols, DEPTH=depth)
         return c
 
     return fn

@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import re
 import shlex
-import string
 import subprocess
 import sys
 
@@ -273,14 +271,6 @@ def test_report_on_stdout_and_in_a_file(command, module, tmp_path):
     assert (tmp_path / "page.md").read_text("utf-8") == out
 
 
-@pytest.mark.parametrize("output", ["folder.md", "page.html", "''", "none/page.md"])
-def test_report_that_cannot_be_written(output, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.md").mkdir()
-    status, out, err = command(f"report naive -o {output}")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-
-
 # ---- help
 
 
@@ -288,12 +278,9 @@ def test_help_names_each_command_and_version(command):
     status, out, _ = command("--help")
     assert status == 0 and all(name in out for name in commands.commands)
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", command("--version")[1])
-
-
-@pytest.mark.parametrize("name", commands.commands)
-def test_help_of_a_command_tells_the_grammar_of_inputs(name, command):
-    status, out, _ = command(f"{name} --help")
-    assert status == 0 and ("`M,N:bf16`" in out) == (name != "roof")
+    for name in commands.commands:
+        status, out, _ = command(f"{name} --help")
+        assert status == 0 and ("`M,N:bf16`" in out) == (name != "roof")
 
 
 # ---- mistakes: one line and status 2 for a bad call, 1 for a failure
@@ -321,6 +308,9 @@ BAD_CALLS = {
     "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
     "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
     "report fused --target sm_91": "sm_91",
+    "report naive -o page.html": "page.html",
+    "report naive -o none/page.md": "none/page.md",
+    "report naive -o tests": "tests",
     "report naive --json": "a report is Markdown: the other commands print JSON",
     "report fused 4": "N of 'M,N' has no number",
 }
@@ -434,47 +424,7 @@ def test_hint_at_stand_in(check, hinted, command, module):
     assert ("give --stand-in" in err) == hinted
 
 
-# ---- bad command lines by the hundred
-
-LINES = [
-    "formula naive --inputs M,N --json", "count naive 2 3", "count naive M=2 N=3 --dtype float16",
-    "resources fused --target sm_90 --n 64", "occupancy fused --target gfx942 --n 64",
-    "sectors fused 2 64 --target sm_90",
-    "report naive 2 3", "counters fused 2 4", "bench tiled --shapes 4x8", "roof",
-]  # fmt: skip
-JUNK = [
-    *string.punctuation, "", "--", "-0", "1.5", "1e9", "nan", "None", "M,", "M,,N", "M:int64<",
-    "m,n", "Ω,N", "x=", "a=b=c", "a:", ":b", "..", "os:system", "torch:Tensor", "--json=3", "--n=",
-    "--inputs", "--target", "日本", "9" * 40, "A,B,C,D,E,F", "__import__:os", "\x00", "a\nb:c",
-]  # fmt: skip
-
-
-def test_any_bad_command_line_gets_one_line(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(progress, "_enabled", False)
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    monkeypatch.chdir(tmp_path)
-    rng, bad = random.Random(0), 0
-    for _ in range(80):
-        line = rng.choice(LINES).split()
-        i = rng.randrange(len(line))
-        word, junk = line[i], rng.choice(JUNK)
-        at = rng.randrange(len(word) + 1)
-        changes = (
-            [word[:at] + junk + word[at:]],
-            [word[:at] + word[at + 1 :]],
-            [word, junk],
-            [],
-            [junk],
-        )
-        line[i : i + 1] = rng.choice(changes)
-        status = main(line)
-        out, err = capsys.readouterr()
-        assert status in (0, 1, 2), line
-        assert bool(out) == (status == 0), line
-        if status:
-            assert err.startswith("memtraffic: ") and err.count("\n") == 1, (line, err)
-        bad += status > 0
-    assert bad > 50
+# ---- from the shell
 
 
 def test_help_imports_neither_torch_nor_pandas():
@@ -487,9 +437,6 @@ assert not {{"torch", "triton", "pandas", "numpy"}} & {{*sys.modules}}
 """
     assert len(commands.commands) == 9
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-# ---- from the shell
 
 
 def shell(text, folder):

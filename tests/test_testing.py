@@ -172,14 +172,6 @@ def test_assert_softmax_refuses_a_row_that_nobody_wrote():
         assert_softmax(first_row_only, matrix(3, 5))
 
 
-def test_is_softmax_of_a_function_without_a_deterministic_implementation():
-    def with_put(x):
-        y = torch.softmax(x, dim=1)
-        return y.put_(torch.tensor([0], device=x.device), y[0, :1].clone())
-
-    assert is_softmax(with_put, matrix(3, 5))
-
-
 def test_judges_have_no_assert_statements():
     """`python -O` drops them; the judge must stay as strict."""
     tree = ast.parse(Path(testing.__file__).read_text("utf-8"))
