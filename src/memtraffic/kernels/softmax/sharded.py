@@ -32,10 +32,21 @@ from memtraffic.kernels.softmax.rows import to_gradient
 from memtraffic.kernels.tiling import MAX_ROW, common_divisor
 from memtraffic.torch_adapter import all_gather
 
-__all__ = ["reference", "sharded_softmax"]
+__all__ = ["reference", "sharded_cross_entropy", "sharded_softmax"]
 
 
 # ---- the kernels, a program a row
+
+
+@triton.jit
+def row_of(ptr, row_stride, ALIGN: tl.constexpr):
+    # No value changes, but the compiler can now prove that ALIGN divides the stride.
+    return ptr + tl.program_id(0).to(tl.int64) * (row_stride // ALIGN * ALIGN)
+
+
+@triton.jit
+def load_tile(ptr, col_stride, cols, n_cols, other, ACC: tl.constexpr):
+    return tl.load(ptr + cols * col_stride, mask=cols < n_cols, other=other).to(ACC)
 
 
 @triton.jit
@@ -49,22 +60,20 @@ def sums_kernel(
     STORED: tl.constexpr = x_ptr.dtype.element_ty
     ACC: tl.constexpr = sums_ptr.dtype.element_ty
     n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
+    x_ptr = row_of(x_ptr, x_row_stride, ALIGN)
     block = tl.arange(0, BLOCK)  # (BLOCK,)
     part_max = tl.full((), -float("inf"), ACC)
     sums = tl.zeros((BLOCK,), ACC)  # added up once, after the loop
     for start in tl.range(0, n_cols, BLOCK):
         cols = (start + block).to(tl.int64)
-        at, mask = x_ptr + cols * x_col_stride, cols < n_cols
-        x = tl.load(at, mask=mask, other=-float("inf")).to(ACC)
+        x = load_tile(x_ptr, x_col_stride, cols, n_cols, -float("inf"), ACC)
         new_max = tl.maximum(part_max, tl.max(x, axis=0))
         base = tl.where(new_max == -float("inf"), 0, new_max)  # or -inf - -inf
         sums = sums * tl.exp(part_max - base) + exponential(x, base, STORED)
         part_max = new_max
-    tl.store(sums_ptr + 2 * row, part_max)
-    tl.store(sums_ptr + 2 * row + 1, tl.sum(sums, axis=0))
+    sums_ptr += 2 * tl.program_id(0).to(tl.int64)
+    tl.store(sums_ptr, part_max)
+    tl.store(sums_ptr + 1, tl.sum(sums, axis=0))
 
 
 @triton.jit
@@ -74,6 +83,7 @@ def normalise_kernel(
     all_sums_ptr,  # (G, M, 2), packed
     n_rows, n_cols,
     n_ranks,
+    targets_ptr, slopes_ptr,  # (M,) each, packed, or None
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -81,11 +91,9 @@ def normalise_kernel(
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = all_sums_ptr.dtype.element_ty
     n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row_stride
-    y_ptr += row * y_row_stride
+    x_ptr = row_of(x_ptr, x_row_stride, ALIGN)
+    y_ptr = row_of(y_ptr, y_row_stride, ALIGN)
     ranks = tl.arange(0, RANKS)  # (RANKS,)
     at = all_sums_ptr + 2 * (ranks.to(tl.int64) * n_rows + row)
     maxima = tl.load(at, mask=ranks < n_ranks, other=-float("inf"))
@@ -93,13 +101,17 @@ def normalise_kernel(
     row_max = tl.max(maxima, axis=0)
     # Each sum as if it had been summed from the row's maximum.
     scale = 1 / tl.sum(sums * tl.exp(maxima - row_max), axis=0)
+    if targets_ptr is not None:  # the gradient of the cross-entropy instead
+        target = tl.load(targets_ptr + row)
+        slope = tl.load(slopes_ptr + row)
     block = tl.arange(0, BLOCK)
     for start in tl.range(0, n_cols, BLOCK):
         cols = (start + block).to(tl.int64)
-        mask = cols < n_cols
-        x = tl.load(x_ptr + cols * x_col_stride, mask=mask, other=0).to(ACC)
+        x = load_tile(x_ptr, x_col_stride, cols, n_cols, 0, ACC)
         y = exponential(x, row_max, STORED) * scale
-        tl.store(y_ptr + cols * y_col_stride, y.to(STORED), mask=mask)
+        if targets_ptr is not None:
+            y = (y - (cols == target).to(ACC)) * slope
+        tl.store(y_ptr + cols * y_col_stride, y.to(STORED), mask=cols < n_cols)
 
 
 @triton.jit
@@ -113,20 +125,16 @@ def dots_kernel(
 ):  # fmt: skip
     ACC: tl.constexpr = dots_ptr.dtype.element_ty
     n_cols = n_cols // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    row = tl.program_id(0).to(tl.int64)
-    y_ptr += row * y_row_stride
-    dy_ptr += row * dy_row_stride
+    y_ptr = row_of(y_ptr, y_row_stride, ALIGN)
+    dy_ptr = row_of(dy_ptr, dy_row_stride, ALIGN)
     block = tl.arange(0, BLOCK)
     dots = tl.zeros((BLOCK,), ACC)
     for start in tl.range(0, n_cols, BLOCK):
         cols = (start + block).to(tl.int64)
-        mask = cols < n_cols
-        y = tl.load(y_ptr + cols * y_col_stride, mask=mask, other=0).to(ACC)
-        dy = tl.load(dy_ptr + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+        y = load_tile(y_ptr, y_col_stride, cols, n_cols, 0, ACC)
+        dy = load_tile(dy_ptr, dy_col_stride, cols, n_cols, 0, ACC)
         dots += y * dy
-    tl.store(dots_ptr + row, tl.sum(dots, axis=0))
+    tl.store(dots_ptr + tl.program_id(0), tl.sum(dots, axis=0))
 
 
 @triton.jit
@@ -142,22 +150,17 @@ def gradient_kernel(
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = dots_ptr.dtype.element_ty
     n_cols = n_cols // ALIGN * ALIGN
-    dx_row_stride = dx_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    row = tl.program_id(0).to(tl.int64)
-    dx_ptr += row * dx_row_stride
-    y_ptr += row * y_row_stride
-    dy_ptr += row * dy_row_stride
-    dot = tl.load(dots_ptr + row)
+    dx_ptr = row_of(dx_ptr, dx_row_stride, ALIGN)
+    y_ptr = row_of(y_ptr, y_row_stride, ALIGN)
+    dy_ptr = row_of(dy_ptr, dy_row_stride, ALIGN)
+    dot = tl.load(dots_ptr + tl.program_id(0))
     block = tl.arange(0, BLOCK)
     for start in tl.range(0, n_cols, BLOCK):
         cols = (start + block).to(tl.int64)
-        mask = cols < n_cols
-        y = tl.load(y_ptr + cols * y_col_stride, mask=mask, other=0).to(ACC)
-        dy = tl.load(dy_ptr + cols * dy_col_stride, mask=mask, other=0).to(ACC)
+        y = load_tile(y_ptr, y_col_stride, cols, n_cols, 0, ACC)
+        dy = load_tile(dy_ptr, dy_col_stride, cols, n_cols, 0, ACC)
         dx = to_gradient(y * (dy - dot), STORED, dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + cols * dx_col_stride, dx, mask=mask)
+        tl.store(dx_ptr + cols * dx_col_stride, dx, mask=cols < n_cols)
 
 
 def _tile(x: Tensor, *others: Tensor) -> dict[str, int]:
@@ -180,14 +183,23 @@ def partial_sums(x: Tensor) -> Tensor:
     return sums
 
 
-def normalised(x: Tensor, all_sums: Tensor) -> Tensor:
-    """This rank's columns of the softmax. all_sums: of each rank, of shape (G, M, 2)."""
+def normalised(
+    x: Tensor,
+    all_sums: Tensor,
+    targets: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """This rank's columns of the softmax, or of the gradient of the cross-entropy.
+
+    all_sums: of each rank, of shape (G, M, 2). targets, slopes: the column of each row,
+    among those of this rank, from which 1 is taken, and what the row is multiplied by.
+    """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
         ranks = all_sums.shape[0]
         with runtime.device_guard(x):
             normalise_kernel[(x.shape[0],)](
-                y, *y.stride(), x, *x.stride(), all_sums, *x.shape, ranks,
+                y, *y.stride(), x, *x.stride(), all_sums, *x.shape, ranks, targets, slopes,
                 RANKS=triton.next_power_of_2(ranks), **_tile(x, y),
             )  # fmt: skip
     return y
@@ -279,7 +291,45 @@ class _Softmax(torch.autograd.Function):
         return dx, None
 
 
-# ---- the operation
+class _CrossEntropy(torch.autograd.Function):
+    """The loss of each row; its gradient needs no collective."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: Tensor, first: int, group: Any) -> Tensor:
+        mine, sums = target - first, partial_sums(x)
+        own = (mine >= 0) & (mine < x.shape[1])
+        picked = sums.new_full(target.shape, -math.inf)
+        if x.numel():
+            at = mine.clamp(0, x.shape[1] - 1)[:, None]
+            picked = torch.where(own, x.gather(1, at)[:, 0].to(sums.dtype), picked)
+        every = gathered(torch.cat([sums, picked[:, None]], 1), group)  # (G, M, 3)
+        maxima, totals, logits = every.unbind(2)
+        row_max = maxima.amax(0)
+        log_sum = row_max + (totals * (maxima - row_max).exp()).sum(0).log()
+        ctx.save_for_backward(x, every[..., :2].contiguous(), mine, target < 0)
+        return (log_sum - logits.amax(0)).masked_fill(target < 0, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        x, all_sums, mine, ignored = ctx.saved_tensors
+        slopes = slopes.masked_fill(ignored, 0)
+        return normalised(x, all_sums, mine, slopes), None, None, None
+
+
+# ---- the operations
+
+
+def _group_of(x: Any, dim: int) -> Any:
+    """The group over whose ranks a DTensor is sharded along `dim`; None if it is not."""
+    dim += x.dim() * (dim < 0)
+    shards = [i for i, it in enumerate(x.placements) if it.is_shard(dim)]
+    if len(shards) > 1 or any(it.is_partial() for it in x.placements):
+        raise ValueError(
+            f"sharded softmax: placements {x.placements}: at most one mesh dimension "
+            f"shards dim {dim}, and none holds partial sums; redistribute x first"
+        )
+    return x.device_mesh.get_group(shards[0]) if shards else None
 
 
 def _problem(x: Any, dim: int, shard_dim: int) -> Exception | None:
@@ -304,6 +354,19 @@ def _problem(x: Any, dim: int, shard_dim: int) -> Exception | None:
     return None
 
 
+def _of_dtensor(x: Any, dim: int, run_check: bool) -> Tensor:
+    mine, group = x.to_local(), _group_of(x, dim)
+    if group is None:
+        y = softmax(mine, dim)
+    else:
+        y = sharded_softmax(mine, dim, group=group, run_check=run_check)
+    stride = torch.empty(x.shape, device="meta").stride()  # the result is contiguous
+    every: Tensor = type(x).from_local(
+        y, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride
+    )
+    return every
+
+
 def sharded_softmax(
     x: Tensor,
     dim: int = -1,
@@ -315,7 +378,8 @@ def sharded_softmax(
     """Softmax along `dim` of a tensor of which each rank of a process group has a part.
 
     x: this rank's part, of float32, float16, bfloat16 or float64, on a GPU or, where
-    kernels are interpreted, on the CPU. shard_dim: the dimension along which the parts
+    kernels are interpreted, on the CPU; or a DTensor, which says how it is sharded, and
+    then the result is one with the same placements. shard_dim: the dimension along which the parts
     lie one after the other in the order of the ranks, by default `dim`; they may differ
     in length, and may be empty. group: of `torch.distributed`, by default that of all.
     run_check: whether the ranks first tell one another their shapes and dtypes, which
@@ -330,6 +394,8 @@ def sharded_softmax(
     RanksError where the ranks do not fit together, one refuses its part, or the
     collective fails because a rank has stopped or the group's time is out.
     """
+    if hasattr(x, "device_mesh"):
+        return _of_dtensor(x, dim, run_check)
     shard_dim = dim if shard_dim is None else shard_dim
     if not dist.is_initialized():
         raise RanksError(
@@ -348,3 +414,36 @@ def sharded_softmax(
     last = x.movedim(dim, -1)
     rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
     return _Softmax.apply(rows, group).view(last.shape).movedim(-1, dim).contiguous()
+
+
+def sharded_cross_entropy(
+    x: Tensor, target: Tensor, *, group: Any = None, first: int | None = None
+) -> Tensor:
+    """The cross-entropy of each row of logits of which each rank has some columns.
+
+    x: this rank's columns, of shape (M, N), as `sharded_softmax` takes them, or a
+    DTensor. target: columns of the whole matrix, int64, of shape (M,), the same on each
+    rank; a row whose target is negative has the loss 0, and one whose target no rank
+    has, inf. first: the number of this rank's first column; by default the ranks tell
+    one another, as with `run_check` in `sharded_softmax`.
+
+    Returns the M losses on each rank, in float32, or float64 if x is. Autograd goes
+    through it once, without a collective. Traffic of a rank: reads MN/G, writes M;
+    backward reads MN/G, writes MN/G. Over the link, 3M(G - 1) numbers. Raises what
+    `sharded_softmax` raises.
+    """
+    if hasattr(x, "device_mesh"):
+        whole: Any = x
+        x, group = whole.to_local(), _group_of(whole, 1)
+        if group is None:
+            raise ValueError("sharded cross-entropy: the columns are not sharded")
+    problem = _problem(x, -1, -1)
+    if problem is None and (x.dim() != 2 or target.shape != x.shape[:1]):
+        shapes = f"{tuple(x.shape)} and {tuple(target.shape)}"
+        problem = ValueError(f"sharded cross-entropy: (M, N) and (M,), not {shapes}")
+    if first is None:
+        widths = agree(x, -1, group, problem)
+        first = sum(widths[: dist.get_rank(group)])
+    elif problem is not None:
+        raise problem
+    return _CrossEntropy.apply(x, target, first, group)
