@@ -24,7 +24,7 @@
   }
 
   // States to step through: a slider, a button for the state before and after, and one that plays them.
-  function frames(figure, svg, { names, frames: states, label }) {
+  function frames(figure, svg, { names, frames: states, label, start }) {
     const [groups, texts, places] = ["group", "text", "place"].map((key) => keyed(svg, key));
     const last = states.length - 1;
     const slider = make("input", { type: "range", min: 0, max: last, label });
@@ -72,10 +72,99 @@
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
     figure.append(make("div", { className: "controls" }, play, before, slider, after), output);
     stop();
-    show(last);
+    show(start);
   }
 
-  const kinds = { frames };
+  // An amount of memory, as memtraffic_book.units writes it.
+  function formatBytes(n) {
+    const [value, unit] = n >= 1e6 ? [n / 1e6, "MB"] : [n / 1e3, "kB"];
+    const [whole, part] = value.toFixed(1).split(".");
+    return `${whole.replace(/\B(?=(\d{3})+$)/g, ",")}.${part} ${unit}`;
+  }
+
+  // Where some operations are when they have moved so many bytes: each is [name, bytes read, bytes written].
+  function place(ops, matrix, moved) {
+    const trips = { load: 0, store: 0 };
+    for (const [name, read, written] of ops) {
+      for (const [kind, bytes] of [["load", read], ["store", written]]) {
+        if (bytes > matrix / 2) trips[kind] += 1; // not what is hardly anything
+        if (moved < bytes) return { name, kind, trips, share: moved / bytes };
+        moved -= bytes;
+      }
+    }
+    return { name: "done", kind: null, trips, share: 1 };
+  }
+
+  // Bytes that travel for several kernels and for one, at one rate.
+  function trips(figure, svg, { ways, matrix }) {
+    const [groups, texts] = ["group", "text"].map((key) => keyed(svg, key));
+    const totals = ways.map((ops) => ops.reduce((sum, [, read, written]) => sum + read + written, 0));
+    const longest = Math.max(...totals), seconds = 14, last = 1000;
+    const slider = make("input", { type: "range", min: 0, max: last, label: "bytes moved so far" });
+    const play = button("Play"), output = make("output", {});
+    let request = 0, began = 0;
+
+    // share: of the way of the longest, from 0 to 1.
+    function show(share) {
+      const words = {};
+      ways.forEach((ops, i) => {
+        const moved = Math.min(totals[i], Math.round(share * longest));
+        const at = place(ops, matrix, moved);
+        Object.assign(words, { [`${i} name`]: at.name, [`${i} moved`]: formatBytes(moved) });
+        const held = at.kind === null ? 0 : Math.round(8 * (at.kind === "load" ? at.share : 1 - at.share));
+        [...groups[`${i} held`].children].forEach((cell, j) => cell.setAttribute("class", j < held ? `of${i}` : "none"));
+        for (const kind of ["load", "store"]) {
+          words[`${i} ${kind}s`] = `${at.trips[kind]}×`;
+          const [from, to] = kind === "load" ? [132, 74] : [68, 126];
+          [...groups[`${i} ${kind} dots`].children].forEach((dot, j) => {
+            dot.setAttribute("class", kind === at.kind ? "" : "gone");
+            dot.setAttribute("cy", from + (to - from) * ((share * 40 + j / 3) % 1));
+          });
+        }
+      });
+      changeTexts(texts, words);
+      slider.value = Math.round(share * last);
+      slider.setAttribute("aria-valuetext", `${words["0 moved"]} and ${words["1 moved"]}`);
+      return `The five lines have moved ${words["0 moved"]}, the one kernel ${words["1 moved"]}.`;
+    }
+
+    function stop(share) {
+      cancelAnimationFrame(request);
+      request = 0;
+      play.textContent = "Play";
+      output.textContent = show(share);
+    }
+
+    function run(now) {
+      const share = Math.min(1, (now - began) / 1000 / seconds);
+      if (share === 1) return stop(1);
+      show(share);
+      request = requestAnimationFrame(run);
+    }
+
+    function start() {
+      const share = slider.value / last;
+      began = performance.now() - (share === 1 ? 0 : share) * 1000 * seconds;
+      play.textContent = "Pause";
+      output.textContent = "";
+      request = requestAnimationFrame(run);
+    }
+
+    play.addEventListener("click", () => (request ? stop(slider.value / last) : start()));
+    slider.addEventListener("input", () => stop(slider.value / last));
+    output.setAttribute("aria-live", "polite"); // it changes where the bytes stand still
+    figure.append(make("div", { className: "controls" }, play, slider), output);
+    stop(1);
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    const once = new IntersectionObserver((entries) => {
+      if (!entries.some((it) => it.isIntersecting)) return;
+      once.disconnect();
+      if (!request && Number(slider.value) === last) start();
+    }, { threshold: 0.6 });
+    once.observe(svg);
+  }
+
+  const kinds = { frames, trips };
 
   function start() {
     for (const figure of document.querySelectorAll("figure.moving")) {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 PICTURE = Path("_static/winners.png")
+MOVING = ("bytes_in_flight", "occupancy_latency")  # what the figures that move are drawn from
 LETTERS = {  # of the map, the same whoever wins
     "tiled": "T",
     "persistent": "P",
@@ -40,8 +41,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
 
     ids: which experiments; all of them by default, and then what the folder held before is removed.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the map of winners is drawn anew with its recording. Returns
-    the folder.
+    the others. On the published GPU, the map of winners is drawn anew with its recording, and the
+    figures that move after theirs. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
@@ -62,6 +63,9 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
         if subject.id == "winners" and folder.name == PUBLISHED and subject.id not in failed:
             draw_map()
+    done = {subject.id for subject in subjects} - set(failed)
+    if folder.name == PUBLISHED and done.intersection(MOVING):
+        draw_moving()
     if failed:
         reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
         again = f"`python -m memtraffic_book record {' '.join(failed)}`"
@@ -95,7 +99,9 @@ def draw_moving() -> list[Path]:
     """Draws the figures that move, of counts and of the published recordings. Returns the paths."""
     from memtraffic_book.figures import moving
 
-    paths = {book_folder() / "_static" / name: text for name, text in moving.draw().items()}
+    flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
+    files = moving.draw(flight[flight["access"] == "read"], chain["latency_ns"][0])
+    paths = {book_folder() / "_static" / name: text for name, text in files.items()}
     for path, text in paths.items():
         path.write_text(text, "utf-8")
     return list(paths)

@@ -1,5 +1,7 @@
 """The figures that move, in a real browser, against what they show: counts and recordings."""
 
+import math
+import random
 import re
 from itertools import accumulate
 from pathlib import Path
@@ -10,7 +12,9 @@ from browser import run_script
 
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
-from memtraffic_book import build
+from memtraffic.meters.count import OpTraffic
+from memtraffic_book import build, recording, units
+from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.figures import moving
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
@@ -19,12 +23,12 @@ browser = pytest.mark.browser
 
 
 def test_figures_are_drawn_from_what_is_counted_and_recorded(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "book_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "book_folder", lambda: tmp_path)  # not that of the recordings
     (tmp_path / "_static").mkdir()
     for path in build.draw_moving():
         stored = (STATIC / path.name).read_text("utf-8")
         assert stored == path.read_text("utf-8"), f"python -m memtraffic_book moving: {path.name}"
-    assert {path.name for path in STATIC.glob("*.svg") if "<script" in path.read_text()} == {
+    assert {path.name for path in STATIC.glob("*.svg") if "<script" in path.read_text("utf-8")} == {
         path.name for path in (tmp_path / "_static").iterdir()
     }
 
@@ -67,6 +71,7 @@ const seen = (figure) => {
 };
 const states = (figure) => {
   const [play, before, after] = figure.querySelectorAll("button");
+  while (!after.disabled) after.click();
   const found = [seen(figure)];
   while (!before.disabled) { before.click(); found.push(seen(figure)); }
   const back = found.reverse(), on = [back[0]];
@@ -138,6 +143,71 @@ def test_stepper_shows_each_operation_of_the_five_lines(browse):
 
 
 @browser
+def test_letters_show_each_point_of_the_recording(browse):
+    folder = recording.root() / recording.PUBLISHED
+    flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
+    [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
+    [states] = browse(["letters"], STATES + "done(figures.map(states));")
+    best = flight["gb_per_s"].max()
+    for state, row in zip(states, flight.itertuples(), strict=True):
+        drawn = state["groups"]["letters"]
+        assert len(drawn) - drawn.count("gone") == row.kib_per_sm
+        law = row.gb_per_s * idle / row.sms / 1024  # GB/s times ns is bytes
+        assert drawn.count("of0") == pytest.approx(law, abs=0.51)
+        assert state["texts"]["travel"] == f"{drawn.count('of0')} travel"
+        assert state["texts"]["wait"] == f"{drawn.count('dead')} wait in line"
+        assert float(state["places"]["bag"]["height"]) == pytest.approx(70 * row.gb_per_s / best)
+        said = f"With {1.024 * row.kib_per_sm:.1f} kB in flight per SM, a read reaches "
+        said += f"{row.gb_per_s:.0f} GB/s, and an answer takes {row.latency_ns:,.0f} ns."
+        assert state["said"] == said
+    assert {it["texts"]["full"] for it in states} >= {"8 % full", "96 % full", "100 % full"}
+
+
+def expected_of_trips(ops, moved):
+    """What the picture says of these operations when so many bytes have moved."""
+    matrix, trips, left = 4 * 4096 * 16384, {"loads": 0, "stores": 0}, moved
+    for op in ops:
+        for kind, n_bytes in (("loads", op.read_bytes), ("stores", op.written_bytes)):
+            trips[kind] += n_bytes > matrix / 2
+            if left < n_bytes:
+                share = left / n_bytes if kind == "loads" else 1 - left / n_bytes
+                return op.name, trips, math.floor(8 * share + 0.5)
+            left -= n_bytes
+    return "done", trips, 0
+
+
+@browser
+def test_trips_say_what_has_moved(browse):
+    draw = random.Random(0)
+    asked = [0, 1, 999, 1000, *(draw.randint(0, 1000) for _ in range(100))]
+    script = (
+        STATES
+        + f"""
+      const slider = figures[0].querySelector("input");
+      const at = (value) => {{
+        slider.value = value;
+        slider.dispatchEvent(new Event("input"));
+        return seen(figures[0]);
+      }};
+      done({asked}.map(at));"""
+    )
+    states = browse(["trips"], script, "--force-prefers-reduced-motion")
+    matrix = 4 * 4096 * 16384
+    lines = count(naive.softmax, torch.empty(4096, 16384, device="meta"))
+    total = lines.read_bytes + lines.written_bytes
+    assert total == 8 * matrix + 4 * 4 * 4096
+    kernel = [OpTraffic("softmax", 0, 0, matrix, matrix)]
+    for share, state in zip(asked, states, strict=True):
+        moved = math.floor(share / 1000 * total + 0.5)
+        for i, (ops, most) in enumerate(((lines.ops, total), (kernel, 2 * matrix))):
+            name, trips, held = expected_of_trips(ops, min(moved, most))
+            assert state["texts"][f"{i} name"] == name
+            assert state["texts"][f"{i} moved"] == units.format_bytes(min(moved, most))
+            assert trips == {it: int(state["texts"][f"{i} {it}"][:-1]) for it in trips}
+            assert state["groups"][f"{i} held"] == [f"of{i}"] * held + ["none"] * (8 - held)
+
+
+@browser
 def test_frames_play_to_the_end_and_can_be_stopped(browse):
     script = (
         STATES
@@ -162,9 +232,8 @@ def test_frames_play_to_the_end_and_can_be_stopped(browse):
 
 @browser
 def test_figures_can_be_used_without_a_mouse_or_eyes(browse):
-    names = [path.stem for path in map(Path, moving.draw())]
     found = browse(
-        names,
+        sorted(path.stem for path in STATIC.glob("*.svg") if "<script" in path.read_text("utf-8")),
         """
         const used = (figure) => [...figure.querySelectorAll("button, input, select")];
         const named = (it) => it.ariaLabel || it.labels?.[0]?.textContent || it.textContent;

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from memtraffic.inputs import tensors_in
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
-from memtraffic.meters.count import TrafficMeter, run_metered
+from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
 from memtraffic.meters.formula import parse_formula
+from memtraffic_book import units
 from memtraffic_book.figures.drawing import BLUE, INK, MUTED, ORANGE, PALE, PROGRAM_COLORS
 from memtraffic_book.figures.hardware import FILLS
 
@@ -65,7 +67,7 @@ class Member(NamedTuple):
 
     name: str
     inside: str
-    look: Mapping[str, object]
+    look: Mapping[str, Any]
 
 
 def arrow(x: float, tail: float, head: float, color: str) -> Member:
@@ -90,14 +92,16 @@ class Frame(NamedTuple):
 
 @dataclass
 class Picture:
-    """A picture in the making, drawn in the last of its states.
+    """A picture in the making, drawn in the state that it starts in.
 
-    kind: of figure, as `figures.js` names it. data: what else that needs.
+    kind: of figure, as `figures.js` names it. data: what else that needs. start: the number of the
+    state.
     """
 
     kind: str
     frames: list[Frame] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
+    start: int = -1
     parts: list[str] = field(default_factory=list)
 
     def add(self, name: str, inside: str = "", **attributes: Any) -> None:
@@ -111,15 +115,15 @@ class Picture:
 
     def change(self, key: str, x: float, y: float, anchor: str = "start", **look: Any) -> None:
         """Adds a text that changes."""
-        self.write(x, y, self.frames[-1].texts[key], anchor, data_text=key, **look)
+        self.write(x, y, self.frames[self.start].texts[key], anchor, data_text=key, **look)
 
     def move(self, key: str, name: str, **attributes: Any) -> None:
         """Adds an element some of whose attributes change."""
-        self.add(name, **{"data_place": key, **attributes, **self.frames[-1].places[key]})
+        self.add(name, **{"data_place": key, **attributes, **self.frames[self.start].places[key]})
 
     def group(self, key: str, members: Sequence[Member]) -> None:
         """Adds a group of elements whose classes change."""
-        classes = self.frames[-1].classes[key]
+        classes = self.frames[self.start].classes[key]
         pairs = zip(members, classes, strict=True)
         drawn = [
             tag(it.name, it.inside, **it.look, **({"class_": of} if of else {})) for it, of in pairs
@@ -150,7 +154,9 @@ class Picture:
             }
             for frame in self.frames
         ]
-        data = {"kind": self.kind, "names": names, "frames": frames, **self.data}
+        data = {"kind": self.kind, **self.data}
+        if self.kind == "frames":
+            data |= {"names": names, "frames": frames, "start": self.start % len(frames)}
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.3 * WIDE:g}" height="'
             f'{1.3 * high:g}" viewBox="0 0 {WIDE} {high:g}" font-family="{FONT}" font-size="10" '
@@ -392,6 +398,134 @@ def stepper(name: str) -> str:
     return picture.svg(end + 62)
 
 
-def draw() -> dict[str, str]:
-    """The name and the text of each file in `book/_static`."""
-    return {f"steps-{name}.svg": stepper(name) for name in RUNGS}
+# ---- bytes that travel
+
+SHAPE = 4096, 16384  # the running example of the book
+COLUMNS = {"five lines of PyTorch": (naive, 75), "one kernel": (fused, 225)}  # and their middles
+
+
+def trips() -> str:
+    """The file of the figure in which bytes travel for five lines and, beside them, for a kernel.
+
+    Both move at one rate, so that a way is as long as its bytes are many.
+    """
+    matrix = ITEMSIZE * SHAPE[0] * SHAPE[1]
+    lines = count(naive.softmax, torch.empty(SHAPE, device="meta")).ops
+    read, written = parse_formula(*Rung(fused).formulas).elements(*SHAPE)
+    kernel = OpTraffic("softmax")
+    kernel.add("read", int(read), ITEMSIZE)
+    kernel.add("written", int(written), ITEMSIZE)
+    ways = [[(op.name, op.read_bytes, op.written_bytes) for op in ops] for ops in (lines, [kernel])]
+    texts, classes = {}, {}
+    for i, ops in enumerate(ways):
+        sides = {"load": [op[1] for op in ops], "store": [op[2] for op in ops]}
+        texts[f"{i} name"] = "done"
+        texts[f"{i} moved"] = units.format_bytes(sum(sum(side) for side in sides.values()))
+        classes[f"{i} held"] = ["none"] * 8
+        for kind, side in sides.items():
+            texts[f"{i} {kind}s"] = f"{sum(n_bytes > matrix / 2 for n_bytes in side)}×"
+            classes[f"{i} {kind} dots"] = ["gone"] * 3
+    still = Frame("", classes, texts, {})
+    picture = Picture("trips", [still], {"ways": ways, "matrix": matrix})
+    for i, (title, (_, middle)) in enumerate(COLUMNS.items()):
+        left = middle - 67
+        picture.write(middle, 14, title, "middle", font_weight="bold")
+        for y, high, color in ((22, 42, FILLS["registers"]), (136, 26, FILLS["dram"])):
+            picture.add("rect", x=left, y=y, width=134, height=high, fill=color, stroke=MUTED)
+        picture.write(left + 6, 36, "registers", fill=MUTED)
+        picture.change(f"{i} name", left + 128, 36, "end", font_weight="bold")
+        picture.cells(f"{i} held", grid((middle - 60, 43), 1, 8, 15), 15)
+        picture.write(middle, 153, "memory", "middle")
+        for kind, x, (tail, head) in (
+            ("load", middle - 30, (132, 70)),
+            ("store", middle + 30, (68, 130)),
+        ):
+            way = arrow(x, tail, head, COLORS[kind])
+            picture.add(way.name, **way.look, opacity=0.3)
+            picture.change(
+                f"{i} {kind}s",
+                x + (-12 if kind == "load" else 12),
+                104,
+                "end" if kind == "load" else "start",
+                fill=COLORS[kind],
+                font_weight="bold",
+            )
+            dot = {"cx": x, "cy": tail, "r": 4, "fill": COLORS[kind], "stroke": "#ffffff"}
+            picture.group(f"{i} {kind} dots", [Member("circle", "", dot)] * 3)
+        picture.change(f"{i} moved", middle, 183, "middle", font_size=16, font_weight="bold")
+        picture.write(middle, 197, "moved", "middle", fill=MUTED)
+    return picture.svg(204)
+
+
+# ---- letters in the post
+
+LETTER = 1024  # bytes in flight per SM
+LETTERS = 16  # in a line of the picture
+CHART = (112.0, 290.0, 112.0, 182.0)  # left, right, top, bottom
+
+
+def letters(read: pd.DataFrame, idle_ns: float) -> str:
+    """The file of the figure of bytes in flight: letters in the post, and the bag that they fill.
+
+    read: the recorded lines of a kernel that reads, with columns `kib_per_sm`, `sms`, `gb_per_s`
+    and `latency_ns`. idle_ns: how long an answer takes where memory has nothing else to do. By
+    Little's law, bandwidth × idle latency of the bytes in flight travel, and the others wait.
+    """
+    most, kib = read["gb_per_s"].max(), read["kib_per_sm"].max()
+    left, right, top, bottom = CHART
+    points = [
+        (left + (right - left) * it.kib_per_sm / kib, bottom - (bottom - top) * it.gb_per_s / most)
+        for it in read.itertuples()
+    ]
+    frames = []
+    for it, (x, y) in zip(read.itertuples(), points, strict=True):
+        travel = min(it.kib_per_sm, round(it.gb_per_s * idle_ns / it.sms / LETTER))
+        wait, full = it.kib_per_sm - travel, it.gb_per_s / most
+        flight = units.format_bytes(LETTER * it.kib_per_sm)
+        say = f"With {flight} in flight per SM, a read reaches {units.format_gb_per_s(it.gb_per_s)}"
+        say += f", and an answer takes {units.format_ns(it.latency_ns)}."
+        classes = ["of0"] * travel + ["dead"] * wait + ["gone"] * (kib - it.kib_per_sm)
+        texts = {
+            "flight": f"{flight} in flight per SM",
+            "answer": f"answer after {units.format_ns(it.latency_ns)}",
+        }
+        texts |= {"travel": f"{travel} travel", "wait": f"{wait} wait in line"}
+        texts |= {"full": f"{full:.0%}".replace("%", " % full")}
+        bag = {"y": 186 - 70 * full, "height": 70 * full}
+        frames.append(
+            Frame(say, {"letters": classes}, texts, {"bag": bag, "here": {"cx": x, "cy": y}})
+        )
+    bend = next(i for i, value in enumerate(read["gb_per_s"]) if value >= 0.95 * most)
+    picture = Picture("frames", frames, {"label": "bytes in flight"}, bend)
+    picture.change("flight", 8, 16, font_weight="bold")
+    picture.change("answer", 292, 16, "end")
+    shape = "h13v9h-13zl6.5 5l6.5-5"
+    places = grid((10, 24), kib // LETTERS, LETTERS, 17.6)
+    picture.group(
+        "letters",
+        [Member("path", "", {"d": f"M{x:g} {24 + (y - 24) * 0.74:g}{shape}"}) for x, y in places],
+    )
+    picture.change("travel", 10, 90, fill=BLUE, font_weight="bold")
+    picture.change("wait", 290, 90, "end", fill=MUTED, font_weight="bold")
+    sack = "M34 112C26 140 8 150 10 172C11 186 18 186 46 186"
+    sack += "C74 186 81 186 82 172C84 150 66 140 58 112z"
+    picture.add("clipPath", tag("path", d=sack), id="sack")
+    picture.move("bag", "rect", x=8, width=76, fill=PROGRAM_COLORS[0], clip_path="url(#sack)")
+    picture.add("path", d=sack + "M32 118H60", fill="none", stroke=INK, stroke_width=1.5)
+    picture.change("full", 46, 160, "middle", font_weight="bold")
+    picture.write(46, 200, "bandwidth", "middle")
+    line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    picture.add("path", d=f"M{left:g} {top:g}V{bottom:g}H{right:g}", fill="none", stroke=MUTED)
+    picture.add("path", d=line, fill="none", stroke=BLUE, stroke_width=1.5)
+    dots = "".join(tag("circle", cx=round(x, 1), cy=round(y, 1), r=2) for x, y in points)
+    picture.add("g", dots, fill=BLUE)
+    picture.move("here", "circle", r=5, fill=ORANGE, stroke="#ffffff")
+    picture.write(right, top - 6, units.format_gb_per_s(most), "end", fill=MUTED)
+    picture.write(right, 200, "in flight per SM →", "end")
+    return picture.svg(208)
+
+
+def draw(read: pd.DataFrame, idle_ns: float) -> dict[str, str]:
+    """The name and the text of each file in `book/_static`. read, idle_ns: as of `letters`."""
+    steppers = {f"steps-{name}.svg": stepper(name) for name in RUNGS}
+    return steppers | {"trips.svg": trips(), "letters.svg": letters(read, idle_ns)}
