@@ -34,20 +34,14 @@ def test_capture_launches_is_what_triton_specialises():
     assert launch.options == {"num_warps": 8}
 
 
-def test_capture_launches_of_each_configuration():
+def test_capture_launches_keeps_configurations_heuristics_and_options():
     found = capture_launches(kernels.tuned, empty(2, 781))
     assert [launch.options["num_warps"] for launch in found] == [4, 8]
-
-
-def test_capture_launches_of_heuristics():
     [launch] = capture_launches(kernels.heuristic, empty(2, 781))
-    assert launch.constants["BLOCK"] == 1024
-    assert launch.options == {"num_warps": 4}  # Triton's default
-
-
-def test_capture_launches_keeps_every_launch_option():
+    assert (launch.constants["BLOCK"], launch.options) == (1024, {"num_warps": 4})  # the default
     [launch] = capture_launches(lambda x: kernels.scaled(x, maxnreg=32, num_stages=2), empty(1, 8))
     assert launch.options == {"num_warps": 4, "maxnreg": 32, "num_stages": 2}
+    assert capture_launches(naive.softmax, empty(1, 64)) == []
 
 
 def test_capture_launches_runs_no_kernel_and_leaves_nothing_behind():
@@ -74,10 +68,6 @@ def test_capture_launches_passes_on_what_the_function_raises():
 def test_capture_launches_of_an_argument_that_triton_does_not_take():
     with pytest.raises(TypeError, match="_masked_kernel"):
         capture_launches(lambda: kernels._masked_kernel[(1,)]("x", "y", 8, BLOCK=8, STORED=8))
-
-
-def test_capture_launches_of_functions_without_kernels():
-    assert capture_launches(naive.softmax, empty(1, 64)) == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import runtime
-from memtraffic.kernels.rms_norm import op as rms
 from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, split, tiled
 from memtraffic.kernels.tiling import MAX_COLS, MAX_ROW
@@ -84,11 +83,23 @@ class Subject:
         return self.name
 
 
-def split_in_three(x, out=None):
-    """A row by three programs, where it has so many columns."""
+def block_of(x, parts):
+    """A block of which a row has about so many, if it has so many columns."""
     n = x.shape[-1] if isinstance(x, torch.Tensor) else 1
-    block = max(16, triton.next_power_of_2(triton.cdiv(n, 3)))
-    return split.softmax(x, out, block=block, chunks=1)
+    return max(8, triton.next_power_of_2(triton.cdiv(n, parts)))
+
+
+def split_in_three(x, out=None):
+    """A row by three programs or more, in two chunks each."""
+    return split.softmax(x, out, block=block_of(x, 6), chunks=2)
+
+
+def online_in_blocks(x, out=None):
+    return online.softmax(x, out, block=block_of(x, 5))
+
+
+def three_passes_in_blocks(x, out=None):
+    return online.softmax_three_passes(x, out, block=block_of(x, 5))
 
 
 def softmax_backward(y, dy):
@@ -99,8 +110,8 @@ def matrix_and_weight(m, n, dtype):
     return matrix(m, n, dtype), matrix(1, n, dtype, seed=1)[0]
 
 
-def rms_norm(x, weight=None):
-    return rms.rms_norm(x, weight, EPS)
+def rms_norm(x, weight=None, out=None):
+    return memtraffic.rms_norm(x, weight, EPS, out=out)
 
 
 def rms_norm_gradient_inputs(m, n, dtype):
@@ -129,7 +140,10 @@ SUBJECTS = [
     Subject("persistent", persistent.softmax, MN, ONCE),
     Subject("online", online.softmax, ("2MN", "MN"), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject(
-        "three-passes", online.softmax_three_passes, ("3MN", "MN"), {"x_ptr": 3, "y_ptr": 1},
+        "online-in-blocks", online_in_blocks, ("", ""), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW
+    ),
+    Subject(
+        "three-passes", three_passes_in_blocks, ("3MN", "MN"), {"x_ptr": 3, "y_ptr": 1},
         limit=MAX_ROW,
     ),
     Subject(
@@ -150,8 +164,7 @@ SUBJECTS = [
     ),
     Subject(
         "rms-norm", rms_norm, ("", ""), ONCE, "rms_norm", matrix_and_weight, dtypes=FLOATS,
-        limit=MAX_ROW, takes_out=False, words=frozenset({"weight_ptr", "rstd_ptr"}),
-        errors="operation",
+        limit=MAX_ROW, words=frozenset({"weight_ptr", "rstd_ptr"}), errors="operation",
     ),
     Subject(
         "rms-norm-gradient", rms_norm_gradient, ("", ""), {"x_ptr": 1, "dy_ptr": 1, "dx_ptr": 1},
@@ -209,13 +222,13 @@ def of_result(it, m, n, dtype):
 def test_result_of_each_width(it, n):
     if not it.takes(n):
         pytest.skip("a width that it does not take")
-    few = it.dtypes[:3:2] if n <= 8320 else it.dtypes[:1]
-    for dtype in it.dtypes if n <= 1025 else few:
+    some = {WIDTHS["one-past-block"]: it.dtypes, WIDTHS["one-past-chunks"]: it.dtypes[:3:2]}
+    for dtype in some.get(n, it.dtypes[:1]):
         assert_correct(it.judge(dtype), it.fn, *it.make(3, n, dtype))
 
 
 @pytest.mark.parametrize(
-    "examples", [8, pytest.param(150, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [6, pytest.param(50, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @WITH_KERNEL
 def test_result_of_any_matrix(it, examples):
@@ -224,12 +237,12 @@ def test_result_of_any_matrix(it, examples):
     repeats = [0] if it.op == "softmax" else []
     steps = st.sampled_from([1, 1, 2, 3, *repeats]) if it.any_strides else st.just(1)
     narrow = st.integers(0 if it.any_width else 1, 70)
-    wide = st.integers(71, 3000) if it.any_width else st.sampled_from([128, 256, 2048])
+    wide = st.integers(71, 2100) if it.any_width else st.sampled_from([128, 256, 2048])
 
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        m, n = data.draw(st.integers(0, 9), "m"), data.draw(st.one_of(narrow, narrow, wide), "n")
+        m, n = data.draw(st.integers(0, 7), "m"), data.draw(st.one_of(narrow, narrow, wide), "n")
         n = n if it.any_width else 2 ** (n.bit_length() - 1)
         dtype = data.draw(st.sampled_from(it.dtypes), "dtype")
         tensors = []
@@ -252,9 +265,13 @@ HARD = {
     "infinity-first": {0: INF},
     "infinity-last": {-1: INF},
     "two-infinities": {1: INF, -2: INF},
-    "minus-infinity-first": dict.fromkeys(range(16), -INF),
+    "minus-infinity-first": dict.fromkeys(range(8), -INF),
+    "minus-infinity-in-between": dict.fromkeys(range(8, 32), -INF),
+    "minus-infinity-last": dict.fromkeys(range(32, 40), -INF),
+    "nan-in-between": dict.fromkeys(range(16, 32), NAN),
     "every-other-minus-infinity": dict.fromkeys(range(0, 40, 2), -INF),
     "all-but-the-last-minus-infinity": {**dict.fromkeys(range(40), -INF), -1: 0.0},
+    "all-but-the-first-minus-infinity": dict.fromkeys(range(1, 40), -INF),
     "all-minus-infinity": dict.fromkeys(range(40), -INF),
     "infinity-among-minus-infinity": {**dict.fromkeys(range(40), -INF), 3: INF},
     "far-below-zero": dict.fromkeys(range(40), -1e4),
@@ -270,10 +287,10 @@ HARD = {
 
 
 def hard_matrix(n, dtype):
-    """A hard row between any two ordinary ones."""
-    x = matrix(2 * len(HARD) + 1, n, dtype)
+    """The hard rows, and an ordinary one before and after them."""
+    x = matrix(len(HARD) + 2, n, dtype)
     finfo = torch.finfo(x.dtype)
-    for row, hard in zip(x[1::2], HARD.values(), strict=True):
+    for row, hard in zip(x[1:-1], HARD.values(), strict=True):
         for col, value in hard.items():
             if -n <= col < n:
                 row[col] = {"min": finfo.min, "max": finfo.max}.get(value, value)
@@ -282,14 +299,14 @@ def hard_matrix(n, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @each(lambda it: it.op == "softmax")
-@pytest.mark.parametrize("n", [13, pytest.param(64, marks=pytest.mark.slow)])
-def test_result_of_hard_rows(it, n):
-    if it.takes(n):
-        for dtype in it.dtypes:
-            x = hard_matrix(n, dtype)
-            y = it.fn(x)
-            assert_correct(it.judge(dtype), lambda _, y=y: y, x)
-            assert (y[x == -INF].nan_to_num() == 0).all()
+def test_result_of_hard_rows(it):
+    """The rows are of five blocks, or of three parts of two chunks, where it takes such rows."""
+    for dtype in it.dtypes[:2]:
+        x = hard_matrix(40 if it.any_width else 64, dtype)
+        y = it.fn(x)
+        assert_correct(it.judge(dtype), lambda _, y=y: y, x)
+        assert torch.equal(y.isnan(), torch.softmax(x, 1).isnan())
+        assert (y[x == -INF].nan_to_num() == 0).all()
 
 
 @each(lambda it: it.op == "softmax" and it.limit > MAX_COLS)
@@ -326,7 +343,7 @@ def test_result_of_lazily_negated_tensors(it):
 
 @each()
 def test_results_are_equal_bit_for_bit(it):
-    for dtype in it.dtypes:
+    for dtype in it.dtypes[:2]:
         tensors = it.make(5, 64, dtype)
         first = it.fn(*tensors)
         again, of_others = it.fn(*tensors), it.fn(*(x.clone() for x in tensors))
@@ -368,8 +385,8 @@ OUTS = {
 
 @WITH_OUT
 @pytest.mark.parametrize("layout", OUTS.values(), ids=OUTS)
-@pytest.mark.parametrize("n", [1, 9])
-def test_out_is_written_and_nothing_beside_it(it, n, layout):
+def test_out_is_written_and_nothing_beside_it(it, layout):
+    n = 9
     for dtype in it.dtypes[:2]:
         tensors = it.make(5, n, dtype)
         steps = {key: value for key, value in layout.items() if key != "n"}
@@ -635,7 +652,7 @@ def test_refuses_a_tensor_of_the_cpu(it):
         it.fn(torch.zeros(2, 4))
 
 
-@each(lambda it: it.errors == "rung")
+@each(lambda it: it.errors)
 def test_takes_what_requires_a_gradient_where_none_is_taken(it):
     x = matrix(4, 8).requires_grad_()
     with torch.no_grad():

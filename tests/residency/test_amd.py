@@ -1,7 +1,4 @@
-"""The rules for AMD's GPUs, against LLVM, for kernels that Triton compiles and for made-up ones.
-
-The sample is always compared; every step of each limit only with the marker `slow`.
-"""
+"""The rules for AMD's GPUs, against LLVM, for kernels that Triton compiles and for made-up ones."""
 
 import random
 from collections import Counter, defaultdict
@@ -18,46 +15,33 @@ from residency import oracles
 from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches, resources
 from memtraffic.gpus import GPUS, TARGETS, AmdGpu, find_gpu
-from memtraffic.kernels.softmax import fused, persistent, tiled
+from memtraffic.kernels.softmax import fused, tiled
 from memtraffic.residency import amd
 
 AMD_GPUS = [gpu for gpu in TARGETS.values() if isinstance(gpu, AmdGpu)]
 by_gpu = pytest.mark.parametrize("gpu", AMD_GPUS, ids=lambda gpu: gpu.target)
-sample_and_all = [
-    pytest.param(False, id="sample", marks=pytest.mark.oracle),
-    pytest.param(True, id="all", marks=[pytest.mark.oracle, pytest.mark.slow]),
-]
 MI100, MI300X, RX7900 = (find_gpu(name) for name in ("MI100", "MI300X", "RX 7900 XTX"))
 
 
 # ---- kernels that Triton compiles
 
 
-def compile_jobs(gpu, every):
-    """Launches of two rungs for `gpu`, of many widths, dtypes and numbers of warps, or a few."""
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    shapes = [(tiled, k, w) for k in range(6, 15) for w in range(5)]
-    shapes += [(persistent, k, w) for k in range(7, 15, 2) for w in range(5)]
-    few = {(tiled, *shape) for shape in FEW[gpu.warp_size]}
-    for rung, k, w in shapes if every else few:
-        if 2**k <= 128 * gpu.warp_size * 2**w:  # elements per lane
-            x = torch.empty(8, 2**k, dtype=dtypes[(k + w) % 3], device=runtime.device())
-            [launch] = capture_launches(partial(rung.softmax, rows=1), x, gpu=gpu)
-            yield replace(launch, options=launch.options | {"num_warps": 2**w}), gpu.target
-
-
 # 8, 32, 64 and 128 elements per lane, by the size of a wave: (log2 of columns, log2 of warps)
-FEW = {64: {(9, 0), (12, 1), (13, 1), (13, 0)}, 32: {(8, 0), (11, 1), (12, 1), (12, 0)}}
+SHAPES = {64: [(9, 0), (12, 1), (13, 1), (13, 0)], 32: [(8, 0), (11, 1), (12, 1), (12, 0)]}
 
 
-@pytest.fixture(scope="module", params=sample_and_all)
-def triton_kernels(request):
-    """`Resources` of what Triton compiled."""
-    jobs = [job for gpu in AMD_GPUS for job in compile_jobs(gpu, request.param)]
-    return compile_launches(jobs)
+def compile_jobs(gpu):
+    """Launches for `gpu`, of several widths, dtypes and numbers of warps."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    for k, w in SHAPES[gpu.warp_size]:
+        x = torch.empty(8, 2**k, dtype=dtypes[(k + w) % 3], device=runtime.device())
+        [launch] = capture_launches(partial(tiled.softmax, rows=1), x, gpu=gpu)
+        yield replace(launch, options=launch.options | {"num_warps": 2**w}), gpu.target
 
 
-def test_waves_by_limit_of_tritons_kernels(triton_kernels, capsys):
+@pytest.mark.oracle
+def test_waves_by_limit_of_tritons_kernels():
+    triton_kernels = compile_launches([job for gpu in AMD_GPUS for job in compile_jobs(gpu)])
     wrong, seen = [], defaultdict(set)
     for kernel in triton_kernels:
         gpu = TARGETS[kernel.target]
@@ -68,9 +52,6 @@ def test_waves_by_limit_of_tritons_kernels(triton_kernels, capsys):
             wrong.append((ours, kernel))
         seen[kernel.target] |= ours
     assert not wrong, f"{len(wrong)} of {len(triton_kernels)} differ: {wrong[:3]}"
-    with capsys.disabled():
-        waves = {target: sorted(found) for target, found in seen.items()}
-        print(f"LLVM: {len(triton_kernels)} of Triton's kernels, all equal: {waves}")
     assert set(seen) == {gpu.target for gpu in AMD_GPUS}
     assert all(len(waves) >= 3 for waves in seen.values())
 
@@ -87,7 +68,7 @@ def test_waves_by_limit_of_a_kernel_compiled_for_one_wave():
 # ---- kernels made up to use exactly so much
 
 
-def llvm_points(product, every):
+def llvm_points(product):
     """(target, VGPRs, AGPRs, SGPRs, LDS bytes, threads): around the steps of each limit.
 
     LDS comes in multiples of its granularity: LLVM divides by what a kernel declares and does not
@@ -95,8 +76,6 @@ def llvm_points(product, every):
     """
     target, _, wave, file, granule, waves, _, lds, group_lds, unit = oracles.AMD_TABLE[product]
     ends = {file // n // granule * granule for n in range(1, waves + 1)} | {granule, 2 * granule}
-    if every:
-        ends = range(0, 257, granule)
     steps = sorted({end + i for end in ends for i in (-1, 0, 1) if 0 < end + i <= 256} | {256})
     points = [(count, 0, 0, 0, wave) for count in steps]
     if target in oracles.CDNA:
@@ -104,16 +83,12 @@ def llvm_points(product, every):
         points += [(255, count, 0, 0, wave) for count in (1, 3, 5, 100, 255, 256)]
         points.append((256, 256, 0, 0, wave))  # all that can be named
         draw = random.Random(target)
-        vgprs, agprs = ([draw.randint(1, 256) for _ in range(40)] for _ in "va")
-        both = zip(vgprs, agprs, strict=True)
-        points += [(v, a, 0, 0, wave) for v, a in list(both)[: None if every else 15]]
-    sgprs = range(0 if every else 70, 103) if every or target in oracles.CDNA else (80,)
+        vgprs, agprs = ([draw.randint(1, 256) for _ in range(15)] for _ in "va")
+        points += [(v, a, 0, 0, wave) for v, a in zip(vgprs, agprs, strict=True)]
+    sgprs = range(70, 103) if target in oracles.CDNA else (80,)
     points += [(1, 0, count, 0, wave) for count in sgprs]
     most = 1024 // wave
-    for i, size in enumerate(range(unit, 160 * 1024 + 1, unit)):
-        if every and size <= group_lds * 1024 and (i < 48 or i % 2):
-            points += [(1, 0, 0, size, n * wave) for n in {1 + i % most, most // 4, 4}]
-    for n in () if every else range(1, 9):  # n workgroups fit, or one less
+    for n in range(1, 9):  # n workgroups fit, or one less
         fits = lds * 1024 // n // unit * unit
         sizes = [size for size in (fits, fits + unit) if size <= group_lds * 1024]
         points += [(1, 0, 0, size, w * wave) for size in sizes for w in {most // 4, 4}]
@@ -121,10 +96,10 @@ def llvm_points(product, every):
     return [(target, *point) for point in points]
 
 
-@pytest.fixture(scope="module", params=sample_and_all)
-def llvm_answers(request):
+@pytest.fixture(scope="module")
+def llvm_answers():
     """What LLVM says; `points`: by target, points to (VGPRs, AGPRs, SGPRs, waves, threads)."""
-    points = [it for product in oracles.AMD_TABLE for it in llvm_points(product, request.param)]
+    points = [it for product in oracles.AMD_TABLE for it in llvm_points(product)]
     points = list(dict.fromkeys(points))
     found = oracles.ask_llvm(points)
     by_target = defaultdict(dict)
@@ -160,18 +135,18 @@ def differences(answers, gpu):
     return wrong
 
 
+@pytest.mark.oracle
 @by_gpu
-def test_programs_by_limit_as_llvm_says(llvm_answers, gpu, capsys):
+def test_programs_by_limit_as_llvm_says(llvm_answers, gpu):
     answers, wrong = llvm_answers["points"][gpu.target], differences(llvm_answers, gpu)
     assert not wrong, f"{len(wrong)} of {len(answers)} differ, such as {wrong[:3]}"
     waves = Counter(answer[3] for answer in answers.values())
-    with capsys.disabled():
-        print(f"LLVM: {len(answers)} kernels for {gpu.target}, all equal: {dict(waves)}")
     assert max(waves) == gpu.max_waves_per_simd and len(waves) >= 8
     for point, (vgprs, agprs, sgprs, *_) in answers.items():  # LLVM used what was asked for
         assert (vgprs >= point[1], agprs, sgprs >= point[3]) == (True, point[2], True)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "change",
     [
@@ -193,86 +168,57 @@ def test_programs_by_limit_of_another_gpu_differ_from_llvm(llvm_answers, change)
 
 
 def test_gpus_are_those_of_amds_tables():
-    rows = {
-        gpu.product: (
-            gpu.target,
-            gpu.num_sms,
-            gpu.warp_size,
-            gpu.vgprs,
-            gpu.vgpr_granule,
-            gpu.max_waves_per_simd,
-            gpu.max_addressable_vgprs,
-            gpu.shared_per_sm / 1024,
-            gpu.shared_per_program / 1024,
-            gpu.shared_granularity,
-        )
-        for gpu in GPUS
-        if isinstance(gpu, AmdGpu)
-    }
+    def row(gpu):
+        waves = gpu.vgprs, gpu.vgpr_granule, gpu.max_waves_per_simd, gpu.max_addressable_vgprs
+        lds = gpu.shared_per_sm / 1024, gpu.shared_per_program / 1024, gpu.shared_granularity
+        return gpu.target, gpu.num_sms, gpu.warp_size, *waves, *lds
+
+    rows = {gpu.product: row(gpu) for gpu in GPUS if isinstance(gpu, AmdGpu)}
     assert rows == oracles.AMD_TABLE
 
 
 @by_gpu
-def test_gpus_registers_for_accumulators(gpu):
-    """Only the MI100 has a file of its own for them, as large as the other."""
+def test_what_a_gpu_cannot_hold(gpu):
+    """Only the MI100 has a file of its own for accumulators, as large as the other.
+
+    32 barriers per workgroup processor, 16 per compute unit: AMDGPUBaseInfo.cpp. No AMD GPU takes
+    more than 1024 threads: "maximum flat work-group size" in LLVM's user guide for AMDGPU.
+    """
     assert gpu.agprs == (gpu.vgprs if gpu.target == "gfx908" else 0)
-
-
-@by_gpu
-def test_gpus_slots_for_workgroups(gpu):
-    """32 barriers per workgroup processor, 16 per compute unit: AMDGPUBaseInfo.cpp."""
     assert gpu.max_workgroups == (16 if gpu.target in oracles.CDNA else 32)
     assert gpu.simds == oracles.SIMDS
     assert amd.programs_by_limit(8, 0, 8, 0, 2, gpu)["groups"] == gpu.max_workgroups
-
-
-@by_gpu
-def test_programs_by_limit_of_more_than_1024_threads(gpu):
-    """No AMD GPU takes them: "maximum flat work-group size" in LLVM's user guide for AMDGPU."""
     most = 1024 // gpu.warp_size
     assert amd.resident_programs(8, 0, 8, 0, most, gpu) >= 1
     more = amd.programs_by_limit(8, 0, 8, 0, most + 1, gpu)
     assert [name for name, programs in more.items() if not programs] == ["waves"]
-    assert amd.resident_programs(8, 0, 8, 0, most + 1, gpu) == 0
-
-
-@by_gpu
-def test_waves_by_limit_of_more_registers_than_can_be_named(gpu):
     half = 256 if gpu.target in oracles.CDNA else 0  # accumulation registers
     assert amd.waves_by_limit(256, half, 8, gpu)["vgprs"] >= 1
     more = amd.waves_by_limit(257, half, 8, gpu)
     assert more["vgprs"] == 0 and more["waves"] >= 1
 
 
-def test_waves_by_limit_rdna_names_fewer_registers_than_there_are():
-    waves = [amd.waves_by_limit(vgprs, 0, 8, RX7900)["vgprs"] for vgprs in (256, 257)]
-    assert waves == [1536 // 264, 0]
-
-
 @pytest.mark.parametrize(
-    ("vgprs", "agprs", "gpu", "waves"),
+    ("vgprs", "agprs", "sgprs", "gpu", "limit", "waves"),
     [
-        pytest.param(128, 0, MI300X, 4, id="one-file"),
-        pytest.param(5, 120, MI300X, 4, id="accumulators-after-a-multiple-of-4"),
-        pytest.param(5, 121, MI300X, 3, id="one-accumulator-more"),
-        pytest.param(5, 128, MI100, 2, id="a-file-of-their-own"),
-        pytest.param(128, 5, MI100, 2, id="the-fuller-file-binds"),
-        pytest.param(0, 0, RX7900, 64, id="never-less-than-a-granule"),
-    ],
-)
-def test_waves_by_limit_vgprs(vgprs, agprs, gpu, waves):
-    assert amd.waves_by_limit(vgprs, agprs, 8, gpu)["vgprs"] == waves
-
-
-@pytest.mark.parametrize(
-    ("sgprs", "gpu", "waves"),
-    [
-        (80, MI100, 10), (81, MI100, 9), (88, MI100, 9), (89, MI100, 8), (100, MI100, 8),
-        (101, MI100, 7), (500, MI300X, 7), (500, RX7900, None),
+        pytest.param(128, 0, 8, MI300X, "vgprs", 4, id="one-file"),
+        pytest.param(5, 120, 8, MI300X, "vgprs", 4, id="accumulators-after-a-multiple-of-4"),
+        pytest.param(5, 121, 8, MI300X, "vgprs", 3, id="one-accumulator-more"),
+        pytest.param(5, 128, 8, MI100, "vgprs", 2, id="a-file-of-their-own"),
+        pytest.param(128, 5, 8, MI100, "vgprs", 2, id="the-fuller-file-binds"),
+        pytest.param(0, 0, 8, RX7900, "vgprs", 64, id="never-less-than-a-granule"),
+        pytest.param(256, 0, 8, RX7900, "vgprs", 1536 // 264, id="all-that-can-be-named"),
+        *(
+            pytest.param(8, 0, sgprs, gpu, "sgprs", waves, id=f"sgprs-{sgprs}-{gpu.target}")
+            for sgprs, gpu, waves in (
+                (80, MI100, 10), (81, MI100, 9), (88, MI100, 9), (89, MI100, 8), (100, MI100, 8),
+                (101, MI100, 7), (500, MI300X, 7), (500, RX7900, None),
+            )
+        ),
     ],
 )  # fmt: skip
-def test_waves_by_limit_sgprs(sgprs, gpu, waves):
-    assert amd.waves_by_limit(8, 0, sgprs, gpu).get("sgprs") == waves
+def test_waves_by_limit(vgprs, agprs, sgprs, gpu, limit, waves):
+    assert amd.waves_by_limit(vgprs, agprs, sgprs, gpu).get(limit) == waves
 
 
 def test_programs_by_limit_leaves_out_what_cannot_bind():

@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-import memtraffic
 from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.rms_norm import op
 from memtraffic.kernels.rms_norm.op import WIDEST, backward, backward_tile, forward, rms_norm
 from memtraffic.kernels.tiling import MAX_ROW
 from memtraffic.meters.count import count
@@ -155,42 +153,18 @@ def test_vmap():
         torch.testing.assert_close(found, expected)
 
 
-def test_rms_norm_of_meta_tensors():
-    y = rms_norm(torch.empty(2, 3, device="meta", dtype=torch.float16))
-    assert (y.shape, y.dtype, y.device.type) == ((2, 3), torch.float16, "meta")
-
-
-def test_rms_norm_is_what_the_package_offers():
-    assert memtraffic.rms_norm is rms_norm
-
-
 # ---- out
 
 
-def test_rms_norm_into_out():
-    x, weight = matrix(9, 40), matrix(1, 40, seed=1)[0]
-    for it in (weight, None):
-        out = torch.full((9, 80), float("nan"), device=DEVICE)[:, ::2]
-        assert rms_norm(x, it, out=out) is out
-        assert torch.equal(out, rms_norm(x, it))
-        in_place = x.clone()
-        assert torch.equal(rms_norm(in_place, it, out=in_place), out)
-
-
 def test_rms_norm_into_out_beside_its_weight():
-    """A weight may lie shortly before the result."""
+    """A weight may lie shortly before the result; what they overlap is refused by its name."""
     memory = torch.ones(8 + 9 * 8, device=DEVICE)
     weight, out = memory[:8], memory[8:].view(9, 8)
-    assert rms_norm(x := matrix(9, 8), weight, out=out) is out
+    x = matrix(9, 8)
+    assert rms_norm(x, weight, out=out) is out
     assert torch.equal(out, rms_norm(x))
-
-
-def test_rms_norm_into_what_autograd_saved():
-    out = matrix(3, 40).requires_grad_().exp()
-    with torch.no_grad():
-        rms_norm(out, out=out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
+    with pytest.raises(RuntimeError, match="-16 bytes after weight"):
+        rms_norm(x, memory[4:12], out=memory[:72].view(9, 8))
 
 
 # ---- torch.compile
@@ -236,16 +210,8 @@ def zeros(*shape, **options):
             id="too-wide",
         ),
         pytest.param(
-            lambda: rms_norm(zeros(2, 3), out=zeros(3, 2)), RuntimeError, r"\(3, 2\).*\(2, 3\)",
-            id="shape-of-out",
-        ),
-        pytest.param(
             lambda: rms_norm(zeros(2, 3), zeros(3, requires_grad=True), out=zeros(2, 3)),
             RuntimeError, "weight requires", id="gradient-into-out",
-        ),
-        pytest.param(
-            lambda: rms_norm((x := zeros(9))[:6].view(2, 3), out=x[3:].view(2, 3)),
-            RuntimeError, "12 bytes after x", id="out-overlaps",
         ),
     ],
 )  # fmt: skip
@@ -323,7 +289,7 @@ def test_backward_tile_covers_the_row():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [2048, 4096, 8192, 12672, 16384, 32768])
+@pytest.mark.parametrize("n", [2048, 12672, 32768])
 def test_rms_norm_keeps_memory_busy_on_sm_90(n, name):
     """No spills, 128 bits an access, and more bytes in flight than the 25 kB that an SM needs."""
     x, weight = torch.empty(64, n, dtype=getattr(torch, name), device=DEVICE), matrix(1, n, name)[0]
@@ -338,11 +304,3 @@ def test_rms_norm_keeps_memory_busy_on_sm_90(n, name):
         assert set(kernel.load_bits) - {32, 64} == set(kernel.store_bits) - {32} == {128}
         programs = 65536 // (kernel.registers * kernel.num_warps * 32) or 1
         assert programs * matrices * n * x.element_size() >= 25_000
-
-
-def test_no_plan_is_made_twice():
-    x = matrix(2, 24)
-    op._FORWARD.plans.forget()
-    for _ in range(3):
-        rms_norm(x)
-    assert len(op._FORWARD.plans.latest) == 1

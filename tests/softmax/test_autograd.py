@@ -151,20 +151,45 @@ def test_gradients_by_the_batch():
 
 
 def test_a_plan_is_made_once_per_kind_of_call():
-    x, weight = matrix(3, 8), matrix(1, 9)[0]
-    calls = {
-        "first": lambda: WEIGHTED.apply(x, (weight[:8], 2.0)),
-        "option": lambda: WEIGHTED.apply(x, (weight[:8], 3.0)),
-        "no-weight": lambda: WEIGHTED.apply(x, (None, 2.0)),
-        "alignment-of-weight": lambda: WEIGHTED.apply(x, (weight[1:], 2.0)),
-        "dtype-of-weight": lambda: WEIGHTED.apply(x, (weight[:8].double(), 2.0)),
-        "strides-of-x": lambda: WEIGHTED.apply(x.t().contiguous().t(), (weight[:8], 2.0)),
+    """What a compiled kernel depends on: dtypes, shapes, strides and alignments of each tensor."""
+    memory, vector = matrix(1, 64).view(-1), matrix(1, 16).view(-1)
+    x, weight, out = memory[:24].view(3, 8), vector[:8], matrix(3, 8)
+    wide = matrix(3, 16)
+    like_x = {
+        "dtype": lambda x: x.double(),
+        "shape": lambda x: x[:2],
+        "strides": lambda x: wide[:, :8],
+        "transposed": lambda x: x.t().contiguous().t(),
+        "alignment": lambda x: memory[1:25].view(3, 8),
+        "alignment-to-8": lambda x: memory[2:26].view(3, 8),
     }
+    calls = {
+        "first": lambda: WEIGHTED.apply(x, (weight, 2.0)),
+        "option": lambda: WEIGHTED.apply(x, (weight, 3.0)),
+        "no-weight": lambda: WEIGHTED.apply(x, (None, 2.0)),
+        "alignment-of-weight": lambda: WEIGHTED.apply(x, (vector[1:9], 2.0)),
+        "dtype-of-weight": lambda: WEIGHTED.apply(x, (weight.double(), 2.0)),
+        "strides-of-weight": lambda: WEIGHTED.apply(x, (vector[::2], 2.0)),
+        "out": lambda: WEIGHTED.into(out, x, weight, 2.0),
+        "strides-of-out": lambda: WEIGHTED.into(wide[:, 8:], x, weight, 2.0),
+        "alignment-of-out": lambda: WEIGHTED.into(memory[33:57].view(3, 8), x, weight, 2.0),
+    }
+    for name, change in like_x.items():
+        calls[f"{name}-of-x"] = lambda change=change: WEIGHTED.apply(change(x), (weight, 2.0))
     for name, call in calls.items():
         before = len(PLANNED)
         call()
         call()
         assert len(PLANNED) == before + 1, name
+
+
+def test_gradient_notices_that_what_is_saved_was_changed():
+    x, weight = inputs()
+    y = WEIGHTED.apply(x, (weight, 2.0))
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_nothing_wrong_is_remembered():

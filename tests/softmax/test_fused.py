@@ -5,22 +5,18 @@ from memtraffic.tensors import matrix
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "numbers"),
+    ("make", "numbers"),
     [
-        pytest.param(lambda: matrix(4, 781), ValueError, "781", id="not-a-power-of-two"),
-        pytest.param(lambda: matrix(4, 0), ValueError, "0", id="no-columns"),
-        pytest.param(lambda: matrix(1, 65536), ValueError, "65536 .* 32768", id="over-max-cols"),
-        pytest.param(lambda: matrix(4, 16)[:, ::2], ValueError, "2", id="column-stride-2"),
-        pytest.param(lambda: matrix(4, 6)[:, ::3], ValueError, "3", id="two-columns-3-apart"),
-        pytest.param(lambda: matrix(8, 4).T, ValueError, "4", id="transposed"),
-        pytest.param(lambda: matrix(4, 8).view(2, 2, 8), ValueError, r"3.* \(2, 2, 8\)", id="3-d"),
-        pytest.param(lambda: matrix(1, 8)[0], ValueError, r"1.* \(8,\)", id="1-d"),
-        pytest.param(lambda: matrix(4, 8).int(), TypeError, "int32", id="integers"),
-        pytest.param(lambda: matrix(4, 8).double(), TypeError, "float64", id="float64"),
+        pytest.param(lambda: matrix(4, 781), "781", id="not-a-power-of-two"),
+        pytest.param(lambda: matrix(4, 0), "0", id="no-columns"),
+        pytest.param(lambda: matrix(1, 65536), "65536 .* 32768", id="over-max-cols"),
+        pytest.param(lambda: matrix(4, 16)[:, ::2], "2", id="column-stride-2"),
+        pytest.param(lambda: matrix(4, 6)[:, ::3], "3", id="two-columns-3-apart"),
+        pytest.param(lambda: matrix(8, 4).T, "4", id="transposed"),
     ],
 )
-def test_softmax_refuses_and_repeats_the_numbers(make, error, numbers):
-    with pytest.raises(error, match=rf"^fused: .*\b{numbers}"):
+def test_softmax_refuses_and_repeats_the_numbers(make, numbers):
+    with pytest.raises(ValueError, match=rf"^fused: .*\b{numbers}"):
         fused.softmax(make())
 
 

@@ -1,6 +1,7 @@
 """Checks of operands, the cache of plans, and what is planned on GPUs that need not be here."""
 
 import inspect
+from itertools import product
 from types import SimpleNamespace
 
 import kernels
@@ -75,14 +76,11 @@ def test_check_operands_counts_rows_in_32_bits():
         check(x[1:], matrix(1, 1).half())
 
 
-@pytest.mark.parametrize("m", range(5))
-@pytest.mark.parametrize("n", range(5))
-def test_has_internal_overlap(m, n):
-    for row_stride in range(7):
-        for col_stride in range(7):
-            x = torch.empty_strided((m, n), (row_stride, col_stride))
-            offsets = {r * row_stride + c * col_stride for r in range(m) for c in range(n)}
-            assert has_internal_overlap(x) == (len(offsets) < m * n)
+def test_has_internal_overlap():
+    for m, n, row_stride, col_stride in product(range(5), range(5), range(7), range(7)):
+        x = torch.empty_strided((m, n), (row_stride, col_stride))
+        offsets = {r * row_stride + c * col_stride for r in range(m) for c in range(n)}
+        assert has_internal_overlap(x) == (len(offsets) < m * n)
 
 
 def test_partially_overlaps():
@@ -291,15 +289,14 @@ def test_resident_launch_of_too_much_shared_memory(compiler, min_stages, tried):
     assert len(compiler.calls) == tried
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
-def test_resident_launch_of_just_enough_shared_memory(compiler, target):
-    gpu = find_gpu(target)
-    compiler.used = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
-    compiler.shared = lambda stages: gpu.shared_per_program
-    assert plan(1, gpu=gpu).per_sm == 1
-    compiler.shared = lambda stages: gpu.shared_per_program + 1
-    with pytest.raises(RuntimeError, match=f"{gpu.product} has {gpu.shared_per_program}$"):
-        plan(1, gpu=gpu)
+def test_resident_launch_of_just_enough_shared_memory(compiler):
+    for gpu in map(find_gpu, ("sm_90", "gfx950")):
+        compiler.used = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
+        compiler.shared = lambda stages, gpu=gpu: gpu.shared_per_program
+        assert plan(1, gpu=gpu).per_sm == 1
+        compiler.shared = lambda stages, gpu=gpu: gpu.shared_per_program + 1
+        with pytest.raises(RuntimeError, match=f"{gpu.product} has {gpu.shared_per_program}$"):
+            plan(1, gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -323,49 +320,29 @@ def test_resident_launch_launches_what_fits(
     assert (found.used.registers, found.used.shared_bytes) == (registers, shared)
 
 
-FEW = {"registers": 32, "allocated_vgprs": 32, "allocated_sgprs": 16}
-MANY = {"registers": 200, "allocated_vgprs": 200, "allocated_sgprs": 100}
 # 100 vector and 100 accumulation registers, in two files on gfx908, and in one since
-TWO_FILES = {"registers": 200, "allocated_vgprs": 100, "allocated_sgprs": 106}
-ONE_FILE = {"registers": 200, "allocated_vgprs": 200, "allocated_sgprs": 106}
-SCALAR = {"registers": 60, "allocated_vgprs": 60, "allocated_sgprs": 106}
-
-
 @pytest.mark.parametrize(
-    ("target", "used", "shared", "num_warps", "per_sm"),
-    [
-        pytest.param("sm_75", FEW, 0, 4, 8, id="sm_75-warps"),
-        pytest.param("sm_75", MANY, 0, 4, 2, id="sm_75-registers"),
-        pytest.param("sm_75", FEW, 20000, 4, 3, id="sm_75-shared"),
-        pytest.param("sm_90", FEW, 0, 4, 16, id="sm_90-warps"),
-        pytest.param("sm_90", MANY, 0, 4, 2, id="sm_90-registers"),
-        pytest.param("sm_90", FEW, 32784, 4, 6, id="sm_90-shared"),
-        pytest.param("sm_120", FEW, 0, 1, 24, id="sm_120-blocks"),
-        pytest.param("sm_120", MANY, 0, 4, 2, id="sm_120-registers"),
-        pytest.param("sm_120", FEW, 32784, 4, 3, id="sm_120-shared"),
-        pytest.param("gfx908", FEW, 0, 4, 8, id="gfx908-registers"),
-        pytest.param("gfx908", TWO_FILES, 0, 4, 2, id="gfx908-two-files"),
-        pytest.param("gfx908", FEW, 20000, 4, 3, id="gfx908-lds"),
-        pytest.param("gfx90a", FEW, 0, 4, 8, id="gfx90a-waves"),
-        pytest.param("gfx90a", ONE_FILE, 0, 4, 2, id="gfx90a-one-file"),
-        pytest.param("gfx942", FEW, 0, 4, 8, id="gfx942-waves"),
-        pytest.param("gfx942", SCALAR, 0, 4, 7, id="gfx942-scalar-registers"),
-        pytest.param("gfx942", ONE_FILE, 0, 8, 1, id="gfx942-more-warps"),
-        pytest.param("gfx942", FEW, 30000, 4, 2, id="gfx942-lds"),
-        pytest.param("gfx950", FEW, 30000, 4, 5, id="gfx950-more-lds"),
-        pytest.param("gfx950", MANY, 0, 4, 2, id="gfx950-registers"),
-        pytest.param("gfx1100", FEW, 0, 4, 16, id="gfx1100-waves"),
-        pytest.param("gfx1100", MANY, 0, 4, 7, id="gfx1100-registers"),
-        pytest.param("gfx1201", FEW, 40960, 4, 3, id="gfx1201-lds"),
-        pytest.param("gfx1201", FEW, 0, 2, 32, id="gfx1201-workgroups"),
-    ],
+    ("target", "vgprs", "sgprs", "num_warps", "per_sm"),
+    [("gfx908", 100, 106, 4, 2), ("gfx942", 60, 106, 4, 7), ("gfx1100", 200, 100, 4, 7)],
 )
-def test_resident_launch_on_any_gpu(compiler, target, used, shared, num_warps, per_sm):
+def test_resident_launch_on_an_amd_gpu(compiler, target, vgprs, sgprs, num_warps, per_sm):
+    """By what a wave is given, of each kind of register."""
     gpu = find_gpu(target)
-    compiler.used, compiler.shared = used, lambda stages: shared
+    compiler.used = {"registers": 200, "allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
     found = plan(1, num_warps, gpu=gpu)
     assert (found.per_sm, found.grid) == (per_sm, (per_sm * gpu.num_sms, 1))
-    assert (found.used.shared_bytes, found.used.registers) == (shared, used["registers"])
+    assert found.used.registers == 200
+
+
+def test_resident_launch_of_a_program_that_no_sm_holds(compiler):
+    for target, registers, num_warps in (("sm_90", 255, 16), ("gfx942", 172, 16)):
+        gpu = find_gpu(target)
+        compiler.used = {
+            "registers": registers, "allocated_vgprs": registers, "allocated_sgprs": 16,
+        }  # fmt: skip
+        message = f"{num_warps} warps of {registers} registers do not fit an SM of {gpu.product}$"
+        with pytest.raises(RuntimeError, match=message):
+            plan(1, num_warps, gpu=gpu)
 
 
 def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
@@ -374,25 +351,6 @@ def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
     assert persistent.plan(x, x, gpu=find_gpu("H200")).constants["STAGES"] == 1
     with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
         persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
-
-
-@pytest.mark.parametrize(
-    ("target", "registers", "num_warps"),
-    [
-        pytest.param("sm_75", 255, 16, id="sm_75"),
-        pytest.param("sm_90", 255, 16, id="sm_90"),
-        pytest.param("sm_120", 129, 16, id="sm_120"),
-        pytest.param("gfx908", 132, 8, id="gfx908"),
-        pytest.param("gfx942", 172, 16, id="gfx942"),
-        pytest.param("gfx1100", 257, 4, id="gfx1100-more-than-a-wave-can-address"),
-    ],
-)
-def test_resident_launch_of_a_program_that_no_sm_holds(compiler, target, registers, num_warps):
-    gpu = find_gpu(target)
-    compiler.used = FEW | {"registers": registers, "allocated_vgprs": registers}
-    message = f"{num_warps} warps of {registers} registers do not fit an SM of {gpu.product}$"
-    with pytest.raises(RuntimeError, match=message):
-        plan(1, num_warps, gpu=gpu)
 
 
 def test_softmax_launches_what_it_compiled(compiler):

@@ -4,7 +4,7 @@ import sys
 import textwrap
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-import memtraffic
 from memtraffic import runtime
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels import operands
@@ -29,7 +28,6 @@ from memtraffic.testing import assert_correct, assert_softmax, assert_touches_on
 DEVICE = runtime.device()
 INF, NAN = float("inf"), float("nan")
 FLOATS = {str(it).removeprefix("torch."): it for it in operands.FLOATS}
-DTYPES = pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)  # over the fixture
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +114,9 @@ def laid_out(sizes, order, gaps, repeats, offset, dtype):
     return memory.as_strided(sizes, strides, offset)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
-    "examples", [25, pytest.param(600, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [20, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_softmax_of_any_tensor(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -135,28 +134,13 @@ def test_softmax_of_any_tensor(either, examples):
             data.draw(st.integers(0, 3)),
             data.draw(st.sampled_from(operands.FLOATS), "dtype"),
         )
+        special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
+        if x.numel() and special:
+            x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
         assert_softmax_along(dim, x)
         assert softmax(x, dim).is_contiguous()
 
     check()
-
-
-@DTYPES
-@pytest.mark.parametrize("n", [9, 12, 13, 16])
-def test_softmax_and_backward_end_between_chunks(small, n, dtype):
-    """Rows of 3 or 4 chunks, or of less."""
-    x, dy = matrix(5, n, torch.float64).to(dtype), matrix(5, n, torch.float64, seed=1).to(dtype)
-    assert kernels_of(softmax, x) == ["softmax_kernel"]
-    assert_softmax_along(1, x)
-    y = torch.softmax(x, 1)
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
-def test_softmax_of_a_last_chunk_unlike_the_others():
-    x = matrix(4, 2176)  # in chunks of 256
-    x[0, 2100] = x[1, 7] = 1000  # the maximum, and so far from the others that they vanish
-    x[2, :2048] = x[3, 2048:] = -INF
-    assert_softmax(softmax, x)
 
 
 @pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
@@ -168,32 +152,48 @@ def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     assert ((found - expected).abs() <= 4 * torch.finfo(x.dtype).eps * expected).all()
 
 
-@pytest.mark.slow
-def test_softmax_of_the_longest_row():
-    x = matrix(1, MAX_ROW)
-    assert_softmax(softmax, x)
-
-
-@DTYPES
-def test_softmax_of_a_scalar(dtype):
-    x = torch.tensor(3.0, dtype=dtype, device=DEVICE)
-    for dim in (-1, 0):
-        y = softmax(x, dim)
+def test_softmax_of_a_scalar():
+    for dtype, dim in product(operands.FLOATS, (-1, 0)):
+        y = softmax(torch.tensor(3.0, dtype=dtype, device=DEVICE), dim)
         assert (y.item(), y.shape, y.dtype) == (1.0, (), dtype)
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 8), (4, 0), (2, 0, 3), (0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)], ids=str)
 def test_softmax_of_an_empty_tensor(shape):
     x = torch.empty(shape, dtype=torch.float16, device=DEVICE)
     for dim in range(-len(shape), len(shape)):
-        for _ in range(2):
-            y = softmax(x, dim, dtype=torch.float32)
-            assert (y.shape, y.dtype) == (shape, torch.float32)
-    out = torch.empty_like(x)
-    assert softmax(x, out=out) is out
+        y = softmax(x, dim, dtype=torch.float32)
+        assert (y.shape, y.dtype) == (shape, torch.float32)
     x.requires_grad_()
     softmax(x).sum().backward()
     assert x.grad.shape == shape
+
+
+def far(x, strides):
+    """The same numbers gigabytes apart; the memory between is never touched."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=DEVICE).copy_(x)
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [(2**30, 40, 1), (3, 1, 2**30), (1, 2**30, 3)],
+    ids=["matrices", "columns", "rows"],
+)
+def test_offsets_outgrow_int32(either, strides):
+    x, dy = (matrix(9, 3, "float16", seed=seed).view(3, 3, 3) for seed in (0, 1))
+    for dim in range(3):
+        apart = far(x, strides)
+        assert_softmax_along(dim, apart)
+        assert torch.equal(softmax(apart, dim, out=far(x, strides)), softmax(apart, dim))
+    y, dx = softmax(x), torch.empty_like(x)
+    expected = backward(dy, y, -1, y.dtype)
+    for tensors in (
+        (far(dy, strides), y, dx),
+        (dy, far(y, strides), dx),
+        (dy, y, far(x, strides)),
+    ):
+        found = backward(*tensors[:2], -1, y.dtype, out=tensors[2])
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -204,87 +204,15 @@ def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
         assert_softmax_along(dim, view)
 
 
-HARD = {
-    "nan-first": {0: NAN},
-    "nan-last": {-1: NAN},
-    "infinity-first": {0: INF},
-    "infinity-last": {-1: INF},
-    "two-infinities": {1: INF, -2: INF},
-    "minus-infinity-first": dict.fromkeys(range(16), -INF),
-    "all-minus-infinity": dict.fromkeys(range(40), -INF),
-    "all-but-the-last": {**dict.fromkeys(range(40), -INF), -1: 0.0},
-    "infinity-among-minus-infinity": {**dict.fromkeys(range(40), -INF), 3: INF},
-    "far-below-zero": dict.fromkeys(range(40), -1e4),
-    "lowest": dict.fromkeys(range(40), -3.4e38),
-    "huge": {0: 3e38, 1: -3e38},
-}
-
-
-@EACH
-def test_softmax_of_hard_rows(small, shape, dim, name):
-    """All of them in one matrix, so each has another one before and after it."""
-    x = matrix(len(HARD), shape[dim], name)
-    for hard, row in zip(x, HARD.values(), strict=True):
-        for col, value in row.items():
-            if col < hard.numel():
-                hard[col] = value
-    x = x if dim == 1 else x.t().contiguous()
-    assert_softmax_along(dim, x)
-    assert torch.equal(softmax(x, dim).isnan(), torch.softmax(x, dim).isnan())
-
-
-@EACH
-def test_softmax_takes_float64_below_any_float32(small, shape, dim, name):
-    x = torch.full(shape, -1e300, dtype=torch.float64, device=DEVICE)
-    assert_softmax_along(dim, x)
-
-
-@pytest.mark.parametrize("axis", ["row", "column", "batch"])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_softmax_offsets_outgrow_int32(either, axis, dim):
-    """Elements lie gigabytes apart; the memory between is never touched."""
-    strides = {"row": (2**30, 40, 1), "column": (3, 1, 2**30), "batch": (1, 2**30, 3)}[axis]
-    sizes = (3, 3, 3)
-    x = torch.empty_strided(sizes, strides, dtype=torch.float16, device=DEVICE)
-    x.copy_(matrix(9, 3).view(sizes))
-    assert_softmax_along(dim, x)
-    out = torch.empty_strided(sizes, strides, dtype=torch.float16, device=DEVICE)
-    assert torch.equal(softmax(x, dim, out=out), softmax(x, dim))
-
-
-def test_softmax_is_equal_bit_for_bit_each_time(either):
-    for dim in (0, 1):
-        x = matrix(7, 40)
-        first = softmax(x, dim)
-        assert torch.equal(softmax(x.clone(), dim), first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "dtype"), [(17, torch.float32), (88, torch.bfloat16)])
-def test_softmax_of_impatient_programs_is_equal_bit_for_bit(small, monkeypatch, n, dtype):
-    """Each computes what is missing itself, also where the result takes the place of x."""
-    x, dy = matrix(5, n, dtype), matrix(5, n, dtype, seed=1)
-    y = softmax(x)
-    dx = backward(dy, y, 1, y.dtype)
-    for it in (op._FORWARD, op._BACKWARD):
-        it.plans.forget()
-    monkeypatch.setattr(planning, "split_launch", partial(split.split_launch, looks=0))
-    assert torch.equal(softmax(x), y)
-    assert torch.equal(softmax(x, out=x), y)
-    assert torch.equal(backward(dy, y, 1, y.dtype), dx)
-
-
 # ---- dtype
 
 
-@pytest.mark.parametrize("result", FLOATS.values(), ids=FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
-@pytest.mark.parametrize("n", [13, 88], ids=["odd", "parts-of-16-columns"])
-def test_softmax_converts_first(either, n, dtype, result):
-    x = matrix(2, n, torch.float64).to(dtype)
-    y = softmax(x, dtype=result)
-    assert y.dtype == result
-    assert_softmax(lambda _: y, x.to(result))
+def test_softmax_converts_first(either):
+    for dtype, result, n in product(operands.FLOATS, operands.FLOATS, (13, 88)):
+        x = matrix(2, n, torch.float64).to(dtype)
+        y = softmax(x, dtype=result)
+        assert y.dtype == result
+        assert_softmax(lambda _, y=y: y, x.to(result))
 
 
 def test_softmax_converts_what_does_not_fit(either):
@@ -305,41 +233,22 @@ def test_softmax_of_integers_needs_a_dtype(name):
 # ---- out
 
 
-@pytest.mark.parametrize(
-    "out",
-    [
-        pytest.param(lambda m, n: torch.empty(n, m).t(), id="transposed"),
-        pytest.param(lambda m, n: torch.empty(m, n + 1)[:, :n], id="odd-row-stride"),
-        pytest.param(lambda m, n: torch.empty(m * n + 1)[1:].view(m, n), id="unaligned"),
-        pytest.param(lambda m, n: torch.empty(2 * m, n)[::2], id="every-other-row"),
-    ],
-)
-@pytest.mark.parametrize("n", [1, 8, 40])
-def test_softmax_writes_and_returns_out(either, n, out):
-    x = matrix(5, n)
-    with torch.device(DEVICE):
-        out = out(5, n)
-    base = out._base.fill_(781.0)
-    for _ in range(2):
-        assert softmax(x, out=out) is out
-        assert_softmax(lambda _: out, x)
-    assert (base == 781.0).sum() == base.numel() - out.numel(), "written past out"
+OUTS = {
+    "transposed": lambda m, n: torch.empty(n, m).t(),
+    "odd-row-stride": lambda m, n: torch.empty(m, n + 1)[:, :n],
+    "unaligned": lambda m, n: torch.empty(m * n + 1)[1:].view(m, n),
+}
 
 
-def test_softmax_in_place(either):
+@pytest.mark.parametrize("out", OUTS.values(), ids=OUTS)
+def test_softmax_writes_and_returns_out(either, out):
     x = matrix(5, 40)
-    expected = softmax(x)
-    assert softmax(x, out=x) is x
-    assert torch.equal(x, expected)
-
-
-def test_softmax_into_an_out_that_autograd_has_saved():
-    x = matrix(3, 4).requires_grad_()
-    out = x.exp()  # its gradient is computed from its result
-    with torch.no_grad():
-        softmax(out, 1, out=out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
+    with torch.device(DEVICE):
+        out = out(5, 40)
+    base = out._base.fill_(781.0)
+    assert softmax(x, out=out) is out
+    assert_softmax(lambda _: out, x)
+    assert (base == 781.0).sum() == base.numel() - out.numel(), "written past out"
 
 
 def test_softmax_into_an_out_of_another_dtype():
@@ -351,82 +260,48 @@ def test_softmax_into_an_out_of_another_dtype():
 # ---- errors
 
 
-def tensor(*shape, **options):
-    return torch.zeros(shape, device=DEVICE, **options)
+def zeros(*shape, **options):
+    return torch.zeros(shape, **options)
 
 
 ERRORS = {
-    "dim-too-large": (lambda: softmax(tensor(2, 3), 2), IndexError, r"dim 2 .* 2 .*\(2, 3\)"),
-    "dim-too-small": (lambda: softmax(tensor(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
-    "dim-of-a-scalar": (lambda: softmax(tensor(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
-    "dim-of-an-empty": (lambda: softmax(tensor(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
+    "dim-too-large": (lambda fn: fn(zeros(2, 3), 2), IndexError, r"dim 2 .* 2 .*\(2, 3\)"),
+    "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
+    "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
+    "dim-of-an-empty": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
     "integers": (
-        lambda: softmax(tensor(2, 3, dtype=torch.int32)), NotImplementedError, "torch.int32",
-    ),
-    "complex": (
-        lambda: softmax(tensor(2, 3, dtype=torch.complex64)), NotImplementedError, "complex64",
+        lambda fn: fn(zeros(2, 3, dtype=torch.int32), 1), NotImplementedError, "torch.int32",
     ),
     "to-integers": (
-        lambda: softmax(tensor(2, 3), dtype=torch.int64), NotImplementedError, "torch.int64",
+        lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
     ),
-    "too-wide": (
-        lambda: softmax(tensor(1, 1).expand(2, MAX_ROW + 1)), RuntimeError, f"{MAX_ROW + 1} col",
-    ),
-    "too-high": (
-        lambda: softmax(tensor(1, 1).expand(MAX_ROW + 1, 2), 0), RuntimeError, f"{MAX_ROW + 1} col",
-    ),
-    "a-list": (lambda: softmax([1.0, 2.0]), TypeError, "x is a list"),
-    "shape-of-out": (
-        lambda: softmax(tensor(2, 3), out=tensor(3, 2)), RuntimeError, r"\(3, 2\).*\(2, 3\)",
-    ),
-    "dtype-of-out": (
-        lambda: softmax(tensor(2, 3), out=tensor(2, 3).half()), RuntimeError, "float16.*float32",
-    ),
-    "dtype-of-out-is-not-dtype": (
-        lambda: softmax(tensor(2, 3), dtype=torch.float16, out=tensor(2, 3)),
+    "out-is-not-of-dtype": (
+        lambda fn: fn(zeros(2, 3), 1, dtype=torch.float16, out=zeros(2, 3)),
         RuntimeError, "float32.*float16",
     ),
-    "out-repeats": (
-        lambda: softmax(tensor(2, 3), out=tensor(1, 3).expand(2, 3)), RuntimeError, r"\(0, 1\)",
-    ),
-    "out-overlaps": (
-        lambda: softmax((x := tensor(30))[:15].view(3, 5), out=x[5:20].view(3, 5)),
-        RuntimeError, "20 bytes after x",
-    ),
-    "gradient-into-out": (
-        lambda: softmax(tensor(2, 3, requires_grad=True), out=tensor(2, 3)),
-        RuntimeError, "x requires",
-    ),
-    "gradient-of-out": (
-        lambda: softmax(tensor(2, 3), out=tensor(2, 3, requires_grad=True)),
-        RuntimeError, "out requires",
+    "too-high": (
+        lambda fn: fn(zeros(1, 1).expand(MAX_ROW + 1, 2), 0), RuntimeError, f"{MAX_ROW + 1} col",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)
-def test_softmax_refuses(call, error, message):
-    for _ in range(2):  # nothing wrong is remembered
-        with pytest.raises(error, match=f"^softmax: .*{message}"):
-            call()
-
-
-@pytest.mark.parametrize("name", ["dim-too-large", "integers", "to-integers", "a-list"])
-def test_softmax_refuses_as_pytorch_does(name):
-    torch_calls = {
-        "dim-too-large": lambda: torch.softmax(tensor(2, 3), 2),
-        "integers": lambda: torch.softmax(tensor(2, 3, dtype=torch.int32), 1),
-        "to-integers": lambda: torch.softmax(tensor(2, 3), 1, dtype=torch.int64),
-        "a-list": lambda: torch.softmax([1.0, 2.0], 0),
-    }
-    with pytest.raises(ERRORS[name][1]):
-        torch_calls[name]()
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+@pytest.mark.parametrize("case", ERRORS)
+def test_softmax_refuses(case):
+    """As PyTorch does, but for rows that are too long; meta tensors, too."""
+    call, error, message = ERRORS[case]
+    for device in (DEVICE, DEVICE, "meta"):  # nothing wrong is remembered
+        with torch.device(device), pytest.raises(error, match=f"^softmax: .*{message}"):
+            call(softmax)
+    if case != "too-high":
+        with pytest.raises(error):
+            call(torch.softmax)
 
 
 @pytest.mark.parametrize("dim", [1.0, True, "1", None, torch.float32], ids=str)
 def test_softmax_wants_an_int_for_a_dim(dim):
     """Also where 1 is planned, which equals 1.0 and True."""
-    x = tensor(2, 3)
+    x = zeros(2, 3, device=DEVICE)
     softmax(x, 1)
     for fn in (softmax, torch.vmap(softmax, in_dims=(0, None))):
         with pytest.raises(TypeError, match=f"^softmax: dim is a {type(dim).__name__}, not an int"):
@@ -434,25 +309,14 @@ def test_softmax_wants_an_int_for_a_dim(dim):
     assert torch.equal(softmax(x, torch.tensor(1)), softmax(x, 1))  # as torch.softmax
 
 
-def test_softmax_into_out_without_gradients():
-    x, out = tensor(2, 4, requires_grad=True), tensor(2, 4)
-    with torch.no_grad():
-        assert softmax(x, out=out).tolist() == [[0.25] * 4] * 2
-
-
 # ---- what it moves
 
 
 VIEWS = {
-    "whole": (lambda: matrix(5, 16), 1),
-    "padded-rows": (lambda: matrix(5, 24)[:, :16], 1),
-    "every-other-row": (lambda: matrix(5, 16)[::2], 1),
     "columns": (lambda: matrix(5, 16), 0),
-    "transposed": (lambda: matrix(5, 16).t(), 1),
     "of-three-dimensions": (lambda: matrix(6, 16).view(2, 3, 16), 2),
     "dimension-in-the-middle": (lambda: matrix(6, 16).view(2, 3, 16), 1),
     "rows-in-another-order": (lambda: matrix(6, 16).view(2, 3, 16).transpose(0, 1), 2),
-    "starts-at-the-second": (lambda: matrix(1, 81).view(-1)[1:].view(5, 16), 1),
 }
 
 
@@ -466,30 +330,17 @@ def test_softmax_touches_each_element_once(make, dim):
     assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
 
 
-@pytest.mark.parametrize("n", [2049, 2051, 2056, 2063, 2064])
-def test_softmax_of_rows_that_start_anywhere(n, dtype):
+@pytest.mark.parametrize("n", [2049, 2056, 2063])
+def test_rows_that_start_anywhere(n, dtype):
     """Whole vectors, and fewer elements before and after them than a vector has."""
-    x, written = matrix(9, n, dtype), []  # of which rows start at all distances from a vector
-    x[2], x[3, :7], x[4, -7:] = -INF, 50, 50
-    x[3, 7:] = x[4, :-7] = -50
+    x = matrix(9, n, dtype)  # of which rows start at all distances from a vector
+    x[2], x[3:5], x[3, 0], x[4, -1] = -INF, -50, 50, 50  # the maximum at an end of the row
     x[5, 0] = x[6, -1] = NAN
     assert_softmax(softmax, x)
-    traffic = count(lambda x: written.append(softmax(x)), x, trace=True)
-    assert_touches_once(traffic, "x_ptr", x)
-    assert_touches_once(traffic, "y_ptr", written[0])
-
-
-@pytest.mark.parametrize("n", [2049, 2051, 2056, 2063, 2064])
-def test_backward_of_rows_that_start_anywhere(n, dtype):
     y, dy = SOFTMAX_BACKWARD.arguments((9, n), str(dtype).removeprefix("torch.")).tensors
     y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
     dy[2, :3], dy[3, -3:] = 50, -50
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-    written = []
-    traffic = count(lambda y, dy: written.append(backward(dy, y, 1, y.dtype)), (y, dy), trace=True)
-    assert_touches_once(traffic, "y_ptr", y)
-    assert_touches_once(traffic, "dy_ptr", dy)
-    assert_touches_once(traffic, "dx_ptr", written[0])
 
 
 def test_softmax_of_batches_of_rows_that_start_anywhere():
@@ -500,20 +351,18 @@ def test_softmax_of_batches_of_rows_that_start_anywhere():
     assert_softmax(lambda x: softmax(x, out=out), matrix(9, 2051))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_softmax_moves_the_least_at_each_width_of_the_scoreboard(name):
+@pytest.mark.parametrize(
+    ("n", "name", "parts"),
+    [
+        (32768, "float32", 0), (50257, "float32", 0), (131072, "float32", 8),
+        (65537, "bfloat16", 9), (131072, "bfloat16", 8),
+    ],
+)  # fmt: skip
+def test_traffic_of_long_rows(n, name, parts):
     """Programs that share a row exchange a word for a 0 each, and read the words of all."""
-    from memtraffic_book.catalog import EXPERIMENTS
-
-    for _, n in EXPERIMENTS["scoreboard_float32"].arguments["shapes"]:
-        x = matrix(2, n, name)
-        size = x.element_size()
-        parts = split.best_split(n, size, 1, 16 // size, DEFAULT_GPU).parts
-        parts = parts if n > 2**15 else 0
-        traffic = count(softmax, x)
-        assert traffic.read_elements == 2 * n + 2 * parts * (parts + 1), n
-        assert traffic.written_elements == 2 * n + 2 * 2 * parts, n  # the 0, and the word
+    traffic = count(softmax, matrix(2, n, name))
+    assert traffic.read_elements == 2 * n + 2 * parts * (parts + 1)
+    assert traffic.written_elements == 2 * n + 2 * 2 * parts  # the 0, and the word
 
 
 def test_traffic_of_softmax_and_its_gradient():
@@ -539,14 +388,6 @@ def test_traffic_of_a_gradient_of_another_dtype():
 def test_traffic_of_two_dtypes_in_bytes():
     traffic = count(lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "bfloat16"))
     assert (traffic.read_bytes, traffic.written_bytes) == (3 * 40 * 2, 3 * 40 * 4)
-
-
-def test_traffic_of_split_rows(small):
-    """3 parts of 40 columns: a program publishes a word, and looks at those of its row."""
-    zeros, kernel = count(softmax, matrix(7, 40)).ops
-    assert zeros.written_elements == 7 * 3
-    assert kernel.written_elements == 7 * 40 + 7 * 3
-    assert kernel.read_elements == 7 * 40 + 7 * 3 * (1 + 3)
 
 
 @pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
@@ -577,79 +418,12 @@ def test_traffic_in_two_passes(small, dim, name):
 # ---- plans
 
 
-def test_plans_are_made_once_per_kind_of_call(monkeypatch):
-    """What a compiled kernel depends on: another dtype, shape, stride, alignment, …"""
-    made, real = [], op.plan
-    monkeypatch.setattr(
-        op, "plan", lambda *args, **options: made.append(0) or real(*args, **options)
-    )
-    memory = matrix(1, 200).view(-1)
-    x = memory[:64].view(8, 8)
-    y, dy = torch.softmax(x, 1), matrix(8, 8, seed=1)
-    wide = matrix(8, 16)
-    other = wide[:, :8]
-    calls = {
-        "first": lambda: softmax(x),
-        "shape": lambda: softmax(x.view(4, 16)),
-        "strides": lambda: softmax(other),
-        "transposed": lambda: softmax(x.t()),
-        "x-dtype": lambda: softmax(x.half()),
-        "dtype": lambda: softmax(x, dtype=torch.float16),
-        "dim": lambda: softmax(x, 0),
-        "alignment": lambda: softmax(memory[1:65].view(8, 8)),
-        "alignment-8": lambda: softmax(memory[2:66].view(8, 8)),
-        "out": lambda: softmax(x, out=torch.empty_like(x)),
-        "out-strides": lambda: softmax(x, out=wide.clone()[:, :8]),
-        "out-alignment": lambda: softmax(x, out=torch.empty(65, device=DEVICE)[1:].view(8, 8)),
-        "backward": lambda: backward(dy, y, 1, y.dtype),
-        "backward-dim": lambda: backward(dy, y, 0, y.dtype),
-        "backward-dtype": lambda: backward(dy, y, 1, torch.float16),
-        "dy-dtype": lambda: backward(dy.half(), y, 1, y.dtype),
-        "dy-strides": lambda: backward(dy.t(), y, 1, y.dtype),
-        "y-strides": lambda: backward(dy, y.t(), 1, y.dtype),
-        "dy-alignment": lambda: backward(memory[2:66].view(8, 8), y, 1, y.dtype),
-        "y-alignment": lambda: backward(dy, memory[2:66].view(8, 8), 1, y.dtype),
-        "dx-strides": lambda: backward(dy, y, -1, y.dtype, out=wide.clone()[:, :8]),
-        "dx-alignment": lambda: backward(
-            dy, y, -1, y.dtype, out=torch.empty(65, device=DEVICE)[1:].view(8, 8)
-        ),
-        "captured": lambda: count(softmax, x) if DEVICE.type == "cuda" else softmax(x[:3]),
-    }
-    for name, call in calls.items():
-        before = len(made)
-        call()
-        call()
-        assert len(made) == before + 1, name
-
-
 def test_plans_are_those_of_the_gpu_that_is_planned_for():
     x = matrix(2, 2048)
     for name in ("H200", "MI300X"):
         with runtime.capturing_launches(find_gpu(name)):
             softmax(x)
     assert len(op._FORWARD.plans.latest) == 2
-
-
-SECONDS = {
-    "narrower-of-the-same-block": lambda x: x[:, :1002],
-    "odd": lambda x: x[:, :781].contiguous(),
-    "unaligned": lambda x: x.flatten()[1:-1023].view(9, 1024),
-    "by-8-bytes": lambda x: x.flatten()[2:-1022].view(9, 1024),
-    "every-other": lambda x: x[:, ::2],
-    "transposed": lambda x: x.t(),
-    "fewer-rows": lambda x: x[:7],
-    "another-dtype": lambda x: x.half(),
-    "of-three-dimensions": lambda x: x.view(2, 5, 1024),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("second", SECONDS.values(), ids=SECONDS)
-def test_softmax_of_another_kind_after_a_first(second):
-    x = matrix(10, 1024)
-    for _ in range(2):
-        assert_softmax(softmax, x)
-        assert_softmax_along(-1, second(x))
 
 
 # ---- autograd
@@ -662,34 +436,28 @@ def gradient(fn, x, dy, **options):
 
 
 @EACH
-@pytest.mark.parametrize("of", ["contiguous", "transposed", "expanded", "scalar"])
-def test_gradient_of_softmax(small, of, shape, dim, name):
+def test_gradient_of_softmax(small, shape, dim, name):
     x, dy = matrix(*shape, name), matrix(*shape, name, seed=1)
-    dy = {
-        "contiguous": dy,
-        "transposed": dy.t().contiguous().t(),
-        "expanded": dy[:, :1].expand(shape),
-        "scalar": dy[0, 0],
-    }[of]
-    found = gradient(lambda x: softmax(x, dim), x, dy)
-    expected = gradient(lambda x: torch.softmax(x, dim), x.double(), dy.double())
-    size = expected.abs().amax(dim, keepdim=True) + torch.softmax(x, dim).amax(dim, keepdim=True)
-    room = 8 * torch.finfo(x.dtype).eps * size
-    assert ((found - expected).abs() <= room).all()
+    for of in (dy, dy.t().contiguous().t(), dy[:, :1].expand(shape), dy[0, 0]):
+        found = gradient(lambda x: softmax(x, dim), x, of)
+        expected = gradient(lambda x: torch.softmax(x, dim), x.double(), of.double())
+        size = expected.abs().amax(dim, keepdim=True) + torch.softmax(x, dim).amax(
+            dim, keepdim=True
+        )
+        room = 8 * torch.finfo(x.dtype).eps * size
+        assert ((found - expected).abs() <= room).all()
 
 
-@pytest.mark.slow
-@DTYPES
-@pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("n", [17, 40, 97])
-def test_backward_of_small_tiles(small, m, n, dtype):
-    y = torch.softmax(matrix(m, n, torch.float64), 1).to(dtype)
-    dy = matrix(m, n, torch.float64, seed=1).to(dtype)
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+def test_backward_of_each_dtype(small, n):
+    for dtype in operands.FLOATS:
+        y = torch.softmax(matrix(5, n, torch.float64), 1).to(dtype)
+        dy = matrix(5, n, torch.float64, seed=1).to(dtype)
+        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 
 @pytest.mark.parametrize(
-    "examples", [15, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [15, pytest.param(80, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -722,30 +490,16 @@ def test_backward_of_any_tensors(either, examples):
     check()
 
 
-@pytest.mark.parametrize("axis", ["row", "column", "batch"])
-@pytest.mark.parametrize("which", ["y", "dy", "dx"])
-def test_backward_offsets_outgrow_int32(either, which, axis):
-    strides = {"row": (2**30, 40, 1), "column": (3, 1, 2**30), "batch": (1, 2**30, 3)}[axis]
-    y = torch.softmax(matrix(9, 3, "float16").view(3, 3, 3), -1)
-    dy = matrix(9, 3, "float16", seed=1).view(3, 3, 3)
-    dx = torch.empty_like(y)
-    expected = backward(dy, y, -1, y.dtype)
-    tensors = {"y": y, "dy": dy, "dx": dx}
-    far = torch.empty_strided(y.shape, strides, dtype=y.dtype, device=DEVICE)
-    tensors[which] = far.copy_(tensors[which].nan_to_num())
-    backward(tensors["dy"], tensors["y"], -1, tensors["y"].dtype, out=tensors["dx"])
-    torch.testing.assert_close(tensors["dx"], expected, atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("result", FLOATS.values(), ids=FLOATS)
-@DTYPES
-def test_gradient_has_the_dtype_of_x(dtype, result):
-    x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
-    found = gradient(lambda x: softmax(x, dtype=result), x, dy)
-    expected = gradient(lambda x: torch.softmax(x, 1, dtype=result), x, dy)
-    assert found.dtype == expected.dtype == dtype
-    eps = max(torch.finfo(it).eps for it in (dtype, result))
-    torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
+def test_gradient_has_the_dtype_of_x():
+    for dtype, result in product(operands.FLOATS, repeat=2):
+        x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
+        found, expected = (
+            gradient(lambda x, fn=fn, result=result: fn(x, 1, dtype=result), x, dy)
+            for fn in (softmax, torch.softmax)
+        )
+        assert found.dtype == expected.dtype == dtype
+        eps = max(torch.finfo(it).eps for it in (dtype, result))
+        torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
 
 
 @EACH
@@ -781,19 +535,6 @@ def test_gradcheck_of_three_dimensions(dim):
     x = matrix(4, 3, torch.float64).view(2, 2, 3).transpose(0, 1).requires_grad_()
     assert gradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
     assert gradgradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
-
-
-def test_gradient_of_the_gradient_is_that_of_pytorch(either):
-    x, dy = matrix(5, 40), matrix(5, 40, seed=1)
-    found, expected = (
-        gradient(lambda x, fn=fn: gradient_in(fn, x, dy).square(), x, dy)
-        for fn in (softmax, torch.softmax)
-    )
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-
-
-def gradient_in(fn, x, dy):
-    return torch.autograd.grad(fn(x, 1), x, dy, create_graph=True)[0]
 
 
 def test_softmax_of_a_parameter_and_of_what_needs_no_gradient():
@@ -847,25 +588,14 @@ def test_gradient_of_softmax_from_a_lazily_negated_gradient():
         torch.testing.assert_close(found, expected)
 
 
-def test_gradient_notices_a_result_that_was_changed():
-    x = matrix(3, 5).requires_grad_()
-    y = softmax(x)
-    y.data_ptr()
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
 # ---- torch.library, torch.compile, torch.func
 
 
 SAMPLES = {
-    "float32": lambda: (matrix(3, 5).requires_grad_(), 1, None),
     "columns": lambda: (matrix(3, 5).requires_grad_(), 0, None),
     "transposed": lambda: (matrix(3, 5).t().requires_grad_(), -1, None),
     "dtype": lambda: (matrix(3, 5, "bfloat16").requires_grad_(), 1, torch.float32),
     "scalar": lambda: (torch.tensor(1.0, device=DEVICE), 0, None),
-    "empty": lambda: (torch.empty(0, 3, device=DEVICE), 1, None),
     "one-row-far-from-the-next": lambda: (matrix(5, 7)[:1], 1, None),
 }
 
@@ -875,22 +605,10 @@ def test_opcheck(sample):
     torch.library.opcheck(torch.ops.memtraffic.softmax.default, sample())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck_of_backward(dtype):
+def test_opcheck_of_backward():
     y = torch.softmax(matrix(3, 5), 1).requires_grad_()
-    sample = (matrix(3, 5, seed=1).requires_grad_(), y, 1, dtype)
+    sample = (matrix(3, 5, seed=1).requires_grad_(), y, 1, torch.bfloat16)
     torch.library.opcheck(torch.ops.memtraffic.softmax_backward.default, sample)
-
-
-@pytest.mark.parametrize("dim", [0, -1])
-def test_the_registered_operation_is_equal_to_softmax(either, dim):
-    x = matrix(2, 40)
-    assert torch.equal(torch.ops.memtraffic.softmax(x, dim, None), softmax(x, dim))
-    registered, eager = (
-        gradient(lambda x, fn=fn: fn(x, dim), x, matrix(2, 40, seed=1))
-        for fn in (partial(torch.ops.memtraffic.softmax, dtype=None), softmax)
-    )
-    assert torch.equal(registered, eager)
 
 
 def test_softmax_of_fake_and_meta_tensors():
@@ -904,27 +622,10 @@ def test_softmax_of_fake_and_meta_tensors():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("dim-too-large", "dim-too-small", "dim-of-a-scalar", "integers", "to-integers"),
-        *("too-wide", "too-high", "shape-of-out", "dtype-of-out", "dtype-of-out-is-not-dtype"),
-        *("gradient-into-out", "gradient-of-out"),
-    ],
-)
-def test_softmax_of_meta_tensors_refuses_what_it_refuses_elsewhere(name, monkeypatch):
-    call, error, message = ERRORS[name]
-    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("meta"))
-    with pytest.raises(error, match=f"softmax: .*{message}"):
-        call()
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
-@pytest.mark.parametrize("out", [(3, 40, "float16"), (40, 3, "float32")], ids=["dtype", "shape"])
-def test_compiled_softmax_refuses_an_out_that_does_not_fit(out):
+def test_compiled_softmax_refuses_an_out_that_does_not_fit():
     torch._dynamo.reset()
     into = torch.compile(lambda x, out: softmax(x, out=out), backend="aot_eager")
-    out = torch.zeros_like(matrix(*out))
+    out = torch.zeros_like(matrix(3, 40, "float16"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="softmax: out is torch"):
             into(matrix(3, 40), out)
@@ -957,19 +658,6 @@ def test_compiled_softmax_is_equal_to_eager(backend):
     assert torch.equal(out, softmax(x))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
-def test_softmax_refuses_forward_mode():
-    """A tangent that is lost would be a derivative of zero."""
-    x, tangent = matrix(3, 4), matrix(3, 4, seed=1)
-    with pytest.raises(NotImplementedError, match="forward mode"):
-        torch.func.jvp(softmax, (x,), (tangent,))
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, tangent)
-        with pytest.raises(NotImplementedError, match="forward mode"):
-            softmax(dual)
-        assert_softmax(softmax, x)
-
-
 def test_softmax_under_vmap():
     x = matrix(12, 5).view(4, 3, 5)
     for in_dim in (0, 1, 2):
@@ -981,7 +669,11 @@ def test_softmax_under_vmap():
             torch.testing.assert_close(found, expected)
     nested = torch.func.vmap(torch.func.vmap(lambda x: softmax(x, 0, dtype=torch.float64)))(x)
     torch.testing.assert_close(nested, torch.softmax(x, -1, dtype=torch.float64))
-    assert (torch.func.vmap(softmax)(matrix(1, 7)[0]) == 1).all()  # each a scalar
+    scalars = matrix(1, 7)[0]
+    assert (torch.func.vmap(softmax)(scalars) == 1).all()
+    scalar = scalars[0].requires_grad_()
+    [found] = torch.autograd.grad(softmax(scalar), scalar, scalars, is_grads_batched=True)
+    assert found.shape == (7,) and not found.any()
 
 
 @pytest.mark.parametrize("dim", [2, 5, -3])
@@ -1023,21 +715,6 @@ def test_backward_under_vmap():
                 )
             )
             torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
-def test_gradients_of_softmax_by_the_batch(shape):
-    x = matrix(2, 3).flatten()[: math.prod(shape)].view(shape).requires_grad_()
-    dys = matrix(4, x.numel(), seed=1).view(4, *shape)
-    found, expected = (
-        torch.autograd.grad(fn(x, -1), x, dys, is_grads_batched=True)[0]
-        for fn in (softmax, torch.softmax)
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def test_softmax_is_what_the_package_offers():
-    assert memtraffic.softmax is softmax
 
 
 # ---- on a GPU
@@ -1222,7 +899,7 @@ def test_softmax_of_a_tensor_on_the_cpu():
         with pytest.raises(RuntimeError, match=r"on the cpu, not on a GPU"):
             softmax(x)
     with pytest.raises(RuntimeError, match=r"out is .* on cpu, .* on cuda"):
-        softmax(tensor(2, 3), out=torch.zeros(2, 3))
+        softmax(zeros(2, 3, device=DEVICE), out=zeros(2, 3))
 
 
 @pytest.mark.gpu
@@ -1245,30 +922,10 @@ def test_softmax_of_views_of_another_alignment(n, dtype):
     "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
 )
 def test_softmax_and_backward_on_the_gpu(n, name):
-    check_on_the_gpu(n, name)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("n", [2**20, 2**20 + 1, MAX_ROW])
-def test_softmax_and_backward_of_the_longest_rows_on_the_gpu(n, name):
-    check_on_the_gpu(n, name)
-
-
-def check_on_the_gpu(n, name):
     x = matrix(max(2, 2**22 // n), n, name)
     assert_softmax(softmax, x)
     y, dy = SOFTMAX_BACKWARD.arguments(tuple(x.shape), name).tensors
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
-def test_a_second_result_is_like_the_first_and_apart_from_it():
-    for x in (matrix(6, 8), matrix(8, 6).t(), matrix(6, 16)[:, ::2]):
-        for dtype in (None, torch.float16, torch.float64):
-            first, second = (op.forward(x, -1, dtype) for _ in range(2))
-            assert first.dtype == second.dtype == (dtype or x.dtype)
-            assert first.stride() == second.stride() == (8, 1)
-            assert first.data_ptr() != second.data_ptr()
 
 
 @pytest.mark.gpu

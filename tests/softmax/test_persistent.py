@@ -1,4 +1,5 @@
 from collections import defaultdict
+from itertools import product
 
 import pytest
 import torch
@@ -55,11 +56,11 @@ def test_softmax_strides_over_tiles(m, n, rows, programs):
 
 
 @pytest.mark.parametrize("num_stages", [None, 1, 2, 4])
-@pytest.mark.parametrize("programs", [None, 1, 3])
-@pytest.mark.parametrize("rows", [None, 2])
-def test_softmax_for_any_stages_programs_and_rows(num_stages, programs, rows):
-    options = {"num_stages": num_stages, "programs": programs, "rows": rows}
-    assert_softmax(lambda x: persistent.softmax(x, **options), matrix(11, 600))
+def test_softmax_for_any_stages_programs_and_rows(num_stages):
+    x = matrix(11, 600)
+    for programs, rows in product((None, 1, 3), (None, 2)):
+        options = {"num_stages": num_stages, "programs": programs, "rows": rows}
+        assert_softmax(lambda x, options=options: persistent.softmax(x, **options), x)
 
 
 # ---- plan
@@ -125,52 +126,51 @@ def test_softmax_passes_its_options_to_the_plan(captured):
 
 # ---- compiled
 
-WIDTHS = (1, 7, 128, 781, 1000, 4096, 8192, 8320, 16384, 32768)
-FEWER = [
-    (7, "float32"),
-    (781, "float32"),
-    (4096, "float32"),
-    (32768, "float32"),
-    (32768, "bfloat16"),
-]
-CASES = [
-    pytest.param(n, dtype, marks=() if (n, dtype) in FEWER else pytest.mark.slow)
-    for n in WIDTHS
-    for dtype in ("float32", "float16", "bfloat16")
-]
+
+def on_sm_90(*calls):
+    """For the rows of so many columns, with so many stages: the stages, and what it uses."""
+    launches = [
+        capture_launches(
+            lambda x, stages=stages: persistent.softmax(x, num_stages=stages),
+            torch.empty(9, n, dtype=dtype, device=runtime.device()),
+            gpu=H200,
+        )[0]
+        for n, dtype, stages in calls
+    ]
+    kernels = compile_launches([(it, H200) for it in launches])
+    return [(it.constants["STAGES"], kernel) for it, kernel in zip(launches, kernels, strict=True)]
 
 
-def on_sm_90(n, dtype, num_stages=None):
-    """The stages of the kernel for rows of `n` columns, and what it uses."""
-    x = torch.empty(9, n, dtype=getattr(torch, dtype), device=runtime.device())
-    launches = capture_launches(lambda x: persistent.softmax(x, num_stages=num_stages), x)
-    [kernel] = compile_launches([(launch, H200) for launch in launches])
-    return launches[0].constants["STAGES"], kernel
+@pytest.mark.parametrize(
+    ("dtype", "widths"),
+    [
+        (torch.float32, (7, 781, 4096, 32768)),
+        pytest.param(torch.bfloat16, (1, 1000, 8320, 32768), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_softmax_fits_an_sm(dtype, widths):
+    for stages, kernel in on_sm_90(*((n, dtype, None) for n in widths)):
+        assert kernel.spill_bytes == 0
+        assert kernel.shared_bytes <= 227 * 1024
+        assert residency.resident_programs(kernel, H200) >= 1
+        if stages > 1:  # the copies are there, and of 16 bytes
+            assert kernel.schedule[:stages][-2:] == ("copy", "for")
+            assert set(kernel.load_bits) == {128}
 
 
-@pytest.mark.parametrize(("n", "dtype"), CASES)
-def test_softmax_fits_an_sm(n, dtype):
-    stages, kernel = on_sm_90(n, dtype)
-    assert kernel.spill_bytes == 0
-    assert kernel.shared_bytes <= 227 * 1024
-    assert residency.resident_programs(kernel, H200) >= 1
-    if stages > 1:  # the copies are there, and of 16 bytes
-        assert kernel.schedule[:stages][-2:] == ("copy", "for")
-        assert set(kernel.load_bits) == {128}
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_softmax_stages_are_tiles_in_flight(stages):
-    _, kernel = on_sm_90(4096, "float32", stages)
-    start = kernel.schedule.index("for")
+def test_softmax_stages_are_tiles_in_flight():
+    kernels = on_sm_90(*((4096, torch.float32, stages) for stages in (1, 2, 4)))
     work = ("reduce", "exp", "reduce", "store")
-    if stages == 1:
-        assert kernel.schedule == ("for", "load", *work, "end")
-    else:
-        assert kernel.schedule[:start] == ("copy",) * (stages - 1)
-        assert kernel.schedule[start + 1] == f"wait {stages - 2}"
-        body = kernel.schedule[start + 2 : kernel.schedule.index("end")]
-        assert sorted(body) == sorted([*work, "copy"])
+    for stages, kernel in kernels:
+        start = kernel.schedule.index("for")
+        if stages == 1:
+            assert kernel.schedule == ("for", "load", *work, "end")
+        else:
+            assert kernel.schedule[:start] == ("copy",) * (stages - 1)
+            assert kernel.schedule[start + 1] == f"wait {stages - 2}"
+            body = kernel.schedule[start + 2 : kernel.schedule.index("end")]
+            assert sorted(body) == sorted([*work, "copy"])
 
 
 # ---- on a GPU
@@ -188,23 +188,3 @@ def test_softmax_of_a_cached_plan_is_that_of_a_new_one(n):
     persistent.plan(x, y)(y, x)
     assert all(torch.equal(y, other) for other in cached)
     assert_softmax(persistent.softmax, x)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "second",
-    [
-        pytest.param(lambda x: x[:, :1002], id="narrower-of-the-same-block"),
-        pytest.param(lambda x: x[:, :781].contiguous(), id="odd"),
-        pytest.param(lambda x: x.flatten()[1:-1023].view(299, 1024), id="unaligned"),
-        pytest.param(lambda x: x.flatten()[2:-1022].view(299, 1024), id="by-8-bytes"),
-        pytest.param(lambda x: x[:, ::2], id="every-other"),
-        pytest.param(lambda x: x.t(), id="transposed"),
-        pytest.param(lambda x: x[:7], id="fewer-rows"),
-    ],
-)
-def test_softmax_of_another_kind_after_a_first(second):
-    x = matrix(300, 1024)
-    for _ in range(2):
-        assert_softmax(persistent.softmax, x)
-        assert_softmax(persistent.softmax, second(x))

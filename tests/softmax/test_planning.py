@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
-from memtraffic.compile import resources
+from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.softmax import planning
@@ -64,88 +64,56 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
         assert tile.rows == 1
 
 
-@pytest.mark.parametrize(
-    ("n", "itemsize", "expected"),
-    [
-        pytest.param(1, 4, Tile(512, 1, 1, 1), id="one-column"),
-        pytest.param(8, 4, Tile(64, 8, 1, 1), id="eight"),
-        pytest.param(9, 4, Tile(32, 16, 1, 1), id="nine"),
-        pytest.param(128, 4, Tile(4, 128, 1, 1), id="widest-of-a-warp"),
-        pytest.param(8, 2, Tile(128, 8, 1, 1), id="eight-of-16-bits"),
-        pytest.param(255, 2, Tile(4, 256, 1, 1), id="widest-of-16-bits"),
-        pytest.param(8, 8, Tile(32, 8, 1, 1), id="eight-of-64-bits"),
-    ],
-)
-def test_row_tile_of_narrow_rows(n, itemsize, expected):
-    """64 bytes of each tensor in a lane; on a GPU of wider warps, twice as many rows."""
-    for inputs, shifted in product((1, 2), (False, True)):
-        assert row_tile(n, itemsize, inputs, H200, shifted) == expected
-        wide = replace(expected, rows=2 * expected.rows)
-        assert row_tile(n, itemsize, inputs, MI300X, shifted) == wide
+# Columns, bytes of an element and inputs: the tile, and that of rows between multiples of 16 bytes.
+TILES = {
+    (1, 4, 1): (Tile(512, 1, 1, 1), Tile(512, 1, 1, 1)),
+    (8, 4, 2): (Tile(64, 8, 1, 1), Tile(64, 8, 1, 1)),  # 64 bytes of each tensor in a lane
+    (9, 4, 1): (Tile(32, 16, 1, 1), Tile(32, 16, 1, 1)),
+    (8, 2, 1): (Tile(128, 8, 1, 1), Tile(128, 8, 1, 1)),
+    (255, 2, 2): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),
+    (8, 8, 1): (Tile(32, 8, 1, 1), Tile(32, 8, 1, 1)),
+    (255, 4, 1): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),
+    (256, 4, 1): (Tile(2, 256, 1, 4), Tile(4, 256, 1, 2)),
+    (512, 4, 1): (Tile(2, 512, 1, 4), Tile(2, 512, 1, 2)),
+    # A warp to each row; one that starts in between needs a program of its own.
+    (256, 2, 1): (Tile(4, 256, 1, 4), Tile(4, 256, 1, 1)),
+    (1792, 2, 1): (Tile(4, 256, 7, 4), Tile(1, 256, 7, 1)),
+    (1793, 2, 1): (Tile(1, 512, 4, 2), Tile(1, 512, 4, 2)),
+    (512, 2, 2): (Tile(4, 256, 2, 4), Tile(2, 512, 1, 1)),
+    (513, 2, 2): (Tile(1, 512, 2, 2), Tile(1, 512, 2, 2)),
+    (512, 4, 2): (Tile(1, 128, 4, 1), Tile(1, 512, 1, 1)),
+    (513, 4, 2): (Tile(1, 512, 2, 4), Tile(1, 512, 2, 4)),
+    # Programs of whole rows
+    (513, 4, 1): (Tile(1, 256, 3, 2), Tile(1, 256, 3, 2)),
+    (4096, 4, 1): (Tile(1, 256, 16, 2), Tile(1, 256, 16, 2)),
+    (4097, 4, 1): (Tile(1, 512, 9, 4), Tile(1, 512, 9, 4)),
+    (8193, 4, 1): (Tile(1, 2048, 5, 8), Tile(1, 2048, 5, 8)),  # two vectors of a chunk
+    (32768, 2, 1): (Tile(1, 4096, 8, 8), Tile(1, 2048, 16, 8)),
+    (16384, 4, 2): (Tile(1, 2048, 8, 16), Tile(1, 2048, 8, 16)),
+    (50257, 4, 1): (None, Tile(1, 2048, 25, 16)),
+    (50257, 2, 2): (None, Tile(1, 2048, 25, 8)),
+    (50257, 4, 2): (None, None),
+    (65537, 2, 1): (None, None),
+}
 
 
-@pytest.mark.parametrize(
-    ("n", "itemsize", "inputs", "expected"),
-    [
-        pytest.param(255, 4, 1, Tile(4, 256, 1, 2), id="two-warps"),
-        pytest.param(257, 4, 1, Tile(2, 512, 1, 2), id="two-warps-at-most"),
-        pytest.param(257, 4, 2, Tile(1, 512, 1, 1), id="backward"),
-        pytest.param(511, 2, 1, Tile(2, 512, 1, 1), id="16-bits"),
-        pytest.param(50257, 2, 1, Tile(1, 2048, 25, 8), id="vocabulary"),
-        pytest.param(50257, 2, 2, Tile(1, 2048, 25, 8), id="vocabulary-backward"),
-        pytest.param(50257, 4, 1, Tile(1, 2048, 25, 16), id="vocabulary-float32"),
-        pytest.param(50257, 4, 2, None, id="vocabulary-float32-backward"),
-        pytest.param(65537, 2, 1, None, id="past-what-fits"),
-    ],
-)
-def test_row_tile_of_shifted_rows(n, itemsize, inputs, expected):
-    assert row_tile(n, itemsize, inputs, H200, shifted=True) == expected
+@pytest.mark.parametrize(("point", "expected"), TILES.items(), ids=str)
+def test_row_tile(point, expected):
+    """On a GPU of wider warps, rows of a program of their own take half as many of them."""
+    for shifted, tile in enumerate(expected):
+        assert row_tile(*point, H200, bool(shifted)) == tile
+        if tile and tile.num_warps > 1 and point[0] > 512:
+            wide = replace(tile, num_warps=tile.num_warps // 2)
+            assert row_tile(*point, MI300X, bool(shifted)) == wide
+        elif tile and point[0] < 255:
+            assert row_tile(*point, MI300X, bool(shifted)) == replace(tile, rows=2 * tile.rows)
 
 
-@pytest.mark.parametrize(
-    ("n", "itemsize", "inputs", "expected", "shifted"),
-    [
-        pytest.param(256, 4, 1, Tile(2, 256, 1, 4), Tile(4, 256, 1, 2), id="several-warps"),
-        pytest.param(512, 4, 1, Tile(2, 512, 1, 4), Tile(2, 512, 1, 2), id="several-warps-at-most"),
-        pytest.param(256, 2, 1, Tile(4, 256, 1, 4), Tile(4, 256, 1, 1), id="forward"),
-        pytest.param(1792, 2, 1, Tile(4, 256, 7, 4), Tile(1, 256, 7, 1), id="forward-at-most"),
-        pytest.param(1793, 2, 1, Tile(1, 512, 4, 2), None, id="forward-and-one"),
-        pytest.param(256, 2, 2, Tile(4, 256, 1, 4), Tile(4, 256, 1, 1), id="backward"),
-        pytest.param(512, 2, 2, Tile(4, 256, 2, 4), Tile(2, 512, 1, 1), id="backward-at-most"),
-        pytest.param(513, 2, 2, Tile(1, 512, 2, 2), None, id="backward-and-one"),
-        pytest.param(512, 4, 2, Tile(1, 128, 4, 1), Tile(1, 512, 1, 1), id="float32-at-most"),
-        pytest.param(513, 4, 2, Tile(1, 512, 2, 4), None, id="float32-and-one"),
-    ],
-)
-def test_row_tile_of_a_warp_to_each_row(n, itemsize, inputs, expected, shifted):
-    """A wide row that starts between two multiples of 16 bytes needs a program of its own."""
-    assert row_tile(n, itemsize, inputs, H200) == expected
-    assert row_tile(n, itemsize, inputs, H200, shifted=True) == (shifted or expected)
-
-
-@pytest.mark.parametrize(
-    ("n", "itemsize", "inputs", "expected"),
-    [
-        pytest.param(513, 4, 1, Tile(1, 256, 3, 2), id="one-past-narrow-rows"),
-        pytest.param(4096, 4, 1, Tile(1, 256, 16, 2), id="two-warps"),
-        pytest.param(4097, 4, 1, Tile(1, 512, 9, 4), id="four-warps"),
-        pytest.param(8193, 4, 1, Tile(1, 2048, 5, 8), id="two-vectors-of-a-chunk"),
-        pytest.param(32768, 2, 1, Tile(1, 4096, 8, 8), id="16-bits"),
-        pytest.param(16384, 4, 2, Tile(1, 2048, 8, 16), id="backward"),
-    ],
-)
-def test_row_tile_of_wide_rows(n, itemsize, inputs, expected):
-    assert row_tile(n, itemsize, inputs, H200) == expected
-    half = replace(expected, num_warps=expected.num_warps // 2)  # of twice as many lanes
-    assert row_tile(n, itemsize, inputs, MI300X) == half
-
-
-@pytest.mark.parametrize(("itemsize", "inputs"), WARPS)
-@pytest.mark.parametrize("gpu", [H200, MI300X], ids=["H200", "MI300X"])
-def test_row_tile_ends_where_a_program_does(itemsize, inputs, gpu):
-    widest = max(WARPS[itemsize, inputs].values())
-    assert row_tile(widest, itemsize, inputs, gpu) is not None
-    assert row_tile(widest + 1, itemsize, inputs, gpu) is None
+def test_row_tile_ends_where_a_program_does():
+    for (itemsize, inputs), gpu in product(WARPS, (H200, MI300X)):
+        widest = max(WARPS[itemsize, inputs].values())
+        assert row_tile(widest, itemsize, inputs, gpu) is not None
+        assert row_tile(widest + 1, itemsize, inputs, gpu) is None
 
 
 def test_row_tile_of_a_gpu_with_small_programs():
@@ -360,43 +328,18 @@ def test_plan_of_more_batches_than_a_grid_has(monkeypatch):
 # ---- compiled
 
 
-def on(target, x, dim=-1, dtype=None):
-    [kernel] = resources(lambda x: forward(x, dim, dtype), x, target=target)
-    return kernel
+def captured(target, x, backward_too=False, dtype=None):
+    """The launch of the softmax of a tensor like `x` on a GPU, or of its backward."""
+    if backward_too:
+        fn = lambda y: backward(y, y.clone(), 1, y.dtype)  # noqa: E731
+    else:
+        fn = lambda x: forward(x, -1, dtype)  # noqa: E731
+    [launch] = capture_launches(fn, x, gpu=find_gpu(target))
+    return launch, target
 
 
-def backward_on(target, y):
-    [kernel] = resources(lambda y, dy: backward(dy, y, 1, y.dtype), (y, y.clone()), target=target)
-    return kernel
-
-
-SLOW = pytest.mark.slow
-
-
-FORWARD = [  # the widest rows for each number of warps, and rows of several programs
-    *product((4096, 8192, 14336, 32768, 131072), ["float32"]),
-    *product((6144, 16384, 32768, 131072), ["bfloat16", "float16"]),
-    *product((2048, 4096, 8192, 16384, 131072), ["float64"]),
-]
-BACKWARD = [
-    *product((3072, 8192, 16384, 24576, 131072), ["float32"]),
-    *product((1536, 6144, 12288, 16384, 32768, 131072), ["bfloat16", "float16"]),
-    *product((1024, 2048, 4096, 8192, 131072), ["float64"]),
-]
-
-
-def cases(widths, *fast):
-    return [
-        pytest.param(*it, id="-".join(map(str, it)), marks=() if it in fast else SLOW)
-        for it in widths
-    ]
-
-
-def test_compiled_widths_are_those_of_the_rule():
-    for inputs, widths in ((1, FORWARD), (2, BACKWARD)):
-        for name in ("float32", "bfloat16", "float64"):
-            table = WARPS[getattr(torch, name).itemsize, inputs]
-            assert [n for n, it in widths if it == name and n < 131072] == list(table.values())
+def rows(n, name):
+    return torch.empty(4, n, dtype=getattr(torch, name), device=DEVICE)
 
 
 def assert_wide_without_spills(kernel):
@@ -406,95 +349,80 @@ def assert_wide_without_spills(kernel):
     assert set(kernel.store_bits) == {128}
 
 
-@pytest.mark.parametrize(
-    ("n", "name"),
-    cases(FORWARD, (14336, "float32"), (32768, "bfloat16"), (131072, "bfloat16")),
-)
-def test_softmax_compiles_without_spills_to_wide_loads(n, name):
-    x = torch.empty(4, n, dtype=getattr(torch, name), device=DEVICE)
-    assert_wide_without_spills(on("sm_90", x))
+WIDEST = [  # the rows, and the tensors that a program holds
+    pytest.param(name, inputs, marks=() if (name, inputs) == ("float32", 2) else pytest.mark.slow)
+    for name, inputs in product(("float32", "bfloat16", "float64"), (1, 2))
+]
 
 
-@pytest.mark.parametrize(
-    ("n", "name"), cases(BACKWARD, (24576, "float32"), (32768, "bfloat16"), (131072, "float32"))
-)
-def test_backward_compiles_without_spills_to_wide_loads(n, name):
-    y = torch.empty(4, n, dtype=getattr(torch, name), device=DEVICE)
-    assert_wide_without_spills(backward_on("sm_90", y))
-
-
-@pytest.mark.parametrize("n", [781, 1792, 3328, 3584, 3600, 7168, 14336, 28672])
-@pytest.mark.parametrize("gpu", ["H200", "MI300X"])
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_registers_are_limited_where_a_forward_would_spill(n, gpu, backward, name):
-    x = torch.empty(4, n, dtype=getattr(torch, name), device=DEVICE)
-    tensors = [torch.empty_like(x) for _ in range(2 + backward)]
-    with runtime.capturing_launches(find_gpu(gpu)):
-        run = planning.plan(lambda *tensors: None, tensors, -1, backward)
-    limited = (n in (3584, 7168), gpu, backward, name) == (True, "H200", False, "float32")
-    assert (run.options.get("maxnreg") == 255) == limited
-
-
-@pytest.mark.parametrize("n", [3584, 7168])
-def test_softmax_compiles_without_the_spill_of_14_chunks(n):
-    assert_wide_without_spills(on("sm_90", torch.empty(4, n, device=DEVICE)))
+@pytest.mark.parametrize(("name", "inputs"), WIDEST)
+def test_widest_rows_compile_without_spills_to_wide_loads(name, inputs):
+    """The widest for each number of warps; and long rows, which are split or read twice."""
+    widths = [*WARPS[getattr(torch, name).itemsize, inputs].values(), 131072]
+    jobs = [captured("sm_90", rows(n, name), inputs == 2) for n in widths]
+    for kernel in compile_launches(jobs):
+        assert_wide_without_spills(kernel)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_no_number_of_whole_chunks_spills(name):
-    dtype, gpu = getattr(torch, name), find_gpu("H200")
-    tiles = [(n, row_tile(n, dtype.itemsize, 1, gpu)) for n in range(128, 32769, 128)]
+    """Of the forward, and 14 chunks would; of 8 warps and more, every fourth number."""
+    tiles = [
+        (n, row_tile(n, getattr(torch, name).itemsize, 1, H200)) for n in range(128, 32769, 128)
+    ]
     widths = {tile: n for n, tile in tiles if tile and tile.block * tile.chunks == n}
     assert len(widths) > 30
-    kernels = {n: on("sm_90", torch.empty(4, n, dtype=dtype)) for n in widths.values()}
-    assert {n: it.spill_bytes for n, it in kernels.items() if it.spill_bytes} == {}
+    kept = [n for tile, n in widths.items() if tile.chunks >= 12 or tile.chunks % 4 == 1]
+    kernels = compile_launches([captured("sm_90", rows(n, name)) for n in kept])
+    assert [n for n, it in zip(kept, kernels, strict=True) if it.spill_bytes] == []
+
+
+def test_registers_are_limited_where_a_forward_would_spill():
+    for n, gpu, inputs, name in product(
+        (781, 3328, 3584, 3600, 7168, 14336), ("H200", "MI300X"), (1, 2), ("float32", "bfloat16")
+    ):
+        with runtime.capturing_launches(find_gpu(gpu)):
+            tensors = [rows(n, name) for _ in range(1 + inputs)]
+            run = plan(lambda *tensors: None, tensors, -1, inputs == 2)
+        limited = (n in (3584, 7168), gpu, inputs, name) == (True, "H200", 1, "float32")
+        assert (run.options.get("maxnreg") == 255) == limited, (n, gpu, inputs, name)
+
+
+def test_softmax_compiles_without_the_spill_of_14_chunks():
+    for kernel in compile_launches([captured("sm_90", rows(n, "float32")) for n in (3584, 7168)]):
+        assert_wide_without_spills(kernel)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "name"), [(781, "float32"), *FORWARD])
-def test_softmax_of_odd_rows_compiles_without_spills(n, name):
-    x = torch.empty(4, n - 1 + n % 2, dtype=getattr(torch, name), device=DEVICE)
-    kernel = on("sm_90", x)
-    assert kernel.spill_bytes == 0
-    if 781 < n < 131072:  # whole vectors, and one load for both ends of the row
-        element = 8 * x.element_size()
-        assert kernel.load_bits[128] == kernel.store_bits[128]
-        assert kernel.load_bits[element] == kernel.store_bits[element] == 1
+@pytest.mark.parametrize(("name", "inputs"), [*product(("float32", "bfloat16"), (1, 2))])
+def test_odd_rows_compile_without_spills(name, inputs):
+    """Whole vectors, and one load for both ends of the row."""
+    widest = max(WARPS[getattr(torch, name).itemsize, inputs].values()) - 1
+    jobs = [captured("sm_90", rows(n, name), inputs == 2) for n in (781, 4095, widest)]
+    narrow, *wide = compile_launches(jobs)
+    assert narrow.spill_bytes == 0
+    element = 8 * getattr(torch, name).itemsize
+    for kernel in wide:
+        assert kernel.spill_bytes == 0
+        assert kernel.load_bits[128] == inputs * kernel.store_bits[128]
+        assert kernel.load_bits[element] == inputs * kernel.store_bits[element] == inputs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "name"), [(781, "float32"), *BACKWARD])
-def test_backward_of_odd_rows_compiles_without_spills(n, name):
-    y = torch.empty(4, n - 1 + n % 2, dtype=getattr(torch, name), device=DEVICE)
-    kernel = backward_on("sm_90", y)
-    assert kernel.spill_bytes == 0
-    if 781 < n < 131072:  # as in the forward, of each of the two matrices
-        element = 8 * y.element_size()
-        assert kernel.load_bits[128] == 2 * kernel.store_bits[128]
-        assert kernel.load_bits[element] == 2 * kernel.store_bits[element] == 2
-
-
-@pytest.mark.slow
 def test_backward_is_planned_for_the_gpu_that_it_is_compiled_for():
     """A plan of one GPU does not serve another, whose warps are wider."""
-    y = torch.empty(4, 2048, device=DEVICE)
-    warps = {target: backward_on(target, y).num_warps for target in ("sm_90", "gfx942", "sm_90")}
-    assert warps == {"sm_90": 4, "gfx942": 2}
+    targets = ("sm_90", "gfx942", "sm_90")
+    launches = [captured(target, rows(2048, "float32"), True)[0] for target in targets]
+    assert [launch.options["num_warps"] for launch in launches] == [4, 2, 4]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_75", "gfx942", "gfx1100"])
-@pytest.mark.parametrize("n", [781, 131072])
-def test_softmax_compiles_for_other_gpus(target, n):
+def test_softmax_compiles_for_other_gpus():
     """For sm_75, NVIDIA's compiler spills a little, so that a program more fits an SM."""
-    spilled = on(target, torch.empty(4, n, device=DEVICE)).spill_bytes
-    assert spilled <= (40 if (target, n) == ("sm_75", 131072) else 0)
-
-
-@pytest.mark.slow
-def test_softmax_of_two_dtypes_compiles():
-    x = torch.empty(4, 1024, dtype=torch.float64, device=DEVICE)
-    for dtype in (torch.bfloat16, torch.float16):
-        assert on("sm_90", x, dtype=dtype).spill_bytes == 0
+    points = [*product(("sm_75", "gfx942", "gfx1100"), (781, 131072))]
+    jobs = [captured(target, rows(n, "float32")) for target, n in points]
+    jobs += [
+        captured("sm_90", rows(1024, "float64"), dtype=it) for it in (torch.bfloat16, torch.float16)
+    ]
+    spilled = [kernel.spill_bytes for kernel in compile_launches(jobs)]
+    assert spilled[1] <= 40 and not any(spilled[:1] + spilled[2:])

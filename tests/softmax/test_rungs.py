@@ -1,25 +1,18 @@
 """What holds for every rung of the ladder."""
 
-import functools
 import re
 import subprocess
 import sys
 
 import kernels
 import pytest
-import torch
 
-from memtraffic import runtime
-from memtraffic.compile import resources
 from memtraffic.errors import CountError
-from memtraffic.kernels.softmax import masked, online, persistent, split, tiled
 from memtraffic.meters.count import count
 from memtraffic.meters.formula import formula
 from memtraffic.names import RUNGS, import_function, import_path
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, assert_touches_once
-
-DEVICE = runtime.device()
+from memtraffic.testing import assert_touches_once
 
 
 @pytest.fixture(params=RUNGS)
@@ -70,43 +63,3 @@ def test_assert_touches_once_finds_a_fault(name):
     assert_moves_least(kernels.masked, matrix(5, 12))
     with pytest.raises((AssertionError, CountError)):
         assert_moves_least(getattr(kernels, name), matrix(5, 12))
-
-
-# ---- every launcher with an `out`
-
-LAUNCHERS = {
-    "masked": masked.softmax,
-    "two-blocks": masked.softmax_two_blocks,
-    "tiled": tiled.softmax,
-    "persistent": persistent.softmax,
-    "online": online.softmax,
-    "split": split.softmax,
-    "split-in-two": functools.partial(split.softmax, block=512, chunks=1),
-}
-EACH = pytest.mark.parametrize("fn", LAUNCHERS.values(), ids=LAUNCHERS)
-
-
-@EACH
-@pytest.mark.parametrize("n", [5, 6, 13])
-def test_softmax_where_rows_of_both_end_between_vectors(fn, n):
-    x, out = matrix(5, 16)[:, :n], torch.empty(5, 16, device=DEVICE)
-    assert_softmax(lambda x: fn(x, out[:, :n]), x)
-
-
-@EACH
-def test_softmax_into_an_out_that_autograd_has_saved(fn):
-    x = matrix(3, 4).requires_grad_()
-    out = x.exp()  # its gradient is computed from its result
-    with torch.no_grad():
-        fn(out, out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-@pytest.mark.slow
-@EACH
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
-def test_softmax_compiles_without_spills(fn, name):
-    n_cols = 100_003 if fn is split.softmax else 781  # it plans for long rows
-    [kernel] = resources(fn, matrix(2, n_cols, name), target="sm_90")
-    assert kernel.spill_bytes == 0

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
-from memtraffic.compile import assembly, capture_launches, resources
+from memtraffic.compile import assembly, capture_launches, compile_launches, resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
@@ -108,24 +108,18 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("n", "registers"),
-    [
-        (50257, 255), (131076, 96), (2**20, 168),
-        *(pytest.param(*it, marks=pytest.mark.slow) for it in (
-            (65536, 96), (2**18 - 1, 255), (2**18, 168), (300032, 168),
-        )),
-    ],
-)  # fmt: skip
-def test_the_best_split_spills_nothing(n, registers, dtype):
-    x = torch.empty(2, n, dtype=dtype, device=DEVICE)
-    [forward] = resources(split.softmax, x, target="sm_90")
-    assert forward.spill_bytes == 0
-    assert forward.registers <= registers
-    if x[0].nbytes % 16 == 0:
-        assert set(forward.load_bits) == {64, 128}  # words of the slots, and vectors of x
-        assert set(forward.store_bits) == {128}
+@pytest.mark.parametrize(("n", "registers"), [(50257, 255), (65536, 96), (2**20, 168)])
+def test_the_best_split_spills_nothing(n, registers):
+    launches = [
+        capture_launches(split.softmax, torch.empty(2, n, dtype=dtype, device=DEVICE), gpu=H200)[0]
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    for forward in compile_launches([(it, "sm_90") for it in launches]):
+        assert forward.spill_bytes == 0
+        assert forward.registers <= registers
+        if n % 8 == 0:
+            assert set(forward.load_bits) == {64, 128}  # words of the slots, and vectors of x
+            assert set(forward.store_bits) == {128}
 
 
 @pytest.mark.parametrize(
@@ -172,30 +166,21 @@ def test_softmax_splits_as_it_is_asked():
 # ---- softmax
 
 
-BOUNDARIES = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128]
-
-
-@pytest.mark.parametrize(
-    ("n", "chunks"),
-    [*product(BOUNDARIES, [2]), *product([24, 41], [1, 3])],
-)
-@pytest.mark.parametrize(
-    "looks",
-    [split.LOOKS, pytest.param(0, marks=pytest.mark.slow)],
-    ids=["patient", "impatient"],
-)
-def test_softmax_ends_between_chunks_and_parts(few_sms, n, chunks, looks):
-    assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
+def test_softmax_ends_between_chunks_and_parts(few_sms, chunks, looks):
+    for n in (1, 7, 8, 9, 15, 16, 17, 24, 31, 41, 64):
+        assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("looks", [split.LOOKS, 0])
-def test_softmax_of_more_parts_than_lanes(looks):
+def test_softmax_of_more_parts_than_lanes():
     """A warp of 32 lanes looks at the words of 40 programs."""
-    fn = partial(split.softmax, block=16, chunks=1, num_warps=1, looks=looks)
     x = matrix(2, 640)
     x[:, 600] = 50  # what the last lanes find matters
-    assert_softmax(fn, x)
+    for looks in (split.LOOKS, 0):
+        options = {"block": 16, "chunks": 1, "num_warps": 1, "looks": looks}
+        assert_softmax(partial(split.softmax, **options), x)
 
 
 @pytest.mark.skipif(runtime.runs_on_gpu(), reason="a GPU says how many programs fit")
@@ -204,71 +189,25 @@ def test_softmax_that_needs_more_programs_than_fit(few_sms):
         in_parts(matrix(2, 129))
 
 
-HARD = {
-    "nan-in-one-part": {3: NAN},
-    "nan-in-the-last-part": {39: NAN},
-    "a-part-of-nan": dict.fromkeys(range(16, 32), NAN),
-    "infinity-in-one-part": {20: INF},
-    "infinity-in-the-last-part": {39: INF},
-    "infinities-in-two-parts": {3: INF, 20: INF},
-    "a-chunk-of-minus-infinity": dict.fromkeys(range(8), -INF),
-    "a-part-of-minus-infinity": dict.fromkeys(range(16), -INF),
-    "the-last-part-of-minus-infinity": dict.fromkeys(range(32, 40), -INF),
-    "all-minus-infinity": dict.fromkeys(range(40), -INF),
-    "all-but-one": dict.fromkeys(range(39), -INF),
-    "chunks-far-apart": {i: 200.0 * (i // 8) for i in range(40)},
-    "parts-far-apart": {i: -200.0 * (i // 16) for i in range(40)},
-}
-
-
 ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 
 
-def hard_matrix():
-    """The hard rows, an ordinary one between any two."""
-    x = matrix(2 * len(HARD) + 1, 40)
-    for hard, row in zip(x[1::2], HARD.values(), strict=True):
-        for col, value in row.items():
-            hard[col] = value
-    return x
-
-
-@pytest.mark.slow
-@ALL_NAN
-@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_softmax_of_hard_rows(few_sms, name, looks):
-    x = hard_matrix().to(getattr(torch, name))
-    y = in_parts(x, looks=looks)
-    assert_softmax(lambda _: y, x)
-    assert torch.equal(y.isnan(), torch.softmax(x, 1).isnan())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "x_dtype", "y_dtype"),
-    [
-        pytest.param(40, "float16", "float32", id="to-wider"),
-        pytest.param(88, "float32", "bfloat16", id="to-narrower-in-parts-of-24-columns"),
-        pytest.param(89, "float64", "float16", id="to-much-narrower-odd"),
-        pytest.param(89, "float16", "bfloat16", id="to-another-of-16-bits-odd"),
-    ],
-)
-def test_split_launch_of_two_dtypes(few_sms, n, x_dtype, y_dtype):
-    x = matrix(5, n, x_dtype)
-    align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
-    found = []
-    for looks in (split.LOOKS, 0):
-        y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
-        arguments = (y, *y.stride(), x, *x.stride())
-        parts = split_row(n, 8, 3, 1)
-        run = split.split_launch(
-            split.split_kernel, arguments, 5, n, parts, align=align, looks=looks
-        )
-        run(y, x)
-        assert_softmax(lambda _, y=y: y, x.to(y.dtype))
-        found.append(y)
-    assert torch.equal(*found)
+def test_split_launch_of_two_dtypes(few_sms):
+    for n, x_dtype, y_dtype in ((88, "float32", "bfloat16"), (89, "float64", "float16")):
+        x = matrix(5, n, x_dtype)
+        align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
+        found = []
+        for looks in (split.LOOKS, 0):
+            y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
+            arguments = (y, *y.stride(), x, *x.stride())
+            parts = split_row(n, 8, 3, 1)
+            run = split.split_launch(
+                split.split_kernel, arguments, 5, n, parts, align=align, looks=looks
+            )
+            run(y, x)
+            assert_softmax(lambda _, y=y: y, x.to(y.dtype))
+            found.append(y)
+        assert torch.equal(*found)
 
 
 def test_softmax_leaves_no_thread(few_sms):
@@ -294,7 +233,9 @@ def into_itself(kernel, tensors, looks, chunks=2):
 
 
 def softmax_inputs(n, dtype):
-    return ((hard_matrix().to(dtype) if n == 40 else matrix(5, n, dtype)),)
+    x = matrix(6, n, dtype)
+    x[1, 3], x[2, n - 1], x[3, 9], x[4, 8:16], x[5, :16] = NAN, INF, -INF, -INF, NAN
+    return (x,)
 
 
 def backward_inputs(n, dtype):
@@ -412,15 +353,6 @@ def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
         assert {offset // parts for offset in it.offsets} == {it.program[0] // parts}
 
 
-@pytest.mark.parametrize("make", [
-    pytest.param(lambda: matrix(5, 56)[:, :40], id="padded-rows"),
-    pytest.param(lambda: matrix(5, 40, layout="transposed"), id="transposed"),
-    pytest.param(lambda: matrix(1, 40).expand(5, 40), id="one-row-again-and-again"),
-])  # fmt: skip
-def test_softmax_of_views_by_impatient_programs(few_sms, make):
-    assert_softmax(partial(in_parts, looks=0), make())
-
-
 # ---- publish, look, first_missing
 
 
@@ -455,35 +387,35 @@ def exchanged(x, silent=-1, looks=10_000):
     return y[..., :parts]
 
 
-@pytest.mark.parametrize("parts", [1, 5, pytest.param(33, marks=pytest.mark.slow)])
-def test_publish_and_look(parts):
-    x = matrix(parts, 2)
-    assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
+def test_publish_and_look():
+    for parts in (1, 5):
+        x = matrix(parts, 2)
+        assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
 
 
-@pytest.mark.parametrize("low", [1.0, 3e38, INF, NAN, 1e-45], ids=str)
-@pytest.mark.parametrize("high", [0.0, -0.0, -1.0, INF, -INF, NAN, 1e-45, -3.4e38, 3.4e38], ids=str)
-def test_publish_keeps_every_bit(high, low):
-    x = torch.tensor([[high, low], [high, -low]], device=DEVICE)
+def test_publish_keeps_every_bit():
+    highs = [0.0, -0.0, -1.0, INF, -INF, NAN, 1e-45, -3.4e38, 3.4e38]
+    pairs = product(highs, [1.0, -3e38, INF, NAN, 1e-45, -1e-45])
+    x = torch.tensor(list(pairs), device=DEVICE)
     bits = x.t().contiguous().view(torch.int32)
-    assert torch.equal(exchanged(x).contiguous().view(torch.int32), bits.expand(2, 2, 2))
+    found = exchanged(x).contiguous().view(torch.int32)
+    assert torch.equal(found, bits.expand(len(x), *bits.shape))
 
 
-@pytest.mark.parametrize("silent", [0, 2, 4])
-def test_look_gives_up(silent):
-    x = matrix(5, 2) + 10
-    expected = x.clone()
-    expected[silent] = 0
-    assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(5, 2, 5))
+def test_look_gives_up():
+    for silent in (0, 2, 4):
+        x = matrix(5, 2) + 10
+        expected = x.clone()
+        expected[silent] = 0
+        assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(5, 2, 5))
 
 
-@pytest.mark.parametrize("looks", [0, 1, 3])
-def test_look_looks_so_many_times(looks):
-    if not runtime.INTERPRETED:
-        pytest.skip("only the interpreter counts")
-    traffic = count(exchanged, (matrix(1, 2), 0, looks))
-    [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
-    assert kernel.read_elements == looks
+@INTERPRETED_ONLY
+def test_look_looks_so_many_times():
+    for looks in (0, 1, 3):
+        traffic = count(exchanged, (matrix(1, 2), 0, looks))
+        [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
+        assert kernel.read_elements == looks
 
 
 @triton.jit
@@ -504,25 +436,17 @@ def _first_missing_kernel(y_ptr, words_ptr, n_used, SLOTS: tl.constexpr):
     tl.store(y_ptr, first_missing(tl.load(words_ptr + lanes), lanes < n_used, SLOTS))
 
 
-@pytest.mark.parametrize(
-    ("missing", "used", "expected"),
-    [
-        pytest.param([], 64, 64, id="none"),
-        pytest.param([0], 64, 0, id="the-first"),
-        pytest.param([63], 64, 63, id="the-last"),
-        pytest.param([5, 40, 41], 64, 5, id="several"),
-        pytest.param([33], 40, 33, id="past-a-warp"),
-        pytest.param([40], 40, 64, id="one-that-is-not-used"),
-        pytest.param(range(64), 3, 0, id="all"),
-    ],
-)
-def test_first_missing(missing, used, expected):
-    words = torch.full((64,), -(2**63), dtype=torch.int64, device=DEVICE)  # only the highest bit
-    words[1::2] = 1  # only the lowest
-    words[list(missing)] = 0
-    y = torch.zeros((), dtype=torch.int32, device=DEVICE)
-    _first_missing_kernel[(1,)](y, words, used, SLOTS=64)
-    assert y.item() == expected
+def test_first_missing():
+    for missing, used, expected in (
+        ([], 64, 64), ([0], 64, 0), ([63], 64, 63), ([5, 40, 41], 64, 5),
+        ([33], 40, 33), ([40], 40, 64), (range(64), 3, 0),
+    ):  # fmt: skip
+        words = torch.full((64,), -(2**63), dtype=torch.int64, device=DEVICE)  # the highest bit
+        words[1::2] = 1  # only the lowest
+        words[list(missing)] = 0
+        y = torch.zeros((), dtype=torch.int32, device=DEVICE)
+        _first_missing_kernel[(1,)](y, words, used, SLOTS=64)
+        assert y.item() == expected, (missing, used)
 
 
 # ---- compiled

@@ -4,7 +4,7 @@ import triton
 
 from memtraffic.compile import BlockedLayout, capture_launches, compile_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
-from memtraffic.kernels.softmax import masked, tiled
+from memtraffic.kernels.softmax import tiled
 from memtraffic.kernels.tiling import common_divisor, tile_shape
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
@@ -80,63 +80,30 @@ def test_softmax_tiled_kernel_of_a_wrong_alignment():
 # ---- compiled
 
 
-@pytest.fixture(scope="module")
-def on_sm_90():
-    """The resources of `tiled` on sm_90 by matrix, and those of `masked` at 4100 columns."""
-    matrices = {
-        "4096": matrix(2, 4096),
-        "4100": matrix(2, 4100),
-        "odd": matrix(2, 4097),
-        "half": matrix(2, 4104, "bfloat16"),
-        "padded-to-odd": matrix(2, 4101)[:, :4100],
-        "transposed": matrix(4096, 2).t(),
-        "eight": matrix(2, 8),
-    }
-    launches = {name: capture_launches(tiled.softmax, x) for name, x in matrices.items()}
-    launches["masked"] = capture_launches(masked.softmax, matrices["4100"])
-    compiled = compile_launches([(launch, "sm_90") for [launch] in launches.values()])
-    return dict(zip(launches, compiled, strict=True))
+def tile(*sizes):
+    return BlockedLayout(*sizes)
+
+
+ON_SM_90 = {  # the matrix, the bits of loads and of stores, the layout of a tile
+    "4096": (matrix(2, 4096), {128: 8}, {128: 8}, tile((1, 4), (1, 32), (1, 4))),
+    "4100": (matrix(2, 4100), {128: 8}, {128: 8}, tile((1, 4), (1, 32), (1, 4))),
+    "odd": (matrix(2, 4097), {32: 32}, {32: 32}, tile((1, 1), (1, 32), (1, 8))),
+    "half": (matrix(2, 4104, "bfloat16"), {128: 4}, {128: 4}, tile((1, 8), (1, 32), (1, 8))),
+    "padded-to-odd": (
+        matrix(2, 4101)[:, :4100], {32: 32}, {32: 32}, tile((1, 1), (1, 32), (1, 4)),
+    ),
+    "eight": (matrix(2, 8), {128: 4}, {128: 4}, tile((1, 4), (16, 2), (1, 1))),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "loads", "stores"),
-    [
-        ("4096", {128: 8}, {128: 8}),
-        ("4100", {128: 8}, {128: 8}),
-        ("odd", {32: 32}, {32: 32}),
-        ("half", {128: 4}, {128: 4}),
-        ("padded-to-odd", {32: 32}, {32: 32}),
-        ("transposed", {32: 32}, {128: 8}),
-        ("eight", {128: 4}, {128: 4}),
-        ("masked", {32: 16}, {32: 16}),
-    ],
-)
-def test_softmax_accesses_are_as_wide_as_the_matrix_permits(on_sm_90, name, loads, stores):
-    assert (on_sm_90[name].load_bits, on_sm_90[name].store_bits) == (loads, stores)
-
-
-@pytest.mark.slow
-def test_softmax_of_packed_rows_does_not_spill(on_sm_90):
-    packed = on_sm_90.keys() - {"transposed"}
-    assert {on_sm_90[name].spill_bytes for name in packed} == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("4096", BlockedLayout((1, 4), (1, 32), (1, 4))),
-        ("half", BlockedLayout((1, 8), (1, 32), (1, 8))),
-        ("odd", BlockedLayout((1, 1), (1, 32), (1, 8))),
-        ("eight", BlockedLayout((1, 4), (16, 2), (1, 1))),
-        ("masked", BlockedLayout((1,), (32,), (16,))),
-    ],
-)
-def test_softmax_layout_of_a_tile(on_sm_90, name, layout):
-    assert on_sm_90[name].layout == layout
-
-
-@pytest.mark.slow
-def test_softmax_of_one_warp_needs_no_shared_memory(on_sm_90):
-    assert on_sm_90["eight"].shared_bytes == 0 < on_sm_90["4096"].shared_bytes
+def test_softmax_accesses_are_as_wide_as_the_matrix_permits():
+    launches = [capture_launches(tiled.softmax, x)[0] for x, *_ in ON_SM_90.values()]
+    compiled = compile_launches([(launch, "sm_90") for launch in launches])
+    kernels = dict(zip(ON_SM_90, compiled, strict=True))
+    for name, (_, *expected) in ON_SM_90.items():
+        kernel = kernels[name]
+        assert [kernel.load_bits, kernel.store_bits, kernel.layout] == expected, name
+        assert kernel.spill_bytes == 0
+    # One warp exchanges nothing.
+    assert kernels["eight"].shared_bytes == 0 < kernels["4096"].shared_bytes

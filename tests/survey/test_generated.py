@@ -26,9 +26,8 @@ def both(x, y):
     return torch.relu(x @ y), x.sum()
 
 with stand_in():
-    for n_cols in (512, 2048):
-        x = torch.randn(8, n_cols)
-        print(count(generated(softmax, x), x))
+    x = torch.randn(8, 2048)
+    print(count(generated(softmax, x), x))
     x = torch.randn(8, 8)
     results = []
     fn = generated(both, x, x)
@@ -53,7 +52,6 @@ def test_generated_softmax_reads_wide_rows_twice():
     assert done.returncode == 0, done.stderr
     product = 2 * 64 + 64 + 64  # reads of the product, of the relu in place, and of the sum
     assert done.stdout.splitlines() == [
-        f"reads {8 * 512} elements, writes {8 * 512} elements, in 1 operation",
         f"reads {2 * 8 * 2048} elements, writes {8 * 2048} elements, in 1 operation",
         f"reads {product} elements, writes {64 + 64 + 1} elements, in 3 operations",
     ]
