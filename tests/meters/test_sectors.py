@@ -1,5 +1,8 @@
 """Requests and sectors predicted without a GPU: by hand, lane by lane, and as an H200 counted."""
 
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -211,6 +214,31 @@ def test_sectors_of_the_configuration_that_was_chosen(monkeypatch):
         monkeypatch.setitem(tuner.cache, ("torch.float32", "torch.float32"), config)
         found.append(sectors(sector_kernels.autotuned, "64,").load_requests)
     assert found == [1, 4]
+
+
+OUTSIDE = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from memtraffic import resources, sectors
+
+spec = spec_from_file_location("found_by_no_import", sys.argv[1])
+spec.loader.exec_module(kernels := module_from_spec(spec))
+[used] = resources(kernels.pair, "1024,", target="sm_90")
+print(used.kernel, sectors(kernels.pair, "1024,").totals)
+"""
+
+
+@pytest.mark.slow
+def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
+    """In a process that compiles its kernels, as one with a GPU does."""
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, sector_kernels.__file__],
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"_pair_kernel {sectors(sector_kernels.pair, '1024,').totals}"
 
 
 # Of 64 elements, 4 programs each: two of the four warps load what the other two do.
