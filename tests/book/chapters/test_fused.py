@@ -36,12 +36,21 @@ def glued(monkeypatch):
     plt.close("all")
 
 
-def test_draw_single_trip_quotes_what_was_raced(glued):
-    raced = fused.draw_single_trip()
+@pytest.fixture(scope="module")
+def race():
+    """What the first folded cell returns, keeps for the prose, and how many figures it draws."""
+    kept = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "glue", kept.__setitem__)
+        return fused.draw_single_trip(), kept, len(plt.get_fignums())
+
+
+def test_draw_single_trip_quotes_what_was_raced(race):
+    raced, glued, drawn = race
     assert {"naive", "copy", "fused"} <= set(raced["impl"])
     us = raced.set_index("impl")["us"]
     assert glued["gap"] == f"{us['naive'] / us['copy']:.2f}x"
-    assert len(plt.get_fignums()) == 1
+    assert drawn == 1
 
 
 def test_check_offsets_refuses_those_of_another_row(capsys):
@@ -84,8 +93,8 @@ def test_compiled_kernel_is_held_and_counted(glued, capsys):
         fused.count_exchanges(narrow, 1024)
 
 
-def test_compare_with_bytes_takes_the_gain_apart(glued, capsys):
-    raced = fused.draw_single_trip()
+def test_compare_with_bytes_takes_the_gain_apart(race, glued, capsys):
+    raced, *_ = race
     fused.compare_with_bytes(raced)
     assert glued["predicted"] == "4.00x" and capsys.readouterr().out.count("✓") == 3
     slow = raced.assign(us=raced["us"].where(raced["impl"] != "fused", raced["us"] * 3))
@@ -93,8 +102,8 @@ def test_compare_with_bytes_takes_the_gain_apart(glued, capsys):
         fused.compare_with_bytes(slow)
 
 
-def test_show_multiples_refuses_widths_that_are_never_level(glued):
-    raced = fused.draw_single_trip()
+def test_show_multiples_refuses_widths_that_are_never_level(race, glued):
+    raced, *_ = race
     micros, early, late = fused.draw_widths()
     assert isinstance(micros, pd.DataFrame) and {"copy", "fused", fused.KEPT} <= set(micros)
     fused.show_multiples(micros, early, late, raced)
