@@ -1,10 +1,12 @@
 """The calls that peers get, of modules that stand for their packages; no package is needed here."""
 
+import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 
 from memtraffic import runtime
 from memtraffic.benchmark import packages
@@ -42,7 +44,12 @@ def package(monkeypatch):
         vars(module).update(content)
         return module
 
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: sys.modules.get(name))
+    find_spec = importlib.util.find_spec  # which PyTorch asks, too, when it imports the rest of it
+
+    def find(name, *package):
+        return sys.modules.get(name) if name == "quack" else find_spec(name, *package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
     return make
 
 
@@ -147,15 +154,15 @@ def test_quack_refuses_before_it_compiles(x, reason):
             call()
 
 
-def test_quack_takes_what_is_wide_enough():
-    assert [packages.quack_takes(n, 2) == "" for n in (8, 12, 2**20, 2**21)] == [1, 0, 1, 0]
-    assert [packages.quack_takes(n, 4) == "" for n in (8, 2**19, 2**20)] == [1, 1, 0]
-
-
-def test_quack_takes_rows_of_which_two_fit_in_a_backward():
-    for itemsize, most in ((4, 2**18), (2, 2**19)):
-        assert packages.quack_takes(most, itemsize, 2) == ""
-        assert "at most" in packages.quack_takes(2 * most, itemsize, 2)
+@pytest.mark.parametrize(
+    ("rows", "itemsize", "most"),
+    [(1, 2, 2**20), (1, 4, 2**19), (2, 2, 2**19), (2, 4, 2**18)],
+)
+def test_quack_takes_rows_that_fit_and_whole_vectors(rows, itemsize, most):
+    takes = packages.quack_takes
+    assert takes(most, itemsize, rows) == takes(8, itemsize, rows) == ""
+    assert "at most" in takes(2 * most, itemsize, rows)
+    assert (takes(12, itemsize, rows) == "") == (itemsize == 4)
 
 
 def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
@@ -171,19 +178,12 @@ def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
     x = matrix(3, 5)
     assert torch.equal(peers.tutorial(x), softmax(x))
     assert len(peers.version("tutorial")) == 12
-
-
-def test_tutorial_is_not_tried_where_it_would_be_compiled_for_minutes():
-    x = torch.empty(1, 2**16 + 1, device="meta")
     with pytest.raises(ValueError, match="more than 65536 columns takes minutes"):
-        peers.tutorial(x)
-
-
-def test_tutorial_without_a_softmax(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
+        peers.tutorial(torch.empty(1, 2**16 + 1, device="meta"))
+    peers._load_tutorial.cache_clear()
     (tmp_path / "02-fused-softmax.py").write_text("def soft(x): ...\n")
     with pytest.raises(LookupError, match="no function softmax"):
-        peers.tutorial(matrix(3, 5))
+        peers.tutorial(x)
 
 
 def test_what_is_not_here_is_an_import_error(package, monkeypatch):
@@ -191,6 +191,8 @@ def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     with pytest.raises(ImportError, match="No module named 'liger_kernel'"):
         packages.liger(matrix(3, 8))
     assert peers.version("Liger") == ""
+    monkeypatch.setattr(peers.importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
+    assert peers.version("FlagGems") == "5.0.2"
 
     def broken(name):
         raise OSError("no such\nlibrary")
@@ -198,12 +200,6 @@ def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.setattr(packages.importlib, "import_module", broken)
     with pytest.raises(ImportError, match=r"quack cannot be imported \(OSError: no such library\)"):
         packages.quack(matrix(3, 8))
-
-
-def test_version_is_that_of_the_package(package, monkeypatch):
-    package("flag_gems.ops")
-    monkeypatch.setattr(peers.importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
-    assert peers.version("FlagGems") == "5.0.2"
 
 
 @pytest.fixture
@@ -231,34 +227,27 @@ def started(monkeypatch, package):
     return log
 
 
-def test_compiling_ahead_shares_the_widths_that_quack_takes(started):
-    widths = [256, 384, 256, 781, 512, 640, 2**20]
-    with peers.compiling_ahead(["copy", "QuACK", "Liger"], widths, "float32"):
-        codes = [worker.command[2] for worker in started]
-        shares = [["256", "640"], ["384"], ["512"]]
-        assert [code[code.index("[") + 1 : code.index("]")].split(", ") for code in codes] == shares
-        assert all("'float32', False" in code for code in codes)
-        assert {worker.env["CUTE_DSL_ARCH"] for worker in started} == {"sm_90a"}
-        assert {worker.env["CUDA_VISIBLE_DEVICES"] for worker in started} == {""}
-    assert [worker.command for worker in started] == [None] * 3
-
-
-def test_compiling_ahead_of_a_backward_and_of_nothing(started):
-    with peers.compiling_ahead(["QuACK backward"], [256], "bfloat16"):
-        [worker] = started
-        assert "compile_quack(*('bfloat16', True, [256]))" in worker.command[2]
-    with peers.compiling_ahead(["Liger", "copy"], [256]):
-        assert len(started) == 1
-
-
-def test_compiling_ahead_leaves_out_widths_that_a_backward_refuses(started):
-    """Of 2**19 columns, shared memory holds the one row of a forward, not the two of a backward."""
-    with peers.compiling_ahead(["QuACK", "QuACK backward"], [256, 2**19], "float32"):
-        assert [worker.command[2].partition("compile_quack(*")[2] for worker in started] == [
-            "('float32', False, [256]))",
-            "('float32', False, [524288]))",
-            "('float32', True, [256]))",
-        ]
+@cases(
+    ("impls", "dtype", "widths", "shares"),
+    {
+        "forward": (["copy", "QuACK"], "float32", [256, 384, 256, 781, 512, 640, 2**20], [
+            ("float32", False, [256, 640]), ("float32", False, [384]), ("float32", False, [512]),
+        ]),
+        # Of 2**19 columns, shared memory holds the one row of a forward, not both of a backward.
+        "both": (["QuACK", "QuACK backward"], "float32", [256, 2**19], [
+            ("float32", False, [256]), ("float32", False, [2**19]), ("float32", True, [256]),
+        ]),
+        "backward": (["QuACK backward"], "bfloat16", [256], [("bfloat16", True, [256])]),
+        "others": (["Liger", "copy"], "float32", [256], []),
+    },
+)  # fmt: skip
+def test_compiling_ahead_shares_the_widths_that_quack_takes(started, impls, dtype, widths, shares):
+    with peers.compiling_ahead(impls, widths, dtype):
+        said = [worker.command[2].partition("compile_quack(*")[2] for worker in started]
+        assert said == [f"{share})" for share in shares]
+        assert all(worker.env["CUTE_DSL_ARCH"] == "sm_90a" for worker in started)
+        assert all(worker.env["CUDA_VISIBLE_DEVICES"] == "" for worker in started)
+    assert [worker.command for worker in started] == [None] * len(shares)
 
 
 def test_compiling_ahead_without_quack(started, monkeypatch):
