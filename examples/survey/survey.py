@@ -30,7 +30,7 @@ from generated import generated
 from memtraffic.functions import as_function
 from memtraffic.gpus import DEFAULT_GPU
 from memtraffic.inputs import tensors_in
-from memtraffic.meters.formula import Counts, solve
+from memtraffic.meters.formula import Counts
 from memtraffic.meters.polynomials import Shape, polynomial
 from memtraffic.op import find_op
 from memtraffic.stand_in import stand_in
@@ -261,7 +261,7 @@ def _solved(fn: Callable[..., Any], inputs: str, backward: bool) -> list[dict[st
     passes = range(2 if backward else 1)
     columns = []
     for which in passes if len(counts.fitted) > 2 ** len(sizes) else ():
-        solutions = {name: solve(found, counts) for name, found in quantities(which).items()}
+        solutions = {name: counts.solve(found) for name, found in quantities(which).items()}
         columns.append({name: polynomial(found) for name, found in solutions.items() if found})
     if columns and all(len(each) == 4 for each in columns):
         return columns
