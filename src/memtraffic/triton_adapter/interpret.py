@@ -34,6 +34,9 @@ from memtraffic.triton_adapter.patching import lock, replaced
 from memtraffic.triton_adapter.reach import marked, unmarked
 from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer
 
+Access: TypeAlias = Literal["read", "written"]
+Block: TypeAlias = Literal["read", "written", "atomic"]
+
 
 class Meter(Protocol):
     """What `interpreting` reports to."""
@@ -50,7 +53,7 @@ class Meter(Protocol):
 
     def access(
         self,
-        kind: Literal["read", "written"],
+        kind: Access,
         addresses: np.ndarray[Any, Any],
         itemsize: int,
         program: Grid,
@@ -103,7 +106,7 @@ class BlockMeter(Meter, Protocol):
 
     def block(
         self,
-        kind: Literal["read", "written", "atomic"],
+        kind: Block,
         sites: tuple[Site, ...],
         addresses: np.ndarray[Any, Any],
         mask: np.ndarray[Any, Any],
@@ -409,44 +412,34 @@ class _Memory:
         return getattr(self._real, name)
 
     def _report(
-        self, kind: Literal["read", "written"], pointers: Any, mask: Any, itemsize: int
+        self, kinds: tuple[Access, ...], block: Block | None, pointers: Any, mask: Any, size: int
     ) -> None:
-        touched, numbers = unmarked(np.asarray(pointers)[np.asarray(mask, dtype=bool)])
+        """Tells of accesses of the unmasked elements, and, if asked for, of the whole block."""
+        addresses, numbers = unmarked(np.asarray(pointers))
+        mask = np.asarray(mask, dtype=bool)
         program, grid = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
-        self._meter.access(kind, touched, itemsize, program, grid, numbers)
-
-    def _report_block(
-        self, kind: Literal["read", "written", "atomic"], pointers: Any, mask: Any, itemsize: int
-    ) -> None:
-        if self._blocks is None:
-            return
-        addresses, _ = unmarked(np.asarray(pointers))
-        block = addresses, np.asarray(mask, dtype=bool), itemsize
-        self._blocks.block(kind, self._sites.now(), *block, tuple(self._builder.grid_idx))
+        for kind in kinds:
+            self._meter.access(kind, addresses[mask], size, program, grid, numbers[mask])
+        if block and self._blocks is not None:
+            self._blocks.block(block, self._sites.now(), addresses, mask, size, program)
 
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-        itemsize = np.dtype(dtype).itemsize
-        self._report("read", pointers, mask, itemsize)
-        self._report_block("read", pointers, mask, itemsize)
+        self._report(("read",), "read", pointers, mask, np.dtype(dtype).itemsize)
         return self._real.load(pointers, mask, other, dtype)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
-        self._report("written", pointers, mask, value.dtype.itemsize)
-        self._report_block("written", pointers, mask, value.dtype.itemsize)
+        self._report(("written",), "written", pointers, mask, value.dtype.itemsize)
         return self._real.store(pointers, value, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
-        self._report("read", pointers, mask, value.dtype.itemsize)
-        self._report("written", pointers, mask, value.dtype.itemsize)
-        self._report_block("atomic", pointers, mask, value.dtype.itemsize)
+        self._report(("read", "written"), "atomic", pointers, mask, value.dtype.itemsize)
         return self._real.atomic_rmw(operation, pointers, value, mask, order)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)
-        self._report("read", pointers, every, value.dtype.itemsize)
-        self._report_block("atomic", pointers, every, value.dtype.itemsize)
+        self._report(("read",), "atomic", pointers, every, value.dtype.itemsize)
         found = self._real.atomic_cas(pointers, expected, value, order)
-        self._report("written", pointers, found == expected, value.dtype.itemsize)
+        self._report(("written",), None, pointers, found == expected, value.dtype.itemsize)
         return found
 
 

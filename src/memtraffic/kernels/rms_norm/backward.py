@@ -15,19 +15,7 @@ import triton.language as tl
 
 from memtraffic.kernels.exchange import high_of, look, publish
 from memtraffic.kernels.rms_norm.forward import load_weight
-from memtraffic.kernels.softmax.chunks import forget, store_chunk
-
-
-@triton.jit
-def load_chunk(
-    ptr, col_stride, i: tl.constexpr, live, cols, n_cols,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    if i < WHOLE:
-        return tl.load(ptr + i * BLOCK * col_stride)
-    mask = live & (cols < n_cols - i * BLOCK)
-    return tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=0)
+from memtraffic.kernels.softmax.chunks import forget, load_chunk, store_chunk
 
 
 @triton.jit
@@ -97,14 +85,14 @@ def rms_norm_backward_kernel(
         xs, dys, added = (), (), ()
         products = tl.zeros((ROWS, BLOCK // VECTOR), ACC)
         for i in tl.static_range(CHUNKS):
-            x = load_chunk(x_ptrs, x_col_stride, i, live, cols, left, BLOCK, WHOLE)
-            dy = load_chunk(dy_ptrs, dy_col_stride, i, live, cols, left, BLOCK, WHOLE)
+            x = load_chunk(x_ptrs, x_col_stride, i, live, cols, left, 0, BLOCK, WHOLE)
+            dy = load_chunk(dy_ptrs, dy_col_stride, i, live, cols, left, 0, BLOCK, WHOLE)
             xs, dys = xs + (x,), dys + (dy,)  # noqa: RUF005
             xhat, gradient = x.to(ACC) * rstd, dy.to(ACC)
             if WEIGHTED:
                 added = added + (sums[i] + gradient * xhat,)  # noqa: RUF005
                 gradient *= load_chunk(
-                    weight_ptrs, weight_stride, i, every, cols, left, BLOCK, WHOLE
+                    weight_ptrs, weight_stride, i, every, cols, left, 0, BLOCK, WHOLE
                 ).to(ACC)
             # A lane adds up its vector at once, and has registers left for dweight.
             products += tl.sum(tl.reshape(gradient * xhat, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2)
@@ -120,7 +108,7 @@ def rms_norm_backward_kernel(
             gradient = gradient.to(ACC)
             if WEIGHTED:
                 gradient *= load_chunk(
-                    weight_ptrs, weight_stride, i, every, cols, left, BLOCK, WHOLE
+                    weight_ptrs, weight_stride, i, every, cols, left, 0, BLOCK, WHOLE
                 ).to(ACC)
             dx = rstd * (gradient - x.to(ACC) * rstd * mean)
             dx = dx.to(dx_ptr.dtype.element_ty)

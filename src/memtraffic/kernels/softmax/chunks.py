@@ -12,20 +12,28 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def load_chunk(
+    ptr, col_stride, i: tl.constexpr, live, cols, n_cols, other,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
+    if i < WHOLE:
+        return tl.load(ptr + i * BLOCK * col_stride)
+    mask = live & (cols < n_cols - i * BLOCK)
+    return tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
+
+
+@triton.jit
 def load_chunks(
     ptr, col_stride, live, cols, n_cols, other,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
-        if i < WHOLE:
-            chunk = tl.load(ptr + i * BLOCK * col_stride)
-        else:
-            mask = live & (cols < n_cols - i * BLOCK)
-            chunk = tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
+        chunk = load_chunk(ptr, col_stride, i, live, cols, n_cols, other, BLOCK, WHOLE)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 
