@@ -29,10 +29,6 @@ LOOSE = 16  # ulps of a row's largest element that a result may be off and still
 TIMES = ("us", "us_p20", "us_p80", "us_reversed", "gb_per_s")
 
 
-class _Lost(Exception):
-    """The GPU answers this process no more."""
-
-
 def find_implementations(
     impls: Sequence[str] | Mapping[str, Implementation],
 ) -> dict[str, Callable[..., Any]]:
@@ -123,20 +119,16 @@ def bench(
         key = describe_shape(made_by, shape, dtype)
         make = functools.partial(made_by.arguments, shape, dtype, layout)
         if not judge or op is None:
-            times = _time(named, op, make(), beside_copy, cold, budget)
-            rows += [{"impl": name} | key | found for name, found in times.items()]
+            timed = _time(named, op, make(), beside_copy, cold, budget)
+            rows += [{"impl": name} | key | found for name, found in timed.items()]
             continue
-        notes: dict[str, str] = dict.fromkeys(named, lost) if lost else {}
-        times = {}
+        times: dict[str, dict[str, float]] = {}
+        notes: dict[str, str] = {}
         if not lost:
-            try:
-                times = _judge_and_time(named, op, make, shape, cold, budget, notes)
-            except _Lost as error:
-                lost = str(error)
-                notes = dict.fromkeys(named, lost) | notes
+            times, notes, lost = _judge_and_time(named, op, make, shape, cold, budget)
+        none = dict.fromkeys(TIMES, float("nan"))
         for name in named:
-            none = dict.fromkeys(TIMES, float("nan"))
-            note = {"note": notes.get(name, "")}
+            note = {"note": notes.get(name, lost)}
             rows.append({"impl": name} | key | times.get(name, none) | note)
     return pd.DataFrame(rows)
 
@@ -174,18 +166,17 @@ def _judge_and_time(
     shape: tuple[int, ...],
     cold: bool,
     budget: float,
-    notes: dict[str, str],
-) -> dict[str, dict[str, float]]:
-    """The times of those of `fns` that are right at a shape; adds to `notes` what there is to say.
+) -> tuple[dict[str, dict[str, float]], dict[str, str], str]:
+    """The times of those of `fns` that are right at a shape, and notes on the others.
 
-    Raises _Lost, after it has noted the reason.
+    The last result says of all others why they are not timed, if the GPU answers no more.
     """
     calls: dict[str, Callable[[], object]] = {}
+    notes: dict[str, str] = {}
     try:
         inputs = make().positional
     except torch.OutOfMemoryError as error:
-        notes |= dict.fromkeys(fns, _reason("not timed", error))
-        return {}
+        return {}, dict.fromkeys(fns, _reason("not timed", error)), ""
     for name, fn in fns.items():
         try:
             if fn is not copy and (note := judge_result(op, _settled(name, fn, inputs), *inputs)):
@@ -197,19 +188,19 @@ def _judge_and_time(
             notes[name] = ABSENT + said(error)
         except Exception as error:  # a compiler raises what it likes
             notes[name] = _reason("refused", error)
-        _check_gpu(name, shape, notes)
+        if lost := _lost_after(name, shape, notes):
+            return {}, notes, lost
     try:
         samples = time_interleaved(list(calls.values()), cold=cold, budget=budget, reverse=True)
     except Exception as error:
         notes |= dict.fromkeys(calls, _reason("not timed", error))
-        _check_gpu(" or ".join(calls), shape, notes)
-        return {}
+        return {}, notes, _lost_after(" or ".join(calls), shape, notes)
     n_bytes, found = op.least_bytes(Arguments(tuple(inputs))), {}
     for name, durations in zip(calls, samples, strict=True):
         back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
         times = summary(durations, n_bytes) | back
         found[name] = {column: times[column] for column in TIMES}
-    return found
+    return found, notes, ""
 
 
 def _settled(name: str, fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -245,11 +236,11 @@ def _reason(what: str, error: Exception) -> str:
     return f"{what}: {kind}{said(error)[:160] or type(error).__name__}"
 
 
-def _check_gpu(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> None:
-    """Raises _Lost where an error of a kernel has made the GPU useless to this process."""
+def _lost_after(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> str:
+    """Whether an error of a kernel has made the GPU useless to this process: a note, or ""."""
     try:
         torch.cuda.synchronize()
     except Exception as error:
-        lost = f"not timed: after {name} at {shape} the GPU answered no more"
         notes.setdefault(name, _reason("broken", error))
-        raise _Lost(lost) from error
+        return f"not timed: after {name} at {shape} the GPU answered no more"
+    return ""
