@@ -119,6 +119,8 @@ def errors(group, late):
         "targets": lambda: sharded_cross_entropy(
             torch.ones(2, 3), torch.arange(2 + first), group=group
         ),
+        "link": lambda: sharded_softmax(torch.ones(2, 3), group=group, rung="one kernel"),
+        "wide": lambda: sharded_softmax(torch.ones(1, 40000), group=group, rung="one kernel"),
         "absent": lambda: first and sharded_softmax(torch.ones(2, 3), group=late),
     }
     for name, call in wrong.items():

@@ -93,6 +93,24 @@ def all_gather(result: Tensor, mine: Tensor, group: Any) -> None:
     gather(result, mine, group=group)
 
 
+def symmetric_words(n: int, device: torch.device, group: Any) -> tuple[object, tuple[Tensor, ...]]:
+    """`n` words of 64 bits on the GPU of each rank, all 0, which each rank reads and writes.
+
+    Returns what owns them, and those of each rank in turn. All ranks of the group call it together.
+    Raises RuntimeError where PyTorch has no symmetric memory for the device, or a GPU no access to
+    that of another.
+    """
+    from torch.distributed import _symmetric_memory as symmetric
+
+    mine = symmetric.empty(n, dtype=torch.int64, device=device)
+    mine.zero_()
+    torch.accelerator.synchronize()  # before another rank writes
+    all_ranks: Any = dist.group.WORLD
+    link = symmetric.rendezvous(mine, group or all_ranks)
+    ranks = range(dist.get_world_size(group))
+    return (mine, link), tuple(link.get_buffer(rank, (n,), torch.int64) for rank in ranks)
+
+
 def process_group(named: Any) -> Any:
     """The process group that an operation was given: as it is, in a box, or by its name."""
     if isinstance(named, str):

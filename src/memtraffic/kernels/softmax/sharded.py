@@ -25,6 +25,7 @@ from memtraffic.errors import RanksError
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.operands import FLOATS, MAX_ROWS
 from memtraffic.kernels.softmax.chunks import exponential
+from memtraffic.kernels.softmax.linked import Link, link_of, linked_softmax, linked_tile
 from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.op import softmax
@@ -33,6 +34,8 @@ from memtraffic.kernels.tiling import MAX_ROW, common_divisor
 from memtraffic.torch_adapter import all_gather
 
 __all__ = ["reference", "sharded_cross_entropy", "sharded_softmax"]
+
+RUNGS = ("collective", "one kernel")
 
 
 # ---- the kernels, a program a row
@@ -262,15 +265,18 @@ class _Softmax(torch.autograd.Function):
     """Softmax of the rows of which each rank of a group has some columns."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        y = normalised(x, gathered(partial_sums(x), group))
+    def forward(ctx: Any, x: Tensor, group: Any, link: Link | None) -> Tensor:
+        if link is None:
+            y = normalised(x, gathered(partial_sums(x), group))
+        else:
+            y = linked_softmax(x, link, dist.get_rank(group))
         ctx.save_for_backward(y)
         ctx.group = group
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         [y] = ctx.saved_tensors
         acc = torch.float64 if y.dtype == torch.float64 else torch.float32
         dots = torch.empty(y.shape[0], dtype=acc, device=y.device)
@@ -288,7 +294,7 @@ class _Softmax(torch.autograd.Function):
                     dx, *dx.stride(), y, *y.stride(), dy, *dy.stride(), dots,
                     y.shape[1], **tile,
                 )  # fmt: skip
-        return dx, None
+        return dx, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -332,7 +338,9 @@ def _group_of(x: Any, dim: int) -> Any:
     return x.device_mesh.get_group(shards[0]) if shards else None
 
 
-def _problem(x: Any, dim: int, shard_dim: int) -> Exception | None:
+def _problem(
+    x: Any, dim: int, shard_dim: int, rung: str = RUNGS[0]
+) -> Exception | None:
     """What is wrong with a shard, whatever the other ranks have."""
     what = "sharded softmax"
     if not isinstance(x, Tensor):
@@ -351,15 +359,25 @@ def _problem(x: Any, dim: int, shard_dim: int) -> Exception | None:
     rows = math.prod(x.shape) // max(1, x.shape[dim])
     if rows > MAX_ROWS:
         return ValueError(f"{what}: {rows} rows, more than {MAX_ROWS}")
+    if rung not in RUNGS:
+        return ValueError(f"{what}: rung {rung!r} is none of {RUNGS}")
+    if rung == "one kernel" and (
+        x.dtype == torch.float64
+        or not linked_tile(x.shape[dim], x.element_size(), planning_gpu(x))
+    ):
+        return ValueError(
+            f"{what}: one program cannot hold {x.shape[dim]} columns of {x.dtype}, so "
+            "ask for rung='collective'"
+        )
     return None
 
 
-def _of_dtensor(x: Any, dim: int, run_check: bool) -> Tensor:
+def _of_dtensor(x: Any, dim: int, **options: Any) -> Tensor:
     mine, group = x.to_local(), _group_of(x, dim)
     if group is None:
         y = softmax(mine, dim)
     else:
-        y = sharded_softmax(mine, dim, group=group, run_check=run_check)
+        y = sharded_softmax(mine, dim, group=group, **options)
     stride = torch.empty(x.shape, device="meta").stride()  # the result is contiguous
     every: Tensor = type(x).from_local(
         y, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride
@@ -374,6 +392,7 @@ def sharded_softmax(
     shard_dim: int | None = None,
     group: Any = None,
     run_check: bool = True,
+    rung: str = RUNGS[0],
 ) -> Tensor:
     """Softmax along `dim` of a tensor of which each rank of a process group has a part.
 
@@ -384,7 +403,9 @@ def sharded_softmax(
     in length, and may be empty. group: of `torch.distributed`, by default that of all.
     run_check: whether the ranks first tell one another their shapes and dtypes, which
     is one more collective, and wait for them. Without it, shapes that disagree may hang
-    or give wrong numbers, as in `DTensor.from_local`.
+    or give wrong numbers, as in `DTensor.from_local`. rung: "collective", or "one kernel",
+    the same on each rank: see `linked`, which has not run on several GPUs; where a rank
+    finds another gone, it gives NaN, and the next call raises.
 
     Returns this rank's part of the softmax, contiguous. Sharded along another dimension
     than `dim`, it is `memtraffic.softmax`, and nothing is sent. Autograd goes through it
@@ -395,7 +416,7 @@ def sharded_softmax(
     collective fails because a rank has stopped or the group's time is out.
     """
     if hasattr(x, "device_mesh"):
-        return _of_dtensor(x, dim, run_check)
+        return _of_dtensor(x, dim, run_check=run_check, rung=rung)
     shard_dim = dim if shard_dim is None else shard_dim
     if not dist.is_initialized():
         raise RanksError(
@@ -404,7 +425,7 @@ def sharded_softmax(
         )
     if dist.get_rank(group) < 0:
         raise RanksError("sharded softmax: this rank is not in the group")
-    problem = _problem(x, dim, shard_dim)
+    problem = _problem(x, dim, shard_dim, rung)
     if problem is None and dim % x.dim() != shard_dim % x.dim():
         return softmax(x, dim)
     if run_check:
@@ -413,7 +434,10 @@ def sharded_softmax(
         raise problem
     last = x.movedim(dim, -1)
     rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
-    return _Softmax.apply(rows, group).view(last.shape).movedim(-1, dim).contiguous()
+    link = None if rung == "collective" else link_of(group, x.device, rows.shape[0])
+    return (
+        _Softmax.apply(rows, group, link).view(last.shape).movedim(-1, dim).contiguous()
+    )
 
 
 def sharded_cross_entropy(

@@ -1,0 +1,139 @@
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from memtraffic import resources, runtime
+from memtraffic.errors import RanksError
+from memtraffic.kernels.softmax import linked
+from memtraffic.kernels.softmax.linked import Link, linked_kernel, linked_softmax
+from memtraffic.meters.count import count
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_close
+
+M, CAPACITY, BLOCK, LOOKS = 5, 8, 32, 50
+INTERPRETED_ONLY = pytest.mark.skipif(
+    not runtime.INTERPRETED, reason="only in the interpreter, ranks take turns on one device"
+)
+
+
+@triton.jit
+def in_turn_kernel(
+    ys, xs, boxes_ptr, states_ptr, failed_ptr, widths, n_rows, capacity, looks,
+    RANKS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """All ranks in one cooperative launch: a program (row, rank) is one of the rank's kernel."""
+    boxes = ()
+    for i in tl.static_range(RANKS):
+        boxes = boxes + (boxes_ptr + i * 4 * RANKS * capacity,)  # noqa: RUF005
+    for i in tl.static_range(RANKS):
+        if tl.program_id(1) == i:
+            linked_kernel(
+                ys[i], widths[i], 1, xs[i], widths[i], 1, boxes, states_ptr + 3 * i, failed_ptr,
+                n_rows, widths[i], capacity, i, looks,
+                RANKS, SLOTS, BLOCK, CHUNKS, 0, 1, False,
+            )  # fmt: skip
+
+
+class Ranks:
+    """Ranks that take turns on this device. missing: the last ones do not come."""
+
+    def __init__(self, n_ranks):
+        self.n_ranks = n_ranks
+        self.boxes = torch.zeros(n_ranks, 2, n_ranks, CAPACITY, 2, dtype=torch.int64)
+        self.states = torch.zeros(n_ranks, 3, dtype=torch.int32)
+        self.failed = torch.zeros(1, dtype=torch.int32)
+
+    def softmax(self, *xs, missing=0):
+        xs = tuple(x.contiguous() for x in xs)
+        ys = tuple(torch.full_like(x, float("nan")) for x in xs)
+        chunks = max(1, triton.cdiv(max(x.shape[1] for x in xs), BLOCK))
+        in_turn_kernel[(xs[0].shape[0], self.n_ranks - missing)](
+            ys, xs, self.boxes, self.states, self.failed, tuple(x.shape[1] for x in xs),
+            xs[0].shape[0], CAPACITY, LOOKS, RANKS=self.n_ranks, SLOTS=4, BLOCK=BLOCK,
+            CHUNKS=chunks, launch_cooperative_grid=True,
+        )  # fmt: skip
+        return ys
+
+
+@INTERPRETED_ONLY
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("widths", [(70,), (64, 64), (50, 1, 33), (0, 40, 9)], ids=str)
+def test_linked_kernel_of_ranks_in_turn(widths, dtype):
+    ranks = Ranks(len(widths))
+    for seed, n_rows in enumerate((M, M, CAPACITY, 2, M)):  # over words of earlier launches
+        x = matrix(n_rows, sum(widths), dtype, seed=seed, device="cpu")
+        x[0, : widths[0]] = -float("inf") if len(widths) > 1 else 0
+        y = torch.cat(ranks.softmax(*x.split(widths, dim=1)), dim=1)
+        assert_close(y, torch.softmax(x.double(), 1), x.dtype)
+        assert ranks.states.tolist() == [[0, 0, seed + 1]] * len(widths)
+    assert not ranks.failed.item()
+
+
+@INTERPRETED_ONLY
+def test_linked_kernel_where_the_number_of_launches_wraps():
+    ranks = Ranks(2)
+    ranks.states[:, 2] = 2**31 - 2
+    for seed in range(4):
+        x = matrix(M, 16, "float32", seed=seed, device="cpu")
+        y = torch.cat(ranks.softmax(*x.split(8, dim=1)), dim=1)
+        assert_close(y, torch.softmax(x.double(), 1), x.dtype)
+
+
+@INTERPRETED_ONLY
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_linked_kernel_stores_two_words_a_row_at_each_other_rank(n_ranks):
+    ranks, xs = Ranks(n_ranks), matrix(M, 20 * n_ranks, "float32", device="cpu").split(20, dim=1)
+    traffic = count(lambda: ranks.softmax(*xs), (), trace=True)
+    size, others, read = ranks.boxes[0].numel(), 0, 0
+    for access in traffic.accesses:
+        at = torch.tensor(access.offsets)
+        if access.argument == "boxes_ptr" and access.kind == "written":
+            others += int((at // size != access.program[1]).sum())
+        read += access.argument == "xs" and access.kind == "read" and at.numel()
+    assert others == 2 * M * (n_ranks - 1) * n_ranks  # of all ranks
+    assert read == M * 20 * n_ranks  # each element once
+
+
+@INTERPRETED_ONLY
+def test_linked_kernel_gives_nan_where_a_rank_does_not_come():
+    ranks = Ranks(2)
+    x = matrix(M, 16, "float32", device="cpu")
+    y, _ = ranks.softmax(*x.split(8, dim=1), missing=1)
+    assert y.isnan().all() and ranks.failed.item() == 1
+
+
+def on_two_gpus(x):
+    boxes = tuple(torch.zeros(4 * 2 * 8192, dtype=torch.int64, device=x.device) for _ in range(2))
+    state, failed = (torch.zeros(n, dtype=torch.int32, device=x.device) for n in (3, 1))
+    return linked_softmax(x, Link(8192, boxes, state, failed), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "n_cols"), [("float32", 16384), ("float32", 32768), ("bfloat16", 32768)]
+)
+def test_linked_softmax_compiles_for_hopper_without_spills(dtype, n_cols):
+    [kernel] = resources(on_two_gpus, "M,N", (8192, n_cols), dtype=dtype, target="sm_90")
+    assert kernel.spill_bytes == 0
+    n_loads = n_cols * getattr(torch, dtype).itemsize // 16 // (32 * kernel.num_warps)
+    assert kernel.load_bits[128] == n_loads
+
+
+def test_linked_softmax_refuses_what_a_program_cannot_hold():
+    with pytest.raises(ValueError, match="cannot hold 32769 columns"):
+        on_two_gpus(torch.ones(1, 32769, device=runtime.device()))
+
+
+def test_link_of_ranks_without_symmetric_memory_names_the_other_rung(monkeypatch):
+    monkeypatch.setattr(linked, "_links", {})
+    monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
+    with pytest.raises(RanksError, match="symmetric memory on cpu, so ask for rung='collective'"):
+        linked.link_of(None, torch.device("cpu"), 8)
+
+
+def test_link_that_failed_says_so(monkeypatch):
+    failed = Link(8, (), torch.zeros(3), torch.ones(1, dtype=torch.int32))
+    monkeypatch.setattr(linked, "_links", {(None, torch.device("cpu")): failed})
+    with pytest.raises(RanksError, match="waited for another in vain"):
+        linked.link_of(None, torch.device("cpu"), 8)
