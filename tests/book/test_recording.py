@@ -294,6 +294,7 @@ def test_describe_machine_on_rocm(monkeypatch, tmp_path):
     machine = recording.describe_machine()
     assert (machine["gpu"], machine["rocm"]) == ("AMD Instinct MI300X", "6.4.1")
     assert set(machine) == {"gpu", "driver", "rocm", "torch", "triton"}
+    assert all(isinstance(value, str) for value in machine.values())
 
 
 def test_describe_machine_on_cuda(monkeypatch, tmp_path):
