@@ -164,7 +164,69 @@
     once.observe(svg);
   }
 
-  const kinds = { frames, trips };
+  const gcd = (a, b) => (b ? gcd(b, a % b) : a);
+
+  // What the lanes of a warp load, as warp_loads and count_sectors of the package: bytes of each, and addresses.
+  function warp(itemsize, bits, stride, first) {
+    const wanted = stride === 1 ? Math.max(1, bits / 8 / itemsize) : 1;
+    const vector = gcd(wanted, first), requests = [];
+    for (let piece = 0; piece < wanted; piece += vector) {
+      requests.push(Array.from({ length: 32 }, (_, lane) => (first + lane * stride * wanted + piece) * itemsize));
+    }
+    const touched = requests.map((places) => new Set(places.map((place) => Math.floor(place / 32))));
+    return { size: vector * itemsize, requests, touched, sectors: touched.reduce((sum, them) => sum + them.size, 0) };
+  }
+
+  // 32 lanes over sectors of 32 bytes.
+  function sectors(figure, svg, { dtypes, most, begin, unit, size: [wide, high], corner: [left, top] }) {
+    const [groups, texts, places] = ["group", "text", "place"].map((key) => keyed(svg, key));
+    const form = make("form", {}), output = make("output", {}), inputs = {};
+    output.setAttribute("aria-live", "polite");
+    const add = (name, text, input) => {
+      const words = make("span", { textContent: text });
+      form.append(make("label", {}, words, input));
+      inputs[name] = input;
+      return words;
+    };
+    add("dtype", "type", make("select", {}, ...Object.keys(dtypes).map((it) => new Option(it))));
+    add("bits", "bits a lane wants", make("select", {}, ...[16, 32, 64, 128].map((it) => new Option(it))));
+    const range = (min, max, value) => make("input", { type: "range", min, max, value });
+    const words = {
+      stride: add("stride", "", range(1, most.stride, begin.stride)),
+      first: add("first", "", range(0, most.first, begin.first)),
+    };
+    [inputs.dtype.value, inputs.bits.value] = [begin.dtype, begin.bits];
+
+    function show() {
+      const itemsize = dtypes[inputs.dtype.value], stride = Number(inputs.stride.value), first = Number(inputs.first.value);
+      for (const option of inputs.bits.options) option.disabled = Number(option.value) < 8 * itemsize;
+      if (Number(inputs.bits.value) < 8 * itemsize || stride > 1) inputs.bits.value = 8 * itemsize;
+      inputs.bits.disabled = stride > 1; // only neighbours can be loaded at once
+      words.stride.textContent = stride === 1 ? "stride 1: neighbours" : `stride ${stride}`;
+      words.first.textContent = `first element ${first}`;
+      const { size, requests, touched, sectors: count } = warp(itemsize, Number(inputs.bits.value), stride, first);
+      const all = new Set(touched.flatMap((them) => [...them]));
+      [...groups.sectors.children].forEach((box, i) => box.setAttribute("class", all.has(i) ? "on" : "none"));
+      const draw = (place) => `M${left + Math.floor((place % 128) / 32) * wide + (place % 32) * unit} `
+        + `${top + Math.floor(place / 128) * high}h${size * unit - 0.4}v${high - 4}h${0.4 - size * unit}z`;
+      for (let i = 0; i < 8; i++) places[`request ${i}`].setAttribute("d", (requests[i] ?? []).map(draw).join(""));
+      const said = {
+        requests: `${requests.length} ${requests.length === 1 ? "request" : "requests"} of ${8 * size} bits a lane`,
+        sectors: `${Number((count / requests.length).toPrecision(6))} sectors per request`,
+        wanted: `wanted ${requests.length * 32 * size} bytes`,
+        moved: `moved ${32 * count} bytes`,
+      };
+      changeTexts(texts, said);
+      output.textContent = `${said.requests}, ${said.sectors}: ${said.wanted}, ${said.moved}.`;
+    }
+
+    form.addEventListener("input", show);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    figure.append(form, output);
+    show();
+  }
+
+  const kinds = { frames, trips, sectors };
 
   function start() {
     for (const figure of document.querySelectorAll("figure.moving")) {

@@ -55,7 +55,7 @@ def set_up(archive):
     folder = Path("memtraffic-{digest}").resolve()  # nothing is installed
     if not folder.is_dir():
         part = folder.with_name(folder.name + ".part")
-        data = io.BytesIO(base64.b64decode(archive))
+        data = io.BytesIO(base64.b85decode("".join(archive.split())))
         with tarfile.open(fileobj=data, mode="r:xz") as files:
             files.extractall(part, filter="data")
         part.rename(folder)
@@ -284,7 +284,8 @@ def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     chapters = sorted((root / "book").glob("*.ipynb"))
     values = {path.name: glued(json.loads(path.read_text("utf-8"))) for path in chapters}
     link, archive = linker(root), pack(root)
-    lines = textwrap.wrap(base64.b64encode(archive).decode(), LINE)
+    text = base64.b85encode(archive).decode()  # which has no quotes and no backslash
+    lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
     digest = hashlib.sha256(archive).hexdigest()[:8]
     set_up = SET_UP.format(digest=digest, archive="\n".join(lines))
     done = {path.name: Chapter(path, values, link).notebook(set_up) for path in chapters}

@@ -53,7 +53,7 @@ def test_set_up_holds_the_package_and_the_recordings(folder):
     assert all(cell.source == first[0].source for cell in first)
     assert first[0].source.startswith("# @title Set-up")
     archive = ast.parse(first[0].source).body[-1].value.args[0].value
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as files:
+    with tarfile.open(fileobj=io.BytesIO(base64.b85decode("".join(archive.split())))) as files:
         found = {file.name: files.extractfile(file).read() for file in files.getmembers()}
     kept = [path for folder in colab.FOLDERS for path in (ROOT / folder).rglob("*")]
     wanted = {path.relative_to(ROOT).as_posix(): path for path in kept if path.is_file()}

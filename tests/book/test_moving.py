@@ -1,11 +1,13 @@
 """The figures that move, in a real browser, against what they show: counts and recordings."""
 
+import json
 import math
 import random
 import re
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from browser import run_script
@@ -13,6 +15,7 @@ from browser import run_script
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters.count import OpTraffic
+from memtraffic.meters.sectors import count_sectors
 from memtraffic_book import build, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.figures import moving
@@ -205,6 +208,51 @@ def test_trips_say_what_has_moved(browse):
             assert state["texts"][f"{i} moved"] == units.format_bytes(min(moved, most))
             assert trips == {it: int(state["texts"][f"{i} {it}"][:-1]) for it in trips}
             assert state["groups"][f"{i} held"] == [f"of{i}"] * held + ["none"] * (8 - held)
+
+
+@browser
+def test_sectors_of_a_warp_are_those_that_the_meter_counts(browse):
+    draw, ends = random.Random(0), [(1, 0), (1, 7), (8, 0), (8, 7)]
+    strides = ends + [
+        (draw.choice([1, 1, draw.randint(1, 8)]), draw.randint(0, 7)) for _ in range(100)
+    ]
+    asked = [
+        (draw.choice(["float32", "bfloat16"]), draw.choice([32, 64, 128]), *it) for it in strides
+    ]
+    asked += [("bfloat16", 16, 1, 3), ("bfloat16", 128, 1, 7), ("float32", 128, 1, 4)]
+    script = f"""
+      const [dtype, bits, stride, first] = figures[0].querySelectorAll("select, input");
+      const all = (key) => [...figures[0].querySelectorAll(`[data-${{key}}]`)];
+      const texts = () => all("text").map((it) => it.textContent);
+      const boxes = [...figures[0].querySelector("[data-group=sectors]").children];
+      const lanes = () => all("place").map((it) => (it.getAttribute("d").match(/M/g) ?? []).length);
+      done({json.dumps(asked)}.map((values) => {{
+        [stride, dtype, bits, first].forEach((input, i) => {{
+          input.value = values[[2, 0, 1, 3][i]];
+          input.dispatchEvent(new Event("input", {{ bubbles: true }}));
+        }});
+        return [texts(), boxes.map((it) => it.getAttribute("class") === "on"), lanes(), bits.value];
+      }}));"""
+    seen = set()
+    for (dtype, bits, stride, first), found in zip(asked, browse(["warp"], script), strict=True):
+        size = {"float32": 4, "bfloat16": 2}[dtype]
+        wanted = bits // 8 // size if stride == 1 else 1
+        vector = max(it for it in (1, 2, 4, 8) if wanted % it == 0 and first % it == 0)
+        lanes = np.arange(32) * wanted * stride
+        addresses = np.stack([size * (first + lanes + k) for k in range(0, wanted, vector)])
+        requests, sectors = count_sectors(addresses, np.ones(32, dtype=bool))
+        texts, boxes, drawn, shown = found
+        assert texts == [
+            f"{requests} request{'s' * (requests > 1)} of {8 * size * vector} bits a lane",
+            f"{sectors / requests:g} sectors per request",
+            f"wanted {32 * wanted * size} bytes",
+            f"moved {32 * sectors} bytes",
+        ]
+        assert [i for i, on in enumerate(boxes) if on] == np.unique(addresses // 32).tolist()
+        assert drawn == [32] * requests + [0] * (8 - requests)
+        assert shown == str(8 * size * wanted)
+        seen.add((requests, sectors // requests))
+    assert len(seen) > 10, seen
 
 
 @browser

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from memtraffic.inputs import tensors_in
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
 from memtraffic.meters.formula import parse_formula
+from memtraffic.meters.sectors import Array, count_sectors
+from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import BLUE, INK, MUTED, ORANGE, PALE, PROGRAM_COLORS
 from memtraffic_book.figures.hardware import FILLS
@@ -38,6 +41,7 @@ STYLE = {  # of what has a class; a program or an operation has its number
     **{f".of{i}": f"fill:{color};stroke:{MUTED}" for i, color in enumerate(PROGRAM_COLORS)},
     "g .load": f"stroke:{BLUE};stroke-width:1.8",
     "g .store": f"stroke:{ORANGE};stroke-width:1.8",
+    ".on": f"fill:#cfe3ff;stroke:{BLUE}",
     ".off": "opacity:.2",
     ".gone": "opacity:0",
 }
@@ -87,7 +91,7 @@ class Frame(NamedTuple):
     say: str
     classes: Mapping[str, Sequence[str]]
     texts: Mapping[str, str]
-    places: Mapping[str, Mapping[str, float]]
+    places: Mapping[str, Mapping[str, float | str]]
 
 
 @dataclass
@@ -162,7 +166,7 @@ class Picture:
             f'{1.3 * high:g}" viewBox="0 0 {WIDE} {high:g}" font-family="{FONT}" font-size="10" '
             f'fill="{INK}">',
             tag("style", "".join(f"{name}{{{look}}}" for name, look in STYLE.items())),
-            tag("defs", HATCH),
+            *([tag("defs", HATCH)] if "dead" in names else []),
             tag("path", fill="#ffffff", d=f"M0 0H{WIDE}V{high:g}H0z"),
             *self.parts,
             tag("script", escape(json.dumps(data, separators=(",", ":"))), type="application/json"),
@@ -525,7 +529,78 @@ def letters(read: pd.DataFrame, idle_ns: float) -> str:
     return picture.svg(208)
 
 
+# ---- a warp over sectors
+
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element
+WARP = 32  # lanes
+SECTOR = 68.0, 14.0  # units of a sector in the picture, of which a line has four
+MOST = {"stride": 8, "first": 7}  # elements, so that 32 sectors are enough
+STRIDED = {"dtype": "float32", "bits": 32, "stride": 2, "first": 0}  # what the picture starts with
+
+
+def warp_loads(itemsize: int, bits: int, stride: int, first: int) -> tuple[Array, int]:
+    """What the lanes of a warp load: the addresses of shape (requests, lanes), and bytes of each.
+
+    A lane wants `bits` that lie side by side, or one element where `stride` leaves gaps. It loads
+    them at once if the first element permits that, as the largest power of two that divides both.
+    """
+    wanted = max(1, bits // 8 // itemsize) if stride == 1 else 1
+    vector = math.gcd(wanted, first)
+    pieces = np.arange(0, wanted, vector)[:, None]
+    elements = first + np.arange(WARP) * stride * wanted + pieces
+    return elements * itemsize, vector * itemsize
+
+
+def sector_texts(itemsize: int, addresses: Array, size: int) -> dict[str, str]:
+    """What the picture says of some requests."""
+    requests, touched = count_sectors(addresses, np.ones(WARP, dtype=bool))
+    moved, wanted = SECTOR_BYTES * touched, addresses.size * size
+    word = "request" if requests == 1 else "requests"
+    return {
+        "requests": f"{requests} {word} of {8 * size} bits a lane",
+        "sectors": f"{touched / requests:g} sectors per request",
+        "wanted": f"wanted {wanted} bytes",
+        "moved": f"moved {moved} bytes",
+    }
+
+
+def sectors_of_a_warp() -> str:
+    """The file of the figure in which 32 lanes load from sectors of 32 bytes."""
+    itemsize = DTYPES[str(STRIDED["dtype"])]
+    addresses, size = warp_loads(itemsize, 32, 2, 0)
+    wide, high = SECTOR
+    unit, left, top = (wide - 4) / SECTOR_BYTES, 15.0, 42.0
+    touched = set((addresses // SECTOR_BYTES).flat)
+    boxes = "".join(
+        f"M{left + place % 128 // 32 * wide + place % 32 * unit:g} {top + place // 128 * high:g}"
+        f"h{size * unit - 0.4:g}v{high - 4:g}h{0.4 - size * unit:g}z"
+        for place in map(int, addresses[0])
+    )
+    pieces = [boxes, *[""] * 7]
+    places = {f"request {i}": {"d": pieces[i]} for i in range(8)}
+    classes = {"sectors": ["on" if i in touched else "none" for i in range(32)]}
+    frame = Frame("", classes, sector_texts(itemsize, addresses, size), places)
+    data = {"dtypes": DTYPES, "most": MOST, "begin": STRIDED, "unit": unit, "size": [wide, high]}
+    picture = Picture("sectors", [frame], {**data, "corner": [left, top]})
+    picture.change("requests", 8, 16, font_weight="bold")
+    picture.change("sectors", 292, 16, "end", font_weight="bold", fill=BLUE)
+    picture.change("wanted", 8, 31, fill=MUTED)
+    picture.change("moved", 292, 31, "end", fill=MUTED)
+    box = f"h{wide - 2:g}v{high - 2:g}h{2 - wide:g}z"
+    corners = [(left - 1 + i % 4 * wide, top - 1 + i // 4 * high) for i in range(32)]
+    picture.group("sectors", [Member("path", "", {"d": f"M{x:g} {y:g}{box}"}) for x, y in corners])
+    for i in range(8):
+        color = BLUE if i == 0 else (ORANGE, MUTED)[i % 2]
+        picture.move(f"request {i}", "path", fill=color)
+    picture.write(292, top + 8 * high + 10, "a box: a sector of 32 bytes", "end", fill=MUTED)
+    return picture.svg(top + 8 * high + 16)
+
+
 def draw(read: pd.DataFrame, idle_ns: float) -> dict[str, str]:
     """The name and the text of each file in `book/_static`. read, idle_ns: as of `letters`."""
     steppers = {f"steps-{name}.svg": stepper(name) for name in RUNGS}
-    return steppers | {"trips.svg": trips(), "letters.svg": letters(read, idle_ns)}
+    return steppers | {
+        "trips.svg": trips(),
+        "letters.svg": letters(read, idle_ns),
+        "warp.svg": sectors_of_a_warp(),
+    }
