@@ -136,7 +136,7 @@
     }
 
     function run(now) {
-      const share = Math.min(1, (now - began) / 1000 / seconds);
+      const share = Math.min(1, Math.max(0, now - began) / 1000 / seconds); // a frame may have begun before
       if (share === 1) return stop(1);
       show(share);
       request = requestAnimationFrame(run);

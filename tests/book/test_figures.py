@@ -311,7 +311,7 @@ def test_rivals_hatches_where_the_other_is_ahead():
 
 # ---- drawings in files
 
-DRAWINGS = sorted((BOOK / "_static").glob("*.svg"))
+DRAWINGS = sorted(it for it in (BOOK / "_static").glob("*.svg") if it.stem != "favicon")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
