@@ -287,6 +287,7 @@ def test_impatient_programs_find_the_same_bits(
 
 
 @pytest.mark.slow
+@ALL_NAN
 @INTERPRETED_ONLY
 @DIRECTIONS
 @pytest.mark.parametrize(("looks", "seed"), [(0, 0), (1, 1)])
