@@ -144,7 +144,6 @@ BENCH = columns(f"impl {TIMES}")
 COMPARED = columns(  # the note is in place of a time; a peer may be absent, see drift.py
     f"impl m n dtype {SPREAD} us_reversed gb_per_s version note", version=None, note=None
 )
-OVERHEAD = columns("impl m n dtype host_us")  # as busy as the host is
 TUNING = columns("m n dtype host_first_ms us tuned_us")
 AMOUNTS = " ".join(marked_counters.AMOUNTS)
 COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None)  # a compiler's name for it, or ours
@@ -208,11 +207,6 @@ BLOCKS = {
     "two blocks": "memtraffic.kernels.softmax.masked:softmax_two_blocks",
 }
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
-CALLS = {
-    **_named("torch.softmax", "tiled"),
-    "uncached": f"{_EXHIBITS}softmax_uncached",
-    "persistent": "persistent",
-}
 STAGES = {
     **_named("copy", "tiled"),
     "1 stage": _looped(num_stages=1),
@@ -348,7 +342,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
     m.compare: COMPARED,
     m.autotune_cost: TUNING,
-    m.launch_overhead: OVERHEAD,
     m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
     m.times_by_turn: columns("impl m n launches turn turn_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
@@ -459,7 +452,6 @@ _ALL = (  # in the order of the book
     *_swept("tiled_rule", "tiled", UNSEEN, "num_warps", _POWERS),
     _one("tiled_tuning", m.autotune_cost, **TUNED),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    _one("persistent_host", m.launch_overhead, impls=CALLS, shape=[64, 256]),
     *_typed("persistent", benchmark.bench, impls=["copy", "tiled", "persistent"], shapes=LARGE),
     _raced("persistent_stages_bfloat16", STAGES, [[4096, 4096], [4096, 32768]], dtype="bfloat16"),
     _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),

@@ -175,18 +175,6 @@ def softmax_autotuned(x: Tensor) -> Tensor:
     return y
 
 
-# ---- persistent: what the cache of plans saves
-
-
-def softmax_uncached(x: Tensor) -> Tensor:
-    """`persistent.softmax`, which makes its plan anew at each call."""
-    y = check_operands("uncached", x, None, MAX_COLS)
-    if x.numel():
-        with device_guard(x):
-            persistent.plan(x, y)(y, x)
-    return y
-
-
 # ---- persistent: the suspects for what its loop loses to `tiled`
 
 

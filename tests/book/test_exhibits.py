@@ -47,7 +47,6 @@ FNS = {label: fn for label, (fn, _) in SHOWN.items()}
 
 RIGHT = {
     "few warps": exhibits.softmax_few_warps,
-    "uncached": exhibits.softmax_uncached,
     "twice": exhibits.softmax_2_stages_twice,
     "dynamic": exhibits.softmax_dynamic,
     "split": exhibits.softmax_split,
@@ -190,25 +189,6 @@ def test_softmax_autotuned_launches_a_program_for_each_tile(monkeypatch):
 def test_softmax_autotuned_is_right(n):
     for _ in range(2):  # the call that tunes, and one after it
         assert_softmax(exhibits.softmax_autotuned, matrix(67, n))
-
-
-# ---- uncached
-
-
-def test_softmax_uncached_plans_at_each_call(monkeypatch):
-    plans, plan = [], persistent.plan
-    monkeypatch.setattr(persistent, "plan", lambda *a, **k: plans.append(1) or plan(*a, **k))
-    for _ in range(2):
-        exhibits.softmax_uncached(matrix(5, 9))
-    assert len(plans) == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 781, 4096, 32768])
-def test_softmax_uncached_equals_cached(n):
-    x = matrix(1000, n, "bfloat16")
-    assert torch.equal(persistent.softmax(x), exhibits.softmax_uncached(x))
-    assert torch.equal(persistent.softmax(x), exhibits.softmax_uncached(x))
 
 
 # ---- kernels that are measured
