@@ -6,11 +6,11 @@ from cases import cases
 
 from memtraffic import gpus, runtime
 from memtraffic_book import catalog, drift, recording
-from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, OVERHEAD, TUNING, Experiment
+from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, TUNING, Experiment, columns
 from memtraffic_book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
 from memtraffic_book.recording import DRIFT, RecordingError, experiment
 
-COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *OVERHEAD, *TUNING)}
+COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *TUNING, *columns("host_us"))}
 SHORT, LONG = 19.9, 20.0  # µs
 
 
