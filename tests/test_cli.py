@@ -252,6 +252,40 @@ def test_bench(command, timed, tmp_path):
     assert json.loads(command("bench tiled --shapes 64x256 --json")[1])[0]["us"] == 5
 
 
+def test_bench_decides_for_each_way_to_call(command, monkeypatch):
+    """The least to maintain of those that are level with the fastest, forward and with gradient."""
+    asked = []
+
+    def decide(shape, **options):
+        asked.append((shape, options))
+        us = [9.0, 8.9, 9.0 - 8 * options["gradient"]]
+        ways = {"us": us, "eager_us": [5.0, 7.0, 6.0], "graph_us": [NAN] * 3}
+        spread = {f"{way}_p{p}": [x + d for x in it] for way, it in ways.items() for p, d in SPREAD}
+        frame = {
+            "impl": ["copy", "torch.softmax", "memtraffic.softmax"],
+            "m": 4,
+            "n": 8,
+            "gb_per_s": 1.0,
+        }
+        return pd.DataFrame(frame | {"dtype": "bfloat16", "note": ""} | ways | spread)
+
+    NAN, SPREAD = float("nan"), ((20, -0.2), (80, 0.2))
+    monkeypatch.setattr("memtraffic.benchmark.decision.decide", decide)
+    status, out, err = command("bench --decide 4x8 --dtype bf16")
+    assert (status, err) == (0, "")
+    assert asked == [((4, 8), {"dtype": "bfloat16", "gradient": it}) for it in (False, True)]
+    said = dict(line.split(": ") for line in out.splitlines() if ": " in line)
+    ours, none = "memtraffic.softmax", "not measured"
+    assert list(said) == [
+        f"{case}, {way}"
+        for case in ("forward", "with gradient")
+        for way in ("on the GPU", "called", "in a CUDA graph")
+    ]
+    assert list(said.values()) == ["torch.softmax", ours, none, ours, ours, none]
+    told = json.loads(command("bench --decide 4x8 --json")[1])
+    assert told["forward"]["call"]["called"] == ours and len(told["forward"]["times"]) == 3
+
+
 def test_bench_of_everything(command, timed):
     command("bench")
     command("bench --op softmax_backward")
@@ -303,6 +337,8 @@ BAD_CALLS = {
     "resources fused --target sm_90 --n 64 --waves-per-eu 1": "waves_per_eu",
     "occupancy fused --target gfx942 --n 64 --waves-per-eu 99": "holds 8",
     "bench --inputs M,N": "needs the NAME",
+    "bench --decide 4096": "'4096' is no shape of a matrix",
+    "bench naive --decide 4x8": "--decide compares what computes a softmax",
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
     "sectors fused 4 64": "--target",
     "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",

@@ -74,12 +74,13 @@ def race(args: argparse.Namespace) -> int:
 
     runtime.require_gpu("held-out")
     seed = random.randrange(2**32) if args.seed is None else args.seed
-    frame = held_out.measure(held_out.draw(args.count, seed), compiled=args.compiled)
+    cases = held_out.draw(args.count, seed)
+    frame = held_out.measure(cases, compiled=args.compiled)
     if args.csv:
         frame.to_csv(args.csv, index=False)
     found = held_out.verdicts(frame)
     print(found.to_string(index=False, float_format="{:.3f}".format))
-    print(f"{held_out.summary(found)} Drawn with --seed {seed}.")
+    print(f"{held_out.summary(found, len(cases))} Drawn with --seed {seed}.")
     return int(not found["met"].all())
 
 

@@ -115,7 +115,7 @@ def verdicts(frame: pd.DataFrame) -> pd.DataFrame:
 
     Columns: those of `Case`; `fastest`, of the others; `us`, its time; `ours_us`; `speed`, ours
     over its; `of_copy`, ours over a copy's, or an addition's; `met`, whether that is as fast as
-    it should be.
+    it should be. A case of which nothing was timed, for want of memory, has no row.
     """
     rows = []
     for case, part in frame[frame["us"] > 0].groupby(["m", "n", "dtype", "backward"], sort=False):
@@ -139,12 +139,12 @@ def verdicts(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("speed", ignore_index=True)
 
 
-def summary(found: pd.DataFrame) -> str:
-    """What `verdicts` come to, in a few lines."""
+def summary(found: pd.DataFrame, drawn: int) -> str:
+    """What `verdicts` come to, in a few lines. drawn: how many cases; some may not be timed."""
     long = found[found["us"] >= SHORT_US]
     mean = scores.geometric_mean(found["speed"])
     return (
-        f"{len(found)} cases, {int(found['met'].sum())} as fast as they should be; on average "
-        f"{mean:.3f} of the fastest other. Of {len(long)} of {SHORT_US} µs or more, "
+        f"{len(found)} of {drawn} cases timed, {int(found['met'].sum())} as fast as they should "
+        f"be; on average {mean:.3f} of the fastest other. Of {len(long)} of {SHORT_US} µs or more, "
         f"{int((long['speed'] >= USUAL).sum())} reach {USUAL}, the least {long['speed'].min():.3f}."
     )

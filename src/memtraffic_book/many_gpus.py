@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 import torch
@@ -59,20 +60,14 @@ def _times(cases: Sequence[tuple[int, int, str, int]]) -> list[dict[str, float]]
         x = matrix(n_rows, width, dtype, device=device)
         whole = DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
 
-        def collective(x: torch.Tensor = x) -> object:
-            return sharded_softmax(x, run_check=False)
-
-        def one_kernel(x: torch.Tensor = x) -> object:
-            return sharded_softmax(x, run_check=False, rung="one kernel")
-
         calls: dict[str, Callable[[], object]] = {
-            "alone": lambda x=x: memtraffic.softmax(x),  # type: ignore[misc]
-            "collective": collective,
-            "dtensor": lambda whole=whole: torch.softmax(whole, 1),  # type: ignore[misc]
+            "alone": partial(memtraffic.softmax, x),
+            "collective": partial(sharded_softmax, x, run_check=False),
+            "dtensor": partial(torch.softmax, whole, 1),
         }
         fits = linked_tile(width, x.element_size(), planning_gpu(x)) is not None
         if device.type == "cuda" and fits:
-            calls["one_kernel"] = one_kernel
+            calls["one_kernel"] = partial(sharded_softmax, x, run_check=False, rung="one kernel")
         found.append({name: _median(call, repeats, device) for name, call in calls.items()})
     return found
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import timing
 from memtraffic.benchmark.baselines import copy
+from memtraffic.benchmark.decision import with_gradient
 from memtraffic.benchmark.loop import TIMES, describe_shape
 from memtraffic.compile import resources
 from memtraffic.inputs import Arguments
@@ -270,22 +271,8 @@ def compare(
     return frame.fillna(dict.fromkeys(TIMES, 0.0))
 
 
-def torch_gradient(x: Tensor) -> Tensor:
-    """The gradient of `torch.softmax`: what a caller does who trains, forward and backward."""
-    return _gradient(torch.softmax, x)
-
-
-def own_gradient(x: Tensor) -> Tensor:
-    """The gradient of `memtraffic.softmax`, forward and backward."""
-    import memtraffic
-
-    return _gradient(memtraffic.softmax, x)
-
-
-def _gradient(softmax: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """The gradient of the sum of `x * softmax(x)`, where the first `x` is held constant."""
-    leaf = x.detach().requires_grad_()
-    return torch.autograd.grad(softmax(leaf, 1), leaf, x)[0]
+torch_gradient = with_gradient("torch.softmax")
+own_gradient = with_gradient("memtraffic.softmax")
 
 
 def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:

@@ -69,27 +69,21 @@ def _joined(
     return lambda x: Softmax.apply(x)
 
 
-def decide(
-    shape: Sequence[int], *, dtype: str = "float32", gradient: bool = False, callers: bool = True
-) -> pd.DataFrame:
+def decide(shape: Sequence[int], *, dtype: str = "float32", gradient: bool = False) -> pd.DataFrame:
     """Times what computes a softmax of a matrix of this shape, judged, beside a copy.
 
-    gradient: of forward and backward. callers: whether the calls are timed as their callers see
-    them, too.
+    gradient: of forward and backward.
 
-    Columns: those of `bench` with `judge`, and, with `callers`, `eager_us` and `graph_us`, the
-    microseconds of a call among many in a row, on the host's clock until the GPU is through, called
-    one by one and in a CUDA graph, each with `_p20` and `_p80`. All calls have the same matrix,
-    so a small one stays in L2. NaN where there is no time. `choose` reads the answer from it.
+    Columns: those of `bench` with `judge`, and `eager_us` and `graph_us`, the microseconds of a
+    call among many in a row, on the host's clock until the GPU is through, called one by one and in
+    a CUDA graph, each with `_p20` and `_p80`. All calls have the same matrix, so a small one stays
+    in L2. NaN where there is no time. `choose` reads the answer from it.
 
     Raises what `bench` raises.
     """
-    fns = {name: with_gradient(name) if gradient else find_implementation(name)
-           for name in CANDIDATES}  # fmt: skip
-    op = WITH_GRADIENT if gradient else SOFTMAX
+    find, op = (with_gradient, WITH_GRADIENT) if gradient else (find_implementation, SOFTMAX)
+    fns = {name: find(name) for name in CANDIDATES}
     frame = bench({"copy": "copy", **fns}, op, [shape], dtype=dtype, judge=True, budget=0.1)
-    if not callers:
-        return frame
     [x] = op.arguments(shape, dtype).positional
     there = frame.loc[frame["us"].notna() & (frame["impl"] != "copy"), "impl"]
     calls: dict[str, Call] = {name: functools.partial(fns[name], x) for name in there}
@@ -143,9 +137,8 @@ def _in_a_row(calls: dict[str, Call], each: int) -> dict[str, dict[str, float]]:
 def choose(frame: pd.DataFrame, column: str = "us") -> str:
     """What to call by the times in a column: the least to maintain that is level with the fastest.
 
-    Two are level if the median of each lies between the 20th and the 80th percentile of the other.
-
-    frame: as of `decide`; a row for each implementation. Returns "not measured" where nothing was.
+    frame: as of `decide`, a row for each implementation. Returns "not measured" where nothing was.
+    Level: see `timing.level`.
 
     >>> row = {"impl": ["torch.softmax", "memtraffic.softmax"], "us": [9.0, 8.8]}
     >>> choose(pd.DataFrame(row | {"us_p20": [8.7, 8.6], "us_p80": [9.1, 9.0]}))

@@ -32,13 +32,10 @@ from memtraffic.kernels.softmax.chunks import (
     softmax_of_chunk,
     store_chunk,
 )
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.planning import Tile, row_tile
 from memtraffic.kernels.softmax.split import LOWEST
 from memtraffic.kernels.tiling import common_divisor
 from memtraffic.torch_adapter import symmetric_words
-
-__all__ = ["linked_kernel", "linked_softmax", "linked_tile", "reference"]
 
 NARROWEST = 2048  # columns; narrower parts are masked
 LOOKS = 2**27  # at a word that is not there yet: about a minute

@@ -23,17 +23,14 @@ from torch.autograd.function import once_differentiable
 from memtraffic import runtime
 from memtraffic.errors import RanksError
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.operands import FLOATS, MAX_ROWS
+from memtraffic.kernels.operands import FLOATS, MAX_ROWS, accumulated
 from memtraffic.kernels.softmax.chunks import exponential
 from memtraffic.kernels.softmax.linked import Link, link_of, linked_softmax, linked_tile
-from memtraffic.kernels.softmax.naive import reference
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.op import softmax
 from memtraffic.kernels.softmax.rows import to_gradient
 from memtraffic.kernels.tiling import MAX_ROW, common_divisor
 from memtraffic.torch_adapter import all_gather
-
-__all__ = ["reference", "sharded_cross_entropy", "sharded_softmax"]
 
 RUNGS = ("collective", "one kernel")
 
@@ -178,8 +175,7 @@ def partial_sums(x: Tensor) -> Tensor:
 
     A row without columns, or of -inf alone, has the maximum -inf and the sum 0.
     """
-    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    sums = torch.empty(x.shape[0], 2, dtype=acc, device=x.device)
+    sums = torch.empty(x.shape[0], 2, dtype=accumulated(x), device=x.device)
     if x.shape[0]:
         with runtime.device_guard(x):
             sums_kernel[(x.shape[0],)](sums, x, *x.stride(), x.shape[1], **_tile(x))
@@ -278,8 +274,7 @@ class _Softmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         [y] = ctx.saved_tensors
-        acc = torch.float64 if y.dtype == torch.float64 else torch.float32
-        dots = torch.empty(y.shape[0], dtype=acc, device=y.device)
+        dots = torch.empty(y.shape[0], dtype=accumulated(y), device=y.device)
         dx = torch.empty_like(y)
         tile = _tile(y, dy)
         with runtime.device_guard(y):
@@ -398,9 +393,9 @@ def sharded_softmax(
 
     x: this rank's part, of float32, float16, bfloat16 or float64, on a GPU or, where
     kernels are interpreted, on the CPU; or a DTensor, which says how it is sharded, and
-    then the result is one with the same placements. shard_dim: the dimension along which the parts
-    lie one after the other in the order of the ranks, by default `dim`; they may differ
-    in length, and may be empty. group: of `torch.distributed`, by default that of all.
+    then the result is one with the same placements. shard_dim: the dimension along which
+    the parts lie one after the other in the order of the ranks, by default `dim`; they
+    may differ in length, and may be empty. group: of `torch.distributed`, by default that of all.
     run_check: whether the ranks first tell one another their shapes and dtypes, which
     is one more collective, and wait for them. Without it, shapes that disagree may hang
     or give wrong numbers, as in `DTensor.from_local`. rung: "collective", or "one kernel",
