@@ -22,8 +22,8 @@ from memtraffic.kernels.softmax.planning import (
     common_divisor,
     plan,
     row_tile,
-    shifted_vector,
 )
+from memtraffic.kernels.tiling import shifted_vector
 
 DEVICE = runtime.device()
 H200, MI300X = DEFAULT_GPU, find_gpu("MI300X")

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import triton
@@ -111,6 +112,20 @@ def common_divisor(x: Tensor, y: Tensor) -> int:
         return 1
     widest = VECTOR_BYTES // x.element_size()
     return math.gcd(widest, x.shape[1], x.stride(0), y.stride(0))
+
+
+def shifted_vector(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> int:
+    """Elements of a 16-byte access to rows of which some start between two such addresses.
+
+    It is 1 where all rows start at multiples of 16 bytes, or where a row of one tensor starts
+    elsewhere between such addresses than the same row of another.
+    """
+    itemsizes = {tensor.element_size() for tensor in tensors}
+    vector = VECTOR_BYTES // max(itemsizes)
+    starts = [[step % vector for step in s[:-1]] for s in strides]
+    alike = len(itemsizes) == 1 and all(it == starts[0] for it in starts)
+    aligned = all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
+    return vector if alike and aligned and any(starts[0]) else 1
 
 
 def choose_num_stages(tile_bytes: int, vector_bytes: int, gpu: Gpu) -> int:

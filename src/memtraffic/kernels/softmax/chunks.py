@@ -54,6 +54,28 @@ def store_chunk(
 
 
 @triton.jit
+def scalar(x):
+    return tl.sum(x)  # of one element
+
+
+@triton.jit
+def round_up(x, FACTOR: tl.constexpr):
+    return (x + FACTOR - 1) // FACTOR * FACTOR
+
+
+@triton.jit
+def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
+    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
+    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
+    head = (round_up(start, VECTOR) - start).to(tl.int32)
+    inner = (n_cols - head) // VECTOR * VECTOR
+    lane = tl.arange(0, 2 * VECTOR)
+    before = lane % 2 == 0
+    edge_col = lane // 2 + tl.where(before, 0, head + inner)
+    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
+
+
+@triton.jit
 def widen(x, STORED: tl.constexpr, ACC: tl.constexpr):
     # As PyTorch does, a matrix is first converted to the result's dtype, by way of ACC.
     return x.to(ACC).to(STORED).to(ACC)

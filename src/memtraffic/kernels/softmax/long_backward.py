@@ -7,7 +7,14 @@ import triton
 import triton.language as tl
 
 from memtraffic.kernels.exchange import first_missing, high_of, look, publish
-from memtraffic.kernels.softmax.chunks import forget, load_chunks, store_chunk, widen
+from memtraffic.kernels.softmax.chunks import (
+    forget,
+    load_chunks,
+    round_up,
+    store_chunk,
+    whole_vectors,
+    widen,
+)
 from memtraffic.kernels.softmax.rows import dot_of_chunks, to_gradient
 
 
@@ -24,6 +31,7 @@ def split_backward_kernel(
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
     LOOKS: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -41,14 +49,24 @@ def split_backward_kernel(
     part = tl.program_id(0) % n_parts
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     first = part * WIDTH
-    dx_ptr += row * dx_row_stride + (first + cols) * dx_col_stride
-    y_ptr += row * y_row_stride + cols * y_col_stride
-    dy_ptr += row * dy_row_stride + cols * dy_col_stride
+    dx_row, y_row, dy_row = row * dx_row_stride, row * y_row_stride, row * dy_row_stride
+    inner, dx_edges, y_edges, dy_edges = n_cols, dx_ptr, y_ptr, dy_ptr
+    if VECTOR > 1:
+        inner, edge_col, on_edge = whole_vectors(y_row, n_cols, VECTOR)
+        dx_edges += dx_row + edge_col
+        y_edges += y_row + edge_col
+        dy_edges += dy_row + edge_col
+        dx_row, y_row = round_up(dx_row, VECTOR), round_up(y_row, VECTOR)
+        dy_row = round_up(dy_row, VECTOR)
+        own_edge = on_edge & (part == 0)  # the first part has those of the row
+    dx_ptr += dx_row + (first + cols) * dx_col_stride
+    y_ptr += y_row + cols * y_col_stride
+    dy_ptr += dy_row + cols * dy_col_stride
     part_y_ptr, part_dy_ptr = (
         y_ptr + first * y_col_stride,
         dy_ptr + first * dy_col_stride,
     )
-    left = n_cols - first
+    left = inner - first
     live = left > 0
     ys = load_chunks(
         part_y_ptr, y_col_stride, live, cols, left, 0, BLOCK, CHUNKS, WHOLE
@@ -58,6 +76,9 @@ def split_backward_kernel(
     )
     slots_ptr += row * n_parts
     dot = tl.sum(dot_of_chunks(ys, dys, CHUNKS, STORED, tl.float32), axis=0)
+    if VECTOR > 1:
+        edge_y, edge_dy = load_both(y_edges, dy_edges, own_edge, STORED)
+        dot += tl.sum(edge_y * edge_dy, axis=0)
     publish(slots_ptr + part, dot, tl.full((), 1, tl.float32))  # a word is not 0
     slots = tl.arange(0, SLOTS)
     used = slots < n_parts
@@ -74,28 +95,40 @@ def split_backward_kernel(
             )
     else:
         while late < SLOTS:
-            end = tl.minimum(n_cols - late * WIDTH, WIDTH)
+            end = tl.minimum(inner - late * WIDTH, WIDTH)
             products = tl.zeros((BLOCK,), tl.float32)
             for start in range(late * WIDTH, late * WIDTH + end, BLOCK):
-                mask = cols < n_cols - start
-                y = tl.load(y_ptr + start * y_col_stride, mask=mask, other=0)
-                dy = tl.load(dy_ptr + start * dy_col_stride, mask=mask, other=0)
-                y, dy = widen(y, STORED, tl.float32), widen(dy, STORED, tl.float32)
+                y, dy = load_both(
+                    y_ptr + start * y_col_stride, dy_ptr + start * dy_col_stride,
+                    cols < inner - start, STORED,
+                )  # fmt: skip
                 products = tl.fma(y, dy, products)
-            publish(
-                slots_ptr + late, tl.sum(products, axis=0), tl.full((), 1, tl.float32)
-            )
+            late_dot = tl.sum(products, axis=0)
+            if VECTOR > 1:
+                y, dy = load_both(y_edges, dy_edges, on_edge & (late == 0), STORED)
+                late_dot += tl.sum(y * dy, axis=0)
+            publish(slots_ptr + late, late_dot, tl.full((), 1, tl.float32))
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
         words = look(slots_ptr + slots, used, 1, PTX)
         dot = tl.sum(high_of(words), axis=0)
         for start in range(0, tl.minimum(left, WIDTH), BLOCK):
             mask = cols < left - start
-            y = tl.load(part_y_ptr + start * y_col_stride, mask=mask, other=0)
-            dy = tl.load(part_dy_ptr + start * dy_col_stride, mask=mask, other=0)
-            y, dy = widen(y, STORED, tl.float32), widen(dy, STORED, tl.float32)
+            y, dy = load_both(
+                part_y_ptr + start * y_col_stride, part_dy_ptr + start * dy_col_stride,
+                mask, STORED,
+            )  # fmt: skip
             dx = to_gradient(y * (dy - dot), STORED, DTYPE)
             tl.store(dx_ptr + start * dx_col_stride, dx, mask=mask)
+    if VECTOR > 1:
+        edge_dx = to_gradient(edge_y * (edge_dy - dot), STORED, DTYPE)
+        tl.store(dx_edges, edge_dx, mask=own_edge)
+
+
+@triton.jit
+def load_both(y_ptrs, dy_ptrs, mask, STORED: tl.constexpr):
+    y = widen(tl.load(y_ptrs, mask=mask, other=0), STORED, tl.float32)
+    return y, widen(tl.load(dy_ptrs, mask=mask, other=0), STORED, tl.float32)
 
 
 @triton.jit

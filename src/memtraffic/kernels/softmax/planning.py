@@ -25,7 +25,7 @@ from memtraffic.kernels.softmax.split import (
     split_kernel,
     split_launch,
 )
-from memtraffic.kernels.tiling import VECTOR_BYTES
+from memtraffic.kernels.tiling import VECTOR_BYTES, shifted_vector
 
 MAX_BATCHES = 65535  # of a grid's second dimension
 COLUMN_TILE = 8192  # elements of a tile whose rows are adjacent in memory, at most
@@ -217,10 +217,10 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
         if packed and tensors[backward].dtype in SPLIT_DTYPES:
             kernel = split_backward_kernel if backward else split_kernel
-            split = best_split(n_cols, itemsize, inputs, align, gpu)
+            split = best_split(n_cols, itemsize, inputs, max(align, vector), gpu)
             try:
                 return split_launch(
-                    kernel, arguments, n_rows, n_cols, split, align=align
+                    kernel, arguments, n_rows, n_cols, split, align=align, vector=vector
                 )
             except TooManyPrograms:
                 pass  # in passes, then
@@ -250,20 +250,6 @@ def tile_constants(
         "WHOLE": narrowest // tile.block if tile.rows == 1 else 0,
         "ALIGN": align, "VECTOR": vector, "PTX": takes_ptx(gpu),
     }  # fmt: skip
-
-
-def shifted_vector(tensors: Sequence[Tensor], strides: Sequence[Sequence[int]]) -> int:
-    """Elements of a 16-byte access to rows of which some start between two such addresses.
-
-    It is 1 where all rows start at multiples of 16 bytes, or where a row of one tensor starts
-    elsewhere between such addresses than the same row of another.
-    """
-    itemsizes = {tensor.element_size() for tensor in tensors}
-    vector = VECTOR_BYTES // max(itemsizes)
-    starts = [[step % vector for step in s[:-1]] for s in strides]
-    alike = len(itemsizes) == 1 and all(it == starts[0] for it in starts)
-    aligned = all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
-    return vector if alike and aligned and any(starts[0]) else 1
 
 
 def common_divisor(

@@ -12,8 +12,11 @@ from memtraffic.kernels.softmax.chunks import (
     load_chunks,
     max_of_chunks,
     numerators,
+    round_up,
+    scalar,
     softmax_of_chunk,
     store_chunk,
+    whole_vectors,
     widen,
 )
 
@@ -86,28 +89,6 @@ def softmax_kernel(
     for i in tl.static_range(CHUNKS):
         y = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, STORED, ACC, PTX)
         store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
-
-
-@triton.jit
-def scalar(x):
-    return tl.sum(x)  # of one element
-
-
-@triton.jit
-def round_up(x, FACTOR: tl.constexpr):
-    return (x + FACTOR - 1) // FACTOR * FACTOR
-
-
-@triton.jit
-def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
-    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
-    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
-    head = (round_up(start, VECTOR) - start).to(tl.int32)
-    inner = (n_cols - head) // VECTOR * VECTOR
-    lane = tl.arange(0, 2 * VECTOR)
-    before = lane % 2 == 0
-    edge_col = lane // 2 + tl.where(before, 0, head + inner)
-    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
 
 
 @triton.jit

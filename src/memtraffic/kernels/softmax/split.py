@@ -30,11 +30,19 @@ from memtraffic.kernels.softmax.chunks import (
     load_chunks,
     max_of_chunks,
     numerators,
+    round_up,
     softmax_of_chunk,
     store_chunk,
+    whole_vectors,
     widen,
 )
-from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES, common_divisor, max_warps
+from memtraffic.kernels.tiling import (
+    MAX_ROW,
+    VECTOR_BYTES,
+    common_divisor,
+    max_warps,
+    shifted_vector,
+)
 from memtraffic.residency import loaded_resources, resident_programs
 from memtraffic.triton_adapter.launch import compile_kernel
 
@@ -52,7 +60,12 @@ LONGER_IF_FULL = (4, 1)
 
 
 @triton.jit
-def sums_of_part(x_ptr, x_col_stride, end, BLOCK: tl.constexpr, STORED: tl.constexpr):
+def sums_of_part(
+    x_ptr, x_col_stride, end, edge_ptrs, on_edge,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    STORED: tl.constexpr,
+):  # fmt: skip
     # The maximum and the sum of a part, read twice to need few registers.
     cols = tl.arange(0, BLOCK)
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -61,13 +74,24 @@ def sums_of_part(x_ptr, x_col_stride, end, BLOCK: tl.constexpr, STORED: tl.const
         x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
         largest = tl.maximum(largest, x)
     part_max = tl.max(largest, axis=0)
+    if VECTOR > 1:
+        edges = load_edges(edge_ptrs, on_edge, STORED)
+        part_max = tl.maximum(part_max, tl.max(edges, axis=0))
     base = tl.maximum(part_max, LOWEST)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, end, BLOCK):
         at, mask = x_ptr + start * x_col_stride, cols < end - start
         x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
         total += exponential(x, base, STORED)
-    return part_max, tl.sum(total, axis=0)
+    part_sum = tl.sum(total, axis=0)
+    if VECTOR > 1:
+        part_sum += tl.sum(exponential(edges, base, STORED), axis=0)
+    return part_max, part_sum
+
+
+@triton.jit
+def load_edges(ptrs, on_edge, STORED: tl.constexpr):
+    return widen(tl.load(ptrs, mask=on_edge, other=-float("inf")), STORED, tl.float32)
 
 
 @triton.jit
@@ -91,6 +115,7 @@ def split_kernel(
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
     LOOKS: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -105,19 +130,34 @@ def split_kernel(
     part = tl.program_id(0) % n_parts
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     first = part * WIDTH  # the part's first column
-    x_ptr += row * x_row_stride + cols * x_col_stride
-    y_ptr += row * y_row_stride + (first + cols) * y_col_stride
+    x_row, y_row, inner = row * x_row_stride, row * y_row_stride, n_cols
+    x_edges, y_edges, on_edge = x_ptr, y_ptr, part == 0
+    if VECTOR > 1:
+        inner, edge_col, on_edge = whole_vectors(x_row, n_cols, VECTOR)
+        x_edges += x_row + edge_col
+        y_edges += y_row + edge_col
+        x_row, y_row = round_up(x_row, VECTOR), round_up(y_row, VECTOR)
+        own_edge = on_edge & (part == 0)  # the first part has those of the row
+    x_ptr += x_row + cols * x_col_stride
+    y_ptr += y_row + (first + cols) * y_col_stride
     part_ptr = x_ptr + first * x_col_stride
-    left = n_cols - first
+    left = inner - first
     live = left > 0
     chunks = load_chunks(
         part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
+    if VECTOR > 1:
+        edges = load_edges(x_edges, own_edge, STORED)
+        part_max = tl.maximum(part_max, tl.max(edges, axis=0))
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
     total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
+    part_sum = tl.sum(total, axis=0)
+    if VECTOR > 1:
+        edges = exponential(edges, base, STORED)
+        part_sum += tl.sum(edges, axis=0)
     slots_ptr += row * n_parts
-    publish(slots_ptr + part, part_max, tl.sum(total, axis=0))
+    publish(slots_ptr + part, part_max, part_sum)
     slots = tl.arange(0, SLOTS)
     used = slots < n_parts
     words = look(slots_ptr + slots, used, LOOKS, PTX)
@@ -131,9 +171,12 @@ def split_kernel(
             )
     else:
         while late < SLOTS:
-            end = tl.minimum(n_cols - late * WIDTH, WIDTH)
+            end = tl.minimum(inner - late * WIDTH, WIDTH)
             at = x_ptr + late * WIDTH * x_col_stride
-            late_max, late_sum = sums_of_part(at, x_col_stride, end, BLOCK, STORED)
+            late_max, late_sum = sums_of_part(
+                at, x_col_stride, end, x_edges, on_edge & (late == 0),
+                BLOCK, VECTOR, STORED,
+            )  # fmt: skip
             publish(slots_ptr + late, late_max, late_sum)
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
@@ -146,6 +189,8 @@ def split_kernel(
             x = widen(tl.load(at, mask=mask, other=0), STORED, tl.float32)
             y = (exponential(x, base, STORED) * scale).to(STORED)
             tl.store(y_ptr + start * y_col_stride, y, mask=mask)
+    if VECTOR > 1:
+        tl.store(y_edges, (edges * scale).to(STORED), mask=own_edge)
 
 
 class TooManyPrograms(MemtrafficError, ValueError):
@@ -212,24 +257,27 @@ def split_launch(
     split: Split,
     *,
     align: int,
+    vector: int = 1,
     looks: int = LOOKS,
 ) -> Launch:
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
-    BLOCK, CHUNKS, WHOLE, ALIGN, LOOKS and PTX. looks: at words that are missing. Raises
-    TooManyPrograms where those of a row do not fit the GPU at once.
+    BLOCK, CHUNKS, WHOLE, ALIGN, VECTOR, LOOKS and PTX. vector: see `shifted_vector`.
+    looks: at words that are missing. Raises TooManyPrograms where those of a row do not
+    fit the GPU at once.
     """
     [x, *_] = [it for it in arguments if isinstance(it, Tensor)]
     gpu = planning_gpu(x)
     slots = torch.empty(2, dtype=torch.int64, device=x.device)
     # So many lanes look at the slots that no two warps read the same ones.
     lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
-    alike = n_cols == split.parts * split.chunks * split.block  # no part needs a mask
+    full = split.parts * split.chunks * split.block
+    alike = n_cols == full and vector == 1  # no part needs a mask
     constants = {
         "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
         "WHOLE": split.chunks if alike else 0, "ALIGN": align,
-        "LOOKS": looks, "PTX": takes_ptx(gpu),
+        "VECTOR": vector, "LOOKS": looks, "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     options: dict[str, Any] = {"num_warps": split.num_warps}
@@ -293,14 +341,20 @@ def plan(
 ) -> Launch:
     """The launch of the softmax of `x` into `y`. Options and errors: as for `softmax`."""
     (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
+    vector = 1
+    if (
+        x.stride(1) == y.stride(1) == 1 and n_cols > VECTOR_BYTES
+    ):  # so it has a whole vector
+        vector = shifted_vector((y, x), (y.stride(), x.stride()))
     if block is None and chunks is None and num_warps is None:
-        split = best_split(n_cols, x.element_size(), 1, align, gpu)
+        split = best_split(n_cols, x.element_size(), 1, max(align, vector), gpu)
     else:
-        vector = VECTOR_BYTES // x.element_size()
-        block = block or PART_LANES * vector
-        warps = max(1, min(max_warps(gpu), block // vector // gpu.warp_size))
+        widest = VECTOR_BYTES // x.element_size()
+        block = block or PART_LANES * widest
+        warps = max(1, min(max_warps(gpu), block // widest // gpu.warp_size))
         split = split_row(n_cols, block, chunks or 8, num_warps or warps)
     arguments = y, *y.stride(), x, *x.stride()
     return split_launch(
-        split_kernel, arguments, n_rows, n_cols, split, align=align, looks=looks
-    )
+        split_kernel, arguments, n_rows, n_cols, split,
+        align=align, vector=vector, looks=looks,
+    )  # fmt: skip
