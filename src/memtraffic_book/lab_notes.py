@@ -14,7 +14,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from memtraffic.gpus import DEFAULT_GPU
-from memtraffic.kernels.softmax.planning import row_tile
+from memtraffic.kernels.softmax.planning import softmax_tile
 
 KEPT, DROPPED = "kept", "dropped"
 KINDS = {
@@ -23,7 +23,8 @@ KINDS = {
     "float32 backward": (4, 2),
     "bfloat16 backward": (2, 2),
 }
-NARROWEST = 256  # columns; below, several rows share a warp
+NARROWEST = 257  # columns; below, several rows share a warp
+MANY = 2**20  # rows
 
 
 def load() -> pd.DataFrame:
@@ -55,14 +56,14 @@ class Range(NamedTuple):
 
 
 def rule() -> list[Range]:
-    """What the rule of `memtraffic.softmax` gives a program on the published GPU, from 256 columns.
+    """What the rule of `memtraffic.softmax` gives a program on the published GPU, from 257 columns.
 
     It is that of rows that start at multiples of 16 bytes and fit one program.
     """
     found = []
     for kind, (itemsize, inputs) in KINDS.items():
         tiles, n = [], NARROWEST
-        while tile := row_tile(n, itemsize, inputs, DEFAULT_GPU):
+        while tile := softmax_tile(MANY, n, itemsize, inputs, DEFAULT_GPU):
             tiles.append((n, tile.rows, tile.num_warps))
             n += 1
         for (rows, num_warps), some in groupby(tiles, key=lambda it: it[1:]):

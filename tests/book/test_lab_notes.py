@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from memtraffic.gpus import DEFAULT_GPU
-from memtraffic.kernels.softmax.planning import row_tile
+from memtraffic.kernels.softmax.planning import softmax_tile
 from memtraffic_book import lab_notes
 
 NOTES = lab_notes.load()
@@ -34,16 +34,18 @@ def test_show_is_of_one_kernel(capsys, monkeypatch):
 
 
 def test_rule_says_what_each_width_gets():
-    """The ranges of a kernel follow one another, from 256 columns to the widest that it takes."""
+    """The ranges of a kernel follow one another, from 257 columns to the widest that it takes."""
     ranges = lab_notes.rule()
     assert {it.kind for it in ranges} == set(lab_notes.KINDS)
     for kind, (itemsize, inputs) in lab_notes.KINDS.items():
         here = [it for it in ranges if it.kind == kind]
-        assert here[0].first == 256
-        assert row_tile(here[-1].last + 1, itemsize, inputs, DEFAULT_GPU) is None
+        assert here[0].first == lab_notes.NARROWEST
+        assert (
+            softmax_tile(lab_notes.MANY, here[-1].last + 1, itemsize, inputs, DEFAULT_GPU) is None
+        )
         for before, after in pairwise(here):
             assert after.first == before.last + 1
         for it in here:
             for n in (it.first, it.last):
-                tile = row_tile(n, itemsize, inputs, DEFAULT_GPU)
+                tile = softmax_tile(lab_notes.MANY, n, itemsize, inputs, DEFAULT_GPU)
                 assert (tile.rows, tile.num_warps) == (it.rows, it.num_warps)

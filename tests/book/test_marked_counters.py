@@ -178,7 +178,7 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     assert all(map(str.__contains__, frame["refused"][2:], whys))
 
 
-ROWS = 16  # of 4096: the programs of the others do the same, 16 rows further down
+ROWS = 256  # of 4096: the programs of the others do the same, 256 rows further down
 
 
 def predicted_and_recorded(id, fn, op="softmax", **which):

@@ -354,8 +354,8 @@ def test_softmax_of_batches_of_rows_that_start_anywhere():
 @pytest.mark.parametrize(
     ("n", "name", "parts"),
     [
-        (32768, "float32", 0), (50257, "float32", 0), (131072, "float32", 8),
-        (65537, "bfloat16", 5), (131072, "bfloat16", 8),
+        (16383, "float32", 0), (16384, "float32", 4), (50257, "float32", 13),
+        (131072, "float32", 32), (65537, "bfloat16", 9), (131072, "bfloat16", 16),
     ],
 )  # fmt: skip
 def test_traffic_of_long_rows(n, name, parts):

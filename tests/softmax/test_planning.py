@@ -22,6 +22,7 @@ from memtraffic.kernels.softmax.planning import (
     common_divisor,
     plan,
     row_tile,
+    softmax_tile,
 )
 from memtraffic.kernels.tiling import shifted_vector
 
@@ -56,6 +57,8 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
     assert lanes <= gpu.max_threads_per_program
     elements = tile.rows * tile.block * tile.chunks / lanes
     assert elements * itemsize <= most  # bytes per lane and tensor
+    narrower = row_tile(n_cols, itemsize, inputs, gpu, shifted, few=True)
+    assert narrower == tile or 1 <= narrower.rows < tile.rows
     narrow = tile.rows > 1 and tile.chunks == 1 and tile.block < 2 * n_cols
     # A lane loads whole vectors, and where a program has several rows, a warp has one of them.
     assert narrow or tile.block * itemsize * tile.rows % (16 * lanes) == 0
@@ -72,16 +75,18 @@ TILES = {
     (8, 2, 1): (Tile(128, 8, 1, 1), Tile(128, 8, 1, 1)),
     (255, 2, 2): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),
     (8, 8, 1): (Tile(32, 8, 1, 1), Tile(32, 8, 1, 1)),
-    (255, 4, 1): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),
-    (256, 4, 1): (Tile(2, 256, 1, 4), Tile(4, 256, 1, 2)),
-    (512, 4, 1): (Tile(2, 512, 1, 4), Tile(2, 512, 1, 2)),
+    (129, 2, 1): (Tile(4, 256, 1, 1), Tile(8, 256, 1, 1)),
+    (64, 2, 2): (Tile(8, 64, 1, 1), Tile(8, 64, 1, 1)),
+    (256, 4, 1): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),
+    (512, 4, 1): (Tile(2, 512, 1, 2), Tile(2, 512, 1, 2)),
     # A warp to each row; one that starts in between needs a program of its own.
-    (256, 2, 1): (Tile(4, 256, 1, 4), Tile(4, 256, 1, 1)),
+    (257, 2, 1): (Tile(4, 256, 2, 4), Tile(4, 512, 1, 2)),
     (1792, 2, 1): (Tile(4, 256, 7, 4), Tile(1, 256, 7, 1)),
     (1793, 2, 1): (Tile(1, 512, 4, 2), Tile(1, 512, 4, 2)),
-    (512, 2, 2): (Tile(4, 256, 2, 4), Tile(2, 512, 1, 1)),
-    (513, 2, 2): (Tile(1, 512, 2, 2), Tile(1, 512, 2, 2)),
-    (512, 4, 2): (Tile(1, 128, 4, 1), Tile(1, 512, 1, 1)),
+    (384, 2, 2): (Tile(4, 256, 2, 4), Tile(4, 512, 1, 2)),
+    (385, 2, 2): (Tile(4, 256, 2, 4), Tile(1, 256, 2, 1)),
+    (769, 2, 2): (Tile(1, 512, 2, 2), Tile(1, 512, 2, 2)),
+    (512, 4, 2): (Tile(1, 128, 4, 1), Tile(2, 512, 1, 2)),
     (513, 4, 2): (Tile(1, 512, 2, 4), Tile(1, 512, 2, 4)),
     # Programs of whole rows
     (513, 4, 1): (Tile(1, 256, 3, 2), Tile(1, 256, 3, 2)),
@@ -90,10 +95,9 @@ TILES = {
     (8193, 4, 1): (Tile(1, 2048, 5, 8), Tile(1, 2048, 5, 8)),  # two vectors of a chunk
     (32768, 2, 1): (Tile(1, 4096, 8, 8), Tile(1, 2048, 16, 8)),
     (16384, 4, 2): (Tile(1, 2048, 8, 16), Tile(1, 2048, 8, 16)),
-    (50257, 4, 1): (None, Tile(1, 2048, 25, 16)),
-    (50257, 2, 2): (None, Tile(1, 2048, 25, 8)),
-    (50257, 4, 2): (None, None),
-    (65537, 2, 1): (None, None),
+    (50257, 2, 1): (None, Tile(1, 2048, 25, 8)),
+    (50257, 4, 1): (None, None),
+    (53249, 2, 1): (None, None),
 }
 
 
@@ -120,6 +124,24 @@ def test_row_tile_of_a_gpu_with_small_programs():
     small = replace(H200, max_threads_per_program=256)
     assert row_tile(14336, 4, 1, small) == row_tile(14336, 4, 1, H200)
     assert row_tile(14337, 4, 1, small) is None
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "itemsize", "inputs", "expected"),
+    [
+        (4223, 64, 4, 1, Tile(4, 64, 1, 1)),  # 4 tiles an SM
+        (4224, 64, 4, 1, Tile(8, 64, 1, 1)),
+        (256, 197, 2, 1, Tile(1, 256, 1, 1)),
+        (131, 16384, 4, 1, None),  # not a row for each SM
+        (132, 16384, 4, 1, Tile(1, 2048, 8, 16)),
+        (131, 16383, 4, 1, Tile(1, 2048, 8, 16)),
+        (131, 16384, 8, 1, Tile(1, 1024, 16, 16)),  # a sum of float64 outgrows half a word
+        (10**6, 24576, 4, 1, Tile(1, 2048, 12, 16)),
+        (10**6, 24577, 4, 1, None),
+    ],
+)
+def test_softmax_tile(m, n, itemsize, inputs, expected):
+    assert softmax_tile(m, n, itemsize, inputs, H200) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -271,7 +293,8 @@ def planned(x, dim=-1, dtype=None, backward=False):
 
 CASES = {
     "rows": (lambda: torch.empty(8, 1000), -1, "softmax_kernel"),
-    "widest-row": (lambda: torch.empty(2, 32768), -1, "softmax_kernel"),
+    "widest-row": (lambda: torch.empty(132, 24576), -1, "softmax_kernel"),
+    "few-rows": (lambda: torch.empty(131, 24576), -1, "split_kernel"),
     "columns": (lambda: torch.empty(1000, 8), 0, "softmax_kernel"),
     "batches-of-columns": (lambda: torch.empty(4, 100, 8), 1, "softmax_kernel"),
     "long-rows": (lambda: torch.empty(2, 100000), -1, "split_kernel"),
@@ -309,7 +332,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
 
 @pytest.mark.parametrize(
     ("m", "n", "rows"),
-    [(1, 8, 64), (63, 8, 64), (64, 8, 64), (65, 8, 64), (5, 512, 2), (5, 513, 1)],
+    [(1, 8, 32), (31, 8, 32), (32, 8, 32), (33, 8, 32), (10**6, 8, 64), (5, 513, 1)],
 )
 def test_plan_has_programs_for_all_rows(m, n, rows):
     with runtime.capturing_launches(H200):

@@ -126,13 +126,11 @@ def test_the_best_split_spills_nothing(n, registers):
 @pytest.mark.parametrize(
     ("n", "itemsize", "inputs", "aligned", "expected"),
     [
-        pytest.param(2**18 - 8, 2, 1, True, Split(16, 16, 1024, 4, 96), id="16-bits"),
-        pytest.param(2**18, 2, 1, True, Split(8, 32, 1024, 4, 168), id="longer-of-16-bits"),
-        pytest.param(300032, 2, 1, True, Split(10, 30, 1024, 4, 168), id="16-bits-not-full"),
+        pytest.param(196600, 2, 1, True, Split(12, 16, 1024, 4, 96), id="16-bits"),
+        pytest.param(196608, 2, 1, True, Split(6, 32, 1024, 4, 168), id="longer-of-16-bits"),
         pytest.param(2**18, 2, 1, False, Split(32, 8, 1024, 4), id="longer-but-not-aligned"),
-        pytest.param(2**17 - 2**14, 4, 1, True, Split(14, 16, 512, 4, 96), id="32-bits"),
-        pytest.param(2**17, 4, 1, True, Split(8, 32, 512, 4, 168), id="longer-of-32-bits"),
-        pytest.param(2**17 + 128, 4, 1, True, Split(17, 16, 512, 4, 96), id="32-bits-not-full"),
+        pytest.param(2**18 - 4, 4, 1, True, Split(32, 16, 512, 4, 96), id="32-bits"),
+        pytest.param(2**18, 4, 1, True, Split(16, 32, 512, 4, 168), id="longer-of-32-bits"),
         pytest.param(2**20, 2, 2, True, Split(128, 8, 1024, 4, 96), id="backward-of-16-bits"),
         pytest.param(98304 - 4, 4, 2, True, Split(24, 8, 512, 4, 96), id="backward"),
         pytest.param(98304, 4, 2, True, Split(12, 16, 512, 4, 168), id="longer-backward"),
@@ -142,6 +140,14 @@ def test_the_best_split_spills_nothing(n, registers):
 def test_longer_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected):
     found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, H200)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "parts"),
+    [(1, 128), (8, 128), (9, 64), (16, 64), (17, 32)],  # with more than 4 programs an SM
+)
+def test_fewer_rows_take_more_programs(m, parts):
+    assert best_split(2**20, 2, 1, 8, H200, m).parts == parts
 
 
 @pytest.mark.parametrize(("n", "whole"), [(65536, 16), (65532, 0), (73728, 16), (50257, 0)])

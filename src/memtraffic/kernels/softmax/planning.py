@@ -34,24 +34,29 @@ SPLIT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # a sum fits half
 Run = Callable[..., None]
 
 
-# The widest row, in columns, for each number of warps, by the bytes of an element and the tensors
-# that a program holds: 1 in the forward, 2 in the backward. From a sweep of widths on an H200.
+# By the bytes of an element and the tensors that a program holds, 1 in the forward and 2 in the
+# backward, from a sweep of shapes on an H200: the widest row, in columns, of each number of warps.
 WARPS = {
     (4, 1): {2: 4096, 4: 8192, 8: 14336, 16: 32768},
     (2, 1): {2: 6144, 4: 16384, 8: 32768},
     (8, 1): {2: 2048, 4: 4096, 8: 8192, 16: 16384},
-    (4, 2): {4: 3072, 8: 8192, 16: 16384, 32: 24576},
-    (2, 2): {2: 1536, 4: 6144, 8: 12288, 16: 16384, 32: 32768},
+    (4, 2): {4: 3072, 8: 14336, 16: 16384},
+    (2, 2): {2: 1536, 4: 6144, 8: 24576, 16: 28672},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
-# Wider rows that start between multiples of 16 bytes: warps, and the widest. Split, they would be
-# loaded an element at a time, and take up to 2.3 times as long.
-SHIFTED = {(4, 1): (16, 53248), (2, 1): (8, 65536), (2, 2): (8, 53248)}
+SHIFTED = {(2, 1): (8, 53248)}  # wider ones that start between multiples of 16 bytes
+# Rows that would fit a program, and are faster over several: the narrowest of a kind, and the bytes
+# of one where there are fewer rows than SMs.
+SPLIT_FROM, SPLIT_BYTES = {(4, 1): 24577}, 2**16
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
-ONE_WARP = {(2, 1): (4, 256, 1792), (2, 2): (4, 256, 512), (4, 2): (1, 256, 512)}
-MIN_TILE_BYTES = 2048  # of a program of several rows that have not, at least
-NARROW, NARROW_SHIFTED = 255, 512  # columns: so many fit a program of several rows
-NARROW_LANE_BYTES = 64  # of each tensor in a lane of such a program
+ONE_WARP = {(2, 1): (4, 257, 1792), (2, 2): (4, 257, 768), (4, 2): (1, 257, 512)}
+# Narrower ones share one, or two: the widest, and the widest that is shifted.
+NARROW = {(4, 1): (512, 512), (2, 2): (256, 384)}
+NARROW_OTHERS = 256, 512
+TWO_WARPS_BYTES = 1024  # of a row with its padding
+LANE_BYTES = 64  # of each tensor, but where more or fewer are faster: by kind, block and `shifted`
+LANE_BYTES_OF = {(2, 1, 256, True): 128, (2, 2, 64, True): 32, (2, 2, 64, False): 32}
+LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
@@ -69,29 +74,56 @@ class Tile:
     num_warps: int
 
 
-def row_tile(
-    n_cols: int, itemsize: int, inputs: int, gpu: Gpu, shifted: bool = False
+def softmax_tile(
+    n_rows: int,
+    n_cols: int,
+    itemsize: int,
+    inputs: int,
+    gpu: Gpu,
+    shifted: bool = False,
 ) -> Tile | None:
-    """The rule: the tile of a program for rows of `n_cols` columns; None if they do not fit one.
+    """The rule: the tile of a program of a softmax; None if several programs share a row.
+
+    n_rows: of all programs. The others: as for `row_tile`.
+    """
+    row_bytes, kind = n_cols * itemsize, (itemsize, inputs)
+    few = n_rows < gpu.num_sms and row_bytes >= SPLIT_BYTES
+    if itemsize < 8 and (few or n_cols >= SPLIT_FROM.get(kind, n_cols + 1)):
+        return None
+    block_bytes = triton.next_power_of_2(n_cols) * itemsize
+    few = n_rows * block_bytes < FEW_BYTES * gpu.num_sms
+    return row_tile(n_cols, itemsize, inputs, gpu, shifted, few)
+
+
+def row_tile(
+    n_cols: int,
+    itemsize: int,
+    inputs: int,
+    gpu: Gpu,
+    shifted: bool = False,
+    few: bool = False,
+) -> Tile | None:
+    """The tile of a program that has whole rows of `n_cols` columns; None if they do not fit.
 
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
-    shifted: rows start between multiples of 16 bytes, see `shifted_vector`.
+    shifted: rows start between multiples of 16 bytes, see `shifted_vector`. few: so few rows that
+    the programs of narrow ones are smaller.
 
     >>> from memtraffic.gpus import find_gpu
     >>> row_tile(12672, 4, 1, find_gpu("H200"))
     Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
-    if n_cols <= (NARROW_SHIFTED if shifted else NARROW):
-        num_warps = 2 if kind == (4, 1) and block > 128 else 1
-        tile_bytes = NARROW_LANE_BYTES * gpu.warp_size * num_warps
-        return Tile(max(1, tile_bytes // (block * itemsize)), block, 1, num_warps)
+    if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
+        num_warps = 2 if block * itemsize >= TWO_WARPS_BYTES else 1
+        lane_bytes = LANE_BYTES_OF.get((*kind, block, shifted), LANE_BYTES)
+        if few:
+            lane_bytes = LANE_ELEMENTS_OF_FEW * itemsize
+        rows = lane_bytes * gpu.warp_size * num_warps // (block * itemsize)
+        return Tile(max(1, rows), block, 1, num_warps)
     rows, narrowest, widest = ONE_WARP.get(kind, (1, n_cols + 1, 0))
     if narrowest <= n_cols <= widest:
         rows = num_warps = 1 if shifted else rows  # a row of its own can be shifted
-    elif block * itemsize <= MIN_TILE_BYTES and n_cols < narrowest:
-        rows = max(2, MIN_TILE_BYTES // 2 // (block * itemsize))
-        return Tile(rows, block, 1, min(4, max(1, rows * block // 64)))
     else:
         rows = 1
         fitting = (warps for warps, widest in WARPS[kind].items() if n_cols <= widest)
@@ -192,7 +224,8 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     packed = all(s[-1] == 1 for s in strides) or n_cols == 1
     vector = shifted_vector(tensors, strides) if packed else 1
     if packed:
-        tile = row_tile(n_cols, itemsize, inputs, gpu, shifted=vector > 1)
+        all_rows = batches * n_rows
+        tile = softmax_tile(all_rows, n_cols, itemsize, inputs, gpu, shifted=vector > 1)
     else:
         tile = column_tile(n_cols, n_rows)
     if outer or batches > (MAX_BATCHES if tile else 1):
@@ -217,7 +250,9 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
         if packed and tensors[backward].dtype in SPLIT_DTYPES:
             kernel = split_backward_kernel if backward else split_kernel
-            split = best_split(n_cols, itemsize, inputs, max(align, vector), gpu)
+            split = best_split(
+                n_cols, itemsize, inputs, max(align, vector), gpu, n_rows
+            )
             try:
                 return split_launch(
                     kernel, arguments, n_rows, n_cols, split, align=align, vector=vector

@@ -48,15 +48,14 @@ from memtraffic.triton_adapter.launch import compile_kernel
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 
-# Of programs that share a row, five fit an SM of an H200 if each has 128 lanes, and a
-# lane 96 registers. It holds 256 bytes of the inputs.
-PART_LANES, LANE_BYTES, LANE_REGISTERS = 128, 256, 96
-# Longer rows do better with fewer programs, which hold more: by the bytes of an element
-# and the inputs, from how many columns on. One kind does so only where all parts are
-# full, and need no masks.
-MORE_BYTES, MORE_REGISTERS = 512, 168
-LONGER = {(4, 1): 2**17, (2, 1): 2**18, (4, 2): 3 * 2**15}
-LONGER_IF_FULL = (4, 1)
+# A lane of a program that shares a row holds so many bytes of the inputs, in so many registers: the
+# more, the fewer programs tell each other their sums. With 128 lanes and 96 registers a lane, five
+# programs fit an SM of an H200.
+PART_LANES = 128
+LANE_BYTES = (512, 168), (256, 96), (128, None)
+# The first, by the bytes of an element and the inputs, of rows from so many columns on.
+LONGER = {(4, 1): 2**18, (2, 1): 3 * 2**16, (4, 2): 3 * 2**15}
+PROGRAMS_PER_SM = 4  # or a lane holds fewer bytes
 
 
 @triton.jit
@@ -226,27 +225,31 @@ def split_row(
     return Split(parts, chunks, block, num_warps, registers)
 
 
-def best_split(n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu) -> Split:
+def best_split(
+    n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu, n_rows: int = MAX_ROW
+) -> Split:
     """The `Split` that the op takes, from a sweep on an H200.
 
     itemsize: bytes of an element. inputs: tensors of which a program holds a part, 1 in
     the forward, 2 in the backward. align: elements that a lane can load at once.
+    n_rows: by default so many that any split fills the GPU.
 
     >>> from memtraffic.gpus import find_gpu
     >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
     Split(parts=64, chunks=32, block=512, num_warps=4, registers=168)
     """
-    vector, kind = VECTOR_BYTES // itemsize, (itemsize, inputs)
-    full = n_cols % (PART_LANES * MORE_BYTES // itemsize // inputs) == 0
-    n_bytes = LANE_BYTES
-    registers: int | None = LANE_REGISTERS
+    vector = VECTOR_BYTES // itemsize
+    is_longer = n_cols >= LONGER.get((itemsize, inputs), n_cols + 1)
+    candidates = LANE_BYTES if is_longer else LANE_BYTES[1:]
     if align < vector:  # an address for each element needs registers, too
-        n_bytes, registers = n_bytes // 2, None
-    elif n_cols >= LONGER.get(kind, n_cols + 1) and (full or kind != LONGER_IF_FULL):
-        n_bytes, registers = MORE_BYTES, MORE_REGISTERS
-    chunks = n_bytes // VECTOR_BYTES // inputs
-    warps = PART_LANES // gpu.warp_size
-    return split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
+        candidates = LANE_BYTES[2:]
+    for n_bytes, registers in candidates:
+        chunks = n_bytes // VECTOR_BYTES // inputs
+        warps = PART_LANES // gpu.warp_size
+        split = split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
+        if n_rows * split.parts > PROGRAMS_PER_SM * gpu.num_sms:
+            break
+    return split
 
 
 def split_launch(
