@@ -138,10 +138,11 @@ def _script() -> Callable[..., Tensor]:
 @functools.cache
 def _compile(multi_kernel: int, fn: Callable[..., Tensor] = naive.softmax) -> Callable[..., Tensor]:
     # Each shape is compiled by itself. Too many of them raise an error; without this setting
-    # PyTorch would return to eager mode in silence. The cache on disk is off because a multi-kernel
-    # cannot be loaded from it.
+    # PyTorch would return to eager mode in silence. A multi-kernel cannot be loaded from the cache
+    # on disk.
     refuse_to_recompile(256)
-    options: dict[str, Any] = {"triton.multi_kernel": multi_kernel, "fx_graph_cache": False}
+    options: dict[str, Any] = {"triton.multi_kernel": multi_kernel}
+    options["fx_graph_cache"] = not multi_kernel
     return torch.compile(fn, dynamic=False, options=options)
 
 

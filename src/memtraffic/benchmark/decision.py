@@ -24,6 +24,7 @@ CANDIDATES = (
 )
 WAYS = {"us": "on the GPU", "eager_us": "called", "graph_us": "in a CUDA graph"}
 ROUNDS, ROUND_SECONDS = 20, 2e-3
+FEWEST_ROUNDS, MOST_SECONDS = 5, 0.5  # of all calls that are slow
 GRAPH_CALLS = 20
 
 Call = Callable[[], object]
@@ -69,10 +70,12 @@ def _joined(
     return lambda x: Softmax.apply(x)
 
 
-def decide(shape: Sequence[int], *, dtype: str = "float32", gradient: bool = False) -> pd.DataFrame:
+def decide(
+    shape: Sequence[int], *, dtype: str = "float32", gradient: bool = False, budget: float = 0.1
+) -> pd.DataFrame:
     """Times what computes a softmax of a matrix of this shape, judged, beside a copy.
 
-    gradient: of forward and backward.
+    gradient: of forward and backward. budget: as of `bench`.
 
     Columns: those of `bench` with `judge`, and `eager_us` and `graph_us`, the microseconds of a
     call among many in a row, on the host's clock until the GPU is through, called one by one and in
@@ -83,7 +86,7 @@ def decide(shape: Sequence[int], *, dtype: str = "float32", gradient: bool = Fal
     """
     find, op = (with_gradient, WITH_GRADIENT) if gradient else (find_implementation, SOFTMAX)
     fns = {name: find(name) for name in CANDIDATES}
-    frame = bench({"copy": "copy", **fns}, op, [shape], dtype=dtype, judge=True, budget=0.1)
+    frame = bench({"copy": "copy", **fns}, op, [shape], dtype=dtype, judge=True, budget=budget)
     [x] = op.arguments(shape, dtype).positional
     there = frame.loc[frame["us"].notna() & (frame["impl"] != "copy"), "impl"]
     calls: dict[str, Call] = {name: functools.partial(fns[name], x) for name in there}
@@ -118,8 +121,10 @@ def _graphs(calls: dict[str, Call]) -> dict[str, Call]:
 def _in_a_row(calls: dict[str, Call], each: int) -> dict[str, dict[str, float]]:
     """The time of a call among many in a row, in interleaved rounds. each: calls of a call."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    counts = {name: 1 for name in calls}
+    counts, begun = {name: 1 for name in calls}, time.perf_counter()
     for turn in range(ROUNDS + 1):
+        if turn > FEWEST_ROUNDS and time.perf_counter() - begun > MOST_SECONDS:
+            break
         for name, call in calls.items():
             torch.cuda.synchronize()
             start = time.perf_counter()

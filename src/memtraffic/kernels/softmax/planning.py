@@ -44,7 +44,7 @@ WARPS = {
     (2, 2): {2: 1536, 4: 6144, 8: 24576, 16: 28672},
     (8, 2): {2: 1024, 4: 2048, 8: 4096, 16: 8192},
 }
-SHIFTED = {(2, 1): (8, 53248)}  # wider ones that start between multiples of 16 bytes
+SHIFTED = {(2, 1): (8, 51200)}  # wider ones that start between multiples of 16 bytes
 # Rows that would fit a program, and are faster over several: the narrowest of a kind, and the bytes
 # of one where there are fewer rows than SMs.
 SPLIT_FROM, SPLIT_BYTES = {(4, 1): 24577}, 2**16
@@ -53,7 +53,8 @@ ONE_WARP = {(2, 1): (4, 257, 1792), (2, 2): (4, 257, 768), (4, 2): (1, 257, 512)
 # Narrower ones share one, or two: the widest, and the widest that is shifted.
 NARROW = {(4, 1): (512, 512), (2, 2): (256, 384)}
 NARROW_OTHERS = 256, 512
-TWO_WARPS_BYTES = 1024  # of a row with its padding
+TWO_WARPS_BYTES = 1024  # of a row with its padding, unless its kind has one anyway
+NEVER_TWO_WARPS = {(2, 1)}
 LANE_BYTES = 64  # of each tensor, but where more or fewer are faster: by kind, block and `shifted`
 LANE_BYTES_OF = {(2, 1, 256, True): 128, (2, 2, 64, True): 32, (2, 2, 64, False): 32}
 LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
@@ -115,7 +116,8 @@ def row_tile(
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
-        num_warps = 2 if block * itemsize >= TWO_WARPS_BYTES else 1
+        is_wide = block * itemsize >= TWO_WARPS_BYTES and kind not in NEVER_TWO_WARPS
+        num_warps = 2 if is_wide else 1
         lane_bytes = LANE_BYTES_OF.get((*kind, block, shifted), LANE_BYTES)
         if few:
             lane_bytes = LANE_ELEMENTS_OF_FEW * itemsize
