@@ -5,12 +5,14 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from memtraffic import gpus
 from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
+from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function, import_path
@@ -123,58 +126,78 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
 
 
-def count_sectors(cases: Sequence[Case]) -> pd.DataFrame:
+def count_sectors(cases: Sequence[Case], processes: int = 8) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    The process that counts a call predicts it, too: from the same inputs, for this GPU and with its
-    Triton. cases: of each call the function, a rung or `module:function`; its inputs and their
-    shape, as `memtraffic.sectors` takes them; a dtype and a memory layout. Columns: `fn`, `inputs`,
-    `shape`, `dtype`, `layout`; each of `COUNTERS`, as counted of the kernels that are predicted;
-    each of them after `predicted_`; and `refused`, which says why nothing is predicted, or why the
-    call failed: then numbers are 0.
+    Processes that make the same inputs predict for this GPU and with its Triton, while another one
+    counts. cases: of each call the function, a rung or `module:function`; its inputs and their
+    shape, as `memtraffic.sectors` takes them; a dtype and a memory layout. processes: that predict;
+    0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, as
+    counted of the kernels that are predicted; each of them after `predicted_`; and `refused`, which
+    says why nothing is predicted, or why the call failed: then numbers are 0.
 
     Raises what `counters.profile` raises.
     """
-    worker = "from memtraffic_book.marked_counters import _predict; _predict()"
-    with tempfile.TemporaryDirectory() as folder:
+    predict = functools.partial(_predict, target=gpus.this_gpu().product)
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        pool = stack.enter_context(spawn.Pool(processes)) if processes else None
+        found = pool.map_async(predict, cases, chunksize=1) if pool else None
+        worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
         report = hardware.profile(worker, {"cases": cases, "told": str(told)}, COUNTERS)
-        outcomes = json.loads(told.read_text(encoding="utf-8"))
-    parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes), COUNTERS))
+        calls = json.loads(told.read_text(encoding="utf-8"))
+        predictions = found.get() if found else [*map(predict, cases)]
+    parts = iter(_parts(report, sum(begun for begun, _ in calls), COUNTERS))
     rows = []
-    for (fn, inputs, shape, dtype, layout), outcome in zip(cases, outcomes, strict=True):
+    for case, (begun, failed), predicted in zip(cases, calls, predictions, strict=True):
+        (fn, inputs, shape, dtype, layout), (totals, kernels, refused) = case, predicted
+        part = next(parts) if begun else None
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
         row |= {"dtype": dtype, "layout": layout} | dict.fromkeys(COUNTERS, 0)
-        if outcome["begun"]:
-            part = next(parts)
-            ours = part[part["kernel"].isin(outcome["kernels"])]
+        if part is not None and not (refused or failed):
+            ours = part[part["kernel"].isin(kernels)]
             row |= {name: int(ours[name].sum()) for name in COUNTERS}
-        row |= {f"predicted_{name}": outcome["totals"].get(name, 0) for name in COUNTERS}
-        rows.append(row | {"refused": outcome["refused"]})
+        row |= {f"predicted_{name}": totals.get(name, 0) for name in COUNTERS}
+        rows.append(row | {"refused": failed or refused})
     return pd.DataFrame(rows)
 
 
-def _predict() -> None:
-    """What runs under ncu for `count_sectors`: it tells what it predicts of each call."""
-    job = json.loads(sys.argv[1])
-    gpu, outcomes = gpus.this_gpu(), []
-    for name, inputs, shape, dtype, layout in job["cases"]:
-        outcome: dict[str, Any] = {"begun": False, "totals": {}, "kernels": [], "refused": ""}
-        outcomes.append(outcome)
+def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
+    name, inputs, shape, dtype, layout = case
+    return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _predict(case: Case, target: str) -> tuple[dict[str, int], list[str], str]:
+    """The totals and kernels of a call; and why there are none, or ""."""
+    try:
+        found = sectors(*_arguments(case), target=target)
+    except Exception as error:  # of a package, which does not stop the others
+        return {}, [], _said(error)
+    return found.totals, sorted({access.kernel for access in found.accesses}), ""
+
+
+def _call() -> None:
+    """What runs under ncu for `count_sectors`: it tells whether each call began, and why not."""
+    job, calls = json.loads(sys.argv[1]), []
+    for case in job["cases"]:
+        begun, failed = False, ""
         try:
-            fn = as_function(import_function(name))
-            arguments = find_op(inputs).arguments(shape, dtype, layout)
+            fn, arguments = _arguments(case)
             for _ in range(WARMUP):
                 arguments.call(fn)
             with counted():
-                outcome["begun"] = True
+                begun = True
                 arguments.call(fn)
-            found = sectors(fn, arguments, target=gpu)
-            outcome["totals"] = found.totals
-            outcome["kernels"] = sorted({access.kernel for access in found.accesses})
-        except Exception as error:  # of a package, which does not stop the others
-            outcome["refused"] = f"{type(error).__name__}: {error}"
-    Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
+        except Exception as error:  # of a package
+            failed = _said(error)
+        calls.append((begun, failed))
+    Path(job["told"]).write_text(json.dumps(calls), encoding="utf-8")
 
 
 def _worker() -> None:

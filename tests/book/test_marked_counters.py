@@ -166,7 +166,7 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
         ("fused", "M,N", (8, 1000), "float32", "packed"),
         ("no_such_package:fn", "M,N N,", (8, 1000), "float32", "packed"),
     ]
-    frame = marked_counters.count_sectors(cases)
+    frame = marked_counters.count_sectors(cases, processes=0)
     assert list(frame["shape"]) == ["8x1000"] * 5
     assert list(frame["store_sectors"]) == [1, 4, 0, 0, 0]
     packed = sectors(import_function("masked"), shape=(8, 1000)).totals
