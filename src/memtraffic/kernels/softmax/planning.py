@@ -53,8 +53,8 @@ ONE_WARP = {(2, 1): (4, 257, 1792), (2, 2): (4, 257, 768), (4, 2): (1, 257, 512)
 # Narrower ones share one, or two: the widest, and the widest that is shifted.
 NARROW = {(4, 1): (512, 512), (2, 2): (256, 384)}
 NARROW_OTHERS = 256, 512
-TWO_WARPS_BYTES = 1024  # of a row with its padding, unless its kind has one anyway
-NEVER_TWO_WARPS = {(2, 1)}
+# Of a row with its padding. Where the forward loads 8 bytes at a time, the narrowest do with one.
+TWO_WARPS_BYTES = 1024
 LANE_BYTES = 64  # of each tensor, but where more or fewer are faster: by kind, block and `shifted`
 LANE_BYTES_OF = {(2, 1, 256, True): 128, (2, 2, 64, True): 32, (2, 2, 64, False): 32}
 LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
@@ -116,13 +116,19 @@ def row_tile(
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
-        is_wide = block * itemsize >= TWO_WARPS_BYTES and kind not in NEVER_TWO_WARPS
-        num_warps = 2 if is_wide else 1
+        row_bytes = block * itemsize
         lane_bytes = LANE_BYTES_OF.get((*kind, block, shifted), LANE_BYTES)
         if few:
             lane_bytes = LANE_ELEMENTS_OF_FEW * itemsize
-        rows = lane_bytes * gpu.warp_size * num_warps // (block * itemsize)
-        return Tile(max(1, rows), block, 1, num_warps)
+        num_warps = 2 if row_bytes >= TWO_WARPS_BYTES else 1
+        rows = max(1, lane_bytes * gpu.warp_size * num_warps // row_bytes)
+        if (
+            row_bytes == TWO_WARPS_BYTES
+            and inputs == 1
+            and n_cols * itemsize % VECTOR_BYTES == 8
+        ):
+            num_warps = 1
+        return Tile(rows, block, 1, num_warps)
     rows, narrowest, widest = ONE_WARP.get(kind, (1, n_cols + 1, 0))
     if narrowest <= n_cols <= widest:
         rows = num_warps = 1 if shifted else rows  # a row of its own can be shifted
