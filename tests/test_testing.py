@@ -8,15 +8,17 @@ import torch
 from memtraffic import runtime, testing
 from memtraffic.kernels.softmax import fused, masked
 from memtraffic.meters.count import Access, Traffic
-from memtraffic.op import row_tolerance
+from memtraffic.op import find_op, row_tolerance
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
+    assert_correct,
     assert_row_sums,
     assert_sectors,
     assert_softmax,
     assert_touches_once,
     bounds_checked,
+    is_correct,
     is_softmax,
     poisoned_memory,
 )
@@ -407,3 +409,14 @@ def test_assert_sectors_says_where(limits, message):
         assert_sectors(
             masked.softmax, shape=(4, 800), layout="transposed", target=["sm_80"], **limits
         )
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 12, 1000])
+def test_assert_correct_knows_what_cancels_in_a_backward(n):
+    """Of two columns, the gradient is a difference of equals: its error is that of the terms."""
+    y, dy = find_op("softmax_backward").arguments((4096, n)).positional
+    assert_correct(
+        "softmax_backward", lambda y, dy: y * (dy - (y * dy).sum(1, keepdim=True)), y, dy
+    )
+    for wrong in (lambda y, dy: y * dy, lambda y, dy: y * (dy - 1.0001 * (y * dy).sum(1, True))):
+        assert not is_correct("softmax_backward", wrong, y, dy)

@@ -73,8 +73,9 @@ class Op:
     name: as messages and tables call it. inputs: a specification, see `inputs.parse`, or a function
     of sizes, see `inputs.of_function`; or the arguments themselves. reference: the result, computed
     from inputs that are float64. roundings: how many ulps of its row's largest element a result may
-    be off. checks_row_sums: whether the sum of each row is checked as well. kernels: by name, the
-    functions that compute it, as `module:function`.
+    be off. magnitude: where a result is a sum of larger terms, theirs, from the same inputs; ulps
+    are of these, then. checks_row_sums: whether the sum of each row is checked as well. kernels: by
+    name, the functions that compute it, as `module:function`.
 
     Raises InputsError for a specification that cannot be read, TypeError for a function that takes
     no sizes.
@@ -84,6 +85,7 @@ class Op:
     inputs: str | Callable[..., Any] | Inputs | Arguments = DEFAULT
     reference: Callable[..., Tensor] | None = None
     roundings: float = 4
+    magnitude: Callable[..., Tensor] | None = None
     checks_row_sums: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
 

@@ -49,11 +49,18 @@ def _require_none(wrong: Tensor, what: str, got: Tensor, expected: Tensor) -> No
         )
 
 
-def assert_close(got: Tensor, reference: Tensor, dtype: torch.dtype, roundings: float = 4) -> None:
+def assert_close(
+    got: Tensor,
+    reference: Tensor,
+    dtype: torch.dtype,
+    roundings: float = 4,
+    magnitude: Tensor | None = None,
+) -> None:
     """Assert that `got` has this dtype and the shape and, nearly, the values of `reference`.
 
     reference: finite float64 tensor. roundings: how many units in the last place of the largest
-    element of its row each element may be off.
+    element of its row each element may be off. magnitude: whose largest element that is, by default
+    the reference.
     """
     _require(reference.dtype == torch.float64, f"the reference is {reference.dtype}, not float64")
     _require(bool(reference.isfinite().all()), "the reference is not finite")
@@ -62,7 +69,8 @@ def assert_close(got: Tensor, reference: Tensor, dtype: torch.dtype, roundings: 
     _require(got.shape == reference.shape, shapes)
     if got.numel():
         error = (got.double() - reference).abs()
-        wrong = ~(error <= row_tolerance(reference, dtype, roundings))  # a NaN is not <= anything
+        most = row_tolerance(reference if magnitude is None else magnitude, dtype, roundings)
+        wrong = ~(error <= most)  # a NaN is not <= anything
         _require_none(wrong, "elements are wrong", got, reference)
 
 
@@ -166,6 +174,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     device = inputs[0].device
     _require(got.device == device, f"the result is on {got.device}, not on {device}")
     reference = op.judged(*map(exact, before))
+    magnitude = op.magnitude and op.magnitude(*map(exact, before)).nan_to_num()
     nan = reference.isnan()
     shapes = f"shape {tuple(got.shape)}, not {tuple(reference.shape)}"
     _require(got.shape == reference.shape, shapes)
@@ -177,7 +186,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
             "(a place that the function never writes holds NaN, too)"
         )
     got, reference = got.masked_fill(nan, 0), reference.masked_fill(nan, 0)
-    assert_close(got, reference, inputs[0].dtype, op.roundings)
+    assert_close(got, reference, inputs[0].dtype, op.roundings, magnitude)
     if op.checks_row_sums:
         assert_row_sums(got, reference)
     for i, (x, original) in enumerate(zip(inputs, before, strict=True)):
