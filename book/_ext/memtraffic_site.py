@@ -26,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
 SUBTITLE = "where every byte goes"
-CARD = "winners.png"  # what a shared link shows, in book/_static
+CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
 NO_BREAK = "\N{NO-BREAK SPACE}"

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     held.add_argument("--compiled", action="store_true", help="torch.compile, too")
     held.add_argument("--csv", type=Path, help="write all times there, too")
 
-    commands.add_parser("map", help="draw who is fastest where, from the published recording")
+    commands.add_parser("map", help="draw the maps of the speed at each width, from the recording")
     commands.add_parser("moving", help="draw the figures that move")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "held-out":
             return race(args)
         elif args.command == "map":
-            print(build.draw_map())
+            print("\n".join(map(str, build.draw_maps())))
         elif args.command == "moving":
             print(*build.draw_moving(), sep="\n")
         else:

@@ -1,4 +1,4 @@
-"""Makes what is stored in the book: recordings, outputs of the notebooks, the map of winners.
+"""Makes what is stored in the book: recordings, outputs of the notebooks, the maps.
 
 Every path is found from the folder of recordings, `recording.root()`.
 """
@@ -21,14 +21,21 @@ from memtraffic_book.recording import PUBLISHED, RecordingError
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PICTURE = Path("_static/winners.png")
-MOVING = ("bytes_in_flight", "occupancy_latency")  # what the figures that move are drawn from
-LETTERS = {  # of the map, the same whoever wins
-    "tiled": "T",
-    "persistent": "P",
-    "compile(persistent reduction)": "C",
-    "torch.softmax": "S",
+MAP = "map_float32"  # the experiment that the maps are drawn from
+ENDS = "memtraffic.softmax", "naive"  # of the book
+NAMES = "the last kernel", "five lines of PyTorch"
+# The map of a chapter: the kernel that it is about, and the columns that it says something new of.
+LIT: dict[str, tuple[str, float, float]] = {
+    "naive": ("naive", 16, 2**20),
+    "fused": ("fused", 16, 2**15),
+    "masked": ("masked", 16, 2**15),
+    "tiled": ("tiled", 16, 1024),
+    "chunks": ("memtraffic.softmax", 1024, 2**15),
+    "persistent": ("persistent", 16, 2**15),
+    "long-rows": ("split", 2**15, 2**20),
+    "scoreboard": ("memtraffic.softmax", 16, 2**20),
 }
+MOVING = ("bytes_in_flight", "occupancy_latency")  # what the figures that move are drawn from
 
 
 def book_folder() -> Path:
@@ -41,7 +48,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
 
     ids: which experiments; all of them by default, and then what the folder held before is removed.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the map of winners is drawn anew with its recording, and the
+    the others. On the published GPU, the maps are drawn anew with their recording, and the
     figures that move after theirs. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
@@ -61,8 +68,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
             failed[subject.id] = error
         outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
-        if subject.id == "winners" and folder.name == PUBLISHED and subject.id not in failed:
-            draw_map()
+        if subject.id == MAP and folder.name == PUBLISHED and subject.id not in failed:
+            draw_maps()
     done = {subject.id for subject in subjects} - set(failed)
     if folder.name == PUBLISHED and done.intersection(MOVING):
         draw_moving()
@@ -73,10 +80,10 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     return folder
 
 
-def draw_map() -> Path:
-    """Draws who is fastest where, from the published recording. Returns the picture's path.
+def draw_maps() -> list[Path]:
+    """Draws the map, and that of each chapter, from the published recording. Returns the paths.
 
-    The picture carries the recording's checksum, so that a stale one can be recognised.
+    A picture carries the recording's checksum, so that a stale one can be recognised.
     """
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
@@ -84,15 +91,22 @@ def draw_map() -> Path:
     from memtraffic_book import figures
 
     folder = recording.root() / PUBLISHED
-    cases = figures.fastest(recording.read(folder, EXPERIMENTS["winners"]))
-    title = "Which softmax is fastest depends on width, type and layout."
-    figure = figures.winners(cases, level=2, letters=LETTERS, title=title).figure
-    assert isinstance(figure, Figure)
-    checksum = recording.load_machine(folder)["experiments"]["winners"]["sha256"]
-    path = book_folder() / PICTURE
-    figure.savefig(path, dpi=160, metadata={"Source": checksum, "Software": None})
-    plt.close(figure)
-    return path
+    frame = recording.read(folder, EXPERIMENTS[MAP])
+    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
+    speeds = 100 / us.div(us["copy"], axis=0)
+    checksum = recording.load_machine(folder)["experiments"][MAP]["sha256"]
+    title = "One line to flatten, from 16 columns to a million"
+    named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
+    drawn = {"map": figures.width_map(named, NAMES, title=title)}
+    for slug, (kernel, first, last) in LIT.items():
+        drawn[f"map-{slug}"] = figures.width_map(speeds, ENDS, lit=kernel, stretch=(first, last))
+    paths = []
+    for name, ax in drawn.items():
+        assert isinstance(ax.figure, Figure)
+        paths.append(book_folder() / "_static" / f"{name}.png")
+        ax.figure.savefig(paths[-1], dpi=160, metadata={"Source": checksum, "Software": None})
+        plt.close(ax.figure)
+    return paths
 
 
 def draw_moving() -> list[Path]:

@@ -9,7 +9,6 @@ the key. Who renames a function that arguments name renames it in `machine.json`
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -241,7 +240,6 @@ SUSPECTS = {
     "3 stages": STAGES["3 stages"],
 }
 REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persistent"]
-CONTESTANTS = ["copy", "torch.softmax", COMPILED[2], "tiled", "persistent"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
 ONLINE = "memtraffic.kernels.softmax.online:softmax"
 MAPPED = _named(
@@ -295,10 +293,6 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 # ---- arguments that several experiments share
 
 DTYPES = ["float32", "bfloat16"]
-CASES = [
-    dict(dtype=dtype, layout=layout, shapes=LARGE if layout == "packed" else STRIDED)
-    for dtype, layout in itertools.product(DTYPES, ("packed", "transposed", "every other"))
-]
 TILED = dict(fn="tiled", shape=[4096, 4096])
 TUNED = dict(
     fn="tiled",
@@ -350,7 +344,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.bench_beside_copy: BENCH,
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
     m.bench_rounds: columns(f"rounds extra impl {TIMES}"),
-    m.bench_cases: columns(f"layout impl {TIMES}"),
     m.bench_layouts: columns(f"layout {TIMES}"),
     # The option comes before these.
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
@@ -472,7 +465,6 @@ _ALL = (  # in the order of the book
     # The second shape has four times the work to fill and drain a pipeline for.
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE, [16384, 16384]]),
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
-    _one("winners", m.bench_cases, impls=CONTESTANTS, cases=CASES, budget=0.1),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),

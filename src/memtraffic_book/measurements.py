@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,29 +100,11 @@ def bench_beside_copy(**options: Any) -> pd.DataFrame:
 
 
 def _bench_what_works(
-    impls: Impls, shapes: Sequence[Sequence[int]], *, says_why: bool, **options: Any
+    impls: Impls, shapes: Sequence[Sequence[int]], **options: Any
 ) -> pd.DataFrame:
-    """`benchmark.bench` of implementations that may refuse a shape, or be wrong: without those.
-
-    says_why: whether it is printed why one has no row.
-    """
+    """`benchmark.bench` of implementations that may refuse a shape, or be wrong: without those."""
     frame = benchmark.bench(impls, SOFTMAX, shapes, judge=True, **options)
-    there = frame["us"].notna()
-    for row in frame[~there].to_dict("records") if says_why else ():
-        print(f"{row['impl']} at {row['m']} x {row['n']}: {row['note']}", file=sys.stderr)
-    return frame[there].drop(columns=["us_reversed", "note"])
-
-
-def bench_cases(impls: Impls, cases: Sequence[dict[str, Any]], **options: Any) -> pd.DataFrame:
-    """`benchmark.bench` in several cases, each of a type, a memory layout and shapes.
-
-    cases: dicts with the keys `dtype`, `layout` and `shapes`. Columns: `layout`, and those of
-    `bench`. What an implementation refuses or cannot compile has no row, and is printed.
-    """
-    return _stacked(
-        ({"layout": case["layout"]}, _bench_what_works(impls, **case, says_why=True, **options))
-        for case in cases
-    )
+    return frame[frame["us"].notna()].drop(columns=["us_reversed", "note"])
 
 
 def bench_rounds(
@@ -185,9 +166,7 @@ def bench_option(
     """
     named = {str(value): value for value in values}
     fns = {name: functools.partial(fn, **{option: value}) for name, value in named.items()}
-    frame = _bench_what_works(
-        {"copy": copy, **fns}, shapes, says_why=False, dtype=dtype, budget=0.1
-    )
+    frame = _bench_what_works({"copy": copy, **fns}, shapes, dtype=dtype, budget=0.1)
     copied = frame[frame["impl"] == "copy"].set_index(["m", "n"])["us"].rename("copy_us")
     timed = frame[frame["impl"] != "copy"].rename(columns={"impl": option})
     if timed.empty:

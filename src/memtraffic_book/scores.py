@@ -171,32 +171,6 @@ def against_fastest(
     return sorted(found, key=lambda it: it.ratio)
 
 
-class Rung(NamedTuple):
-    """A rung of the ladder at some widths: how many it was timed at, and its speed.
-
-    over_torch: over that of `torch.softmax`, the geometric mean. low, high: of a copy.
-    """
-
-    name: str
-    widths: int
-    over_torch: float
-    low: float
-    high: float
-
-
-def ladder(frame: pd.DataFrame, widths: Iterable[int]) -> list[Rung]:
-    """The rungs in the order of the book, and ours after them, where they were timed."""
-    us, share = (at(it, list(widths)) for it in (timed(frame), shares(frame)))
-    found = []
-    for name in (*RUNGS, OURS):
-        reached = share[name].dropna() if name in share else share.iloc[:0, 0]
-        if len(reached):
-            ratios = (us[TORCH] / us[name]).dropna()
-            row = geometric_mean(ratios), float(reached.min()), float(reached.max())
-            found.append(Rung(name, len(reached), *row))
-    return found
-
-
 def over_least(counted: pd.DataFrame) -> pd.DataFrame:
     """What a call moved, over the least: each element once in, and once out.
 

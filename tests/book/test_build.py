@@ -17,9 +17,9 @@ from memtraffic_book.recording import PUBLISHED, RecordingError
 
 @pytest.fixture
 def drawn_map(monkeypatch):
-    """Counts how often the map was drawn."""
+    """Counts how often the maps were drawn."""
     drawn = []
-    monkeypatch.setattr(build, "draw_map", lambda: drawn.append(1))
+    monkeypatch.setattr(build, "draw_maps", lambda: drawn.append(1))
     return drawn
 
 
@@ -37,11 +37,11 @@ def other(book, id, **fields):
 def test_record_experiments_writes_all_and_removes_what_was(recorded, drawn_map):
     stale = recorded.h200 / "stale.csv"
     stale.write_text("n\n1\n")
-    other(recorded, "winners")
+    other(recorded, build.MAP)
     recorded.machine["torch"] = "99"  # another version: the whole folder is made anew
     assert record_experiments() == recorded.h200
     assert {path.name for path in recorded.h200.iterdir()} == {
-        "speed.csv", "winners.csv", "machine.json",
+        "speed.csv", f"{build.MAP}.csv", "machine.json",
     }  # fmt: skip
     assert recording.load_machine(recorded.h200)["torch"] == "99"
     assert drawn_map == [1]
@@ -61,7 +61,7 @@ def test_record_on_a_gpu_of_another_vendor(book, monkeypatch, capsys):
     assert commands.main(["record"]) == 0
     said = capsys.readouterr().out.splitlines()
     skipped = dict(line.split(": skipped, needs ") for line in said if ": skipped" in line)
-    assert len(skipped) == 19 and len(EXPERIMENTS) == 81
+    assert len(skipped) == 19 and len(EXPERIMENTS) == 80
     assert "the command `ncu`, a GPU of nvidia, not an MI300X" in skipped["naive_counters"]
     assert skipped["occupancy_driver"] == "a GPU of nvidia, not an MI300X"
     folder = book.recordings / "amd-instinct-mi300x"
@@ -82,7 +82,7 @@ def test_record_experiments_of_some_keeps_the_others(recorded, drawn_map):
 
 def test_record_experiments_of_another_gpu_has_its_own_folder(recorded, drawn_map):
     before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
-    other(recorded, "winners")
+    other(recorded, build.MAP)
     recorded.machine["gpu"] = "NVIDIA H100 80GB HBM3"
     assert record_experiments().name == "nvidia-h100-80gb-hbm3"
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
@@ -117,17 +117,20 @@ def test_record_experiments_unknown_id_records_nothing(book):
 # ---- the map
 
 
-def test_draw_map_is_of_its_recording(tmp_path, monkeypatch):
+def test_maps_are_of_their_recording(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     monkeypatch.delenv("MEMTRAFFIC_RECORDINGS", raising=False)
     root = recording.root()
     (tmp_path / "_static").mkdir()
     (tmp_path / "recordings").symlink_to(root.resolve())
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(tmp_path / "recordings"))
-    entry = recording.load_machine(root / PUBLISHED)["experiments"]["winners"]
-    with image.open(build.draw_map()) as new, image.open(root.parent / build.PICTURE) as old:
-        assert new.text["Source"] == old.text["Source"] == entry["sha256"]
-        assert new.size == old.size
+    entry = recording.load_machine(root / PUBLISHED)["experiments"][build.MAP]
+    paths = build.draw_maps()
+    assert [path.stem for path in paths] == ["map", *(f"map-{slug}" for slug in build.LIT)]
+    for path in paths:
+        with image.open(path) as new, image.open(root.parent / "_static" / path.name) as old:
+            assert new.text["Source"] == old.text["Source"] == entry["sha256"]
+            assert new.size == old.size
 
 
 # ---- notebooks

@@ -42,11 +42,9 @@ SHARES = pd.DataFrame(
 )
 VALUES = pd.DataFrame({1: [0.98, 0.5, None], 2: [0.9, 1.0, 0.65]}, index=[256, 1024, 32768])
 WORDS = {"rows": "columns", "columns": "warps", "frame": "the rule's choice"}
-CASES = itertools.product(("float32", "bfloat16"), ("packed", "odd", "transposed"), (256, 4096))
-WON = pd.DataFrame(CASES, columns=["dtype", "layout", "n"]).assign(
-    winner=["tiled"] * 6 + ["torch.softmax"] * 4 + ["compile(naive)"] * 2, percent=[12.0, 1.0] * 6
+SPEEDS = pd.DataFrame(
+    {"naive": [9, 9, 19], "fused": [5, float("nan"), 99], "ours": [99, 60, 100]}, [16, 33, 1024]
 )
-LETTERS = {"tiled": "Ti", "torch.softmax": "T", "compile(naive)": "C"}
 ROOFS = {"multiply-adds": 28e12, "exponentials": 4e12}
 LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
 LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
@@ -114,7 +112,7 @@ DRAWN = {
         STAIRS, {"fused": (2, 4), "persistent": (3, 1)}, "registers", "programs", title=SAYING
     ),
     "times": lambda: figures.times({"adds": 6.1, "exponentials": 16.0}, title=SAYING),
-    "winners": lambda: figures.winners(WON, level=2, letters=LETTERS, title=SAYING),
+    "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
 }
 
 
@@ -229,24 +227,24 @@ def test_heatmap_frames_the_chosen_cells():
     assert light == sorted(light, reverse=True) and fills[0] == fills[1] and fills[4] == fills[5]
 
 
-def test_winners_says_who_and_by_how_much():
-    ax = DRAWN["winners"]()
-    assert texts(ax).count("Ti\n+12 %") == 3 and texts(ax).count("T\n+12 %") == 2
-    assert len(boxes(ax, "tiled")) == 3 and len(boxes(ax, "level")) == texts(ax).count("=") == 6
-    numbered = figures.winners(
-        WON.assign(percent=range(1, 13)), level=0, letters=LETTERS, title=SAYING
-    )
-    found = {
-        it.get_text().split("+")[1]: it.get_position()
-        for it in numbered.texts
-        if "+" in it.get_text()
-    }
-    for (i, one), (j, other) in itertools.combinations(WON.iterrows(), 2):
-        (x, y), (there, below) = found[f"{i + 1} %"], found[f"{j + 1} %"]
-        assert (y == below) == (one["n"] == other["n"])
-        assert (x == there) == (
-            tuple(one[["dtype", "layout"]]) == tuple(other[["dtype", "layout"]])
-        )
+def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
+    """Of a kernel that a chapter is about; the ends of the book are pale then."""
+
+    def drawn(ax):
+        return {
+            line.get_gid(): [tuple(map(float, it)) for it in line.get_xydata()] for line in ax.lines
+        }
+
+    found = drawn(figures.width_map(SPEEDS, ("naive", "ours")))
+    assert found == {
+        "naive": [(16, 9), (1024, 19)], "naive, odd": [(33, 9)],
+        "ours": [(16, 99), (1024, 100)], "ours, odd": [(33, 60)],
+    }  # fmt: skip
+    ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="fused", stretch=(500, 2000))
+    assert drawn(ax)["fused"] == [(1024, 99)] and drawn(ax)["fused, odd"] == []
+    colors = {line.get_gid(): line.get_color() for line in ax.lines}
+    assert colors["naive"] == colors["ours"] != colors["fused"]
+    assert figures.width_map(SPEEDS, ("naive", "ours"), lit="ours").lines[2].get_color() != "ours"
 
 
 def test_machine_draws_what_the_table_says():

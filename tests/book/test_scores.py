@@ -182,14 +182,6 @@ def test_rungs_and_roofs_are_none_of_the_others():
     assert scores.spans(part, part) == "256 to 1024"
 
 
-def test_ladder_has_the_rungs_that_were_timed_and_ours():
-    times = {"copy": 5.0, scores.TORCH: 20.0, scores.OURS: 10.0, "tiled": 12.5, "fused": "refused"}
-    book = frame({256: times, 384: times | {"tiled": 50.0}})
-    tiled, ours = scores.ladder(book, [256, 384])
-    assert tiled == ("tiled", 2, pytest.approx((1.6 * 0.4) ** 0.5), 0.1, 0.4)
-    assert ours == (scores.OURS, 2, pytest.approx(2), 0.5, 0.5)
-
-
 def test_choose_takes_only_kernels_that_take_every_width():
     us = scores.timed(BOOK)
     assert choose("rows", us, lambda n: n <= 384) == Choice(

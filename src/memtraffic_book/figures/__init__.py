@@ -16,22 +16,20 @@ from memtraffic_book.figures.charts import (
     rivals,
     roofline,
     times,
+    width_map,
 )
 from memtraffic_book.figures.drawing import MUTED, ORANGE
 from memtraffic_book.figures.hardware import five_trips, machine
 from memtraffic_book.figures.maps import (
-    fastest,
     heatmap,
     plot_access_map,
     plot_thread_layout,
     sm_packing,
-    winners,
 )
 
 __all__ = [
     "MUTED",
     "ORANGE",
-    "fastest",
     "five_trips",
     "flights",
     "heatmap",
@@ -47,5 +45,5 @@ __all__ = [
     "roofline",
     "sm_packing",
     "times",
-    "winners",
+    "width_map",
 ]

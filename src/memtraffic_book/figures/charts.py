@@ -242,6 +242,49 @@ def _in_two(name: str) -> str:
     return "\n".join(min(halves, key=lambda it: max(map(text_width, it))))
 
 
+MAP_TICKS = {2**4: "16", 2**8: "256", 2**12: "4096", 2**16: "65 536", 2**20: "1 million"}
+MAP_LOW = 12  # columns, where the axis starts
+
+
+@styled
+def width_map(
+    speeds: pd.DataFrame,
+    ends: tuple[str, str],
+    *,
+    lit: str = "",
+    stretch: tuple[float, float] = (0, math.inf),
+    title: str = "",
+) -> Axes:
+    """The map of the book: speeds in percent of a copy over the width of a row.
+
+    speeds: a column for each kernel, its index is the number of columns; NaN where it does not run.
+    ends: the kernels between which the book lies. Widths that are no multiple of 4 are hollow
+    dots, and a line passes by them. lit: a kernel that a chapter is about, whose points in a
+    stretch of widths stand out; the others are pale then, and the figure is low.
+    """
+    size = (WIDTH, 1.55 if lit else 2.9)
+    ax = axes("columns, log scale", "% of the speed of a copy", size, title)
+    ax.set_xscale("log", base=2)
+    even = speeds[speeds.index % 4 == 0]
+    odd = speeds[speeds.index % 4 != 0]
+    for i, name in enumerate((*ends, *([lit] if lit else []))):
+        color, marker, dashes = LINES[i]
+        color = GRID if lit and name != lit else color
+        here = [it[name].dropna() for it in (even, odd)]
+        if name == lit:
+            here = [it[(it.index >= stretch[0]) & (it.index <= stretch[1])] for it in here]
+        ax.plot(here[0].index, here[0], color=color, linestyle=dashes, gid=name)
+        hollow: dict[str, Any] = {"marker": marker, "markersize": 4, "markerfacecolor": "white"}
+        ax.plot(here[1].index, here[1], linestyle="", color=color, **hollow, gid=f"{name}, odd")
+        if not lit:
+            at = here[0].index[len(here[0]) // 3], here[0].iloc[len(here[0]) // 3]
+            _note(ax, name, at, (0, -17 if i == 0 else 7), color=color, weight="bold")
+    ax.set(xlim=(MAP_LOW, 1.4 * 2**20), ylim=(0, 108), yticks=[0, 50, 100])
+    ax.set_xticks(list(MAP_TICKS), list(MAP_TICKS.values()))
+    ax.set_xticks([], minor=True)
+    return ax
+
+
 @styled
 def flights(
     curve: pd.DataFrame,

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 
 from memtraffic_book.figures.drawing import (
     DEAD,
-    HATCHES,
     INK,
     LINE,
     MUTED,
@@ -24,7 +23,6 @@ from memtraffic_book.figures.drawing import (
     board,
     box,
     finish,
-    halo,
     key,
     styled,
     text_width,
@@ -144,65 +142,6 @@ def heatmap(
             box(grid.ax, at, size, fill=False, edgecolor=ORANGE, lw=2, gid="frame")
     write(grid.ax, LEFT, grid.end + 0.15, "number: speed in percent of a copy", ha="left")
     return finish(grid.ax, key(grid.ax, grid.end + 0.39, samples), title)
-
-
-@styled
-def winners(
-    frame: pd.DataFrame,
-    *,
-    level: float,
-    letters: Mapping[str, str],
-    title: str,
-) -> Axes:
-    """Who is fastest at each width, type and layout, and by how much.
-
-    frame: a line for each cell of the map, with columns `n`, `dtype`, `layout`, `winner` and
-    `percent`, by how much it is faster than the second. level: at most so many percent are none,
-    and the cell is level. letters: of the winners, which are in their cells with their hatches.
-    """
-    names = list(frame["winner"].value_counts().index)
-    widths = list(dict.fromkeys(frame["n"]))
-    kinds = list(dict.fromkeys(zip(frame["dtype"], frame["layout"], strict=True)))
-    looks = {
-        name: {"facecolor": PROGRAM_COLORS[i % 6], "hatch": HATCHES[i % 6]}
-        for i, name in enumerate(names)
-    }
-    looks = {name: {**look, "edgecolor": "#8c98a4"} for name, look in looks.items()}
-    samples = [Sample(f"{letters[name]}: {name}", looks[name]) for name in names]
-    samples.append(Sample(f"=: level, within {level:g} %", {"fc": "white", "ec": MUTED}))
-    grid = _grid(widths, kinds, ("columns", "type and layout"), 0.42)
-    for line in frame.itertuples():
-        x, y = kinds.index((line.dtype, line.layout)), widths.index(line.n)
-        clear = line.percent > level
-        look = looks[line.winner] if clear else {"facecolor": "white", "edgecolor": "#8c98a4"}
-        at = grid.cell(x, y, gid=line.winner if clear else "level", **look)
-        text = f"{letters[line.winner]}\n+{line.percent:.0f} %" if clear else "="
-        halo(write(grid.ax, *at, text, linespacing=1.05))
-        border = grid.left + x * grid.wide, grid.top + y * grid.high
-        box(grid.ax, border, (grid.wide, grid.high), fill=False, edgecolor="white", lw=2)
-    return finish(grid.ax, key(grid.ax, grid.end + 0.17, samples), title)
-
-
-def fastest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Who is fastest in each case of a result of `bench` with layouts: what `winners` draws.
-
-    >>> case = {"layout": "packed", "n": 256, "dtype": "float32"}
-    >>> rows = [{**case, "impl": "tiled", "us": 10.0}, {**case, "impl": "fused", "us": 12.0}]
-    >>> fastest(pd.DataFrame(rows)).iloc[0][["winner", "second"]].tolist()
-    ['tiled', 'fused']
-
-    Columns: n, dtype, layout, winner, second, and percent, by how much the winner is faster. The
-    copy takes no part.
-    """
-    cases = []
-    columns = ["dtype", "layout", "n"]
-    raced = frame[frame["impl"] != "copy"]
-    for case, rivals in raced.groupby(columns, sort=False):
-        first, second = rivals.nsmallest(2, "us").itertuples()
-        percent = 100 * (second.us / first.us - 1)
-        names = {"winner": first.impl, "second": second.impl, "percent": percent}
-        cases.append(dict(zip(columns, case, strict=True)) | names)
-    return pd.DataFrame(cases)
 
 
 # ---- who touches and who holds what
