@@ -20,7 +20,7 @@ JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
 COLAB := tests/book/test_colab.py::test_notebook_runs_as_on_colab
 
-.PHONY: help book serve notebook colab check test environments lint quick unit notebooks site mutants \
+.PHONY: help book serve pdf notebook colab check test environments lint quick unit notebooks site mutants \
   record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift gpu clean
 
 help: ## list the commands
@@ -33,6 +33,12 @@ book: $(BOOK_ENV) ## build the book and print the page to open
 
 serve: book ## build the book and serve it at http://localhost:8000
 	$(BOOK_PY) -m http.server --bind localhost --directory $(HTML) 8000
+
+pdf: $(BOOK_ENV) ## print the whole book to _build/memtraffic.pdf, with Chromium
+	$(BOOK_PY) $(JUPYTER_BOOK) build . --builder singlehtml --quiet
+	cp _build/singlehtml/book/intro.html _build/singlehtml/print.html # where its images are found
+	chromium --headless=new --no-sandbox --disable-gpu --no-pdf-header-footer --virtual-time-budget=20000 \
+	  --print-to-pdf=$(CURDIR)/_build/memtraffic.pdf file://$(CURDIR)/_build/singlehtml/print.html
 
 notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
 	$(PY) -m jupyterlab book $(if $(filter 0,$(shell id -u)),--allow-root)
