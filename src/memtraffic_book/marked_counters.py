@@ -189,8 +189,7 @@ def _call() -> None:
         begun, failed = False, ""
         try:
             fn, arguments = _arguments(case)
-            for _ in range(WARMUP):
-                arguments.call(fn)
+            arguments.call(fn)  # which compiles, and lets an autotuner choose
             with counted():
                 begun = True
                 arguments.call(fn)
