@@ -21,10 +21,8 @@ from memtraffic_book.peers import PEERS
 OURS, TORCH, ROOFS = "memtraffic.softmax", "torch.softmax", ("copy", "add")
 NEAR = 0.02  # what is nearer is not worth a change of kernel
 T = TypeVar("T", "pd.DataFrame", "pd.Series[float]")
-CALLER_MOST = 1.1  # of a caller's time with torch.softmax
 WORTH = 1.1  # how many times as fast a kernel must be to be worth a dependency
 PRINTED = range(256, 12673, 128)  # the widths of the tables in Triton's documentation
-LONG = [2**k for k in (15, 16, 17, 18, 20)]  # of rows for which there are targets
 
 
 def timed(frame: pd.DataFrame, column: str = "us") -> pd.DataFrame:
@@ -187,88 +185,10 @@ def over_least(counted: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-# ---- what was aimed at
-
-
-class Target(NamedTuple):
-    """What was aimed at.
-
-    measured: None where a package that it takes is not here. where: the width at which that was
-    measured, or over how many. missed: at which widths, as text; "" where it is a mean.
-    """
-
-    what: str
-    least: float
-    measured: float | None
-    where: str
-    missed: str = ""
-    at_most: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        """Whether it is reached."""
-        if self.measured is None:
-            return None
-        return self.measured <= self.least if self.at_most else self.measured >= self.least
-
-
-def targets(
-    forward: dict[str, pd.DataFrame], backward: dict[str, pd.DataFrame], host: pd.DataFrame
-) -> list[Target]:
-    """What was aimed at, in speed, and what the recordings say. forward, backward: by dtype."""
-    found = []
-    for dtype, means in (
-        ("float32", {"QuACK": 1.02, "Liger": 1.02, "FlagGems": 1.02, TORCH: 1.4}),
-        ("bfloat16", {"QuACK": 1.0}),
-    ):
-        frame = forward[dtype]
-        us, share = timed(frame), shares(frame)[OURS]
-        found.append(_slowest(f"{dtype}: fastest of the others", us, PRINTED))
-        for name, least in means.items():
-            what, level = f"{dtype}: {name}, mean", match(frame, name, PRINTED)
-            measured = (level.mean, f"{level.widths} widths") if level else (None, "not measured")
-            found.append(Target(what, least, *measured))
-        if dtype == "float32":
-            found.append(_target(f"{dtype}: copy, from 2048", 0.97, at(share, PRINTED).loc[2048:]))
-        found.append(_slowest(f"{dtype}, long rows: QuACK", us, LONG, ("QuACK",)))
-        found.append(_target(f"{dtype}, long rows: copy", 0.9, at(share, LONG)))
-    for dtype, least in (("float32", 0.97), ("bfloat16", 0.95)):
-        us, share = timed(backward[dtype]), shares(backward[dtype])[OURS].loc[2048 : 2**17]
-        found.append(_target(f"{dtype} backward: add, 2048 to 131072", least, share))
-        found.append(_slowest(f"{dtype} backward: fastest of the others", us, us.index))
-    for column, what in (("host_us", "call returns"), ("host_wait_us", "result there")):
-        for suffix, how in (("", ""), (", gradient", ", with gradient")):
-            ratios = caller_ratios(host, column, suffix)
-            found.append(_target(f"{TORCH}: {what}{how}", CALLER_MOST, ratios, at_most=True))
-    return found
-
-
 def caller_ratios(host: pd.DataFrame, column: str, suffix: str = "") -> pd.Series[float]:
     """What a call of ours takes over what one of PyTorch's takes, by the number of columns."""
     us = host.pivot(index="n", columns="impl", values=column)
     return us[OURS + suffix] / us[TORCH + suffix]
-
-
-def _slowest(
-    what: str, us: pd.DataFrame, widths: Iterable[int], rivals: Sequence[str] | None = None
-) -> Target:
-    """A target for our speed over that of the fastest of some rivals."""
-    leads = against_fastest(us, list(widths), rivals)
-    ratios = pd.Series({lead.n: lead.ratio for lead in leads}, dtype=float)
-    return _target(what, 1 - NEAR, ratios, leads[0].other if leads else "")
-
-
-def _target(
-    what: str, least: float, ratios: pd.Series[float], other: str = "", *, at_most: bool = False
-) -> Target:
-    """A target for the ratios at all widths. other: whom the worst of them is against."""
-    ratios = ratios.dropna()
-    if ratios.empty:
-        return Target(what, least, None, "not measured")
-    worst = ratios.idxmax() if at_most else ratios.idxmin()
-    missed = ratios.index[ratios > least if at_most else ratios < least]
-    where = f"{other} at {worst}".strip()
-    return Target(what, least, float(ratios[worst]), where, spans(missed, ratios.index), at_most)
 
 
 # ---- what to ship

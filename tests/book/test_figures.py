@@ -43,7 +43,12 @@ SHARES = pd.DataFrame(
 VALUES = pd.DataFrame({1: [0.98, 0.5, None], 2: [0.9, 1.0, 0.65]}, index=[256, 1024, 32768])
 WORDS = {"rows": "columns", "columns": "warps", "frame": "the rule's choice"}
 SPEEDS = pd.DataFrame(
-    {"naive": [9, 9, 19], "fused": [5, float("nan"), 99], "ours": [99, 60, 100]}, [16, 33, 1024]
+    {
+        "naive": [9, 9, 9, 19],
+        "fused": [5, float("nan"), 7, 99],
+        "ours": [99, 60, 98, 100],
+    },
+    [16, 33, 128, 1024],
 )
 ROOFS = {"multiply-adds": 28e12, "exponentials": 4e12}
 LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
@@ -237,8 +242,8 @@ def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
 
     found = drawn(figures.width_map(SPEEDS, ("naive", "ours")))
     assert found == {
-        "naive": [(16, 9), (1024, 19)], "naive, odd": [(33, 9)],
-        "ours": [(16, 99), (1024, 100)], "ours, odd": [(33, 60)],
+        "naive": [(16, 9), (128, 9), (1024, 19)], "naive, odd": [(33, 9)],
+        "ours": [(16, 99), (128, 98), (1024, 100)], "ours, odd": [(33, 60)],
     }  # fmt: skip
     ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="fused", stretch=(500, 2000))
     assert drawn(ax)["fused"] == [(1024, 99)] and drawn(ax)["fused, odd"] == []

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from memtraffic_book import scores
-from memtraffic_book.scores import Choice, Lead, Match, choose, geometric_mean, match, targets
+from memtraffic_book.scores import Choice, Lead, Match, choose, geometric_mean, match
 
 NAN = float("nan")
 
@@ -75,58 +75,6 @@ def test_against_fastest_has_the_worst_first_and_no_others():
     ]
     assert [lead.n for lead in scores.against_fastest(us, us.index, ["QuACK"])] == [65536, 256]
     assert scores.against_fastest(us, scores.PRINTED, ["FlagGems"]) == []
-
-
-HOST = pd.DataFrame(
-    [
-        {"impl": name + suffix, "n": n, "host_us": us, "host_wait_us": 10 + us}
-        for suffix in ("", ", gradient")
-        for name, values in ((scores.TORCH, (6.0, 6.0)), (scores.OURS, (6.3, 7.2)))
-        for n, us in zip((64, 128), values, strict=True)
-    ]
-)
-
-
-def test_targets():
-    """The backward is held against an addition up to 131072 columns; beyond, nobody looks."""
-    there = {"torch.softmax backward": 200.0, "memtraffic.softmax backward": 100.0}
-    back = frame(
-        {
-            4096: {"add": 90.0, "QuACK backward": 99.0, **there},
-            2**17: {"add": 98.0, "QuACK backward": 99.0, **there},
-            2**18: {"add": 50.0, "QuACK backward": 99.0, **there},
-        }
-    )
-    found = {
-        aim.what: aim
-        for aim in targets(
-            dict(float32=BOOK, bfloat16=BOOK), dict(float32=back, bfloat16=back), HOST
-        )
-    }
-    assert len(found) == 20
-    assert found["float32: fastest of the others"][1:] == (
-        0.98,
-        pytest.approx(0.9),
-        "QuACK at 256",
-        "256",
-        False,
-    )
-    assert found["float32: fastest of the others"].met is False
-    assert found["float32: copy, from 2048"].missed == "2048"
-    assert found["float32: Liger, mean"].missed == found["float32, long rows: copy"].missed == ""
-    assert found["float32: torch.softmax, mean"].met is True
-    assert found["float32: FlagGems, mean"].met is None
-    assert found["bfloat16: QuACK, mean"].met is False
-    assert found["float32: copy, from 2048"].measured == pytest.approx(0.95)
-    assert found["float32: copy, from 2048"].met is False
-    assert found["float32, long rows: QuACK"].measured == pytest.approx(0.8)
-    assert found["float32, long rows: copy"].met is True  # 0.9
-    added = found["float32 backward: add, 2048 to 131072"]
-    assert (added.met, added.measured, added.missed) == (False, pytest.approx(0.9), "4096")
-    assert found["bfloat16 backward: fastest of the others"].met is True
-    calls = found["torch.softmax: call returns"]
-    assert (calls.met, calls.where, calls.missed, calls.at_most) == (False, "at 128", "128", True)
-    assert found["torch.softmax: result there"].met is True
 
 
 @pytest.mark.parametrize(

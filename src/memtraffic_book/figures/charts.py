@@ -278,7 +278,8 @@ def width_map(
         ax.plot(here[1].index, here[1], linestyle="", color=color, **hollow, gid=f"{name}, odd")
         if not lit:
             at = here[0].index[len(here[0]) // 3], here[0].iloc[len(here[0]) // 3]
-            _note(ax, name, at, (0, -17 if i == 0 else 7), color=color, weight="bold")
+            below = i == 0 and at[1] > 25  # or it would lie on the axis
+            _note(ax, name, at, (0, -17 if below else 7), color=color, weight="bold")
     ax.set(xlim=(MAP_LOW, 1.4 * 2**20), ylim=(0, 108), yticks=[0, 50, 100])
     ax.set_xticks(list(MAP_TICKS), list(MAP_TICKS.values()))
     ax.set_xticks([], minor=True)
