@@ -20,9 +20,16 @@ import torch
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark.roof import roof
 from memtraffic.meters.counters import count_layouts
+from memtraffic.meters.sectors import COUNTERS as SECTORS
+from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import marked_counters
 from memtraffic_book import measurements as m
-from memtraffic_book.marked_counters import count_calls, count_surveyed
+from memtraffic_book.marked_counters import (
+    count_calls,
+    count_sectors,
+    count_surveyed,
+    count_surveyed_sectors,
+)
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
@@ -93,6 +100,12 @@ class Experiment:
 
 # ---- columns
 
+
+def _of_sectors(unit: str) -> str:
+    """The counters of this unit, and the columns of what is predicted of them."""
+    return " ".join(f"{name} predicted_{name}" for name in SECTORS if name.endswith(unit))
+
+
 # Columns by their unit, tolerance and noise. What is not here is text, which must be equal.
 NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("rows", 0, 0): "m rounds extra",
@@ -115,6 +128,8 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ),
     ("bytes", 0.1, 0): "shared_bytes",
     ("sectors", 0.1, 0): "l2_write_sectors",
+    ("requests", 0, 0): _of_sectors("requests"),
+    ("sectors", 0, 0): _of_sectors("sectors"),
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms processors",
     ("programs", 0, 0): "programs resident",
@@ -330,6 +345,14 @@ SCORED_BACKWARD = dict(
     shapes=SCORED_AT,
     budget=0.008,
 )
+# Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
+_METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:softmax")
+METERED = dict.fromkeys(_METERED, "softmax")
+OTHERS_METERED = {
+    **dict.fromkeys(OUR_BACKWARD.values(), "softmax_backward"),
+    "memtraffic:rms_norm": "rms_norm",
+}
+MIXED = [[70, 781], [64, 1000], [70, 1024], [17, 4097], [16, 8320]]
 # A reader's kernels, and what they are called with.
 RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
 LOGITS = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
@@ -374,12 +397,21 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     count_surveyed: columns(
         f"package version kernel direction at launches {AMOUNTS} missing", **_TUNED
     ),
+    **dict.fromkeys(
+        (count_sectors, count_surveyed_sectors),
+        (
+            *columns("fn inputs shape dtype layout"),
+            *columns(" ".join((*SECTORS, *(f"predicted_{name}" for name in SECTORS)))),
+            Column("refused", tolerance=None),
+        ),
+    ),
 }
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_calls, count_surveyed), _NCU),
+    **dict.fromkeys((count_sectors, count_surveyed_sectors), _NCU),
 }
 
 
@@ -422,6 +454,12 @@ def _counted(id: str, impl: Any, **more: Any) -> Experiment:
     return _one(id, m.counters, impls=impl if isinstance(impl, dict) else [impl], **more)
 
 
+def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Experiment:
+    """Counts what the warps of kernels touch, beside what is predicted."""
+    how = dict(shapes=shapes, dtypes=DTYPES, layouts=list(layouts))
+    return _one(id, count_sectors, calls=calls, **how)
+
+
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("copy", ["copy"], [WIDE]),
@@ -452,6 +490,10 @@ _ALL = (  # in the order of the book
     _one("masked_far", m.reach_far_row, row=70000, row_stride=32768),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
     _one("tiled_counters", count_layouts, **TILED),
+    _sectors("sectors_packed", METERED, MIXED),
+    _sectors("sectors_layouts", METERED, MIXED[:3:2], layouts=[*MEMORY_LAYOUTS][1:]),
+    _sectors("sectors_others", OTHERS_METERED, MIXED),
+    _one("sectors_survey", count_surveyed_sectors, shape=[160, 128], dtype="float32"),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),

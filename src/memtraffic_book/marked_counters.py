@@ -5,6 +5,7 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 
 from __future__ import annotations
 
+import csv
 import functools
 import itertools
 import json
@@ -126,18 +127,27 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
 
 
-def count_sectors(cases: Sequence[Case], processes: int = 8) -> pd.DataFrame:
+def count_sectors(
+    calls: Mapping[str, str],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    processes: int = 8,
+) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
     Processes that make the same inputs predict for this GPU and with its Triton, while another one
-    counts. cases: of each call the function, a rung or `module:function`; its inputs and their
-    shape, as `memtraffic.sectors` takes them; a dtype and a memory layout. processes: that predict;
-    0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, as
-    counted of the kernels that are predicted; each of them after `predicted_`; and `refused`, which
-    says why nothing is predicted, or why the call failed: then numbers are 0.
+    counts. calls: of each function, a rung or `module:function`, its inputs; the others as
+    `memtraffic.sectors` takes them. processes: that predict; 0 for this one. Columns: `fn`,
+    `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, as counted of the kernels that are
+    predicted; each of them after `predicted_`; and `refused`, which says why nothing is predicted,
+    or why the call failed: then numbers are 0.
 
     Raises what `counters.profile` raises.
     """
+    cases = [
+        (*call, *how) for call, *how in itertools.product(calls.items(), shapes, dtypes, layouts)
+    ]
     predict = functools.partial(_predict, target=gpus.this_gpu().product)
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -147,11 +157,11 @@ def count_sectors(cases: Sequence[Case], processes: int = 8) -> pd.DataFrame:
         worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
         report = hardware.profile(worker, {"cases": cases, "told": str(told)}, COUNTERS)
-        calls = json.loads(told.read_text(encoding="utf-8"))
+        begins = json.loads(told.read_text(encoding="utf-8"))
         predictions = found.get() if found else [*map(predict, cases)]
-    parts = iter(_parts(report, sum(begun for begun, _ in calls), COUNTERS))
+    parts = iter(_parts(report, sum(begun for begun, _ in begins), COUNTERS))
     rows = []
-    for case, (begun, failed), predicted in zip(cases, calls, predictions, strict=True):
+    for case, (begun, failed), predicted in zip(cases, begins, predictions, strict=True):
         (fn, inputs, shape, dtype, layout), (totals, kernels, refused) = case, predicted
         part = next(parts) if begun else None
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
@@ -162,6 +172,15 @@ def count_sectors(cases: Sequence[Case], processes: int = 8) -> pd.DataFrame:
         row |= {f"predicted_{name}": totals.get(name, 0) for name in COUNTERS}
         rows.append(row | {"refused": failed or refused})
     return pd.DataFrame(rows)
+
+
+def count_surveyed_sectors(shape: Sequence[int], dtype: str) -> pd.DataFrame:
+    """What `count_sectors` says of each kernel of the survey that two sizes and a path describe."""
+    with (SURVEY / "kernels.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not row["fixed"]]
+    calls = {row["path"]: row["inputs"] for row in rows}
+    calls = {path: it for path, it in calls.items() if {*find_op(it).sizes} == {"M", "N"}}
+    return count_sectors(calls, [shape], [dtype], ["packed"])
 
 
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:

@@ -250,3 +250,5 @@ def test_sectors_leaves_out_atomic_operations_and_pytorch():
     assert found.totals == TWO_COPIES
     assert len(found.atomics) == 1 and found.others == ["zeros", "add"]
     assert "not counted: atomic operations at sector_kernels.py:" in str(found)
+    with pytest.raises(CountError, match="add to what it reads"):
+        sectors(sector_kernels.last, "4,")

@@ -197,7 +197,7 @@ def sectors(
 
     Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
     `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by
-    descriptor (TMA), waits for other programs, has autotuning configurations that differ here, or
+    descriptor (TMA), waits for other programs or reads what they add to, has autotuning configurations that differ here, or
     whose accesses cannot be told apart in the compiled code; and what `count` and `resources`
     raise.
     """
@@ -383,12 +383,13 @@ class _SectorMeter(TrafficMeter):
         self.launches = 0
         self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
         self.places: dict[tuple[Site, ...], _Place] = {}
+        self.updated: set[int] = set()  # addresses of atomic operations
         self.compiled: list[CompiledAccess] = []
         self.warps, self.path = 0, ""
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places = {}
+        self.places, self.updated = {}, set()
         self.kernels.add(kernel)
         with super().launch(kernel, tensors):
             yield
@@ -436,7 +437,9 @@ class _SectorMeter(TrafficMeter):
         itemsize: int,
         program: Grid,
     ) -> None:
+        touched = addresses.reshape(-1)[np.broadcast_to(mask, addresses.shape).reshape(-1)]
         if kind == "atomic":
+            self.updated.update(touched.tolist())
             if sites:
                 self.atomics.append(f"{sites[0].file}:{sites[0].begin[0]}")
             return
@@ -448,6 +451,10 @@ class _SectorMeter(TrafficMeter):
         place.wanted_bytes += itemsize * int(block[1].sum())
         assert self.kernel is not None
         with self._named(self.kernel.op.name, place):
+            if kind == "read" and self.updated and not self.updated.isdisjoint(touched.tolist()):
+                raise CountError(
+                    "programs add to what it reads, and their order decides what it is"
+                )
             number = place.which(program, *block)
             if number is not None:
                 place.add(number, block, itemsize, self.warps)
