@@ -197,9 +197,9 @@ def sectors(
 
     Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
     `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by
-    descriptor (TMA), waits for other programs or reads what they add to, has autotuning configurations that differ here, or
-    whose accesses cannot be told apart in the compiled code; and what `count` and `resources`
-    raise.
+    descriptor (TMA), waits for other programs or reads what they add to, has autotuning
+    configurations that differ here, or whose accesses cannot be told apart in the compiled code;
+    and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     if gpu.vendor != "nvidia":
