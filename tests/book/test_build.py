@@ -61,7 +61,7 @@ def test_record_on_a_gpu_of_another_vendor(book, monkeypatch, capsys):
     assert commands.main(["record"]) == 0
     said = capsys.readouterr().out.splitlines()
     skipped = dict(line.split(": skipped, needs ") for line in said if ": skipped" in line)
-    assert len(skipped) == 19 and len(EXPERIMENTS) == 80
+    assert len(skipped) == 23 and len(EXPERIMENTS) == 84
     assert "the command `ncu`, a GPU of nvidia, not an MI300X" in skipped["naive_counters"]
     assert skipped["occupancy_driver"] == "a GPU of nvidia, not an MI300X"
     folder = book.recordings / "amd-instinct-mi300x"

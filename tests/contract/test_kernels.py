@@ -512,8 +512,11 @@ def test_each_width_touches_each_element_as_often_as_is_said(it, n):
     ids=str,
 )
 def test_traffic_is_that_of_the_formula(it):
+    """The operation where a row fits a program; several would pass words to one another."""
     inputs = "M,N M,N" if it.op == "softmax_backward" else "M,N"
-    assert_traffic(it.fn, *it.traffic, inputs=inputs)
+    planned = it.errors == "operation" or it.name == "softmax-backward"
+    held_out = [(9, 8), (13, 7), (700, 29), (5, 781), (3, 8320)] if planned else None
+    assert_traffic(it.fn, *it.traffic, inputs=inputs, held_out=held_out)
 
 
 def far(x, strides):

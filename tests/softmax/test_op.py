@@ -73,7 +73,9 @@ def kernels_of(fn, *tensors):
 
 # A matrix for each kernel: its shape, the dimension, the dtype.
 KERNELS = {
-    "softmax_kernel": ((5, 13), 1, "float32"),
+    "narrow_kernel": ((5, 13), 1, "float32"),
+    "softmax_kernel": ((5, 12), 1, "float32"),
+    "softmax_kernel-edges": ((5, 13), 1, "float64"),
     "split_kernel": ((5, 40), 1, "float32"),
     "online_kernel": ((5, 40), 1, "float64"),
     "online_kernel-columns": ((40, 5), 0, "float32"),
@@ -365,13 +367,14 @@ def test_traffic_of_long_rows(n, name, parts):
     assert traffic.written_elements == 2 * n + 2 * 2 * parts  # the 0, and the word
 
 
-def test_traffic_of_softmax_and_its_gradient():
+@pytest.mark.parametrize(("n", "kernels"), [(4, "softmax"), (5, "narrow")])
+def test_traffic_of_softmax_and_its_gradient(n, kernels):
     def both(x, dy):
         torch.autograd.grad(softmax(x.requires_grad_()), x, dy)
 
-    traffic = count(both, (matrix(3, 5), matrix(3, 5)))
-    assert [it.name for it in traffic.ops] == ["softmax_kernel", "softmax_backward_kernel"]
-    assert (traffic.read_elements, traffic.written_elements) == (3 * 15, 2 * 15)
+    traffic = count(both, (matrix(3, n), matrix(3, n)))
+    assert [it.name for it in traffic.ops] == [f"{kernels}_kernel", f"{kernels}_backward_kernel"]
+    assert (traffic.read_elements, traffic.written_elements) == (3 * 3 * n, 2 * 3 * n)
 
 
 def test_traffic_of_a_gradient_of_another_dtype():

@@ -17,6 +17,13 @@ from memtraffic.kernels.softmax.long_backward import (
     passes_backward_kernel,
     split_backward_kernel,
 )
+from memtraffic.kernels.softmax.narrow import (
+    NUM_WARPS,
+    narrow_backward_kernel,
+    narrow_kernel,
+    narrow_run,
+    reciprocal,
+)
 from memtraffic.kernels.softmax.online import online_kernel, online_tile
 from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
 from memtraffic.kernels.softmax.split import (
@@ -55,8 +62,13 @@ NARROW = {(4, 1): (512, 512), (2, 2): (256, 384)}
 NARROW_OTHERS = 256, 512
 # Of a row with its padding. Where the forward loads 8 bytes at a time, the narrowest do with one.
 TWO_WARPS_BYTES = 1024
-LANE_BYTES = 64  # of each tensor, but where more or fewer are faster: by kind, block and `shifted`
-LANE_BYTES_OF = {(2, 1, 256, True): 128, (2, 2, 64, True): 32, (2, 2, 64, False): 32}
+LANE_BYTES = 64  # of each tensor
+# By kind, block and `shifted`, where fewer bytes of a lane are faster: these, and the warps.
+FEWER_LANE_BYTES = {
+    (2, 2, 64, True): (32, 1),
+    (2, 2, 64, False): (32, 1),
+    (2, 2, 256, True): (32, 2),
+}
 LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
@@ -117,10 +129,10 @@ def row_tile(
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
         row_bytes = block * itemsize
-        lane_bytes = LANE_BYTES_OF.get((*kind, block, shifted), LANE_BYTES)
+        usual = LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
+        lane_bytes, num_warps = FEWER_LANE_BYTES.get((*kind, block, shifted), usual)
         if few:
-            lane_bytes = LANE_ELEMENTS_OF_FEW * itemsize
-        num_warps = 2 if row_bytes >= TWO_WARPS_BYTES else 1
+            lane_bytes, num_warps = LANE_ELEMENTS_OF_FEW * itemsize, usual[1]
         rows = max(1, lane_bytes * gpu.warp_size * num_warps // row_bytes)
         if (
             row_bytes == TWO_WARPS_BYTES
@@ -238,6 +250,9 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         tile = column_tile(n_cols, n_rows)
     if outer or batches > (MAX_BATCHES if tile else 1):
         return Slices(run, sizes, strides, len(outer) or 1)
+    run_of_rows = narrow_launch(tensors, strides, n_rows, n_cols, backward)
+    if batches == 1 and run_of_rows:
+        return run_of_rows
     align = common_divisor(tensors, sizes, strides)
     by_tensor = zip(tensors, strides, strict=True)
     maxnreg = None
@@ -277,6 +292,32 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     arguments = *arguments, n_rows, n_cols
     return Launch(
         kernel, grid, arguments, constants, num_warps=num_warps, maxnreg=maxnreg
+    )
+
+
+def narrow_launch(
+    tensors: Sequence[Tensor],
+    strides: Sequence[Sequence[int]],
+    n_rows: int,
+    n_cols: int,
+    backward: bool,
+) -> Launch | None:
+    """The launch where narrow rows follow one another and start between multiples of 16 bytes."""
+    itemsizes = [x.element_size() for x in tensors]
+    aligned = all(x.data_ptr() % VECTOR_BYTES == 0 for x in tensors)
+    follow = all(s[-2:] == [n_cols, 1] for s in strides)
+    if not (aligned and follow) or max(itemsizes) > 4:
+        return None
+    run = narrow_run(n_cols, min(itemsizes), len(tensors) - 1)
+    if not run:
+        return None
+    vectors = run.rows * n_cols // run.constants["VECTOR"]
+    return Launch(
+        narrow_backward_kernel if backward else narrow_kernel,
+        (triton.cdiv(n_rows, run.rows), 1),
+        (*tensors, n_rows, n_cols, run.rows, vectors, reciprocal(n_cols)),
+        run.constants,
+        num_warps=NUM_WARPS,
     )
 
 

@@ -1,0 +1,96 @@
+"""Narrow rows that a program loads as one run: which, how many, and what is at the end of them."""
+
+import math
+
+import pytest
+import torch
+
+from memtraffic import count, resources
+from memtraffic.kernels.softmax import narrow
+from memtraffic.kernels.softmax.op import backward, softmax
+from memtraffic.runtime import device
+from memtraffic.tensors import matrix
+from memtraffic.testing import assert_correct
+
+KINDS = [*narrow.WIDEST]
+
+
+@pytest.mark.parametrize(("itemsize", "inputs"), KINDS)
+def test_runs_hold_whole_rows_and_whole_vectors(itemsize, inputs):
+    """And every index that the kernel makes of them lies inside of the run."""
+    taken = 0
+    for n in range(1, 300):
+        if not (run := narrow.narrow_run(n, itemsize, inputs)):
+            continue
+        taken += 1
+        its = run.constants
+        assert run.rows * n % its["VECTOR"] == 0 and n * itemsize % 16
+        assert narrow.RUN / 3 < run.rows * n <= narrow.RUN and run.rows <= its["ROWS"]
+        assert its["WIDTH"] + its["REST"] >= n and (its["WIDTH"] <= n or not its["REST"])
+        assert (run.rows - 1) * n + its["WIDTH"] + its["REST"] <= narrow.RUN
+        places = range(run.rows * n)
+        reciprocal, bits = narrow.reciprocal(n), narrow.RECIPROCAL_BITS.value
+        assert all(i * reciprocal >> bits == i // n for i in places)
+        assert (narrow.RUN - 1) * reciprocal < 2**31
+    assert taken > 40
+
+
+def test_rows_that_are_faster_in_tiles_are_left_to_them():
+    assert narrow.narrow_run(2, 4, 1) is None and narrow.narrow_run(129, 4, 1) is None
+    assert narrow.narrow_run(81, 2, 1) is None and narrow.narrow_run(81, 2, 2) is not None
+    assert narrow.narrow_run(12, 2, 1) is None and narrow.narrow_run(18, 2, 1) is not None
+    assert narrow.narrow_run(34, 2, 2) is None and narrow.narrow_run(50, 4, 1) is not None
+
+
+def names(x):
+    return [it.name for it in count(softmax, x).ops]
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel"),
+    [
+        (matrix(9, 7), "narrow_kernel"),
+        (matrix(9, 7, "float64"), "softmax_kernel"),
+        (matrix(9, 7).view(3, 3, 7), "narrow_kernel"),
+        (matrix(9, 8)[:, :7], "softmax_kernel"),  # rows do not follow one another
+        (matrix(9, 7)[1:], "softmax_kernel"),  # and here they start elsewhere in memory
+        (matrix(7, 9).t(), "softmax_kernel"),
+    ],
+    ids=["packed", "float64", "three-dimensions", "apart", "misaligned", "transposed"],
+)
+def test_rows_must_follow_one_another_from_an_aligned_address_on(x, kernel):
+    assert names(x) == [kernel]
+    assert torch.allclose(softmax(x), torch.softmax(x, dim=-1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("n", [3, 11, 18, 29, 33, 51, 77])
+def test_last_program_may_end_inside_of_a_vector(n, dtype):
+    """What lies behind the last row is untouched."""
+    rows = narrow.narrow_run(n, matrix(1, 1, dtype).element_size(), 1).rows
+    for m in (1, rows - 1, rows, rows + 1, 2 * rows + 3):
+        x, dy = matrix(m, n, dtype), matrix(m, n, dtype, seed=1)
+        behind = torch.full((m * n + 64,), 7, dtype=x.dtype, device=device())
+        y = behind[: m * n].view(m, n)
+        assert_correct("softmax", softmax, x)
+        softmax(x, out=y)
+        assert (behind[m * n :] == 7).all()
+        dx = backward(dy, y, 1, y.dtype, out=torch.full_like(behind, 7)[: m * n].view(m, n))
+        wide, by = y.double(), dy.double()
+        wanted = wide * (by - (wide * by).sum(dim=1, keepdim=True))
+        assert (dx - wanted).abs().max() < 4 * torch.finfo(x.dtype).eps
+
+
+def test_rows_of_infinities_do_not_reach_their_neighbours():
+    """Nor does NaN: each row is a lane's own."""
+    x = matrix(40, 13)
+    x[3], x[4, 5], x[7, 2] = -math.inf, math.inf, math.nan
+    y, wanted = softmax(x), torch.softmax(x, dim=1)
+    assert torch.allclose(y, wanted, equal_nan=True)
+    assert y.isnan().any(dim=1).nonzero().flatten().tolist() == [3, 4, 7]
+
+
+@pytest.mark.parametrize("n", [13, 77])
+def test_runs_are_loaded_in_whole_vectors(n):
+    [used] = resources(softmax, matrix(1001, n), target="sm_90")
+    assert used.kernel == "narrow_kernel" and 128 in used.load_bits and used.spill_bytes == 0
