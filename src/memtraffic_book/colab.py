@@ -34,7 +34,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = "application/papermill.record/text/plain"
 FOLDERS = ("book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book")
 # These make the book, or race it.
-LEFT_OUT = ("__main__.py", "build.py", "colab.py", "held_out.py", "figures/moving.py")
+LEFT_OUT = (
+    "__main__.py",
+    "build.py",
+    "colab.py",
+    "held_out.py",
+    "many_gpus.py",
+    "figures/moving.py",
+)
 # For text, which has no words of two or four bytes.
 XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags

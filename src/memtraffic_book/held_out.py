@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 def draw(count: int, seed: int) -> list[Case]:
-    """Cases drawn by chance, each size log-uniform; of both passes, float32 and bfloat16.
+    """Different cases drawn by chance, each size log-uniform; of both passes, float32 and bfloat16.
 
     >>> draw(1, seed=1) == draw(2, seed=1)[:1]
     True
@@ -50,8 +50,9 @@ def draw(count: int, seed: int) -> list[Case]:
     while len(cases) < count:
         m, n = (int(2 ** chance.uniform(0, math.log2(MOST))) for _ in range(2))
         dtype = chance.choice(["float32", "bfloat16"])
-        if m * n * getattr(torch, dtype).itemsize <= MOST_BYTES:
-            cases.append(Case(m, n, dtype, chance.random() < 0.5))
+        case = Case(m, n, dtype, chance.random() < 0.5)
+        if m * n * getattr(torch, dtype).itemsize <= MOST_BYTES and case not in cases:
+            cases.append(case)
     return cases
 
 

@@ -136,12 +136,11 @@ def count_sectors(
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    Processes that make the same inputs predict for this GPU and with its Triton, while another one
-    counts. calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them. processes: that predict; 0 for this one. Columns: `fn`,
-    `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, as counted of the kernels that are
-    predicted; each of them after `predicted_`; and `refused`, which says why nothing is predicted,
-    or why the call failed: then numbers are 0.
+    Processes with the same inputs predict for this GPU, while another one counts. calls: of each
+    function, a rung or `module:function`, its inputs; the others as `memtraffic.sectors` takes
+    them. processes: that predict; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`,
+    `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them after
+    `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """

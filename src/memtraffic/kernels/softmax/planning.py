@@ -65,7 +65,8 @@ TWO_WARPS_BYTES = 1024
 LANE_BYTES = 64  # of each tensor
 # By kind, block and `shifted`, where fewer bytes of a lane are faster: these, and the warps.
 FEWER_LANE_BYTES = {
-    (2, 2, 64, True): (32, 1),
+    (2, 1, 64, True): (32, 2),
+    (2, 2, 64, True): (32, 2),
     (2, 2, 64, False): (32, 1),
     (2, 2, 256, True): (32, 2),
 }
