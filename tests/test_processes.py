@@ -42,6 +42,7 @@ def linger():
     time.sleep(1000)
 
 
+@pytest.mark.slow
 def test_run_ranks_returns_what_each_returns_and_prints_rank_0(capfd):
     found = run_ranks(tell, 2, (100,), backend="gloo", timeout=TIMEOUT)
     assert [each.item() for each in found] == [100, 103]

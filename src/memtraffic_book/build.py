@@ -90,6 +90,7 @@ def draw_maps() -> list[Path]:
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
     from PIL import Image
+    from PIL.Image import Quantize
     from PIL.PngImagePlugin import PngInfo
 
     from memtraffic_book import figures
@@ -112,7 +113,9 @@ def draw_maps() -> list[Path]:
         plt.close(ax.figure)
         source = PngInfo()
         source.add_text("Source", checksum)
-        few = Image.open(drawn_now).convert("RGB").quantize(COLORS)  # a fifth of the bytes
+        few = (
+            Image.open(drawn_now).convert("RGB").quantize(COLORS, Quantize.MAXCOVERAGE)
+        )  # a fifth of the bytes
         few.save(paths[-1], optimize=True, pnginfo=source)
     return paths
 

@@ -136,6 +136,7 @@ def test_counted_marks_where_a_kernel_begins(monkeypatch):
 # ---- sectors, predicted beside counted
 
 
+@pytest.mark.slow
 def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     """The other process is this one, for a GPU that is not there, and ncu numbers the kernels."""
 
@@ -187,6 +188,7 @@ def predicted_and_recorded(id, fn, op="softmax", **which):
     return {name: number * m // ROWS for name, number in found.totals.items()}, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "fn", "which"),
     [
@@ -202,6 +204,7 @@ def test_sectors_are_those_that_were_recorded(id, fn, which):
     assert predicted["store_sectors"] == row["l2_write_sectors"]
 
 
+@pytest.mark.slow
 def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
     """Where rows are no multiple of 32 bytes; but no more merge than what is one sector."""
     predicted, row = predicted_and_recorded("masked_counters_781", import_function("masked"))
@@ -245,6 +248,7 @@ def test_sectors_are_those_that_a_gpu_counted():
     }
 
 
+@pytest.mark.slow
 def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes_otherwise():
     """Predicted again at some of the recorded calls, drawn once."""
     frame = recorded_sectors(*OF_THE_BOOK)

@@ -19,6 +19,8 @@ from memtraffic import runtime
 from memtraffic.processes import run_ranks
 from memtraffic.testing import assert_close, assert_row_sums
 
+pytestmark = pytest.mark.slow  # several processes each
+
 DEVICE, TIMEOUT = runtime.device(), 600
 
 
