@@ -55,6 +55,7 @@ def test_interpreted_too_late_after_triton(monkeypatch):
         import_again(monkeypatch, triton_imported=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("imports", "status", "said"),
     [

@@ -411,6 +411,7 @@ def test_assert_sectors_says_where(limits, message):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 12, 1000])
 def test_assert_correct_knows_what_cancels_in_a_backward(n):
     """Of two columns, the gradient is a difference of equals: its error is that of the terms."""

@@ -403,6 +403,7 @@ def test_publish_and_look():
         assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
 
 
+@pytest.mark.slow
 def test_publish_keeps_every_bit():
     highs = [0.0, -0.0, -1.0, INF, -INF, NAN, 1e-45, -3.4e38, 3.4e38]
     pairs = product(highs, [1.0, -3e38, INF, NAN, 1e-45, -1e-45])

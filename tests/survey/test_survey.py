@@ -146,6 +146,7 @@ def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
     (tmp_path / "02-fused-softmax.py").write_text("def softmax(x):\n    return x.softmax(1)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
