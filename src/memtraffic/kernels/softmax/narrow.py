@@ -150,9 +150,8 @@ def narrow_kernel(
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     first, numbers, whole = extent(n_rows, n_cols, vectors, VECTOR)
     place = tl.arange(0, RUN)
-    x = widen(
-        load_run(x_ptr + first, place, numbers, whole), STORED, tl.float32
-    )  # (RUN,)
+    loaded = load_run(x_ptr + first, place, numbers, whole)  # (RUN,)
+    x = widen(loaded, STORED, tl.float32)
     low = -float("inf")
     some = columns_of_rows(x, rows, n_cols, low, 0, WIDTH, REST > 0, ROWS)
     row_max = tl.max(some, axis=0)  # (ROWS,)
@@ -180,10 +179,8 @@ def narrow_backward_kernel(
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
     first, numbers, whole = extent(n_rows, n_cols, vectors, VECTOR)
-    place = tl.arange(0, RUN)
-    y = widen(
-        load_run(y_ptr + first, place, numbers, whole), STORED, tl.float32
-    )  # (RUN,)
+    place = tl.arange(0, RUN)  # (RUN,)
+    y = widen(load_run(y_ptr + first, place, numbers, whole), STORED, tl.float32)
     dy = widen(load_run(dy_ptr + first, place, numbers, whole), STORED, tl.float32)
     product = y * dy
     some = columns_of_rows(product, rows, n_cols, 0, 0, WIDTH, REST > 0, ROWS)

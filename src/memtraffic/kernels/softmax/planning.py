@@ -251,9 +251,10 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         tile = column_tile(n_cols, n_rows)
     if outer or batches > (MAX_BATCHES if tile else 1):
         return Slices(run, sizes, strides, len(outer) or 1)
-    run_of_rows = narrow_launch(tensors, strides, n_rows, n_cols, backward)
-    if batches == 1 and run_of_rows:
-        return run_of_rows
+    if batches == 1 and (
+        launch := narrow_launch(tensors, strides, n_rows, n_cols, backward)
+    ):
+        return launch
     align = common_divisor(tensors, sizes, strides)
     by_tensor = zip(tensors, strides, strict=True)
     maxnreg = None
