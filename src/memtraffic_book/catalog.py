@@ -111,7 +111,10 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("rows", 0, 0): "m rounds extra",
     ("columns", 0, 0): "n",
     ("µs", 0.1, 0): "us copy_us tuned_us",
-    ("µs", None, 0): "us_p20 us_p80 us_reversed turn_us host_us host_wait_us",  # of one run, a host
+    ("µs", None, 0): (  # of one run, or of a host
+        "us_p20 us_p80 us_reversed turn_us host_us host_wait_us "
+        "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
+    ),
     ("ms", None, 0): "host_first_ms",
     ("ns", 0.1, 0): "ns latency_ns",
     ("GB/s", 0.1, 0): "gb_per_s copy_gb_per_s",
@@ -157,6 +160,10 @@ TIMES = f"m n dtype {SPREAD} gb_per_s"
 BENCH = columns(f"impl {TIMES}")
 COMPARED = columns(  # the note is in place of a time; a peer may be absent, see drift.py
     f"impl m n dtype {SPREAD} us_reversed gb_per_s version note", version=None, note=None
+)
+DECIDED = (
+    *COMPARED,
+    *columns("eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"),
 )
 TUNING = columns("m n dtype host_first_ms us tuned_us")
 AMOUNTS = " ".join(marked_counters.AMOUNTS)
@@ -205,6 +212,12 @@ MAP = [
         *(20001, 24576, 32000, 32768, 40003, 50257, 50304, 65536, 100003, 128256, 151936, 2**18),
         *(500009, 2**20),
     )
+]
+DECIDED_AT = [
+    [m, n]
+    for n in (49, 77, 128, 197, 1024, 4096, 8192, 50257, 128256, 151936)
+    for m in (8, 64, 4096, 65536, 2**20)
+    if m * n <= 2**29
 ]
 IN_FLIGHT = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]  # KiB
 _POWERS = [1, 2, 4, 8, 16, 32]
@@ -371,6 +384,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     # The option comes before these.
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
     m.compare: COMPARED,
+    m.decide: DECIDED,
     m.autotune_cost: TUNING,
     m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
     m.times_by_turn: columns("impl m n launches turn turn_us"),
@@ -509,6 +523,8 @@ _ALL = (  # in the order of the book
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
+    *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
+    *_typed("decision_gradient", m.decide, shapes=DECIDED_AT, gradient=True, budget=0.02),
     _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),

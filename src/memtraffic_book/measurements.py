@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
-from memtraffic.benchmark import timing
+from memtraffic.benchmark import decision, timing
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.decision import with_gradient
-from memtraffic.benchmark.loop import TIMES, describe_shape
+from memtraffic.benchmark.loop import describe_shape
 from memtraffic.compile import resources
 from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
@@ -244,10 +244,26 @@ def compare(
         frame = benchmark.bench(
             fns, inputs, shapes, dtype=dtype, judge=True, only=only, budget=budget
         )
-    versions = {it: peers.version(peer) for it in fns if (peer := peers.find_peer(it))}
+    return _with_versions(frame)
+
+
+def _with_versions(frame: pd.DataFrame) -> pd.DataFrame:
+    versions = {it: peers.version(peer) for it in {*frame["impl"]} if (peer := peers.find_peer(it))}
     place = frame.columns.get_loc("note")
     frame.insert(place, "version", [versions.get(label, "") for label in frame["impl"]])
-    return frame.fillna(dict.fromkeys(TIMES, 0.0))
+    return frame.fillna(dict.fromkeys(frame.columns.difference(["note"]), 0.0))
+
+
+def decide(
+    shapes: Sequence[Sequence[int]], dtype: str, gradient: bool = False, budget: float = 0.1
+) -> pd.DataFrame:
+    """`decision.decide` at several shapes, with versions and without NaN as in `compare`."""
+    with peers.compiling_ahead([*decision.CANDIDATES], [shape[-1] for shape in shapes], dtype):
+        frames = [
+            decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
+            for shape in progress(shapes, "deciding")
+        ]
+    return _with_versions(pd.concat(frames, ignore_index=True))
 
 
 torch_gradient = with_gradient("torch.softmax")
