@@ -130,6 +130,40 @@ def captured(step: Step) -> Step:
     return replay
 
 
+# ---- attention alone, for what one should call in place of a softmax of scores
+
+
+def _attend(softmax: Softmax, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1) @ v
+
+
+def attend_with_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (heads, length, width) each, whose scores go through `torch.softmax`."""
+    return _attend(torch.softmax, q, k, v)
+
+
+def attend_with_ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (heads, length, width) each, whose scores go through `memtraffic.softmax`."""
+    return _attend(softmax_of("memtraffic.softmax"), q, k, v)
+
+
+def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (heads, length, width) each, by PyTorch's kernel that keeps no scores."""
+    one_batch = (it[None] for it in (q, k, v))  # its fast kernels take four dimensions
+    return nn.functional.scaled_dot_product_attention(*one_batch)[0]
+
+
+def _gradient(attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """The gradient of `attend` by its queries, which costs those of keys and values as well."""
+    leaves = [it.detach().requires_grad_() for it in inputs]
+    return torch.autograd.grad(attend(*leaves), leaves, inputs[2])[0]
+
+
+gradient_with_torch = functools.partial(_gradient, attend_with_torch)
+gradient_with_ours = functools.partial(_gradient, attend_with_ours)
+gradient_fused = functools.partial(_gradient, attend_fused)
+
+
 # ---- one step, for another process that counts what it moves
 
 

@@ -25,7 +25,6 @@ from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import marked_counters
 from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import (
-    count_calls,
     count_sectors,
     count_surveyed,
     count_surveyed_sectors,
@@ -190,15 +189,6 @@ UNSEEN = [[-(-(2**24) // n), n] for n in (384, 768, 781, 1536, 3072)]
 UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 LONG = [[2**27 // n, n] for n in (8192, 32768, 65536, 131072, 262144, 2**20)]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
-# The widths of the table in Triton's documentation, some odd ones, and rows that are ever longer.
-PRINTED = [[4096, 128 * i] for i in range(2, 100)]
-ODD = [[4096, n] for n in (781, 1000, 4097, 12673)]
-LONGEST = [
-    [min(4096, 2**27 // n), n] for n in (2**14, 2**15, 3 * 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
-]
-SCORED_AT = sorted(PRINTED + ODD + LONGEST, key=lambda shape: shape[1])
-COMPILED_AT = [[4096, n] for n in (256, 1024, 2176, 4096, 8320, 12672, 16384, 32768)]
-CALLED_AT = [[4096, 2**k] for k in range(6, 12)]
 COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
@@ -290,13 +280,6 @@ RACED = {
     **OUR_BACKWARD,
 }
 RECOMPUTED = {**OUR_BACKWARD, "backward from x": f"{_EXHIBITS}backward_from_x"}
-RIVALS = ["copy", "torch.softmax", "memtraffic.softmax", "Liger", "FlagGems", "QuACK", "tutorial"]
-BACKWARDS = [f"{name} backward" for name in RIVALS[1:6]]
-CALLERS = {
-    **_named("torch.softmax", "memtraffic.softmax"),
-    "torch.softmax, gradient": "memtraffic_book.measurements:torch_gradient",
-    "memtraffic.softmax, gradient": "memtraffic_book.measurements:own_gradient",
-}
 # Of each package, kernels with a formula that no autotuner changes.
 _LIGER = "liger_kernel.transformers.functional:liger"
 PUBLISHED = [
@@ -310,6 +293,16 @@ PUBLISHED = [
     "torch:softmax forward",
     "02-fused-softmax:softmax forward",
 ]
+_ATTENTION = "memtraffic_book.attention:"
+ATTENTIONS = {
+    f"{name}{', with gradient' * (what == 'gradient')}": f"{_ATTENTION}{what}_{how}"
+    for what in ("attend", "gradient")
+    for name, how in {
+        "torch.softmax": "with_torch",
+        "memtraffic.softmax": "with_ours",
+        "scaled_dot_product_attention": "fused",
+    }.items()
+}
 RMS_NORMS = {
     "RMS norm, PyTorch": f"{_YOURS}torch_rms_norm",
     "RMS norm, row": f"{_YOURS}rms_norm",
@@ -346,18 +339,6 @@ BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
 TRAINING = dict(softmaxes=BOTH, heads=8, lr=0.003, steps=20)
 SEQUENCES = [2, 4096, 512]
-SCORED = dict(
-    impls=[*RIVALS, *LADDER[1:]],
-    compiled=["compile(torch.softmax)", *COMPILED[1:]],
-    shapes=SCORED_AT,
-    budget=0.008,
-)
-SCORED_BACKWARD = dict(
-    impls={"add": "copy", **_named(*BACKWARDS)},  # the roof of what reads two matrices
-    inputs="softmax_backward",
-    shapes=SCORED_AT,
-    budget=0.008,
-)
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
 _METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:softmax")
 METERED = dict.fromkeys(_METERED, "softmax")
@@ -368,6 +349,8 @@ OTHERS_METERED = {
 MIXED = [[70, 781], [64, 1000], [70, 1024], [17, 4097], [16, 8320]]
 # A reader's kernels, and what they are called with.
 RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
+# M heads, of texts of N words.
+ATTENDED = dict(inputs="M,N,64 M,N,64 M,N,64", dtype="bfloat16", budget=0.1)
 LOGITS = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
 
 # ---- the experiments
@@ -407,7 +390,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.counters: COUNTERS,
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
     count_layouts: (Column("layout"), *COUNTERS),
-    count_calls: columns(f"m n dtype launches {AMOUNTS}", **_SHARED),
     count_surveyed: columns(
         f"package version kernel direction at launches {AMOUNTS} missing", **_TUNED
     ),
@@ -424,7 +406,7 @@ NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
-    **dict.fromkeys((count_layouts, count_calls, count_surveyed), _NCU),
+    **dict.fromkeys((count_layouts, count_surveyed), _NCU),
     **dict.fromkeys((count_sectors, count_surveyed_sectors), _NCU),
 }
 
@@ -525,6 +507,7 @@ _ALL = (  # in the order of the book
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
     *_typed("decision_gradient", m.decide, shapes=DECIDED_AT, gradient=True, budget=0.02),
+    _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
     _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
@@ -547,17 +530,6 @@ _ALL = (  # in the order of the book
     _one("backward_steps", m.training_losses, **TRAINING, shape=SEQUENCES),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
-    _one("scoreboard_float32", m.compare, **SCORED, compiled_shapes=COMPILED_AT, dtype="float32"),
-    _one(
-        "scoreboard_bfloat16",
-        m.compare,
-        **SCORED,
-        compiled_shapes=COMPILED_AT[1::2],
-        dtype="bfloat16",
-    ),
-    *_typed("scoreboard_backward", m.compare, **SCORED_BACKWARD),
-    _one("scoreboard_counters", count_calls, fn=BOTH[1], shapes=SCORED_AT, dtypes=DTYPES),
-    _one("scoreboard_host", m.caller_times, impls=CALLERS, shapes=CALLED_AT, calls=100),
     _one("your_kernel_rms", m.bench_beside_copy, impls=RMS_NORMS, **_shapes(RMS_NORM)),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),
     _one(

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
@@ -27,9 +26,7 @@ from memtraffic.kernels.tiling import (
     num_warps_of_row,
     tile_shape,
 )
-from memtraffic.op import Op
 from memtraffic.runtime import device_guard
-from memtraffic.tensors import matrix
 
 # ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
 
@@ -434,59 +431,3 @@ def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
             ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
         )  # fmt: skip
     return dx
-
-
-# ---- survey: a layer norm with a pass over the row for each of its three steps
-
-
-@triton.jit
-def _layer_norm_kernel(
-    y_ptr, x_ptr, weight_ptr, bias_ptr, n_cols, eps, BLOCK: tl.constexpr
-):  # fmt: skip
-    x_ptr += tl.program_id(0).to(tl.int64) * n_cols
-    y_ptr += tl.program_id(0).to(tl.int64) * n_cols
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, n_cols, BLOCK):
-        cols = first + tl.arange(0, BLOCK)
-        total += tl.load(x_ptr + cols, mask=cols < n_cols, other=0.0)
-    mean = tl.sum(total) / n_cols
-    squares = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, n_cols, BLOCK):
-        cols = first + tl.arange(0, BLOCK)
-        away = tl.load(x_ptr + cols, mask=cols < n_cols, other=mean) - mean
-        squares += away * away
-    scale = 1 / tl.sqrt(tl.sum(squares) / n_cols + eps)
-    for first in range(0, n_cols, BLOCK):
-        cols = first + tl.arange(0, BLOCK)
-        mask = cols < n_cols
-        x = tl.load(x_ptr + cols, mask=mask)
-        weight = tl.load(weight_ptr + cols, mask=mask)
-        y = (x - mean) * scale * weight + tl.load(bias_ptr + cols, mask=mask)
-        tl.store(y_ptr + cols, y, mask=mask)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Layer norm of each row of `x`, in three passes over a block as wide as the row.
-
-    x: (M, N), packed. weight, bias: (N,). All of float32.
-    """
-    y, n_cols = torch.empty_like(x), x.shape[1]
-    with device_guard(x):
-        _layer_norm_kernel[(x.shape[0],)](
-            y, x, weight, bias, n_cols, 1e-5, BLOCK=triton.next_power_of_2(n_cols)
-        )
-    return y
-
-
-def _row_and_weights(m: int, n: int, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    x, weight, bias = (matrix(rows, n, seed=rows, **options) for rows in (m, 1, 1))
-    return x, weight[0], bias[0]
-
-
-LAYER_NORM = Op(
-    name="layer_norm",
-    inputs=_row_and_weights,
-    reference=lambda x, weight, bias: torch.nn.functional.layer_norm(
-        x, (x.shape[1],), weight, bias
-    ),
-)

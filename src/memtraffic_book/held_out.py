@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.softmax import tiled
 from memtraffic.kernels.tiling import MAX_COLS, max_warps
 from memtraffic.op import find_op
-from memtraffic_book import measurements, scores
+from memtraffic_book import measurements
 
 MOST = 2**20  # rows, and columns
 MOST_BYTES = 4 * 2**30  # of a matrix
@@ -93,7 +94,7 @@ def measure(cases: Iterable[Case], *, compiled: bool = False) -> pd.DataFrame:
     """
     frames = []
     for case in cases:
-        names = {"copy": "copy", "ours": scores.OURS, "torch": scores.TORCH}
+        names = {"copy": "copy", "ours": "memtraffic.softmax", "torch": "torch.softmax"}
         names |= {name: name for name in ("Liger", "FlagGems", "QuACK")}
         if case.backward:
             names = {name: it if it == "copy" else it + BACKWARD for name, it in names.items()}
@@ -143,7 +144,7 @@ def verdicts(frame: pd.DataFrame) -> pd.DataFrame:
 def summary(found: pd.DataFrame, drawn: int) -> str:
     """What `verdicts` come to, in a few lines. drawn: how many cases; some may not be timed."""
     long = found[found["us"] >= SHORT_US]
-    mean = scores.geometric_mean(found["speed"])
+    mean = statistics.geometric_mean(found["speed"])
     return (
         f"{len(found)} of {drawn} cases timed, {int(found['met'].sum())} as fast as they should "
         f"be; on average {mean:.3f} of the fastest other. Of {len(long)} of {SHORT_US} µs or more, "

@@ -27,7 +27,7 @@ from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
-from memtraffic.names import import_function, import_path
+from memtraffic.names import import_function
 from memtraffic.op import find_op
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
@@ -68,33 +68,6 @@ def _parts(
 def _add_up(part: pd.DataFrame) -> dict[str, int]:
     """How many `launches` a part has, and the sum of each amount over them."""
     return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
-
-
-def count_calls(
-    fn: Callable[..., Tensor],
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[str],
-    op: str = "softmax",
-) -> pd.DataFrame:
-    """What the hardware moved in a call of `fn`, for each dtype and shape.
-
-    fn: what another process can import. Columns: `m`, `n`, `dtype`, the number of `launches`, and
-    the amounts of `counters`, such as `dram_read_bytes`, of all launches together.
-
-    Raises LookupError for a function or operation that cannot be imported, and what
-    `counters.profile` raises.
-    """
-    find_op(op)
-    cases = list(itertools.product(dtypes, shapes))
-    worker = "from memtraffic_book.marked_counters import _worker; _worker()"
-    report = hardware.profile(worker, {"fn": import_path(fn), "op": op, "cases": cases})
-    parts = _parts(report, len(cases))
-    return pd.DataFrame(
-        [
-            {"m": m, "n": n, "dtype": dtype} | _add_up(part)
-            for (dtype, (m, n)), part in zip(cases, parts, strict=True)
-        ]
-    )
 
 
 def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
@@ -215,15 +188,3 @@ def _call() -> None:
             failed = _said(error)
         calls.append((begun, failed))
     Path(job["told"]).write_text(json.dumps(calls), encoding="utf-8")
-
-
-def _worker() -> None:
-    """What runs under ncu for `count_calls`."""
-    job = json.loads(sys.argv[1])
-    fn, op = import_function(job["fn"]), find_op(job["op"])
-    for dtype, shape in job["cases"]:
-        inputs = op.arguments(shape, dtype).positional
-        for _ in range(WARMUP):
-            fn(*inputs)
-        with counted():
-            fn(*inputs)

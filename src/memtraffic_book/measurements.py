@@ -20,7 +20,6 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import decision, timing
 from memtraffic.benchmark.baselines import copy
-from memtraffic.benchmark.decision import with_gradient
 from memtraffic.benchmark.loop import describe_shape
 from memtraffic.compile import resources
 from memtraffic.inputs import Arguments
@@ -51,11 +50,11 @@ def implementation(what: str | Mapping[str, Any]) -> Callable[..., Any]:
     >>> implementation({"fn": "persistent", "num_stages": 1}).keywords
     {'num_stages': 1}
 
-    what: a baseline, a peer, a rung or `module:function`; or a dict of that, under "fn", and
+    what: a baseline, a rung or `module:function`; or a dict of that, under "fn", and
     options. Raises LookupError for a name that leads nowhere.
     """
     if isinstance(what, str):
-        return peers.tutorial if what == "tutorial" else benchmark.find_implementation(what)
+        return benchmark.find_implementation(what)
     options = {name: value for name, value in what.items() if name != "fn"}
     return functools.partial(benchmark.find_implementation(what["fn"]), **options)
 
@@ -76,7 +75,7 @@ def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         if name in ("fn", "tuned"):
             found[name] = implementation(value)
-        elif name in ("impls", "compiled"):
+        elif name == "impls":
             found[name] = implementations(value)
         elif name == "inputs" and value in OPS:
             found[name] = find_op(value)
@@ -227,23 +226,16 @@ def bench_programs(
 def compare(
     impls: Impls,
     shapes: Sequence[Sequence[int]],
-    compiled: Impls | None = None,
-    compiled_shapes: Sequence[Sequence[int]] = (),
     inputs: Op | None = None,
     dtype: str = "float32",
     budget: float = 0.1,
 ) -> pd.DataFrame:
     """`benchmark.bench`, judged; where nothing was timed, times are 0, as CSV has no NaN.
 
-    compiled: what is slow to compile, and is timed at `compiled_shapes` alone. The column `version`
-    is that of a peer, whose name a label has to be.
+    The column `version` is that of a peer, whose name a label has to be.
     """
-    fns = {**impls, **(compiled or {})}
-    only = dict.fromkeys(compiled or {}, compiled_shapes)
-    with peers.compiling_ahead(list(fns), [shape[-1] for shape in shapes], dtype):
-        frame = benchmark.bench(
-            fns, inputs, shapes, dtype=dtype, judge=True, only=only, budget=budget
-        )
+    with peers.compiling_ahead(list(impls), [shape[-1] for shape in shapes], dtype):
+        frame = benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
     return _with_versions(frame)
 
 
@@ -264,10 +256,6 @@ def decide(
             for shape in progress(shapes, "deciding")
         ]
     return _with_versions(pd.concat(frames, ignore_index=True))
-
-
-torch_gradient = with_gradient("torch.softmax")
-own_gradient = with_gradient("memtraffic.softmax")
 
 
 def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:

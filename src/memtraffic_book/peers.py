@@ -1,27 +1,20 @@
-"""The packages that the scoreboard compares with, and the tutorial of Triton.
+"""The packages that the book compares with.
 
 Their kernels are `memtraffic.benchmark.packages`; QuACK compiles one for each width, and here other
-processes do so meanwhile. The tutorial is the fused softmax of Triton's tutorials,
-`02-fused-softmax.py` in the folder that MEMTRAFFIC_TUTORIALS names, `tutorials` by default.
+processes do so meanwhile.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import BACKWARD
@@ -88,51 +81,10 @@ def _compiler(arguments: tuple[str, bool, Sequence[int]]) -> subprocess.Popen[by
     )
 
 
-# ---- the tutorial
-
-
-TUTORIAL_COLUMNS = 2**16  # 2**17 take 3 times as long to compile for 8 warps, 2**18 take 18 times
-
-
-def tutorial(x: Tensor) -> Tensor:
-    """The softmax of Triton's tutorial, up to TUTORIAL_COLUMNS, past which it raises ValueError."""
-    if x.shape[1] > TUTORIAL_COLUMNS:
-        raise ValueError(
-            f"a block of more than {TUTORIAL_COLUMNS} columns takes minutes to compile: not tried"
-        )
-    y: Tensor = _load_tutorial(tutorial_file()).softmax(x)
-    return y
-
-
-def tutorial_file() -> Path:
-    """Where the tutorial has to lie."""
-    return Path(os.environ.get("MEMTRAFFIC_TUTORIALS", "tutorials")) / "02-fused-softmax.py"
-
-
-@functools.cache
-def _load_tutorial(file: Path) -> types.ModuleType:
-    """The tutorial as a module, up to its function `softmax`: what follows tests and times it."""
-    if not file.is_file():
-        raise ImportError(f"there is no file {file}")
-    module = types.ModuleType(file.stem.replace("-", "_"))
-    module.__file__ = str(file)
-    body = []
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        name = getattr(statement, "name", "")
-        if name != "naive_softmax":  # which is compiled by what PyTorch has deprecated
-            body.append(statement)
-        if name == "softmax":
-            break
-    else:
-        raise LookupError(f"{file} has no function softmax")
-    exec(compile(ast.Module(body, []), str(file), "exec"), vars(module))
-    return module
-
-
 # ---- all of them
 
-# The name of each package at PyPI; "" of the tutorial.
-PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels", "tutorial": ""}
+# The name of each package at PyPI.
+PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels"}
 
 
 def find_peer(name: str) -> str:
@@ -146,14 +98,8 @@ def find_peer(name: str) -> str:
 
 
 def version(name: str) -> str:
-    """The version of a peer that is here: of its package, or the start of the tutorial's SHA-256.
-
-    "" if there is none.
-    """
-    if not (package := PEERS[name]):
-        file = tutorial_file()
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
+    """The version of a peer's package that is here; "" if there is none."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(PEERS[name])
     except importlib.metadata.PackageNotFoundError:  # not here, or on the path and not installed
         return ""

@@ -83,12 +83,6 @@ def _value(text: str) -> float:
     return evaluate(text, **dict.fromkeys(re.findall("[A-Z]", text), LARGE))
 
 
-def share_up_to(passes: pd.DataFrame, limits: list[float]) -> pd.Series:
-    """By limit, how many percent of `ratios` are not above it."""
-    shares = [100 * (passes["ratio"] <= limit * EXACT).mean() for limit in limits]
-    return pd.Series(shares, index=limits)
-
-
 # ---- the table
 
 

@@ -16,6 +16,7 @@ from memtraffic_book import attention
 from memtraffic_book.attention import Attention, captured, look_up, softmax_of, training
 
 SHAPE = (2, 16, 32)
+HOW = ("with_torch", "with_ours", "fused")
 
 
 def test_softmax_of_another_name():
@@ -125,3 +126,15 @@ def test_captured_steps_train_as_launched_ones(name):
     replay = captured(training(softmax_of(name), SHAPE, capturable=True, **options))
     expected = [eager().item() for _ in range(10)][attention.WARMUP_STEPS :]
     assert [replay().item() for _ in expected] == pytest.approx(expected, rel=1e-4)
+
+
+def test_ways_to_attend_agree():
+    q, k, v = torch.randn(3, 2, 16, 8, device=runtime.device())
+    wanted = nn.functional.scaled_dot_product_attention(q, k, v)
+    found = [getattr(attention, f"attend_{how}")(q, k, v) for how in HOW]
+    assert all(torch.allclose(it, wanted, atol=1e-5) for it in found)
+    [of_q] = torch.autograd.grad(
+        nn.functional.scaled_dot_product_attention(q.requires_grad_(), k, v), q, v
+    )
+    found = [getattr(attention, f"gradient_{how}")(q, k, v) for how in HOW]
+    assert all(torch.allclose(it, of_q, atol=1e-5) for it in found)

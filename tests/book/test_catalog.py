@@ -52,15 +52,6 @@ def test_rule_of_tiled_is_measured_at_other_widths_than_it_was_read_from():
         assert min(m * n for m, n in shapes) >= 2**24
 
 
-def test_scoreboard_has_the_widths_of_the_printed_table():
-    for dtype in ("float32", "bfloat16"):
-        arguments = EXPERIMENTS[f"scoreboard_{dtype}"].arguments
-        shapes = arguments["shapes"]
-        assert {128 * i for i in range(2, 100)} <= {n for m, n in shapes if m == 4096}
-        assert all(shape in shapes for shape in arguments["compiled_shapes"])
-        assert len({n for _, n in shapes}) == len(shapes)
-
-
 def test_needs_are_those_of_the_functions_that_measure():
     """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
     counting = {id for id in EXPERIMENTS if "counters" in id or "sectors" in id}

@@ -36,10 +36,6 @@ CURVE = pd.DataFrame(
 LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
     [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]
 )}  # fmt: skip
-SHARES = pd.DataFrame(
-    {"ours": 1.0, "QuACK": [0.8, 0.9, 1.1, 1.2], "torch.softmax": [0.8, 0.5, 0.5, float("nan")]},
-    index=[256, 4096, 65536, 1048576],
-)
 VALUES = pd.DataFrame({1: [0.98, 0.5, None], 2: [0.9, 1.0, 0.65]}, index=[256, 1024, 32768])
 WORDS = {"rows": "columns", "columns": "warps", "frame": "the rule's choice"}
 SPEEDS = pd.DataFrame(
@@ -109,7 +105,6 @@ DRAWN = {
     "packing-amd": lambda: figures.sm_packing(
         {"vgprs": 4, "waves": 8, "lds": 3}, title=SAYING, lengths={"lds": 0.5}
     ),
-    "rivals": lambda: figures.rivals(SHARES, "ours", SAYING).axes[0],
     "roofline": lambda: figures.roofline(
         4e12, ROOFS, {"softmax": ("exponentials", 0.125)}, title=SAYING
     ),
@@ -301,15 +296,6 @@ def test_sm_packing_fills_until_the_first_is_full():
     assert rest[2] / places[0][2] == pytest.approx((65536 - 7 * 9216) / 9216)
     amd = DRAWN["packing-amd"]()
     assert {"vector registers", "wave slots", "LDS", "room for only 3"} <= {*texts(amd)}
-
-
-def test_rivals_hatches_where_the_other_is_ahead():
-    figure = DRAWN["rivals"]().figure
-    assert [ax.texts[0].get_text() for ax in figure.axes] == ["QuACK", "torch.softmax"]
-    ahead = [[path for it in ax.collections for path in it.get_paths()] for ax in figure.axes]
-    assert [len(paths) for paths in ahead] == [1, 0]
-    left, right = ahead[0][0].get_extents().intervalx
-    assert 4096 < left < 65536 < right == 1048576
 
 
 # ---- drawings in files

@@ -34,47 +34,6 @@ def report(*kernels, metrics=counters.METRICS):
     return "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
 
 
-def test_count_calls_has_a_row_for_each_dtype_and_shape(monkeypatch):
-    """After three that warm up, one call is counted of each, by another process."""
-    names = [MARK, "a", MARK, "a", "b", MARK, "a", MARK, "a"]
-    jobs, calls, counted = [], [], []
-
-    @contextmanager
-    def double():
-        before = len(calls)
-        yield
-        counted.append(calls[before:])
-
-    def profile(worker, job):
-        jobs.append(json.loads(json.dumps(job)))
-        monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
-        exec(worker, {})
-        return report(*names)
-
-    def import_function(name):
-        return lambda x: calls.append((tuple(x.shape), str(x.dtype)))
-
-    monkeypatch.setattr(marked_counters, "import_function", import_function)
-    monkeypatch.setattr(marked_counters, "counted", double)
-    monkeypatch.setattr(counters, "profile", profile)
-    frame = marked_counters.count_calls(*CASES)
-    [job] = jobs
-    assert (job["fn"], job["op"]) == ("naive", "softmax")
-    dtypes = ("torch.float32", "torch.bfloat16")
-    assert counted == [[(shape, dtype)] for dtype in dtypes for shape in ((4, 8), (2, 16))]
-    assert len(calls) == 4 * (marked_counters.WARMUP + 1)
-    assert list(frame["dtype"]) == ["float32", "float32", "bfloat16", "bfloat16"]
-    assert list(zip(frame["m"], frame["n"], strict=True)) == [(4, 8), (2, 16)] * 2
-    assert list(frame["launches"]) == [1, 2, 1, 1]
-    assert list(frame["dram_read_bytes"]) == [1, 3 + 4, 6, 8]
-    assert list(frame.columns) == list(EXPERIMENTS["scoreboard_counters"].schema)
-    names[:] = [MARK, "a"]
-    with pytest.raises(CountersError, match="4 calls were counted, ncu saw 1"):
-        marked_counters.count_calls(*CASES)
-    with pytest.raises(LookupError):
-        marked_counters.count_calls(lambda x: x, [[4, 8]], ["float32"])
-
-
 @pytest.fixture
 def ncu(monkeypatch):
     """Answers for ncu with a report, and with what the other process told of each kernel."""
@@ -194,7 +153,6 @@ def predicted_and_recorded(id, fn, op="softmax", **which):
     [
         ("masked_counters_8320", "masked", {}),
         ("tiled_counters", "tiled", {"layout": "every other"}),
-        ("scoreboard_counters", "memtraffic:softmax", {"n": 2176, "dtype": "bfloat16"}),
         ("backward_counters", "memtraffic_book.exhibits:backward_ours", {"op": "softmax_backward"}),
     ],
 )

@@ -14,14 +14,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import timing
+from memtraffic.benchmark import decision, timing
 from memtraffic.kernels.softmax import naive, persistent
-from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic.names import import_function
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
-from memtraffic.testing import assert_close
-from memtraffic_book import attention, build, catalog, exhibits, measurements, peers, recording
+from memtraffic_book import attention, catalog, exhibits, measurements
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
@@ -271,6 +269,8 @@ SMALL = {
     "tiled_rule_float32": {"shapes": [[1, 781]]},
     "persistent_rounds": {"n": 64, "rounds": [1, 2]},
     "persistent_suspects": {"shapes": [[2, 64]]},
+    "map_float32": {"shapes": [[2, 64]]},
+    "decision_attention": {"shapes": [[2, 8]]},
     "occupancy_programs": {"shape": [4, 64]},
     "long_race": {"shapes": [[2, 64]]},
     "long_race_bfloat16": {"shapes": [[2, 64]]},
@@ -292,46 +292,23 @@ def test_experiments_in_small(id, timed, monkeypatch):
     run(id, **SMALL[id])
 
 
-SCOREBOARD = [id for id in EXPERIMENTS if id.startswith("scoreboard_")]
-
-
-@pytest.mark.parametrize("id", [id for id in SCOREBOARD if "us" in EXPERIMENTS[id].schema])
-def test_scoreboard_is_recorded_and_read_as_the_catalog_says(id, recorded, timed, monkeypatch):
-    """Everything but the timer and the compiler runs, at two widths."""
-    monkeypatch.setattr(measurements, "ROUNDS", 1)
-    monkeypatch.setattr(measurements, "WAITS", 1)
-    for package in ("flag_gems", "liger_kernel", "quack"):  # as if they were not installed
+@pytest.mark.parametrize("gradient", ["", "_gradient"])
+def test_decide_names_what_is_absent_and_leaves_no_holes(gradient, timed, monkeypatch):
+    """Everything but the GPU's graphs, its clock and the compiler runs, at two widths."""
+    for package in ("flag_gems", "liger_kernel"):  # as if they were not installed
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", "nowhere")
-    arguments = EXPERIMENTS[id].arguments | {"shapes": [[4, 8], [4, 24]]}
-    if "compiled" in arguments:
-        arguments |= {"compiled": ["masked"], "compiled_shapes": [[4, 24]]}
-    if "calls" in arguments:
-        arguments |= {"calls": 1}
-    subject = dataclasses.replace(EXPERIMENTS[id], arguments=arguments)
-    monkeypatch.setitem(catalog.EXPERIMENTS, id, subject)
-    folder = build.record_experiments([id])
-    frame = recording.read(folder, subject)
-    notes = frame["note"] if "note" in frame else pd.Series("", frame.index)
-    reasons = {"fused": "refused: fused: 24 columns, not a power of two"}
-    absent = {name for name in frame["impl"] if peers.find_peer(name)}
-    for impl, n, us, note in zip(frame["impl"], frame["n"], frame["us"], notes, strict=True):
-        reason = reasons.get(impl, "") if n == 24 else ""
-        assert note.startswith("absent") if impl in absent else note == reason
-        assert (us == 0) == bool(note)
-    assert set(frame["impl"]) == {*arguments["impls"], *arguments.get("compiled", [])}
-    assert set(frame["dtype"]) == {arguments.get("dtype", "float32")}
-    if "compiled" in arguments:
-        assert frame.loc[frame["impl"] == "masked", "n"].tolist() == [24]
-
-
-def test_gradients_are_those_of_a_softmax():
-    x = matrix(3, 5)
-    y = torch.softmax(x, dim=1)
-    wanted = SOFTMAX_BACKWARD.reference(y.double(), x.double())
-    for label in ("torch.softmax, gradient", "memtraffic.softmax, gradient"):
-        assert_close(implementation(catalog.CALLERS[label])(x), wanted, x.dtype)
-    assert not x.requires_grad and x.grad is None
+    names = ("torch.softmax", "Liger", "FlagGems", "memtraffic.softmax")
+    monkeypatch.setattr(decision, "CANDIDATES", names)
+    monkeypatch.setattr(decision, "_graphs", lambda calls: calls)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    frame = run(f"decision{gradient}_float32", shapes=[[4, 8], [4, 49]])
+    assert list(frame["impl"]) == ["copy", *names] * 2
+    absent = frame["impl"].isin(["Liger", "FlagGems"])
+    assert frame.loc[absent, "note"].str.startswith("absent").all()
+    for column in ("us", "eager_us", "graph_us"):
+        assert (
+            (frame[column] > 0) == ~absent & ((frame["impl"] != "copy") | (column == "us"))
+        ).all()
 
 
 # ---- by hardware counters
@@ -369,9 +346,7 @@ def test_counters_are_of_functions_that_another_process_can_import(timed, monkey
     empty = pd.DataFrame(columns=measurements.hardware.COLUMNS)
     monkeypatch.setattr(measurements.hardware, "parse", lambda report: empty.copy())
     for id, subject in EXPERIMENTS.items():
-        if "ncu" in subject.needs.commands and not id.startswith(
-            ("survey", "scoreboard", "sectors")
-        ):
+        if "ncu" in subject.needs.commands and not id.startswith(("survey", "sectors")):
             subject.run()
     assert len(jobs) > 20
     assert all(callable(import_function(job["fn"])) for job in jobs)

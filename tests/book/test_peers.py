@@ -21,7 +21,7 @@ from memtraffic_book import peers
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is remembered of the packages that another test has made."""
-    caches = packages.quack_kernel, peers._load_tutorial, packages._tune_quickly
+    caches = packages.quack_kernel, packages._tune_quickly
     for cache in caches:
         cache.cache_clear()
     yield
@@ -165,27 +165,6 @@ def test_quack_takes_rows_that_fit_and_whole_vectors(rows, itemsize, most):
     assert (takes(12, itemsize, rows) == "") == (itemsize == 4)
 
 
-def test_tutorial_is_read_up_to_its_softmax(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMTRAFFIC_TUTORIALS", str(tmp_path))
-    with pytest.raises(ImportError, match=r"there is no file .*02-fused-softmax"):
-        peers.tutorial(matrix(3, 5))
-    assert peers.version("tutorial") == ""
-    text = (
-        "import torch\nDIM = 1\n\n@nobody.knows\ndef naive_softmax(x): ...\n\n"
-        "def softmax(x):\n    return torch.softmax(x, DIM)\n\nraise SystemExit('the benchmark')\n"
-    )
-    (tmp_path / "02-fused-softmax.py").write_text(text)
-    x = matrix(3, 5)
-    assert torch.equal(peers.tutorial(x), softmax(x))
-    assert len(peers.version("tutorial")) == 12
-    with pytest.raises(ValueError, match="more than 65536 columns takes minutes"):
-        peers.tutorial(torch.empty(1, 2**16 + 1, device="meta"))
-    peers._load_tutorial.cache_clear()
-    (tmp_path / "02-fused-softmax.py").write_text("def soft(x): ...\n")
-    with pytest.raises(LookupError, match="no function softmax"):
-        peers.tutorial(x)
-
-
 def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
     with pytest.raises(ImportError, match="No module named 'liger_kernel'"):
@@ -259,7 +238,7 @@ def test_compiling_ahead_without_quack(started, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # packages warn of what they like
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*PACKAGES, "tutorial"])
+@pytest.mark.parametrize("name", [*PACKAGES])
 def test_peers_that_are_here_compute_a_softmax(name, dtype):
     from memtraffic.benchmark.loop import judge_result
     from memtraffic.kernels.softmax.definitions import SOFTMAX
@@ -267,8 +246,7 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
     if not peers.version(peers.find_peer(name)):
         pytest.skip(f"{name} is not installed")
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
-    fn = peers.tutorial if name == "tutorial" else find_implementation(name)
-    judge_result(op, fn, *op.arguments((64, 1024), dtype).positional)
+    judge_result(op, find_implementation(name), *op.arguments((64, 1024), dtype).positional)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

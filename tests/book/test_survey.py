@@ -1,11 +1,9 @@
 """The survey as a page shows it: ratios, the table, and counts beside counters."""
 
-import notebooks
 import pandas as pd
 import pytest
 
-import memtraffic_book
-from memtraffic_book import recording, survey, tables, units
+from memtraffic_book import survey
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.recording import RecordingError, to_csv
 
@@ -33,7 +31,6 @@ ROWS = [
     row("our:norm", "backward", amounts="400;100;800;200", at="M=10, N=20", note="kept: B<4"),
     row("our:mystery", reason="CountError: a <reason>"),
 ]
-USED = {"survey": survey, "tables": tables, "units": units}
 FRAME = pd.DataFrame(ROWS, columns=FIELDS)
 
 
@@ -94,11 +91,6 @@ def test_evaluate():
         survey.evaluate("MK", M=3)
 
 
-def test_share_up_to_counts_a_row_too_much_as_none():
-    passes = pd.DataFrame({"ratio": [0.5, 1.0, 1.009, 2.0, 9.0]})
-    assert list(survey.share_up_to(passes, [1.0, 2.0, 8.0])) == [60, 80, 80]
-
-
 def shown(monkeypatch, frame):
     found = {}
     monkeypatch.setattr(survey, "display", lambda data, raw: found.update(data))
@@ -146,20 +138,3 @@ def test_beside_gives_bytes_of_what_ran():
     assert found["counted_reads"] == (3 * 16 + 8) * 4 and found["counted_writes"] == 16 * 4
     assert found["least_reads"] == (16 + 8) * 4
     assert (found["requested"], found["to_l2"]) == (7, 64)
-
-
-def test_page_where_packages_are_absent(capsys):
-    """What is not installed is named, and the claims are of what did run."""
-    measured = recording.read(
-        recording.root() / recording.PUBLISHED, EXPERIMENTS["survey_counters"]
-    )
-    absent = (measured["package"] != "torch") & (measured["missing"] == "")
-    measured.loc[absent, "missing"] = "absent: PackageNotFoundError: none"
-    page = notebooks.load(recording.root().parent / "survey.ipynb")
-    [source] = [c.source for c in page.cells if "Set hardware counters" in c.source.split("\n")[0]]
-    table = survey.load()
-    exec(source, vars(memtraffic_book) | {"experiment": lambda id: measured, "table": table} | USED)
-    said = capsys.readouterr().out
-    assert said.count("not measured: ") == absent.sum() > 0
-    ran = (measured["missing"] == "").sum()
-    assert f"✓ In {ran} of {ran} passes, L2 gets what was counted" in said

@@ -73,7 +73,6 @@ def bench(
     layout: str = "packed",
     judge: bool = False,
     beside_copy: bool = False,
-    only: Mapping[str, Shapes] | None = None,
     cold: bool = True,
     budget: float = 0.3,
 ) -> pd.DataFrame:
@@ -86,8 +85,7 @@ def bench(
     the fastest of several copies at each shape, `fastest_copy`. inputs: an `Op`, by default the
     softmax of a matrix; or what each function is called with, such as "M,N N:bf16", see
     `op.find_op`. shapes: one number for each size. layout: of matrices, as of
-    `tensors.matrix`. only: for the names of implementations that are slow to compile, the only
-    shapes that they are tried at. cold, budget: as for `time_interleaved`.
+    `tensors.matrix`. cold, budget: as for `time_interleaved`.
 
     Columns: `impl`; the sizes (`m` and `n` for a softmax) and `dtype`; `us`, `us_p20` and `us_p80`,
     the median and the 20th and 80th percentile in microseconds; `gb_per_s`, the least traffic over
@@ -113,21 +111,19 @@ def bench(
     op = subject if isinstance(subject, Op) else None
     if judge and op is None:
         raise ValueError("bench: judges the results of an Op, which has their reference")
-    tried = {name: {tuple(shape) for shape in where} for name, where in (only or {}).items()}
     for shape in progress(sizes, "timing"):
-        named = {name: fn for name, fn in fns.items() if shape in tried.get(name, [shape])}
         key = describe_shape(made_by, shape, dtype)
         make = functools.partial(made_by.arguments, shape, dtype, layout)
         if not judge or op is None:
-            timed = _time(named, op, make(), beside_copy, cold, budget)
+            timed = _time(fns, op, make(), beside_copy, cold, budget)
             rows += [{"impl": name} | key | found for name, found in timed.items()]
             continue
         times: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         if not lost:
-            times, notes, lost = _judge_and_time(named, op, make, shape, cold, budget)
+            times, notes, lost = _judge_and_time(fns, op, make, shape, cold, budget)
         none = dict.fromkeys(TIMES, float("nan"))
-        for name in named:
+        for name in fns:
             note = {"note": notes.get(name, lost)}
             rows.append({"impl": name} | key | times.get(name, none) | note)
     return pd.DataFrame(rows)

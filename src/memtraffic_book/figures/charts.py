@@ -12,8 +12,6 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.transforms import offset_copy
 
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
@@ -45,8 +43,6 @@ LINES: tuple[tuple[str, str, Any], ...] = (
     (PURPLE, "v", (0, (7, 1, 1, 1, 1, 1))),
     (TEAL, "X", (0, (2, 2))),
 )
-PANEL = 0.68  # inches, of one of several
-STEP = 1.35  # from one point with a marker to the next, as a ratio of widths
 
 END, POSITION = "end of a line", "position"  # the names that are moved apart
 
@@ -56,7 +52,11 @@ def axes(
     xlabel: str = "", ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9), title: str = ""
 ) -> Axes:
     """Empty axes in the book's style. size: in inches. The name of the y axis stands above it."""
-    _, [ax] = panels(1, size, title)
+    figure, ax = plt.subplots(figsize=size)
+    # Ticks that are made later, when the figure is drawn, would take Matplotlib's own style.
+    ticks = {"color": INK, "labelcolor": INK, "labelsize": TEXT, "grid_color": GRID}
+    ax.tick_params(which="both", **ticks)
+    entitle(figure, title)
     name_axes(ax, xlabel, ylabel)
     return ax
 
@@ -66,17 +66,6 @@ def name_axes(ax: Axes, xlabel: str, ylabel: str) -> None:
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel, rotation=0, ha="left", va="bottom")
     ax.yaxis.set_label_coords(0, 1.02)
-
-
-def panels(count: int, size: tuple[float, float], title: str = "") -> tuple[Figure, list[Axes]]:
-    """A figure of several axes, one below the other."""
-    figure, grid = plt.subplots(count, 1, figsize=size, squeeze=False)
-    # Ticks that are made later, when the figure is drawn, would take Matplotlib's own style.
-    ticks = {"color": INK, "labelcolor": INK, "labelsize": TEXT, "grid_color": GRID}
-    for ax in grid[:, 0]:
-        ax.tick_params(which="both", **ticks)
-    entitle(figure, title)
-    return figure, list(grid[:, 0])
 
 
 def _lay_out(ax: Axes) -> None:
@@ -455,70 +444,3 @@ def plot_staircase(
         ax.annotate(label, point, where, textcoords="offset points", color=ORANGE, ha=side)
     ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
     return ax
-
-
-# ---- one kernel against several others, a panel for each
-
-
-@styled
-def rivals(shares: pd.DataFrame, ours: str, title: str = "", roof: str = "a copy") -> Figure:
-    """Draws the share of a roof that kernels reach over the width: ours in grey, and another's.
-
-    shares: a column for each kernel, whose index is the number of columns; NaN where a kernel was
-    not timed. Each column but `ours` gets a panel with its name. Where the other kernel is faster,
-    the gap between the two is hatched. roof: what a share of 1 is.
-    """
-    others = [str(name) for name in shares.columns if name != ours]
-    size = (WIDTH, 1.15 + PANEL * len(others))
-    figure, axes = panels(len(others), size, title)
-    engine: Any = figure.get_layout_engine()
-    engine.set(h_pad=0.03, hspace=0)
-    widths, mine = shares.index.to_numpy(), 100 * shares[ours]
-    top = 100 * max(1.0, float(shares.max().max()))
-    bottom = min(40, 100 * float(shares.min().min()) - 35)  # room for the name
-    for i, (ax, name) in enumerate(zip(axes, others, strict=True)):
-        line = 100 * shares[name]
-        color, marker, dashes = LINES[i % len(LINES)]
-        ax.plot(widths, mine, color=MUTED, linewidth=3.5, alpha=0.45, solid_capstyle="butt")
-        there = line.dropna()
-        look: dict[str, Any] = {
-            "color": color,
-            "marker": marker,
-            "linestyle": dashes,
-            "linewidth": 1.3,
-        }
-        ax.plot(there.index, there, markersize=4, markevery=_apart(list(there.index)), **look)
-        both = line.notna() & mine.notna()
-        hatch: dict[str, Any] = {"edgecolor": color, "hatch": "////", "linewidth": 0}
-        where = (both & (line > mine)).tolist()
-        ax.fill_between(
-            widths, line, mine, where=where, interpolate=True, facecolor="none", **hatch
-        )
-        ax.set_xscale("log", base=2)
-        ticks = [2**k for k in (8, 12, 16) if widths.min() <= 2**k <= widths.max()]
-        ax.set_xticks(ticks, [] if ax is not axes[-1] else [str(tick) for tick in ticks])
-        ax.set_xticks([], minor=True)
-        ax.set_xlim(0.85 * widths.min(), 1.15 * widths.max())
-        ax.set_ylim(bottom, 1.05 * top)
-        ax.set_yticks([50, 100])
-        ax.axhline(100, color=INK, linestyle=(0, (6, 3)), linewidth=0.8)
-        place = offset_copy(ax.transAxes, figure, 4, 4, units="points")
-        halo(ax.text(0, 0, name, transform=place, color=color, weight="bold"))
-        ax.grid(color=GRID)
-    label = f"percent of the speed of {roof}\n(thick grey line: {ours})"
-    axes[0].set_title(label, fontsize=TEXT, weight="normal")
-    axes[-1].set_xlabel("columns, log scale")
-    return figure
-
-
-def _apart(widths: list[float]) -> list[int]:
-    """Of sorted widths, the places of some that are far enough apart on a logarithmic axis.
-
-    >>> _apart([256, 300, 1024, 1100, 2048])
-    [0, 2, 4]
-    """
-    found: list[int] = []
-    for place, width in enumerate(widths):
-        if not found or width >= STEP * widths[found[-1]]:
-            found.append(place)
-    return found

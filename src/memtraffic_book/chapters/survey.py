@@ -1,0 +1,135 @@
+"""The folded cells of `book/survey.ipynb`, and the three cases of `book/your-kernel.ipynb`."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from memtraffic_book import claim, experiment, glue, survey, tables, units
+
+TWICE = 2 / survey.EXACT  # a ratio from which on a pass moves twice the least
+AGAIN = 1.5  # times the least, from which on a pass reads something again
+
+
+def show_summary(table: pd.DataFrame) -> None:
+    """Shows how many of all passes move the least, and claims that. table: of `survey.load`."""
+    passes = survey.ratios(table)
+    ways = {name: passes[passes["direction"] == name] for name in ("forward", "backward")}
+    ways["both"] = passes
+    tables.show(
+        ways,
+        passes=str,
+        counted=lambda way: len(ways[way]),
+        the_least=lambda way: (ways[way]["ratio"] <= survey.EXACT).sum(),
+        twice_or_more=lambda way: (ways[way]["ratio"] >= TWICE).sum(),
+    )
+    refused, kernels = (
+        table[table["reason"] != ""],
+        len(table[["package", "kernel"]].drop_duplicates()),
+    )
+    least, twice = (passes["ratio"] <= survey.EXACT).sum(), (passes["ratio"] >= TWICE).sum()
+    claim(
+        f"{kernels} kernels have {len(table)} passes: {len(refused)} are refused, and of the other "
+        f"{len(passes)} {least} move no more than they must.",
+        len(refused) + len(passes) == len(table),
+    )
+    glue("kernels", str(kernels))
+    glue("packages", str(table["package"].nunique()))
+    glue("passes", str(len(passes)))
+    glue("least", f"{100 * least / len(passes):.0f} %")
+    glue("twice", f"{100 * twice / len(passes):.0f} %")
+    for row in refused.to_dict("records"):
+        print(f"{survey.label(row)}: {row['reason'][:100]}")
+
+
+def beside_counters(table: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """The passes that ran under ncu; `asked` and `beyond`, what they read as ratios of the least.
+
+    table: of `survey.load`. measured: the experiment. asked: of what is counted. beyond: of what
+    DRAM sent. requested: of what the loads requested, by the hardware.
+    """
+    frame = survey.beside(table, measured)
+    least = frame["least_reads"]
+    return frame.assign(
+        asked=frame["counted_reads"] / least,
+        beyond=frame["from_dram"] / least,
+        requested=frame["requested"] / least,
+    )
+
+
+def show_measured(table: pd.DataFrame) -> None:
+    """Shows what passes read by count and by counter, and claims what comes from DRAM."""
+    measured = experiment("survey_counters")
+    frame = beside_counters(table, measured)
+    tables.show(
+        frame,
+        kernel=survey.label,
+        least=lambda row: units.format_bytes(row["least_reads"]),
+        counted=lambda row: units.format_ratio(row["asked"]),
+        requested=lambda row: units.format_ratio(row["requested"]),
+        beyond_the_cache=lambda row: units.format_ratio(row["beyond"]),
+    )
+    for row in measured[measured["missing"] != ""].to_dict("records"):
+        print(f"not measured: {survey.label(row)}: {row['missing']}")
+    near = (frame["requested"] / frame["asked"] - 1).abs() <= 0.01
+    claim(
+        f"In {near.sum()} of {len(frame)} passes the loads request what was counted, within 1 % "
+        "(at least half of them needed).",
+        2 * near.sum() >= len(frame),
+    )
+    claim_rereads(frame)
+
+
+def claim_rereads(frame: pd.DataFrame) -> None:
+    """Claims how many of the passes that read something again get it from a cache.
+
+    frame: of `beside_counters`.
+    """
+    again = frame[frame["asked"] > AGAIN]
+    cached = again["beyond"] < 1.05
+    claim(
+        f"Of {len(again)} passes that read something again, {cached.sum()} fetch from DRAM at most "
+        "5 % more than the least (at least half of them needed).",
+        2 * cached.sum() >= len(again),
+    )
+    glue("again", str(len(again)))
+    glue("cached", str(cached.sum()))
+    glue("beyond", units.format_ratio(again["beyond"].max()))
+
+
+# ---- three cases
+
+
+def show_cases(table: pd.DataFrame) -> None:
+    """Claims why three published kernels read more than the least. table: of `survey.load`."""
+    passes = survey.ratios(table)
+    [norm] = passes[passes["kernel"].str.fullmatch(r"05.*:layer_norm") & _forward(passes)]["reads"]
+    times = (survey.evaluate(norm, M=1) - 2 * 64) / 64  # beside the weight and the bias
+    claim(
+        f"A layer norm of Triton's tutorials reads each row of 64 numbers {times:.0f} times.",
+        times == 3,
+    )
+    [group] = passes[passes["kernel"].str.endswith("liger_group_norm") & _forward(passes)]["reads"]
+    each = survey.evaluate(group, M=1, N=1) / 12
+    claim(
+        f"Liger's group norm reads {each:.0f} numbers for each of its 12MN inputs: 2 of the input, "
+        "1 weight and 1 bias.",
+        each == 4,
+    )
+    losses = passes[passes["kernel"].str.fullmatch(r".*:(liger_)?cross_entropy(_loss)?")]
+    sums = losses.set_index(["package", "direction"])["moved"].unstack() / survey.LARGE**2
+    tables.show(
+        sums.index,
+        cross_entropy_of=lambda package: survey.TITLES[package],
+        forward=lambda package: f"{sums['forward'][package]:.1f}MN",
+        backward=lambda package: f"{sums['backward'][package]:.1f}MN",
+    )
+    early = sums["forward"] / sums["backward"]
+    claim(
+        f"Liger's forward moves {early['liger-kernel']:.1f} times what its backward does: it has "
+        "the gradient already.",
+        early["liger-kernel"] > 1 and (early.drop("liger-kernel") < 1).all(),
+    )
+
+
+def _forward(passes: pd.DataFrame) -> pd.Series[bool]:
+    return passes["direction"] == "forward"
