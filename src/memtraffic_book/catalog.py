@@ -459,6 +459,7 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("copy", ["copy"], [WIDE]),
+    _raced("first_copy", {"copy": "copy", "copy_rows": f"{_EXHIBITS}first_copy"}, [WIDE]),
     _raced("copy_cold", ["copy"], COPIES),
     _raced("copy_warm", ["copy"], COPIES, cold=False),
     _one("copies", m.bench_copies, shapes=COPIED),

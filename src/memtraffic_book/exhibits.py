@@ -28,7 +28,27 @@ from memtraffic.kernels.tiling import (
 )
 from memtraffic.runtime import device_guard
 
-# ---- memory-wall: what an SM computes, what it has in flight, and what a launch costs
+# ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
+
+
+@triton.jit
+def copy_rows(y_ptr, x_ptr, row_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0)  # which program am I?
+    cols = tl.arange(0, BLOCK)  # a block of column numbers
+    offsets = row * row_stride + cols
+    x = tl.load(x_ptr + offsets)  # memory to registers
+    tl.store(y_ptr + offsets, x)  # registers to memory
+
+
+def first_copy(x: Tensor) -> Tensor:
+    """A copy by the first kernel of the book, a program a row, with the warps of a plain launch.
+
+    x: of packed rows whose width is a power of two.
+    """
+    y = torch.empty_like(x)
+    with device_guard(x):
+        copy_rows[(x.shape[0],)](y, x, x.stride(0), BLOCK=x.shape[1])
+    return y
 
 
 @triton.jit

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from memtraffic import gpus, residency, resources, runtime, softmax
 from memtraffic.compile import capture_launches
 from memtraffic.kernels.softmax import masked, persistent, tiled
-from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
+from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
@@ -192,6 +192,12 @@ def test_softmax_autotuned_is_right(n):
 
 
 # ---- kernels that are measured
+
+
+def test_first_copy_copies_and_moves_the_least():
+    x = matrix(3, 64)
+    assert torch.equal(exhibits.first_copy(x), x)
+    assert_traffic(exhibits.first_copy, "MN", "MN", SOFTMAX, fit=[(5, 64)], held_out=())
 
 
 def test_arithmetic_kernel_computes_chains():
