@@ -22,7 +22,7 @@ from memtraffic.benchmark.roof import roof
 from memtraffic.meters.counters import count_layouts
 from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
-from memtraffic_book import marked_counters
+from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import (
     count_calls,
@@ -54,11 +54,13 @@ class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
     commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
+    gpus: how many.
     """
 
     commands: tuple[str, ...] = ()
     vendor: str = ""
     gib: float = 0
+    gpus: int = 1
 
     def lacking(self) -> str:
         """What of it this machine does not have, as text; "" if it has all. Needs a GPU."""
@@ -67,6 +69,8 @@ class Needs:
             lacks.append(f"a GPU of {self.vendor}, not an {gpu.product}")
         if self.gib and self.gib > (gib := torch.cuda.mem_get_info()[1] / 2**30):
             lacks.append(f"{self.gib} GiB of GPU memory, not {gib:.1f}")
+        if self.gpus > 1 and self.gpus > (there := torch.cuda.device_count()):
+            lacks.append(f"{self.gpus} GPUs, not {there}")
         return ", ".join(lacks)
 
 
@@ -346,6 +350,7 @@ BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
 TRAINING = dict(softmaxes=BOTH, heads=8, lr=0.003, steps=20)
 SEQUENCES = [2, 4096, 512]
+SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2)
 SCORED = dict(
     impls=[*RIVALS, *LADDER[1:]],
     compiled=["compile(torch.softmax)", *COMPILED[1:]],
@@ -404,6 +409,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.training_losses: columns("softmax step loss"),
     m.step_times: columns("softmax launch loss host_us host_wait_us"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
+    many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
     count_layouts: (Column("layout"), *COUNTERS),
@@ -423,6 +429,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
+    many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_calls, count_surveyed), _NCU),
     **dict.fromkeys((count_sectors, count_surveyed_sectors), _NCU),
@@ -547,6 +554,7 @@ _ALL = (  # in the order of the book
     _one("backward_steps", m.training_losses, **TRAINING, shape=SEQUENCES),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
+    _one("many_gpus", many_gpus.sharded_times, **SHARDED),
     _one("scoreboard_float32", m.compare, **SCORED, compiled_shapes=COMPILED_AT, dtype="float32"),
     _one(
         "scoreboard_bfloat16",
