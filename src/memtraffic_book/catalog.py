@@ -338,12 +338,13 @@ WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
 )
+LLAMA = [2**26 // 128256, 128256]  # as the map has it
 LONG_COUNTED = dict(
     impls={"torch.softmax": "torch.softmax", **LONG_RUNGS},
     cases=[
-        ["torch.softmax", [1024, 131072]],
-        *(["online", [2**27 // n, n]] for n in (4096, 16384, 32768, 131072)),
-        ["split", [1024, 131072]],
+        ["torch.softmax", LLAMA],
+        *(["online", [2**26 // n, n]] for n in (4096, 16384, 32768, 128256)),
+        ["split", LLAMA],
     ],
 )
 BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
@@ -542,7 +543,7 @@ _ALL = (  # in the order of the book
     _raced("long_race", LONG_RACE, LONG, budget=0.1),
     _raced("long_race_bfloat16", LONG_HALF, LONG[2:], dtype="bfloat16", budget=0.1),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
-    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 131072]),
+    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
     # At the widths that `tiled` takes.
     _raced("long_few_whole", {"tiled": "tiled", **SPLIT_1024}, EIGHT_ROWS[:4], budget=0.05),
