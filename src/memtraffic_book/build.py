@@ -48,7 +48,8 @@ def book_folder() -> Path:
 def record_experiments(ids: Sequence[str] = ()) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
-    ids: which experiments; all of them by default, and then what the folder held before is removed.
+    ids: which experiments; all of them by default, and then what the folder held before is removed,
+    but what this machine cannot measure, if the folder is of the same machine and versions.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
     the others. On the published GPU, the maps are drawn anew with their recording, and the
     figures that move after theirs. Returns the folder.
@@ -59,8 +60,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     runtime.require_gpu("record")
     subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
     if not ids:
-        for path in [*folder.glob("*.csv"), folder / "machine.json"]:
-            path.unlink(missing_ok=True)
+        recording.forget(folder, keep=[it.id for it in subjects if it.needs.lacking()])
     failed: dict[str, Exception] = {}
     for subject in measurable(subjects):
         start = time.monotonic()

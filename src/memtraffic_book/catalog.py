@@ -22,7 +22,7 @@ from memtraffic.benchmark.roof import roof
 from memtraffic.meters.counters import count_layouts
 from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
-from memtraffic_book import marked_counters
+from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import (
     count_sectors,
@@ -53,11 +53,13 @@ class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
     commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
+    gpus: how many.
     """
 
     commands: tuple[str, ...] = ()
     vendor: str = ""
     gib: float = 0
+    gpus: int = 1
 
     def lacking(self) -> str:
         """What of it this machine does not have, as text; "" if it has all. Needs a GPU."""
@@ -66,6 +68,8 @@ class Needs:
             lacks.append(f"a GPU of {self.vendor}, not an {gpu.product}")
         if self.gib and self.gib > (gib := torch.cuda.mem_get_info()[1] / 2**30):
             lacks.append(f"{self.gib} GiB of GPU memory, not {gib:.1f}")
+        if self.gpus > 1 and self.gpus > (there := torch.cuda.device_count()):
+            lacks.append(f"{self.gpus} GPUs, not {there}")
         return ", ".join(lacks)
 
 
@@ -327,18 +331,20 @@ WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
 )
+LLAMA = [2**26 // 128256, 128256]  # as the map has it
 LONG_COUNTED = dict(
     impls={"torch.softmax": "torch.softmax", **LONG_RUNGS},
     cases=[
-        ["torch.softmax", [1024, 131072]],
-        *(["online", [2**27 // n, n]] for n in (4096, 16384, 32768, 131072)),
-        ["split", [1024, 131072]],
+        ["torch.softmax", LLAMA],
+        *(["online", [2**26 // n, n]] for n in (4096, 16384, 32768, 128256)),
+        ["split", LLAMA],
     ],
 )
 BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
 TRAINING = dict(softmaxes=BOTH, heads=8, lr=0.003, steps=20)
 SEQUENCES = [2, 4096, 512]
+SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2)
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
 _METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:softmax")
 METERED = dict.fromkeys(_METERED, "softmax")
@@ -387,6 +393,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.training_losses: columns("softmax step loss"),
     m.step_times: columns("softmax launch loss host_us host_wait_us"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
+    many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
     count_layouts: (Column("layout"), *COUNTERS),
@@ -405,6 +412,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
+    many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
     **dict.fromkeys((count_sectors, count_surveyed_sectors), _NCU),
@@ -519,7 +527,7 @@ _ALL = (  # in the order of the book
     _raced("long_race", LONG_RACE, LONG, budget=0.1),
     _raced("long_race_bfloat16", LONG_HALF, LONG[2:], dtype="bfloat16", budget=0.1),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
-    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 131072]),
+    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
     # At the widths that `tiled` takes.
     _raced("long_few_whole", {"tiled": "tiled", **SPLIT_1024}, EIGHT_ROWS[:4], budget=0.05),
@@ -531,6 +539,7 @@ _ALL = (  # in the order of the book
     _one("backward_steps", m.training_losses, **TRAINING, shape=SEQUENCES),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
+    _one("many_gpus", many_gpus.sharded_times, **SHARDED),
     _one("your_kernel_rms", m.bench_beside_copy, impls=RMS_NORMS, **_shapes(RMS_NORM)),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),
     _one(

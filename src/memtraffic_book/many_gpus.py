@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 
 import memtraffic
 from memtraffic import runtime
+from memtraffic.benchmark.baselines import copy
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.softmax.linked import linked_tile
 from memtraffic.kernels.softmax.sharded import sharded_softmax
 from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
+from memtraffic.torch_adapter import sleep_on_gpu
 
+COPY, ALONE, ONE, TWO, DTENSOR = "copy", "own part", "one kernel", "two kernels", "DTensor"
 ROWS = 8192
 WIDTHS = (16384, 32768, 65536)  # columns of a rank
+UNTIMED = 3  # first calls, which compile
+SLEEP_CYCLES = 10_000_000  # some 5 ms, in which the host queues what is timed
+TIMEOUT = 500  # seconds for all
 
 
 def sharded_times(
@@ -31,55 +37,68 @@ def sharded_times(
     ranks: int = 2,
     repeats: int = 20,
 ) -> pd.DataFrame:
-    """Microseconds of a softmax over `ranks` ranks, by dtype and columns of a rank.
+    """Microseconds of a softmax over `ranks` ranks; a row per implementation, width and dtype.
 
-    Columns: `alone`, the softmax of one rank's part without the others; `one_kernel` and
-    `collective`, the rungs of `sharded_softmax`; `dtensor`, that of `torch.softmax` of a DTensor.
-    Each is the slowest rank's median of `repeats` calls that all ranks begin together. A rung that
-    cannot be had is missing, as `one_kernel` without symmetric memory. Without GPUs the ranks are
-    processes that talk by gloo, and the times are those of the interpreter.
+    The columns are impl, m, n of a rank, dtype, and the median and the 20th and 80th percentile of
+    `repeats` calls that all ranks begin together; a call ends when the slowest rank ends. `impl`:
+    "copy" and "own part", a copy of one rank's part and its softmax without the others; "one
+    kernel" and "two kernels", the rungs of `sharded_softmax`; "DTensor", `torch.softmax` of a
+    DTensor. There is no row for the one kernel where a program cannot hold its columns, nor
+    without GPUs: there the ranks are processes that talk by gloo, and the times are those of the
+    interpreter. Raises RanksError where a rank fails or is not done in time.
     """
     cases = [(n_rows, width, dtype, repeats) for dtype in dtypes for width in widths]
-    found = run_ranks(_times, ranks, (cases,), timeout=600)
+    found = run_ranks(_times, ranks, (cases,), timeout=TIMEOUT)
     rows = []
-    for case, *times in zip(cases, *found, strict=True):
-        slowest = {name: max(each[name] for each in times) for name in times[0]}
-        rows.append({"dtype": case[2], "columns": case[1]} | slowest)
-    return pd.DataFrame(rows)
+    for case, *of_ranks in zip(cases, *found, strict=True):
+        m, n, dtype, _ = case
+        for impl in of_ranks[0]:
+            slowest = np.max([times[impl] for times in of_ranks], axis=0)
+            p20, median, p80 = np.percentile(slowest, (20, 50, 80))
+            rows.append((impl, m, n, dtype, median, p20, p80))
+    return pd.DataFrame(rows, columns="impl m n dtype us us_p20 us_p80".split())
 
 
-def _times(cases: Sequence[tuple[int, int, str, int]]) -> list[dict[str, float]]:
-    """What one rank takes for each case."""
+def _times(cases: Sequence[tuple[int, int, str, int]]) -> list[dict[str, list[float]]]:
+    """What each call takes on one rank, for each case."""
+    return [
+        {impl: _calls(call, repeats) for impl, call in _impls(n_rows, width, dtype)}
+        for n_rows, width, dtype, repeats in cases
+    ]
+
+
+def _impls(n_rows: int, width: int, dtype: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What is timed, by its label."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
     device = runtime.device()
+    x = matrix(n_rows, width, dtype, device=device)
+    yield COPY, partial(copy, x)
+    yield ALONE, partial(memtraffic.softmax, x)
+    if device.type == "cuda" and linked_tile(width, x.element_size(), planning_gpu(x)):
+        yield ONE, partial(sharded_softmax, x, run_check=False, rung="one kernel")
+    yield TWO, partial(sharded_softmax, x, run_check=False, rung="collective")
     mesh = DeviceMesh(device.type, list(range(dist.get_world_size())))
-    found = []
-    for n_rows, width, dtype, repeats in cases:
-        x = matrix(n_rows, width, dtype, device=device)
-        whole = DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
-
-        calls: dict[str, Callable[[], object]] = {
-            "alone": partial(memtraffic.softmax, x),
-            "collective": partial(sharded_softmax, x, run_check=False),
-            "dtensor": partial(torch.softmax, whole, 1),
-        }
-        fits = linked_tile(width, x.element_size(), planning_gpu(x)) is not None
-        if device.type == "cuda" and fits:
-            calls["one_kernel"] = partial(sharded_softmax, x, run_check=False, rung="one kernel")
-        found.append({name: _median(call, repeats, device) for name, call in calls.items()})
-    return found
+    whole = DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
+    yield DTENSOR, partial(torch.softmax, whole, 1)
 
 
-def _median(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """The median of some calls, in microseconds, after three that are not timed."""
-    times = []
-    for _ in range(repeats + 3):
+def _calls(call: Callable[[], object], repeats: int) -> list[float]:
+    """Microseconds of each call but the first ones.
+
+    A GPU first sleeps, while its host queues the rest; then all meet, and the clock starts. So the
+    time of the host is none of it.
+    """
+    device, times = runtime.device(), []
+    meeting = torch.zeros(1, device=device)
+    for _ in range(UNTIMED + repeats):
         dist.barrier()
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
+            sleep_on_gpu(SLEEP_CYCLES)
+            dist.all_reduce(meeting)
             begin.record()
             call()
             end.record()
@@ -89,4 +108,4 @@ def _median(call: Callable[[], object], repeats: int, device: torch.device) -> f
             start = time.perf_counter()
             call()
             times.append(1e6 * (time.perf_counter() - start))
-    return statistics.median(times[3:])
+    return times[UNTIMED:]

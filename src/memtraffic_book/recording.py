@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,22 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
     }
     (folder / f"{subject.id}.csv").write_text(text, encoding="utf-8")
     (folder / "machine.json").write_text(format_machine(machine, experiments), encoding="utf-8")
+
+
+def forget(folder: Path, keep: Sequence[str]) -> None:
+    """Removes the recordings of a folder, but those to keep, if they are of this machine."""
+    kept, machine = {}, describe_machine()
+    if keep and (folder / "machine.json").exists():
+        recorded = load_machine(folder)
+        experiments = recorded.pop("experiments")
+        if recorded == machine:
+            kept = {id: experiments[id] for id in keep if id in experiments}
+    for path in folder.glob("*.csv"):
+        if path.stem not in kept:
+            path.unlink()
+    (folder / "machine.json").unlink(missing_ok=True)
+    if kept:
+        (folder / "machine.json").write_text(format_machine(machine, kept), encoding="utf-8")
 
 
 def today() -> str:

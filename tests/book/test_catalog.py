@@ -57,7 +57,7 @@ def test_needs_are_those_of_the_functions_that_measure():
     counting = {id for id in EXPERIMENTS if "counters" in id or "sectors" in id}
     assert counting == {id for id, it in EXPERIMENTS.items() if it.needs.commands == ("ncu",)}
     vendors = {id for id, it in EXPERIMENTS.items() if it.needs.vendor == "nvidia"}
-    assert vendors == counting | {"occupancy_driver"}
+    assert vendors == counting | {"occupancy_driver", "many_gpus"}
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,14 @@ def test_needs_are_those_of_the_functions_that_measure():
         (Needs(("no-such-command",)), "the command `no-such-command`"),
         (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
         (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
+        (Needs(gpus=3), "3 GPUs, not 2"),
         (Needs(("no-such-command",), "nvidia"), "the command `no-such-command`, a GPU of nvidia"),
     ],
 )
 def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatch):
     monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert needs.lacking().startswith(lacking) and bool(needs.lacking()) == bool(lacking)
 
 

@@ -7,7 +7,8 @@ from memtraffic_book.many_gpus import sharded_times
 @pytest.mark.slow
 def test_sharded_times_of_two_ranks():
     found = sharded_times(2, (40,), ("bfloat16",), repeats=2)
-    [row] = found.to_dict("records")
-    assert (row["dtype"], row["columns"]) == ("bfloat16", 40)
-    assert min(row[name] for name in ("alone", "collective", "dtensor")) > 0
-    assert ("one_kernel" in row) == (runtime.HAS_GPU and not runtime.INTERPRETED)
+    linked = ["one kernel"] * (runtime.HAS_GPU and not runtime.INTERPRETED)
+    assert list(found["impl"]) == ["copy", "own part", *linked, "two kernels", "DTensor"]
+    assert set(zip(found["m"], found["n"], found["dtype"], strict=True)) == {(2, 40, "bfloat16")}
+    assert (found["us_p20"] > 0).all()
+    assert ((found["us_p20"] <= found["us"]) & (found["us"] <= found["us_p80"])).all()

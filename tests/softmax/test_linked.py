@@ -29,7 +29,7 @@ def in_turn_kernel(
     for i in tl.static_range(RANKS):
         if tl.program_id(1) == i:
             linked_kernel(
-                ys[i], widths[i], 1, xs[i], widths[i], 1, boxes, states_ptr + 3 * i, failed_ptr,
+                ys[i], widths[i], 1, xs[i], widths[i], 1, boxes, states_ptr + 4 * i, failed_ptr,
                 n_rows, widths[i], capacity, i, looks,
                 RANKS, SLOTS, BLOCK, CHUNKS, 0, 1, False,
             )  # fmt: skip
@@ -41,7 +41,7 @@ class Ranks:
     def __init__(self, n_ranks):
         self.n_ranks = n_ranks
         self.boxes = torch.zeros(n_ranks, 2, n_ranks, CAPACITY, 2, dtype=torch.int64)
-        self.states = torch.zeros(n_ranks, 3, dtype=torch.int32)
+        self.states = torch.zeros(n_ranks, 4, dtype=torch.int32)
         self.failed = torch.zeros(1, dtype=torch.int32)
 
     def softmax(self, *xs, missing=0):
@@ -66,7 +66,7 @@ def test_linked_kernel_of_ranks_in_turn(widths, dtype):
         x[0, : widths[0]] = -float("inf") if len(widths) > 1 else 0
         y = torch.cat(ranks.softmax(*x.split(widths, dim=1)), dim=1)
         assert_close(y, torch.softmax(x.double(), 1), x.dtype)
-        assert ranks.states.tolist() == [[0, 0, seed + 1]] * len(widths)
+        assert ranks.states.tolist() == [[0, 0, seed + 1, 0]] * len(widths)
     assert not ranks.failed.item()
 
 
@@ -101,11 +101,12 @@ def test_linked_kernel_gives_nan_where_a_rank_does_not_come():
     x = matrix(M, 16, "float32", device="cpu")
     y, _ = ranks.softmax(*x.split(8, dim=1), missing=1)
     assert y.isnan().all() and ranks.failed.item() == 1
+    assert ranks.states.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]  # later programs look once
 
 
 def on_two_gpus(x):
     boxes = tuple(torch.zeros(4 * 2 * 8192, dtype=torch.int64, device=x.device) for _ in range(2))
-    state, failed = (torch.zeros(n, dtype=torch.int32, device=x.device) for n in (3, 1))
+    state, failed = (torch.zeros(n, dtype=torch.int32, device=x.device) for n in (4, 1))
     return linked_softmax(x, Link(8192, boxes, state, failed), 0)
 
 
@@ -128,12 +129,23 @@ def test_linked_softmax_refuses_what_a_program_cannot_hold():
 def test_link_of_ranks_without_symmetric_memory_names_the_other_rung(monkeypatch):
     monkeypatch.setattr(linked, "_links", {})
     monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(linked.dist, "all_reduce", lambda fine, **how: None)
     with pytest.raises(RanksError, match="symmetric memory on cpu, so ask for rung='collective'"):
         linked.link_of(None, torch.device("cpu"), 8)
 
 
+def test_link_of_ranks_of_which_another_has_no_symmetric_memory(monkeypatch):
+    monkeypatch.setattr(linked, "_links", {})
+    monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(linked, "symmetric_words", lambda *how: (None, ()))
+    monkeypatch.setattr(linked.dist, "all_reduce", lambda fine, **how: fine.zero_())
+    with pytest.raises(RanksError, match="it is another rank"):
+        linked.link_of(None, torch.device("cpu"), 8)
+    assert linked._links == {(None, torch.device("cpu")): None}
+
+
 def test_link_that_failed_says_so(monkeypatch):
-    failed = Link(8, (), torch.zeros(3), torch.ones(1, dtype=torch.int32))
+    failed = Link(8, (), torch.zeros(4), torch.ones(1, dtype=torch.int32))
     monkeypatch.setattr(linked, "_links", {(None, torch.device("cpu")): failed})
     with pytest.raises(RanksError, match="waited for another in vain"):
         linked.link_of(None, torch.device("cpu"), 8)

@@ -104,7 +104,8 @@ def test_sharded_softmax_says_what_does_not_fit(found):
         "dtype": ["rank 1 has 2 rows of torch.float32", "rank 0 has 2 rows of torch.float16"],
         "integers": ["TypeError: .*not torch.int64", "RanksError: .* rank 0 refuses its part"],
         "targets": [r"ValueError: .*not \(2, 3\) and \(3,\)", "RanksError: .* rank 0 refuses"],
-        "link": ["RanksError: .* no symmetric memory .* ask for rung='collective'"] * 2,
+        "link": ["RanksError: .* not all ranks have symmetric memory .* ask for rung='collective'"]
+        * 2,
         "wide": ["ValueError: .* hold 40000 columns .* ask for rung='collective'"] * 2,
         "absent": ["RanksError: .* all-gather of rank 0 of 2 failed", None],
     }

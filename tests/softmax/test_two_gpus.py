@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 import memtraffic
 from memtraffic.errors import RanksError
-from memtraffic.kernels.softmax.linked import link_of, linked_softmax
+from memtraffic.kernels.softmax.linked import _links, link_of, linked_softmax
 from memtraffic.kernels.softmax.sharded import RUNGS, sharded_softmax
 from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
@@ -26,6 +26,7 @@ def part_of(n_rows, n_cols, dtype="float32"):
 
 
 def answer(rung, dtype, n_rows, n_cols):
+    """Raises where a result is wrong; whether there is a link, which the one kernel uses."""
     x, mine = part_of(n_rows, n_cols, dtype)
     y = sharded_softmax(mine.requires_grad_(), rung=rung)
     [dx] = torch.autograd.grad(y, mine, mine.detach())
@@ -34,6 +35,7 @@ def answer(rung, dtype, n_rows, n_cols):
     begin = dist.get_rank() * x.shape[1] // 2
     for found, exact in ((y, every), (dx, every_dx)):
         assert_close(found.detach(), exact.detach()[:, begin : begin + y.shape[1]], x.dtype)
+    return any(_links.values())
 
 
 def many_launches(busy):
@@ -50,6 +52,19 @@ def many_launches(busy):
         wrong += (linked_softmax(mine, link, rank) != first).any()
     torch.cuda.synchronize()
     return wrong.item(), link.failed.item(), link.state.tolist()
+
+
+def on_two_streams():
+    _, mine = part_of(2048, 16384)
+    link, rank = link_of(None, mine.device, 2048), dist.get_rank()
+    first, streams = linked_softmax(mine, link, rank), [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found = []
+    for i in range(20):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append(linked_softmax(mine, link, rank))
+    torch.cuda.synchronize()
+    return sum(not torch.equal(first, y) for y in found), link.failed.item()
 
 
 def replayed():
@@ -69,28 +84,39 @@ def alone():
     """Rank 0 calls, and rank 1 does not."""
     _, mine = part_of(64, 4096)
     link = link_of(None, mine.device, 64)
-    if dist.get_rank():
-        return None
-    y = linked_softmax(mine, link, 0, looks=2**16)
-    torch.cuda.synchronize()
-    try:
-        sharded_softmax(mine, run_check=False, rung="one kernel")
-    except RanksError as error:
-        return y.isnan().all().item(), str(error)
+    told = None
+    if dist.get_rank() == 0:
+        y = linked_softmax(mine, link, 0, looks=2**16)
+        torch.cuda.synchronize()
+        try:
+            sharded_softmax(mine, run_check=False, rung="one kernel")
+        except RanksError as error:
+            told = y.isnan().all().item(), str(error)
+    dist.barrier()  # rank 1 keeps the memory in which rank 0 writes
+    return told
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n_cols", [2 * 4096, 2 * 16384, 2 * 32768, 2 * 12345])
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", [None, *RUNGS])
 def test_sharded_softmax_of_two_gpus(rung, n_cols, dtype):
-    run_ranks(answer, 2, (rung, dtype, 300, n_cols), timeout=300)
+    found = run_ranks(answer, 2, (rung, dtype, 300, n_cols), timeout=300)
+    assert found == [rung != "collective"] * 2
+
+
+def test_sharded_softmax_of_rows_that_no_program_holds_takes_the_collective():
+    assert run_ranks(answer, 2, (None, "float32", 30, 2 * 40000), timeout=300) == [False] * 2
+
+
+def test_linked_softmax_on_two_streams():
+    assert run_ranks(on_two_streams, 2, timeout=300) == [(0, 0)] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "beside-products"])
 def test_linked_kernel_launched_many_times(busy):
     for wrong, failed, state in run_ranks(many_launches, 2, (busy,), timeout=600):
-        assert (wrong, failed, state) == (0, 0, [0, 0, LAUNCHES + 1])
+        assert (wrong, failed, state) == (0, 0, [0, 0, LAUNCHES + 1, 0])
 
 
 def test_linked_kernel_in_a_graph():

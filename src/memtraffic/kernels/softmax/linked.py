@@ -6,9 +6,6 @@ the memory of each GPU, and waits for those of the others, while other programs 
 Traffic of a GPU that has N of the columns: reads MN, writes MN. Over the link it sends
 and receives 2M(G - 1) words of 64 bits. Ends where a program no longer holds its columns:
 32,768 on an H200.
-
-This kernel is interpreted with ranks in turn and compiled for sm_90. It has not run on
-several GPUs.
 """
 
 from dataclasses import dataclass, field
@@ -51,7 +48,8 @@ LOOKS = 2**27  # at a word that is not there yet: about a minute
 # that is not finished somewhere. A GPU where it has not started runs no program of a later
 # row, so none that waits, and starts it as soon as other work leaves room. Programs publish
 # before they wait: so this row ends. Only other kernels that wait for each other, and hold
-# the GPU meanwhile, can prevent it; or a rank that does not come. Hence LOOKS.
+# the GPU meanwhile, can prevent it; or a rank that does not come. Hence LOOKS: a program
+# that has looked so often gives NaN, and those of its launch that start later look once.
 
 
 @triton.jit
@@ -81,9 +79,10 @@ def await_words(at, used, launch, looks, PTX: tl.constexpr):
             pack=1,
         )
     words = tl.load(at, mask=used, other=0, volatile=True)
-    while (looks > 1) & (tl.max(is_late(words, used, launch), axis=0) > 0):
+    left = tl.max(tl.where(used, looks, 0), axis=0)
+    while (left > 1) & (tl.max(is_late(words, used, launch), axis=0) > 0):
         words = tl.load(at, mask=used, other=0, volatile=True)
-        looks -= 1
+        left -= 1
     return words
 
 
@@ -97,7 +96,7 @@ def linked_kernel(
     y_ptr, y_row_stride, y_col_stride,
     x_ptr, x_row_stride, x_col_stride,
     boxes,  # of each rank, in its memory: (2, G, capacity, 2) words of 64 bits, 0 at first
-    state_ptr,  # of this rank: rows that started and ended, and launches, 0 at first
+    state_ptr,  # of this rank: rows that started and ended, launches, the last that failed
     failed_ptr,  # becomes 1 if a rank does not come
     n_rows, n_cols,
     capacity,  # rows of a box, at least n_rows
@@ -119,6 +118,7 @@ def linked_kernel(
     y_col_stride = tl.cast(y_col_stride, tl.int64)
     row = tl.atomic_add(state_ptr, 1, sem="relaxed").to(tl.int64)
     launch = tl.load(state_ptr + 2) + 1
+    looks = tl.where(tl.load(state_ptr + 3) == launch, 1, looks)  # a rank is gone
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     x_ptr += row * x_row_stride + cols * x_col_stride
     y_ptr += row * y_row_stride + cols * y_col_stride
@@ -146,8 +146,9 @@ def linked_kernel(
     used = slots < RANKS
     at = mine + 2 * ((first + slots) * capacity + row)
     max_words = await_words(at, used, launch, looks, PTX)
-    sum_words = await_words(at + 1, used, launch, looks, PTX)
-    late = is_late(max_words, used, launch) | is_late(sum_words, used, launch)
+    late = is_late(max_words, used, launch)
+    sum_words = await_words(at + 1, used, launch, tl.where(late > 0, 1, looks), PTX)
+    late |= is_late(sum_words, used, launch)
 
     maxima = tl.where(used, low_of(max_words), -float("inf"))
     row_max = tl.max(maxima, axis=0)
@@ -155,6 +156,7 @@ def linked_kernel(
     scale = tl.exp(part_max - row_max) / tl.sum(sums * tl.exp(maxima - row_max), axis=0)
     if tl.max(late, axis=0) > 0:
         tl.store(failed_ptr, 1)
+        tl.store(state_ptr + 3, launch)
         scale = float("nan")
     for i in tl.static_range(CHUNKS):
         y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
@@ -168,7 +170,7 @@ def linked_kernel(
 class Link:
     """What the ranks of a group write to each other: arguments of `linked_kernel`.
 
-    owner: of the memory of the boxes.
+    owner: of the memory of the boxes. stream: of the last launch.
     """
 
     capacity: int
@@ -176,32 +178,61 @@ class Link:
     state: Tensor
     failed: Tensor
     owner: Any = field(repr=False, default=None)
+    stream: Any = field(repr=False, default=None)
 
 
-_links: dict[tuple[Any, torch.device], Link] = {}
+# None where the ranks found that they cannot have one.
+_links: dict[tuple[Any, torch.device], Link | None] = {}
+
+
+def has_failed(group: Any, device: torch.device) -> RanksError | None:
+    """What is wrong with the `Link` of a group; None if nothing is, or there is no link."""
+    link = _links.get((group, device))
+    if link is None or not link.failed.item():
+        return None
+    return RanksError(
+        "sharded softmax: in an earlier call, a rank waited for another in vain; the result "
+        "of that call is NaN"
+    )
+
+
+def may_link(x: Tensor, n_cols: int, group: Any) -> bool:
+    """Whether this rank, as far as it knows, can run `linked_kernel` on `n_cols` columns."""
+    if (
+        not x.is_cuda
+        or x.dtype == torch.float64
+        or _links.get((group, x.device), x) is None
+    ):
+        return False
+    gpu = planning_gpu(x)
+    tile = linked_tile(n_cols, x.element_size(), gpu)
+    return takes_ptx(gpu) and n_cols >= NARROWEST and tile is not None
 
 
 def link_of(group: Any, device: torch.device, n_rows: int) -> Link:
     """The `Link` of a group. It is made anew for more rows, by all of its ranks together.
 
-    Raises RanksError where there is no symmetric memory, or an earlier launch failed.
+    Raises RanksError where an earlier launch failed; and on each rank where one of them has
+    no symmetric memory.
     """
+    if problem := has_failed(group, device):
+        raise problem
     link = _links.get((group, device))
-    if link is not None and link.failed.item():
-        raise RanksError(
-            "sharded softmax: in an earlier call, a rank waited for another in vain; the "
-            "result of that call is NaN"
-        )
     if link is None or link.capacity < n_rows:
         capacity, ranks = triton.next_power_of_2(n_rows), dist.get_world_size(group)
         try:
             owner, boxes = symmetric_words(4 * ranks * capacity, device, group)
         except (ImportError, RuntimeError) as error:
+            problem = RanksError(str(error))
+        fine = torch.tensor([problem is None], dtype=torch.int32, device=device)
+        dist.all_reduce(fine, op=dist.ReduceOp.MIN, group=group)
+        if not fine.item():
+            _links[group, device] = None
             raise RanksError(
-                f"sharded softmax: the ranks have no symmetric memory on {device.type}, so "
-                f"ask for rung='collective': {error}"
-            ) from error
-        state = torch.zeros(3, dtype=torch.int32, device=device)
+                f"sharded softmax: not all ranks have symmetric memory on {device.type}, so "
+                f"ask for rung='collective': {problem or 'it is another rank'}"
+            ) from problem
+        state = torch.zeros(4, dtype=torch.int32, device=device)
         failed = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
         link = _links[group, device] = Link(capacity, boxes, state, failed, owner)
     return link
@@ -217,11 +248,22 @@ def linked_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tile | None:
     return row_tile(max(n_cols, NARROWEST), itemsize, 1, gpu)
 
 
+def _await_last(link: Link, x: Tensor) -> None:
+    """Lets the current stream wait for the last launch, with which this one shares words."""
+    if runtime.HAS_GPU and x.is_cuda and not torch.cuda.is_current_stream_capturing():
+        stream = torch.cuda.current_stream(x.device)
+        if link.stream not in (None, stream):
+            stream.wait_stream(link.stream)
+        link.stream = stream
+
+
 def linked_softmax(x: Tensor, link: Link, rank: int, looks: int = LOOKS) -> Tensor:
     """This rank's columns of the softmax, in one launch.
 
     x: of shape (M, N), float32, float16 or bfloat16. Calls with one `link` are made in the
-    same order on each rank, and on one stream. Raises ValueError for too many columns.
+    same order on each rank; on another stream, one waits for the last. A CUDA graph that
+    holds one is replayed in that order, too, and on the stream of the others. Raises
+    ValueError for too many columns.
     """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
@@ -231,6 +273,7 @@ def linked_softmax(x: Tensor, link: Link, rank: int, looks: int = LOOKS) -> Tens
     lanes, ranks = tile.num_warps * gpu.warp_size, len(link.boxes)
     if n_rows:
         with runtime.device_guard(x):
+            _await_last(link, x)
             linked_kernel[(n_rows,)](
                 y, *y.stride(), x, *x.stride(), link.boxes, link.state, link.failed,
                 n_rows, n_cols, link.capacity, rank, looks, RANKS=ranks,

@@ -1,6 +1,7 @@
 """Softmax of a matrix whose columns lie on several ranks: two kernels and one collective.
 
-Each rank reduces its columns to a maximum and a sum per row, the ranks gather those of
+`linked` has the other rung, one kernel, which `sharded_softmax` takes where all ranks can.
+Here, each rank reduces its columns to a maximum and a sum per row, the ranks gather those of
 all, and each normalises its own columns. N columns on G ranks:
 
 Traffic of a rank: reads 2MN/G + 2MG, writes MN/G + 2M. The collective reads 2M numbers
@@ -9,6 +10,8 @@ Backward: reads 4MN/G + M, writes MN/G + M, and all-reduces M numbers.
 """
 
 import math
+import platform
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +28,14 @@ from memtraffic.errors import RanksError
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.operands import FLOATS, MAX_ROWS, accumulated
 from memtraffic.kernels.softmax.chunks import exponential
-from memtraffic.kernels.softmax.linked import Link, link_of, linked_softmax, linked_tile
+from memtraffic.kernels.softmax.linked import (
+    Link,
+    has_failed,
+    link_of,
+    linked_softmax,
+    linked_tile,
+    may_link,
+)
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.kernels.softmax.op import softmax
 from memtraffic.kernels.softmax.rows import to_gradient
@@ -228,25 +238,31 @@ def gathered(mine: Tensor, group: Any) -> Tensor:
     return every
 
 
-def agree(x: Any, dim: int, group: Any, problem: Exception | None) -> list[int]:
-    """How many columns each rank has: one all-gather of four numbers, which is waited for.
+def agree(
+    x: Any, dim: int, group: Any, problem: Exception | None
+) -> tuple[list[int], bool]:
+    """How many columns each rank has, and whether all can run the one kernel.
 
-    problem: what is wrong with `x` here, which is raised after the others know of it.
-    Raises RanksError on each rank where one refuses its part, or where the ranks have
-    different dtypes or numbers of rows.
+    It is one all-gather of five numbers, which is waited for. problem: what is wrong with
+    `x` here, which is raised after the others know of it. Raises RanksError on each rank
+    where one refuses its part, or where the ranks have different dtypes or numbers of rows.
     """
-    mine = [0, 0, 0, 0]
+    mine = [0, 0, 0, 0, 0]
     if problem is None:
         rows = math.prod(x.shape[: dim % x.dim()]) * math.prod(
             x.shape[dim % x.dim() + 1 :]
         )
-        mine = [1, rows, x.shape[dim], FLOATS.index(x.dtype)]
+        host = 1 + zlib.crc32(
+            platform.node().encode()
+        )  # GPUs of another are not linked
+        host *= may_link(x, x.shape[dim], group)
+        mine = [1, rows, x.shape[dim], FLOATS.index(x.dtype), host]
     device = x.device if isinstance(x, Tensor) else runtime.device()
     ranks = gathered(torch.tensor(mine, device=device), group).tolist()
     if problem is not None:
         raise problem
     here = dist.get_rank(group)
-    for rank, (fine, rows, _, dtype) in enumerate(ranks):
+    for rank, (fine, rows, _, dtype, _) in enumerate(ranks):
         if not fine:
             raise RanksError(f"sharded softmax: rank {rank} refuses its part of x")
         if rows != mine[1] or dtype != mine[3]:
@@ -254,7 +270,8 @@ def agree(x: Any, dim: int, group: Any, problem: Exception | None) -> list[int]:
                 f"sharded softmax: rank {rank} has {rows} rows of {FLOATS[dtype]}, and "
                 f"rank {here} has {mine[1]} of {x.dtype}"
             )
-    return [cols for _, _, cols, _ in ranks]
+    _, _, widths, _, hosts = zip(*ranks, strict=True)
+    return list(widths), hosts[0] > 0 and len(set(hosts)) == 1
 
 
 class _Softmax(torch.autograd.Function):
@@ -334,7 +351,7 @@ def _group_of(x: Any, dim: int) -> Any:
 
 
 def _problem(
-    x: Any, dim: int, shard_dim: int, rung: str = RUNGS[0]
+    x: Any, dim: int, shard_dim: int, rung: str | None = None
 ) -> Exception | None:
     """What is wrong with a shard, whatever the other ranks have."""
     what = "sharded softmax"
@@ -354,7 +371,7 @@ def _problem(
     rows = math.prod(x.shape) // max(1, x.shape[dim])
     if rows > MAX_ROWS:
         return ValueError(f"{what}: {rows} rows, more than {MAX_ROWS}")
-    if rung not in RUNGS:
+    if rung not in (None, *RUNGS):
         return ValueError(f"{what}: rung {rung!r} is none of {RUNGS}")
     if rung == "one kernel" and (
         x.dtype == torch.float64
@@ -387,7 +404,7 @@ def sharded_softmax(
     shard_dim: int | None = None,
     group: Any = None,
     run_check: bool = True,
-    rung: str = RUNGS[0],
+    rung: str | None = None,
 ) -> Tensor:
     """Softmax along `dim` of a tensor of which each rank of a process group has a part.
 
@@ -399,8 +416,9 @@ def sharded_softmax(
     run_check: whether the ranks first tell one another their shapes and dtypes, which
     is one more collective, and wait for them. Without it, shapes that disagree may hang
     or give wrong numbers, as in `DTensor.from_local`. rung: "collective", or "one kernel",
-    the same on each rank: see `linked`, which has not run on several GPUs; where a rank
-    finds another gone, it gives NaN, and the next call raises.
+    the same on each rank; by default the one kernel where all ranks say in that check that
+    they can, and the collective elsewhere. Where the one kernel finds a rank gone, it gives
+    NaN, and the next call raises.
 
     Returns this rank's part of the softmax, contiguous. Sharded along another dimension
     than `dim`, it is `memtraffic.softmax`, and nothing is sent. Autograd goes through it
@@ -423,13 +441,22 @@ def sharded_softmax(
     problem = _problem(x, dim, shard_dim, rung)
     if problem is None and dim % x.dim() != shard_dim % x.dim():
         return softmax(x, dim)
+    if problem is None and rung != "collective":
+        problem = has_failed(group, x.device)
+    linked = False
     if run_check:
-        agree(x, dim, group, problem)
+        linked = agree(x, dim, group, problem)[1]
     elif problem is not None:
         raise problem
     last = x.movedim(dim, -1)
     rows = last.reshape(math.prod(last.shape[:-1]), last.shape[-1])
-    link = None if rung == "collective" else link_of(group, x.device, rows.shape[0])
+    link = None
+    if rung == "one kernel" or (rung is None and linked):
+        try:
+            link = link_of(group, x.device, rows.shape[0])
+        except RanksError:  # on all ranks
+            if rung is not None:
+                raise
     return (
         _Softmax.apply(rows, group, link).view(last.shape).movedim(-1, dim).contiguous()
     )
@@ -461,7 +488,7 @@ def sharded_cross_entropy(
         shapes = f"{tuple(x.shape)} and {tuple(target.shape)}"
         problem = ValueError(f"sharded cross-entropy: (M, N) and (M,), not {shapes}")
     if first is None:
-        widths = agree(x, -1, group, problem)
+        widths, _ = agree(x, -1, group, problem)
         first = sum(widths[: dist.get_rank(group)])
     elif problem is not None:
         raise problem
