@@ -464,6 +464,11 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
     return _one(id, count_sectors, calls=calls, **how)
 
 
+def _surveyed_sectors(id: str, table: str) -> Experiment:
+    """The same of kernels of others that are in such a table."""
+    return _one(id, count_surveyed_sectors, sizes={"M": 160, "N": 128}, dtype="float32", table=table)
+
+
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("copy", ["copy"], [WIDE]),
@@ -498,7 +503,8 @@ _ALL = (  # in the order of the book
     _sectors("sectors_packed", METERED, MIXED),
     _sectors("sectors_layouts", METERED, MIXED[:3:2], layouts=[*MEMORY_LAYOUTS][1:]),
     _sectors("sectors_others", OTHERS_METERED, MIXED),
-    _one("sectors_survey", count_surveyed_sectors, shape=[160, 128], dtype="float32"),
+    _surveyed_sectors("sectors_survey", "kernels.csv"),
+    _surveyed_sectors("sectors_blind", "blind.csv"),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),

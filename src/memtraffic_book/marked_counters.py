@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -29,6 +30,7 @@ from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function
 from memtraffic.op import find_op
+from memtraffic.triton_adapter.capture import autotuners
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
@@ -109,31 +111,36 @@ def count_sectors(
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    Processes with the same inputs predict for this GPU, while another one counts. calls: of each
-    function, a rung or `module:function`, its inputs; the others as `memtraffic.sectors` takes
-    them. processes: that predict; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`,
+    One process counts, and notes what its autotuners chose; then others predict for this GPU, with
+    the same inputs and choices. calls: of each function, a rung or `module:function`, its inputs;
+    the others as `memtraffic.sectors` takes them, or sizes by letter in place of shapes.
+    processes: that predict; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`,
     `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them after
     `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
-    cases = [
-        (*call, *how) for call, *how in itertools.product(calls.items(), shapes, dtypes, layouts)
+    cases: list[Case] = [
+        (fn, inputs, _sized(inputs, shape), dtype, layout)
+        for (fn, inputs), shape, dtype, layout in itertools.product(
+            calls.items(), shapes, dtypes, layouts
+        )
     ]
-    predict = functools.partial(_predict, target=gpus.this_gpu().product)
-    spawn = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        pool = stack.enter_context(spawn.Pool(processes)) if processes else None
-        found = pool.map_async(predict, cases, chunksize=1) if pool else None
+    with tempfile.TemporaryDirectory() as folder:
         worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
         report = hardware.profile(worker, {"cases": cases, "told": str(told)}, COUNTERS)
         begins = json.loads(told.read_text(encoding="utf-8"))
-        predictions = found.get() if found else [*map(predict, cases)]
-    parts = iter(_parts(report, sum(begun for begun, _ in begins), COUNTERS))
+    predict = functools.partial(_predict, target=gpus.this_gpu().product)
+    jobs = [(case, chosen) for case, (*_, chosen) in zip(cases, begins, strict=True)]
+    if processes:
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            predictions = pool.starmap(predict, jobs, chunksize=1)
+    else:
+        predictions = [predict(*job) for job in jobs]
+    parts = iter(_parts(report, sum(begun for begun, *_ in begins), COUNTERS))
     rows = []
-    for case, (begun, failed), predicted in zip(cases, begins, predictions, strict=True):
+    for case, (begun, failed, _), predicted in zip(cases, begins, predictions, strict=True):
         (fn, inputs, shape, dtype, layout), (totals, kernels, refused) = case, predicted
         part = next(parts) if begun else None
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
@@ -146,17 +153,31 @@ def count_sectors(
     return pd.DataFrame(rows)
 
 
-def count_surveyed_sectors(shape: Sequence[int], dtype: str) -> pd.DataFrame:
-    """What `count_sectors` says of each kernel of the survey that two sizes and a path describe."""
-    with (SURVEY / "kernels.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["fixed"]]
-    calls = {row["path"]: row["inputs"] for row in rows}
-    calls = {path: it for path, it in calls.items() if {*find_op(it).sizes} == {"M", "N"}}
-    return count_sectors(calls, [shape], [dtype], ["packed"])
+def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[int]:
+    """The numbers for the sizes of such inputs."""
+    return [shape[size] for size in find_op(inputs).sizes] if isinstance(shape, Mapping) else shape
+
+
+def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> pd.DataFrame:
+    """What `count_sectors` says of each kernel of a table that some sizes and a path describe.
+
+    sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. A row is
+    left out if it has other letters or fixed arguments, or is of a tutorial, which is a file.
+    """
+    with (SURVEY / table).open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if not row.get("fixed")]
+    calls = {
+        row["path"]: row["inputs"]
+        for row in rows
+        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] != "triton-tutorials"
+    }
+    return count_sectors(calls, [sizes], [dtype], ["packed"])
 
 
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     name, inputs, shape, dtype, layout = case
+    if str(SURVEY) not in sys.path:  # whose modules adapt what others published
+        sys.path.append(str(SURVEY))
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
 
 
@@ -164,27 +185,67 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _predict(case: Case, target: str) -> tuple[dict[str, int], list[str], str]:
+Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
+
+
+def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], list[str], str]:
     """The totals and kernels of a call; and why there are none, or ""."""
     try:
-        found = sectors(*_arguments(case), target=target)
+        called = _arguments(case)
+        with _choosing(chosen):
+            found = sectors(*called, target=target)
     except Exception as error:  # of a package, which does not stop the others
         return {}, [], _said(error)
     return found.totals, sorted({access.kernel for access in found.accesses}), ""
 
 
+@contextmanager
+def _choosing(chosen: Choices) -> Iterator[None]:
+    """Context manager: autotuned kernels have no other configurations than these, if any."""
+
+    def prune(tuner: Any, options: dict[str, Any]) -> list[Any]:
+        wanted = chosen.get(tuner.base_fn.__name__, ())
+        return [it for it in tuner.configs if str(it) in wanted] or tuner.configs
+
+    with ExitStack() as stack:
+        for owner in autotuners("prune_configs"):
+            stack.enter_context(mock.patch.object(owner, "prune_configs", prune))
+        yield
+
+
+@contextmanager
+def _noting(chosen: Choices) -> Iterator[None]:
+    """Context manager: notes what autotuned kernels have chosen."""
+
+    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(tuner: Any, *args: Any, **options: Any) -> Any:
+            result = run(tuner, *args, **options)
+            chosen.setdefault(tuner.base_fn.__name__, []).append(str(tuner.best_config))
+            return result
+
+        return noted
+
+    with ExitStack() as stack:
+        for owner in autotuners("run"):
+            stack.enter_context(mock.patch.object(owner, "run", noting(vars(owner)["run"])))
+        yield
+
+
 def _call() -> None:
-    """What runs under ncu for `count_sectors`: it tells whether each call began, and why not."""
+    """What runs under ncu for `count_sectors`.
+
+    It tells of each call whether it began, why it failed, and what its autotuners chose.
+    """
     job, calls = json.loads(sys.argv[1]), []
     for case in job["cases"]:
-        begun, failed = False, ""
+        begun, failed, chosen = False, "", Choices()
         try:
             fn, arguments = _arguments(case)
             arguments.call(fn)  # which compiles, and lets an autotuner choose
-            with counted():
+            with _noting(chosen), counted():
                 begun = True
                 arguments.call(fn)
         except Exception as error:  # of a package
             failed = _said(error)
-        calls.append((begun, failed))
+        calls.append((begun, failed, chosen))
     Path(job["told"]).write_text(json.dumps(calls), encoding="utf-8")

@@ -97,13 +97,15 @@ class Sectors:
     """What the warps of a function's kernels do, one entry for each load and store of the source.
 
     others: names of the operations of PyTorch that also ran, of whose kernels nothing is known.
-    atomics: the lines with atomic operations, which other counters count.
+    atomics: the lines with atomic operations, which other counters count. assumed: the autotuned
+    kernels of whose configurations the first was taken, as what a GPU chooses is not known.
     """
 
     target: str
     accesses: list[AccessSectors]
     others: list[str] = field(default_factory=list)
     atomics: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
 
     def _total(self, kind: Kind, name: str) -> int:
         return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
@@ -136,8 +138,8 @@ class Sectors:
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
         rows = self.frame.to_dict("records")
-        left_out = {"others": self.others, "atomics": self.atomics}
-        return {"target": self.target, **self.totals, "accesses": rows, **left_out}
+        notes = {"others": self.others, "atomics": self.atomics, "assumed": self.assumed}
+        return {"target": self.target, **self.totals, "accesses": rows, **notes}
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -167,6 +169,8 @@ class Sectors:
         lines = [table, f"for {self.target}: {totals}"]
         if self.atomics:
             lines.append(f"not counted: atomic operations at {', '.join(self.atomics)}")
+        if self.assumed:
+            lines.append(f"assumed of autotuned kernels: {'; '.join(self.assumed)}")
         if self.others:
             lines.append(f"not counted: what PyTorch runs for {', '.join(self.others)}")
         return "\n".join(lines)
@@ -193,13 +197,12 @@ def sectors(
     and each launch is compiled for it as Triton would: with the alignment of these tensors, and
     with what is known of these numbers. A tensor's memory is taken to start at a multiple of 32
     bytes, as what PyTorch allocates does. An autotuned kernel has the configuration that it chose
-    on a GPU before; without one, those that it would choose from must do the same.
+    on a GPU before, in this process; without one, the first that it would try.
 
     Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
     `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by
-    descriptor (TMA), waits for other programs or reads what they add to, has autotuning
-    configurations that differ here, or whose accesses cannot be told apart in the compiled code;
-    and what `count` and `resources` raise.
+    descriptor (TMA), waits for other programs or reads what they add to, or whose accesses cannot
+    be told apart in the compiled code; and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     if gpu.vendor != "nvidia":
@@ -211,9 +214,9 @@ def sectors(
         raise NoKernelError(
             f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
         )
-    names = dict.fromkeys(op.name for op in meter.traffic.ops)
-    others = [name for name in names if name not in meter.kernels]
-    return Sectors(gpu.target, meter.found, others, list(dict.fromkeys(meter.atomics)))
+    others = [op.name for op in meter.traffic.ops if op.name not in meter.kernels]
+    notes = ([*dict.fromkeys(noted)] for noted in (others, meter.atomics, meter.assumed))
+    return Sectors(gpu.target, meter.found, *notes)
 
 
 # ---- the hardware
@@ -380,6 +383,7 @@ class _SectorMeter(TrafficMeter):
         self.found: list[AccessSectors] = []
         self.kernels: set[str] = set()
         self.atomics: list[str] = []
+        self.assumed: list[str] = []
         self.launches = 0
         self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
         self.places: dict[tuple[Site, ...], _Place] = {}
@@ -400,24 +404,10 @@ class _SectorMeter(TrafficMeter):
         self.launches += 1
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
-        begin, first, found = len(self.found), self.launches, []
-
-        def watched() -> Iterator[Configuration]:
-            for launch in launches:
-                self.launches = first
-                begin = len(self.found)
-                yield launch
-                found.append(self.found[begin:])
-
-        super().autotuned(kernel, watched())
-        counts = [[(it.requests, it.sectors) for it in accesses] for accesses in found]
-        if any(each != counts[0] for each in counts):
-            raise CountError(
-                f"{kernel} has {len(found)} autotuning configurations, which differ in requests or "
-                "sectors, and which one a GPU chooses is not known here: keep one, as "
-                f"`{kernel}.configs[1:] = []` does"
-            )
-        self.found[begin:] = found[0]
+        [first, *others] = launches
+        super().autotuned(kernel, [first])
+        if others:
+            self.assumed.append(f"{kernel} with {first.config}, of {1 + len(others)} to choose from")
 
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)

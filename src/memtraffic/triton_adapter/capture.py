@@ -87,6 +87,16 @@ def configurations_of(
     return [Configuration(tuner, config, args, options) for config in configs]
 
 
+def autotuners(method: str) -> list[type[Any]]:
+    """Triton's class of autotuned kernels, and those derived from it that have such a method."""
+    from triton.runtime.autotuner import Autotuner
+
+    found: list[type[Any]] = [Autotuner]
+    for owner in found:
+        found += owner.__subclasses__()
+    return [owner for owner in dict.fromkeys(found) if method in vars(owner)]
+
+
 def from_equal_values(
     launches: Iterable[Configuration], tensors: list[torch.Tensor]
 ) -> Iterator[Configuration]:

@@ -19,7 +19,12 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.errors import MemtrafficError
-from memtraffic.triton_adapter.capture import Configuration, configurations_of, from_equal_values
+from memtraffic.triton_adapter.capture import (
+    Configuration,
+    autotuners,
+    configurations_of,
+    from_equal_values,
+)
 from memtraffic.triton_adapter.launch import (
     CompiledKernel,
     Grid,
@@ -137,7 +142,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     """Context manager, entered with the lock, as it calls what it finds in the interpreter."""
     from triton.compiler import CompiledKernel
     from triton.language import core
-    from triton.runtime import autotuner, interpreter, jit
+    from triton.runtime import interpreter, jit
 
     mend_interpreter()
     compile_only = jit.JITFunction.run
@@ -192,7 +197,6 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     running: list[Kernel] = []  # the kernels that are being launched
     blocks: Any = meter if hasattr(meter, "block") else None
     metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
-    tuners = [tuner for tuner in _with_subclasses(autotuner.Autotuner) if "run" in vars(tuner)]
     with (
         replaced(
             (interpreter, "_interpreter", _Memory(interpreter, meter, blocks)),
@@ -203,7 +207,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             (interpreter.InterpretedFunction, "run", run_reported),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
             (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
-            *((tuner, "run", run_autotuned) for tuner in tuners),
+            *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
             (core, "warn", _warn_once),
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
@@ -218,13 +222,6 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
 def _warn_once(message: str, category: type[Warning] = UserWarning, **_: Any) -> None:
     """Warns of what the language no longer likes once, not in each program of each launch."""
     warnings.warn(message, category, stacklevel=3)
-
-
-def _with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
-    """`owner`, the classes derived from it, and those derived from them."""
-    yield owner
-    for subclass in owner.__subclasses__():
-        yield from _with_subclasses(subclass)
 
 
 def _metered_executor(
@@ -251,8 +248,11 @@ def _metered_executor(
                 named = {name: as_pointer(value) for name, value in options.items()}
                 super().__call__(*map(as_pointer, args), **named)
 
+        # What is on a GPU is copied from it and back; a pointer goes with the tensor that it holds.
         def _init_args_hst(self, args: Any, options: Any) -> Any:
-            host_args, host_options = super()._init_args_hst(args, options)
+            host_args, host_options = super()._init_args_hst(*_held(args, options))
+            host_args = [*map(_pointed, args, host_args)]
+            host_options = {it: _pointed(options[it], value) for it, value in host_options.items()}
             named = dict(zip(self.arg_names, host_args, strict=False)) | host_options
             numbers.clear()
             for name, value in named.items():
@@ -261,7 +261,24 @@ def _metered_executor(
                     meter.bind(name, tensor)
             return host_args, host_options
 
+        def _restore_args_dev(self, args: Any, host_args: Any, options: Any, host: Any) -> None:
+            (args, options), (host_args, host) = _held(args, options), _held(host_args, host)
+            super()._restore_args_dev(args, host_args, options, host)
+
     return MeteredExecutor
+
+
+def _held(args: Iterable[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments with the tensor that each `Pointer` holds in place of it."""
+
+    def held(value: Any) -> Any:
+        return value.base if isinstance(value, Pointer) else value
+
+    return [*map(held, args)], {name: held(value) for name, value in options.items()}
+
+
+def _pointed(value: Any, host: Any) -> Any:
+    return value.at(host) if isinstance(value, Pointer) else host
 
 
 _rewritten: dict[Any, Any] = {}  # by function, what `_transformer` made of it

@@ -50,11 +50,15 @@ class Pointer:
     type: Any
     base: torch.Tensor
 
+    def at(self, copy: torch.Tensor) -> Pointer:
+        """The same place in a copy of the tensor."""
+        return Pointer(copy.data_ptr() + self.address - self.base.data_ptr(), self.type, copy)
+
 
 def as_pointer(value: Any) -> Any:
     """A `Pointer` for an argument of another kind than the interpreter knows.
 
-    Raises NotImplementedError if the argument holds no tensor on the CPU with its address.
+    Raises NotImplementedError if the argument holds no tensor with its address.
     """
     from triton.runtime.jit import TensorWrapper, mangle_type
 
@@ -62,7 +66,7 @@ def as_pointer(value: Any) -> Any:
         return value
     address = value.data_ptr()
     for base in vars(value).values():
-        if isinstance(base, torch.Tensor) and base.untyped_storage().device.type == "cpu":
+        if isinstance(base, torch.Tensor) and not base.is_meta:
             start = base.untyped_storage().data_ptr()
             if start <= address <= start + base.untyped_storage().nbytes():
                 return Pointer(address, mangle_type(value), base)
