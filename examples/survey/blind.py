@@ -167,7 +167,9 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return result
 
 
-def scaled_index_add_backward(gradient: Tensor, source: Tensor, index: Tensor, scale: Tensor) -> Any:
+def scaled_index_add_backward(
+    gradient: Tensor, source: Tensor, index: Tensor, scale: Tensor
+) -> Any:
     """The gradients of the rows that are added, and of their scale."""
     found = torch.empty_like(source), torch.empty_like(source)
     add = _of("xformers.ops._triton.k_scaled_index_add", "scaled_index_add_bwd")

@@ -15,7 +15,7 @@ from typing import Any
 # row of a 2-D tensor. They are not imported here: the first also works without Triton.
 RUNGS = {
     name: f"memtraffic.kernels.softmax.{name}:softmax"
-    for name in ("naive", "fused", "masked", "tiled", "persistent", "online", "split")
+    for name in ("naive", "fused", "masked", "tiled", "chunks", "persistent", "online", "split")
 }
 
 OPS = {

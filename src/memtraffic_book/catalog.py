@@ -265,8 +265,8 @@ REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persi
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
 ONLINE = "memtraffic.kernels.softmax.online:softmax"
 MAPPED = _named(
-    *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "persistent", "online"),
-    *("split", "memtraffic.softmax"),
+    *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
+    *("online", "split", "memtraffic.softmax"),
 )
 THREE_PASSES = "memtraffic.kernels.softmax.online:softmax_three_passes"
 SPLIT = f"{_EXHIBITS}softmax_split"
@@ -466,7 +466,9 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
 
 def _surveyed_sectors(id: str, table: str) -> Experiment:
     """The same of kernels of others that are in such a table."""
-    return _one(id, count_surveyed_sectors, sizes={"M": 160, "N": 128}, dtype="float32", table=table)
+    return _one(
+        id, count_surveyed_sectors, sizes={"M": 160, "N": 128}, dtype="float32", table=table
+    )
 
 
 _ALL = (  # in the order of the book

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import planning_gpu
+from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax import masked, persistent, split, tiled
-from memtraffic.kernels.softmax.chunks import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel

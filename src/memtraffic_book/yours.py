@@ -14,14 +14,14 @@ from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.launch import takes_ptx
-from memtraffic.kernels.softmax.chunks import (
+from memtraffic.kernels.chunking import (
     load_chunks,
     max_of_chunks,
     numerators,
     softmax_of_chunk,
     store_chunk,
 )
+from memtraffic.kernels.launch import takes_ptx
 from memtraffic.kernels.tiling import MAX_COLS, VECTOR_BYTES, max_warps
 
 # ---- RMS norm

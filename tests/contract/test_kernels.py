@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 import memtraffic
 from memtraffic import runtime
 from memtraffic.kernels.rms_norm.definitions import EPS
-from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, split, tiled
+from memtraffic.kernels.softmax import (
+    chunks,
+    fused,
+    masked,
+    naive,
+    online,
+    persistent,
+    split,
+    tiled,
+)
 from memtraffic.kernels.tiling import MAX_COLS, MAX_ROW
 from memtraffic.meters.count import count
 from memtraffic.op import Op, find_op
@@ -137,6 +146,7 @@ SUBJECTS = [
     Subject("masked", masked.softmax, MN, ONCE),
     Subject("two-blocks", masked.softmax_two_blocks, MN, ONCE),
     Subject("tiled", tiled.softmax, MN, ONCE),
+    Subject("chunks", chunks.softmax, MN, ONCE),
     Subject("persistent", persistent.softmax, MN, ONCE),
     Subject("online", online.softmax, ("2MN", "MN"), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject(

@@ -13,7 +13,7 @@ from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands, has_internal_overlap, partially_overlaps
-from memtraffic.kernels.softmax import fused, masked, persistent, tiled
+from memtraffic.kernels.softmax import chunks, fused, masked, persistent, tiled
 from memtraffic.kernels.tiling import Tiling
 from memtraffic.residency import Resources
 from memtraffic.tensors import matrix
@@ -24,6 +24,7 @@ SOFTMAXES = {
     "masked": masked.softmax,
     "two-blocks": masked.softmax_two_blocks,
     "tiled": tiled.softmax,
+    "chunks": chunks.softmax,
     "persistent": persistent.softmax,
 }
 EACH = pytest.mark.parametrize("fn", SOFTMAXES.values(), ids=SOFTMAXES)

@@ -407,7 +407,9 @@ class _SectorMeter(TrafficMeter):
         [first, *others] = launches
         super().autotuned(kernel, [first])
         if others:
-            self.assumed.append(f"{kernel} with {first.config}, of {1 + len(others)} to choose from")
+            self.assumed.append(
+                f"{kernel} with {first.config}, of {1 + len(others)} to choose from"
+            )
 
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)

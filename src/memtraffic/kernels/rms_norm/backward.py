@@ -13,9 +13,9 @@ write a word each, and read P.
 import triton
 import triton.language as tl
 
+from memtraffic.kernels.chunking import forget, load_chunk, store_chunk
 from memtraffic.kernels.exchange import high_of, look, publish
 from memtraffic.kernels.rms_norm.forward import load_weight
-from memtraffic.kernels.softmax.chunks import forget, load_chunk, store_chunk
 
 
 @triton.jit

@@ -7,7 +7,7 @@ what the backward needs. Rows that do not fit one program are read twice.
 import triton
 import triton.language as tl
 
-from memtraffic.kernels.softmax.chunks import forget, load_chunks, store_chunk
+from memtraffic.kernels.chunking import forget, load_chunks, store_chunk
 
 
 @triton.jit

@@ -20,15 +20,15 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import RanksError
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.exchange import low_of
-from memtraffic.kernels.launch import takes_ptx
-from memtraffic.kernels.softmax.chunks import (
+from memtraffic.kernels.chunking import (
     load_chunks,
     max_of_chunks,
     numerators,
     softmax_of_chunk,
     store_chunk,
 )
+from memtraffic.kernels.exchange import low_of
+from memtraffic.kernels.launch import takes_ptx
 from memtraffic.kernels.softmax.planning import Tile, row_tile
 from memtraffic.kernels.softmax.split import LOWEST
 from memtraffic.kernels.tiling import common_divisor

@@ -6,8 +6,7 @@ Traffic: split, reads 2MN and writes MN; in two passes, reads 4MN and writes MN.
 import triton
 import triton.language as tl
 
-from memtraffic.kernels.exchange import first_missing, high_of, look, publish
-from memtraffic.kernels.softmax.chunks import (
+from memtraffic.kernels.chunking import (
     forget,
     load_chunks,
     round_up,
@@ -15,6 +14,7 @@ from memtraffic.kernels.softmax.chunks import (
     whole_vectors,
     widen,
 )
+from memtraffic.kernels.exchange import first_missing, high_of, look, publish
 from memtraffic.kernels.softmax.rows import dot_of_chunks, to_gradient
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from memtraffic.kernels.softmax.chunks import exponential, widen
+from memtraffic.kernels.chunking import exponential, widen
 from memtraffic.kernels.softmax.rows import to_gradient
 from memtraffic.kernels.tiling import VECTOR_BYTES
 

@@ -6,7 +6,7 @@ Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 import triton
 import triton.language as tl
 
-from memtraffic.kernels.softmax.chunks import (
+from memtraffic.kernels.chunking import (
     exponential,
     forget,
     load_chunks,

@@ -26,8 +26,8 @@ from torch.autograd.function import once_differentiable
 from memtraffic import runtime
 from memtraffic.errors import RanksError
 from memtraffic.gpus import planning_gpu
+from memtraffic.kernels.chunking import exponential
 from memtraffic.kernels.operands import FLOATS, MAX_ROWS, accumulated
-from memtraffic.kernels.softmax.chunks import exponential
 from memtraffic.kernels.softmax.linked import (
     Link,
     has_failed,

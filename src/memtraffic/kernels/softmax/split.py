@@ -15,17 +15,7 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import Gpu, planning_gpu
-from memtraffic.kernels.exchange import (
-    LOOKS,
-    first_missing,
-    high_of,
-    look,
-    low_of,
-    publish,
-)
-from memtraffic.kernels.launch import Launch, cached_launch, takes_ptx
-from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.chunks import (
+from memtraffic.kernels.chunking import (
     exponential,
     load_chunks,
     max_of_chunks,
@@ -36,6 +26,16 @@ from memtraffic.kernels.softmax.chunks import (
     whole_vectors,
     widen,
 )
+from memtraffic.kernels.exchange import (
+    LOOKS,
+    first_missing,
+    high_of,
+    look,
+    low_of,
+    publish,
+)
+from memtraffic.kernels.launch import Launch, cached_launch, takes_ptx
+from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.tiling import (
     MAX_ROW,
     VECTOR_BYTES,

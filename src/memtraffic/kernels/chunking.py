@@ -1,0 +1,147 @@
+"""A row, or a part of one, in chunks: each is what the lanes of a program load at once.
+
+Each lane holds the same places of all chunks, so what is added up over chunks needs no
+other lane: one reduction over the lanes is left for each row. And a row of 12,672
+columns is 7 chunks of 2048, where one block would have to be 16,384 wide.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_chunk(
+    ptr, col_stride, i: tl.constexpr, live, cols, n_cols, other,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
+    if i < WHOLE:
+        return tl.load(ptr + i * BLOCK * col_stride)
+    mask = live & (cols < n_cols - i * BLOCK)
+    return tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
+
+
+@triton.jit
+def load_chunks(
+    ptr, col_stride, live, cols, n_cols, other,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    chunks = ()
+    for i in tl.static_range(CHUNKS):
+        chunk = load_chunk(ptr, col_stride, i, live, cols, n_cols, other, BLOCK, WHOLE)
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
+    return chunks
+
+
+@triton.jit
+def store_chunk(
+    ptr, col_stride, value, i: tl.constexpr, live, cols, n_cols,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    if i < WHOLE:
+        tl.store(ptr + i * BLOCK * col_stride, value)
+    else:
+        tl.store(ptr + i * BLOCK * col_stride, value, mask=live & (cols < n_cols - i * BLOCK))
+
+
+@triton.jit
+def scalar(x):
+    return tl.sum(x)  # of one element
+
+
+@triton.jit
+def round_up(x, FACTOR: tl.constexpr):
+    return (x + FACTOR - 1) // FACTOR * FACTOR
+
+
+@triton.jit
+def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
+    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
+    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
+    head = (round_up(start, VECTOR) - start).to(tl.int32)
+    inner = (n_cols - head) // VECTOR * VECTOR
+    lane = tl.arange(0, 2 * VECTOR)
+    before = lane % 2 == 0
+    edge_col = lane // 2 + tl.where(before, 0, head + inner)
+    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
+
+
+@triton.jit
+def widen(x, STORED: tl.constexpr, ACC: tl.constexpr):
+    # As PyTorch does, a matrix is first converted to the result's dtype, by way of ACC.
+    return x.to(ACC).to(STORED).to(ACC)
+
+
+@triton.jit
+def forget(chunk, CHUNKS: tl.constexpr, PTX: tl.constexpr):
+    # Numbers of 16 bits are kept as they are, two to a register, and converted each
+    # time they are used. A compiler would convert them once, and need twice the
+    # registers, but it cannot know that this instruction changes nothing.
+    if PTX and CHUNKS > 1 and chunk.dtype.primitive_bitwidth == 16:
+        chunk = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [chunk], dtype=chunk.dtype, is_pure=False, pack=2
+        )
+    return chunk
+
+
+@triton.jit
+def exponential(x, base, STORED: tl.constexpr):
+    # Where the result has 16 bits, a numerator under 2**-126 may be 0: tl.exp takes
+    # three more instructions to get it right.
+    if STORED.primitive_bitwidth == 16:
+        return tl.exp2((x - base) * LOG2E)
+    return tl.exp(x - base)
+
+
+@triton.jit
+def max_of_chunks(chunks, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr):
+    largest = widen(chunks[0], STORED, ACC)
+    for i in tl.static_range(1, CHUNKS):
+        largest = tl.maximum(largest, widen(chunks[i], STORED, ACC))
+    return largest
+
+
+@triton.jit
+def numerators(
+    chunks, base,
+    CHUNKS: tl.constexpr,
+    STORED: tl.constexpr,
+    ACC: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
+    # matrix has 16 bits and several chunks, the chunks again; otherwise the numerators.
+    kept = ()
+    for i in tl.static_range(CHUNKS):
+        chunk = forget(chunks[i], CHUNKS, PTX)
+        numerator = exponential(widen(chunk, STORED, ACC), base, STORED)
+        if i == 0:
+            total = numerator
+        else:
+            total += numerator
+        if chunk.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
+            kept = kept + (chunk,)  # noqa: RUF005
+        else:
+            kept = kept + (numerator,)  # noqa: RUF005
+    return total, kept
+
+
+@triton.jit
+def softmax_of_chunk(
+    kept, base, scale,
+    CHUNKS: tl.constexpr,
+    STORED: tl.constexpr,
+    ACC: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
+        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
+        kept = exponential(x, base, STORED)
+    return (kept * scale).to(STORED)
