@@ -139,11 +139,12 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms processors",
     ("programs", 0, 0): "programs resident",
-    ("warps", 0, 0): "warps",
+    ("warps", 0, 0): "warps slots",
     ("stages", 0, 0): "stages",
     ("registers", 0.1, 0): "registers",  # compilers differ
     ("configurations", 0.1, 0): "asked equal",
-    ("loads", 0, 0): "hops",
+    ("loads", 0, 0): "hops loads",
+    ("bytes", 0, 0): "load_bytes flight_bytes",
     ("steps", 0, 0): "step",
     ("squared error", 0.05, 0): "loss",
 }
@@ -214,6 +215,11 @@ DECIDED_AT = [
     if m * n < 2**30
 ]
 IN_FLIGHT = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]  # KiB
+SLOTS = [  # programs per SM, warps, elements that a lane loads before it waits
+    *([8, 8, 1], [32, 2, 1], [8, 8, 4]),  # every slot of 64
+    *([3, 1, 1], [3, 1, 4], [3, 1, 16], [3, 1, 32], [3, 1, 64], [3, 1, 128]),
+    *([1, 1, 64], [1, 1, 128], [2, 1, 64], [2, 1, 128], [4, 1, 64]),
+]
 _POWERS = [1, 2, 4, 8, 16, 32]
 EACH_TILE = 2**20  # programs: more than there are tiles, so each takes one
 
@@ -379,6 +385,10 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.times_by_turn: columns("impl m n launches turn turn_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
     m.bytes_in_flight: columns(f"access kib_per_sm sms {SPREAD} gb_per_s latency_ns"),
+    m.slots_in_flight: columns(
+        "access programs warps slots load_bytes loads flight_bytes sms "
+        f"{SPREAD} gb_per_s copy_gb_per_s"
+    ),
     m.l2_read: columns(f"cache mib {SPREAD} gb_per_s"),
     m.elementwise: columns(f"what {SPREAD} gb_per_s"),
     # A fraction of a microsecond is much of it.
@@ -480,6 +490,7 @@ _ALL = (  # in the order of the book
     _one("copies", m.bench_copies, shapes=COPIED),
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),
+    _one("slots_in_flight", m.slots_in_flight, configurations=SLOTS, gib=2),
     _one("launch_floor", m.launch_floor, rows=4096),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),

@@ -392,6 +392,50 @@ def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
     return frame.assign(latency_ns=latency)
 
 
+def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.DataFrame:
+    """Bandwidth over the warp slots in use, and over what each lane loads before it waits.
+
+    Persistent programs that all are resident, because each SM gets only a few. configurations:
+    programs per SM, warps per program, and float32 elements that a lane loads before it uses one,
+    with loads of at most 4 elements. gib: the size of what is read, in GiB. Columns: `access`,
+    `read` or `copy`; `programs`, per SM; `warps`, per program; `slots`, of an SM, that are in use;
+    `load_bytes`, of one load of a lane; `loads`, of a lane before it waits; `flight_bytes`, in
+    flight per SM; `sms`; `us`, `us_p20` and `us_p80`; `gb_per_s`, reads plus writes;
+    `copy_gb_per_s`, the fastest copy of the same memory.
+    """
+    from memtraffic_book.exhibits import _letters_kernel
+
+    num_sms = gpus.this_gpu().num_sms
+    x = torch.randn(int(gib * 2**28), device=runtime.device())
+    y = torch.empty_like(x)
+
+    def stream(programs: int, warps: int, elements: int, copy: bool) -> None:
+        block = 32 * warps * elements
+        n_tiles, rest = divmod(x.numel(), block)
+        assert not rest
+        _letters_kernel[(programs * num_sms,)](
+            y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
+        )
+
+    calls: list[tuple[dict[str, Any], Callable[[], object]]] = [({}, benchmark.fastest_copy(x))]
+    for access, (programs, warps, elements) in itertools.product(("read", "copy"), configurations):
+        key = {
+            "access": access,
+            "programs": programs,
+            "warps": warps,
+            "slots": programs * warps,
+            "load_bytes": 4 * min(elements, 4),
+            "loads": max(1, elements // 4),
+            "flight_bytes": 4 * 32 * programs * warps * elements,
+            "sms": num_sms,
+        }
+        calls.append((key, functools.partial(stream, programs, warps, elements, access == "copy")))
+    copied, *rows = _timed(calls, x.nbytes)
+    frame = pd.DataFrame(rows)
+    frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
+    return frame.assign(copy_gb_per_s=2 * copied["gb_per_s"])
+
+
 def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     """Bandwidth of a kernel that only reads, over the size of what it reads, with L2 cold and warm.
 

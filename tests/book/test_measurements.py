@@ -1,8 +1,10 @@
 """What the experiments measure, by a timer that calls things once: the i-th takes i + 1 µs."""
 
 import dataclasses
+import inspect
 import itertools
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import benchmark, gpus, residency, runtime
 from memtraffic.benchmark import decision, timing
+from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic.names import import_function
@@ -225,6 +228,39 @@ def test_stream_of_two_tiles_per_program(timed):
     y = torch.zeros_like(x)
     measurements._stream(y, x, 64, True)
     assert torch.equal(x, y)
+
+
+def test_slots_in_flight_reads_or_copies_with_as_many_slots_and_loads_as_it_says(timed):
+    frame = run("slots_in_flight", configurations=[[8, 8, 1], [3, 1, 64]], gib=2**-16)
+    assert frame.iloc[:, :7].to_numpy().tolist() == [
+        [access, *numbers]
+        for access in ("read", "copy")
+        for numbers in ((8, 8, 64, 4, 1, 8192), (3, 1, 3, 16, 16, 24 * 1024))
+    ]
+    n_bytes = 2**14
+    assert frame["copy_gb_per_s"].tolist() == pytest.approx([2 * n_bytes / 1e3] * 4)
+    assert frame["gb_per_s"].tolist() == pytest.approx(
+        [n_bytes / 2e3, n_bytes / 3e3, 2 * n_bytes / 4e3, 2 * n_bytes / 5e3]
+    )
+    calls, _ = timed[-1]  # before, the fastest copy is found
+    x, y = (inspect.getclosurevars(calls[1].func).nonlocals[name] for name in "xy")
+    for call in calls[1:]:
+        y.zero_()
+        call()
+        assert torch.equal(x, y) if call in calls[3:] else not y.any()
+
+
+@pytest.mark.parametrize("loads", [1, 4, 16])
+def test_slots_in_flight_issues_all_loads_of_a_tile_before_its_first_store(loads):
+    x, block = torch.zeros(2**12), 32 * 4 * loads
+
+    def read(x):
+        exhibits._letters_kernel[(3,)](x, x, len(x) // block, 0, BLOCK=block, num_warps=1)
+        return x
+
+    [code] = assembly(read, x, target=H200)
+    order = re.findall(r"(LDG|STG)\.E\.128", code)
+    assert order == ["LDG"] * loads + ["STG"] * loads
 
 
 def test_l2_read_is_cold_and_then_warm(timed):
@@ -526,6 +562,8 @@ def test_measurements_on_a_gpu():
     flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])
     assert flow["gb_per_s"]["read", 1] < flow["gb_per_s"]["read", 64]
     assert flow["latency_ns"].between(100, 10_000).all()
+    slots = measurements.slots_in_flight([[1, 1, 1], [3, 1, 64]], 0.125)["gb_per_s"]
+    assert slots[0] < slots[1] and slots[2] < slots[3]
     assert (measurements.l2_read([1])["us"] > 0).all()
     assert (measurements.launch_floor(64)["us"] > 0).all()
     impls = implementations("tiled", "persistent")
