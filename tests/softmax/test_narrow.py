@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from memtraffic import count, resources
-from memtraffic.kernels.softmax import narrow
+from memtraffic.kernels.softmax import narrow, planning
 from memtraffic.kernels.softmax.op import backward, softmax
+from memtraffic.kernels.softmax.rows import softmax_kernel
 from memtraffic.runtime import device
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
 
 KINDS = [*narrow.WIDEST]
+
+
+pytestmark = pytest.mark.usefixtures("narrow_of_few_rows")
 
 
 @pytest.mark.parametrize(("itemsize", "inputs"), KINDS)
@@ -40,6 +44,15 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
     assert narrow.narrow_run(81, 2, 1) is None and narrow.narrow_run(81, 2, 2) is not None
     assert narrow.narrow_run(12, 2, 1) is None and narrow.narrow_run(18, 2, 1) is not None
     assert narrow.narrow_run(34, 2, 2) is None and narrow.narrow_run(50, 4, 1) is not None
+
+
+@pytest.mark.parametrize(("dtype", "m"), [("float32", 28087), ("bfloat16", 7022)])
+def test_few_rows_are_left_to_tiles(monkeypatch, dtype, m):
+    """Below as many numbers for each of an H200's 132 SMs as the rule says."""
+    monkeypatch.undo()
+    for rows, kernel in ((m - 1, softmax_kernel), (m, narrow.narrow_kernel)):
+        x = torch.empty(rows, 77, dtype=getattr(torch, dtype), device=device())
+        assert planning.plan(print, [torch.empty_like(x), x], 1, False).kernel is kernel
 
 
 def names(x):

@@ -31,7 +31,7 @@ FLOATS = {str(it).removeprefix("torch."): it for it in operands.FLOATS}
 
 
 @pytest.fixture(autouse=True)
-def _no_plans():
+def _no_plans(narrow_of_few_rows):
     for it in (op._FORWARD, op._BACKWARD):
         it.plans.forget()
 

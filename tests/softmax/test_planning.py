@@ -58,7 +58,7 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
     assert lanes <= gpu.max_threads_per_program
     elements = tile.rows * tile.block * tile.chunks / lanes
     assert elements * itemsize <= most  # bytes per lane and tensor
-    narrower = row_tile(n_cols, itemsize, inputs, gpu, shifted, few=True)
+    narrower = row_tile(n_cols, itemsize, inputs, gpu, shifted, sm_bytes=1)
     assert narrower == tile or 1 <= narrower.rows < tile.rows
     narrow = tile.rows > 1 and tile.chunks == 1 and tile.block < 2 * n_cols
     # A lane loads whole vectors, and where a program has several rows, a warp has one of them.
@@ -76,7 +76,7 @@ TILES = {
     (8, 2, 1): (Tile(128, 8, 1, 1), Tile(128, 8, 1, 1)),
     (255, 2, 2): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 2)),
     (8, 8, 1): (Tile(32, 8, 1, 1), Tile(32, 8, 1, 1)),
-    (129, 2, 1): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),
+    (129, 2, 1): (Tile(4, 256, 1, 1), Tile(8, 256, 1, 1)),  # of very many rows
     (60, 2, 1): (Tile(16, 64, 1, 1), Tile(16, 64, 1, 2)),
     (60, 2, 2): (Tile(8, 64, 1, 1), Tile(16, 64, 1, 2)),
     (256, 4, 1): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),
@@ -146,6 +146,14 @@ def test_row_tile_of_a_gpu_with_small_programs():
 )
 def test_softmax_tile(m, n, itemsize, inputs, expected):
     assert softmax_tile(m, n, itemsize, inputs, H200) == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "rows", "num_warps"), [(64, 1, 1), (4096, 2, 2), (16384, 4, 1), (2**18, 8, 1)]
+)
+def test_softmax_tile_of_shifted_halves_grows_with_the_rows(m, rows, num_warps):
+    expected = Tile(rows, 256, 1, num_warps)
+    assert softmax_tile(m, 197, 2, 1, H200, shifted=True) == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -63,12 +63,14 @@ NARROW_OTHERS = 256, 512
 # Of a row with its padding. Where the forward loads 8 bytes at a time, the narrowest do with one.
 TWO_WARPS_BYTES = 1024
 LANE_BYTES = 64  # of each tensor
-# By kind, block and `shifted`, where fewer bytes of a lane are faster: these, and the warps.
-FEWER_LANE_BYTES = {
-    (2, 1, 64, True): (32, 2),
-    (2, 2, 64, True): (32, 2),
-    (2, 2, 64, False): (32, 1),
-    (2, 2, 256, True): (32, 2),
+# By kind, block and `shifted`, where other bytes of a lane are faster: these, and the warps. Each
+# up to some bytes of padded rows an SM.
+LANE_BYTES_OF = {
+    (2, 1, 64, True): ((math.inf, 32, 2),),
+    (2, 2, 64, True): ((math.inf, 32, 2),),
+    (2, 2, 64, False): ((math.inf, 32, 1),),
+    (2, 2, 256, True): ((math.inf, 32, 2),),
+    (2, 1, 256, True): ((2**15, 16, 2), (2**19, 64, 1), (math.inf, 128, 1)),
 }
 LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
@@ -104,9 +106,8 @@ def softmax_tile(
     few = n_rows < gpu.num_sms and row_bytes >= SPLIT_BYTES
     if itemsize < 8 and (few or n_cols >= SPLIT_FROM.get(kind, n_cols + 1)):
         return None
-    block_bytes = triton.next_power_of_2(n_cols) * itemsize
-    few = n_rows * block_bytes < FEW_BYTES * gpu.num_sms
-    return row_tile(n_cols, itemsize, inputs, gpu, shifted, few)
+    sm_bytes = n_rows * triton.next_power_of_2(n_cols) * itemsize / gpu.num_sms
+    return row_tile(n_cols, itemsize, inputs, gpu, shifted, sm_bytes)
 
 
 def row_tile(
@@ -115,13 +116,13 @@ def row_tile(
     inputs: int,
     gpu: Gpu,
     shifted: bool = False,
-    few: bool = False,
+    sm_bytes: float = math.inf,
 ) -> Tile | None:
     """The tile of a program that has whole rows of `n_cols` columns; None if they do not fit.
 
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
-    shifted: rows start between multiples of 16 bytes, see `shifted_vector`. few: so few rows that
-    the programs of narrow ones are smaller.
+    shifted: rows start between multiples of 16 bytes, see `shifted_vector`. sm_bytes: of one
+    tensor's rows, each padded to a power of two, an SM: the programs of few narrow ones are smaller.
 
     >>> from memtraffic.gpus import find_gpu
     >>> row_tile(12672, 4, 1, find_gpu("H200"))
@@ -130,10 +131,11 @@ def row_tile(
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
         row_bytes = block * itemsize
-        usual = LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
-        lane_bytes, num_warps = FEWER_LANE_BYTES.get((*kind, block, shifted), usual)
-        if few:
-            lane_bytes, num_warps = LANE_ELEMENTS_OF_FEW * itemsize, usual[1]
+        usual = math.inf, LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
+        choices = LANE_BYTES_OF.get((*kind, block, shifted), (usual,))
+        lane_bytes, num_warps = next(it[1:] for it in choices if sm_bytes <= it[0])
+        if sm_bytes < FEW_BYTES:
+            lane_bytes, num_warps = LANE_ELEMENTS_OF_FEW * itemsize, usual[2]
         rows = max(1, lane_bytes * gpu.warp_size * num_warps // row_bytes)
         if (
             row_bytes == TWO_WARPS_BYTES
@@ -252,7 +254,7 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     if outer or batches > (MAX_BATCHES if tile else 1):
         return Slices(run, sizes, strides, len(outer) or 1)
     if batches == 1 and (
-        launch := narrow_launch(tensors, strides, n_rows, n_cols, backward)
+        launch := narrow_launch(tensors, strides, n_rows, n_cols, backward, gpu)
     ):
         return launch
     align = common_divisor(tensors, sizes, strides)
@@ -303,6 +305,7 @@ def narrow_launch(
     n_rows: int,
     n_cols: int,
     backward: bool,
+    gpu: Gpu,
 ) -> Launch | None:
     """The launch where narrow rows follow one another and start between multiples of 16 bytes."""
     itemsizes = [x.element_size() for x in tensors]
@@ -310,7 +313,8 @@ def narrow_launch(
     follow = all(s[-2:] == [n_cols, 1] for s in strides)
     if not (aligned and follow) or max(itemsizes) > 4:
         return None
-    run = narrow_run(n_cols, min(itemsizes), len(tensors) - 1)
+    per_sm = n_rows * n_cols / gpu.num_sms
+    run = narrow_run(n_cols, min(itemsizes), len(tensors) - 1, per_sm)
     if not run:
         return None
     vectors = run.rows * n_cols // run.constants["VECTOR"]
