@@ -199,6 +199,7 @@ COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 RECOMPUTED_AT = [[2**26 // n, n] for n in (2048, 4096, 16384)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
+CONVERTED_AT = [[2**26 // n, n] for n in (8320, 12672, 16384)]  # as in the map
 MAP = [
     [2**26 // n, n]
     for n in (
@@ -243,6 +244,7 @@ BLOCKS = {
     "few warps": f"{_EXHIBITS}softmax_few_warps",
     "two blocks": "memtraffic.kernels.softmax.masked:softmax_two_blocks",
 }
+CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
 STAGES = {
     **_named("copy", "tiled"),
@@ -531,6 +533,7 @@ _ALL = (  # in the order of the book
     # The second shape has four times the work to fill and drain a pipeline for.
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE, [16384, 16384]]),
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
+    _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
