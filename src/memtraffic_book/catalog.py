@@ -184,7 +184,6 @@ _SHARED = dict.fromkeys(("dram_read_bytes", "dram_write_bytes", "ns"), 0.25)
 WIDE = [4096, 16384]
 COPIES = [[2**k, 16384] for k in range(5, 14)]
 WIDTHS = [[4096, 2**k] for k in range(8, 16)]
-PADDED = [[4096, n] for n in (8192, 8320, 12672, 16384)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 LARGE = [[max(4096, 2**24 // 2**k), 2**k] for k in range(8, 16)]  # 16 million elements or more
 STRIDED = [it for it in LARGE if it[1] in (256, 1024, 4096, 16384, 32768)]
@@ -199,6 +198,7 @@ COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 RECOMPUTED_AT = [[2**26 // n, n] for n in (2048, 4096, 16384)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
+CONVERTED_AT = [[2**26 // n, n] for n in (8320, 12672, 16384)]  # as in the map
 MAP = [
     [2**26 // n, n]
     for n in (
@@ -238,11 +238,7 @@ def _looped(**options: int) -> dict[str, Any]:
 _EXHIBITS, _YOURS = "memtraffic_book.exhibits:", "memtraffic_book.yours:"
 COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
-BLOCKS = {
-    **_named("copy", "masked"),
-    "few warps": f"{_EXHIBITS}softmax_few_warps",
-    "two blocks": "memtraffic.kernels.softmax.masked:softmax_two_blocks",
-}
+CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
 STAGES = {
     **_named("copy", "tiled"),
@@ -506,9 +502,7 @@ _ALL = (  # in the order of the book
     _counted("fused_counters", "fused", shape=WIDE),
     _raced("fused_race", ["copy", "naive", "fused"], [WIDE]),
     _raced("fused_widths", ["copy", "fused", *COMPILED], WIDTHS),
-    *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (12672, 8320, 781)),
-    _raced("masked_widths", BLOCKS, PADDED),
-    _raced("masked_widths_bfloat16", BLOCKS, PADDED, dtype="bfloat16"),
+    *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
     _one("masked_far", m.reach_far_row, row=70000, row_stride=32768),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
@@ -531,6 +525,7 @@ _ALL = (  # in the order of the book
     # The second shape has four times the work to fill and drain a pipeline for.
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE, [16384, 16384]]),
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
+    _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),

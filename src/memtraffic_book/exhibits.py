@@ -14,7 +14,7 @@ from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax import masked, persistent, split, tiled
+from memtraffic.kernels.softmax import persistent, split, tiled
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
@@ -23,7 +23,6 @@ from memtraffic.kernels.tiling import (
     MAX_ELEMENTS_PER_LANE,
     common_divisor,
     max_warps,
-    num_warps_of_row,
     tile_shape,
 )
 from memtraffic.runtime import device_guard
@@ -114,18 +113,7 @@ def _idle_kernel(x_ptr, READ: tl.constexpr):
         tl.store(x_ptr, x, mask=x != x)  # or the compiler would leave out the load
 
 
-# ---- masked: what padding costs, and what a wrong mask does
-
-
-def softmax_few_warps(x: Tensor) -> Tensor:
-    """`masked.softmax` of a padded row with the warps that a row of 8192 columns has."""
-    y, block = torch.empty_like(x), triton.next_power_of_2(x.shape[1])
-    with device_guard(x):
-        masked._softmax_masked_kernel[(x.shape[0],)](
-            y, *y.stride(), x, *x.stride(), x.shape[1],
-            BLOCK=block, num_warps=num_warps_of_row(8192, planning_gpu(x)),
-        )  # fmt: skip
-    return y
+# ---- masked: what a wrong mask does
 
 
 @triton.jit

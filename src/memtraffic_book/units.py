@@ -121,3 +121,12 @@ def format_percent(value: float) -> str:
     '91.6 %'
     """
     return f"{100 * value:.1f} %"
+
+
+def format_share(value: float) -> str:
+    """A share in whole percent, two digits for the prose.
+
+    >>> format_share(0.748)
+    '75 %'
+    """
+    return f"{100 * value:.0f} %"

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import gpus, residency, resources, runtime, softmax
 from memtraffic.compile import capture_launches
-from memtraffic.kernels.softmax import masked, persistent, tiled
+from memtraffic.kernels.softmax import persistent, tiled
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
@@ -46,7 +46,6 @@ FNS = {label: fn for label, (fn, _) in SHOWN.items()}
 
 
 RIGHT = {
-    "few warps": exhibits.softmax_few_warps,
     "twice": exhibits.softmax_2_stages_twice,
     "dynamic": exhibits.softmax_dynamic,
     "split": exhibits.softmax_split,
@@ -64,20 +63,12 @@ def test_softmax_is_right(label):
 def test_exhibits_of_nothing():
     nothing = torch.empty(0, 64, device=runtime.device())
     fns = [*RIGHT.values(), *FNS.values(), exhibits.softmax_autotuned]
-    assert all(fn(nothing).shape == (0, 64) for fn in fns if fn is not RIGHT["few warps"])
+    assert all(fn(nothing).shape == (0, 64) for fn in fns)
 
 
 def launches(fn, x):
     """The kernels that `fn` launches, with their options."""
     return capture_launches(fn, x, gpu=gpus.find_gpu("H200"))
-
-
-def test_softmax_few_warps_has_those_of_8192_columns():
-    [few] = launches(exhibits.softmax_few_warps, matrix(2, 8320))
-    [most] = launches(masked.softmax, matrix(2, 8320))
-    [fewer] = launches(masked.softmax, matrix(2, 8192))
-    assert few.options["num_warps"] == fewer.options["num_warps"] < most.options["num_warps"]
-    assert few.constants == most.constants
 
 
 @pytest.mark.parametrize("label", SHOWN)

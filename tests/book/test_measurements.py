@@ -306,6 +306,7 @@ SMALL = {
     "persistent_rounds": {"n": 64, "rounds": [1, 2]},
     "persistent_suspects": {"shapes": [[2, 64]]},
     "map_float32": {"shapes": [[2, 64]]},
+    "chunks_converted": {"shapes": [[2, 4096]]},
     "decision_attention": {"shapes": [[2, 8]]},
     "occupancy_programs": {"shape": [4, 64]},
     "long_race": {"shapes": [[2, 64]]},

@@ -158,7 +158,6 @@ SUBJECTS = [
         "fused", fused.softmax, MN, ONCE, any_width=False, any_strides=False, takes_out=False
     ),
     Subject("masked", masked.softmax, MN, ONCE),
-    Subject("two-blocks", masked.softmax_two_blocks, MN, ONCE),
     Subject("tiled", tiled.softmax, MN, ONCE),
     Subject("chunks", chunks.softmax, MN, ONCE),
     Subject("persistent", persistent.softmax, MN, ONCE),

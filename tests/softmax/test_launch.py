@@ -22,7 +22,6 @@ DEVICE = runtime.device()
 SOFTMAXES = {
     "fused": fused.softmax,
     "masked": masked.softmax,
-    "two-blocks": masked.softmax_two_blocks,
     "tiled": tiled.softmax,
     "chunks": chunks.softmax,
     "persistent": persistent.softmax,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from memtraffic_book import (
     figures,
     glue,
     implementation,
+    lab_notes,
     prove,
     tables,
     units,
@@ -28,80 +28,38 @@ from memtraffic_book.figures.hardware import Segment
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
 KEPT = "persistent reduction"  # how the page calls `compile(persistent reduction)`
-
-
-def draw_single_trip() -> pd.DataFrame:
-    """Draws what the kernel moves on each way. Returns the race of the five lines and a copy."""
-    raced, counted = experiments("fused_race", "fused_counters")
-    us = raced.set_index("impl")["us"]
-    [seen] = counted.to_dict("records")
-    sent = units.format_bytes(32 * seen["l2_write_sectors"])  # a sector has 32 bytes
-    path: dict[Segment, str] = {
-        "dram_to_l2": units.format_bytes(seen["dram_read_bytes"]),
-        "l2_to_l1": units.format_bytes(seen["l1_l2_read_bytes"]),
-        "l1_to_registers": units.format_bytes(seen["instruction_read_bytes"]),
-        "registers_to_l1": sent,
-        "l1_to_l2": sent,
-        "l2_to_dram": units.format_bytes(seen["dram_write_bytes"]),
-    }
-    title = "In one kernel, each number comes up to the registers once, and goes down once."
-    figures.machine(find_gpu("H200"), lit=path, title=title)
-    glue("more", units.format_bytes(seen["dram_read_bytes"] - M * N * ITEMSIZE))
-    glue("naive_us", units.format_us(us["naive"]))
-    glue("copy_us", units.format_us(us["copy"]))
-    glue("gap", units.format_ratio(us["naive"] / us["copy"]))
-    return raced
-
-
-def check_offsets(x: Tensor, row: int, offsets: Tensor) -> None:
-    """Claims that these are the offsets of the row's elements."""
-    first, last = offsets[0].item(), offsets[-1].item()
-    claim(
-        f"The elements of row {row} of a 3 x 5 matrix have offsets {first} to {last}.",
-        torch.equal(x.flatten()[offsets], x[row]),
-    )
-
-
-def trace_rows(copy_rows: Any, x: Tensor, y: Tensor) -> None:
-    """Draws which program reads which element. y: the copy that was made of x, from NaN."""
-
-    def copy(x: Tensor) -> Tensor:
-        y = torch.full_like(x, float("nan"))
-        copy_rows[(x.shape[0],)](y, x, x.stride(0), BLOCK=4)
-        return y
-
-    trace = count(copy, x, trace=True)
-    title = "Each of the 3 programs reads 4 of the 5 elements of its row."
-    figures.plot_access_map(trace.accesses, (len(x), x.shape[1]), "x_ptr", title)
-    claim("The 3 programs read 12 of the 15 elements.", trace.read_elements == 12)
-    claim("The other 3 elements of the result are still NaN.", y.isnan().sum() == 3)
+FEWER_INSTRUCTIONS = "Compute `exp2(x * log2e"  # how the lab note begins that the page tells
 
 
 def compare_rows(y: Tensor, x: Tensor) -> None:
     """Claims that the first four columns of y are the softmax of those of x."""
     error = (y[:, :4] - torch.softmax(x[:, :4], dim=1)).abs().max()
     claim("In 12 elements the kernel differs from torch.softmax by less than 1e-6.", error < 1e-6)
+    [note] = lab_notes.load()[lambda it: it["change"].str.startswith(FEWER_INSTRUCTIONS)].to_dict(
+        "records"
+    )
+    glue("tried", note["result"])
 
 
-def show_who_holds_what(example: Tensor, threads: int) -> Resources:
-    """Shows which numbers thread 0 holds. Returns what the compiler made for an H200.
+def show_who_holds_what(threads: int) -> Resources:
+    """Shows which numbers of a row thread 0 holds. Returns what the compiler made for an H200.
 
-    example: a matrix of N columns. threads: those of a program.
+    threads: those of a program.
     """
-    [compiled] = resources(fused.softmax, example, target="sm_90")
+    row = torch.empty(1, N, device=runtime.device())
+    [compiled] = resources(fused.softmax, row, target="sm_90")
     loads = compiled.load_bits[128]
     together = 128 // (8 * ITEMSIZE)
     print(f"Thread 0 holds {loads} times {together} neighbours:")
     for i in range(loads):
         print(f"  elements {i * threads * together} to {i * threads * together + together - 1}")
-    kib = N * ITEMSIZE // 1024
     claim(
         f"With {loads} loads of {together} numbers, {threads} threads hold the {N} numbers of a "
         "row.",
         loads * together * threads == N,
     )
     assert compiled.layout and compiled.layout.elements[-1] == together, compiled.layout
-    glue("row_kib", f"{kib} KiB")
+    glue("row_kib", f"{N * ITEMSIZE // 1024} KiB")
     return compiled
 
 
@@ -125,107 +83,113 @@ def count_exchanges(compiled: Resources, threads: int) -> None:
     )
 
 
-def compare_with_bytes(raced: pd.DataFrame) -> None:
-    """Sets the times beside the bytes, and takes the gain apart. raced: of `draw_single_trip`."""
+def draw_single_trip() -> None:
+    """Draws what hardware counters saw the kernel move on each way."""
+    [seen] = experiment("fused_counters").to_dict("records")
+    sent = units.format_bytes(32 * seen["l2_write_sectors"])  # a sector has 32 bytes
+    path: dict[Segment, str] = {
+        "dram_to_l2": units.format_bytes(seen["dram_read_bytes"]),
+        "l2_to_l1": units.format_bytes(seen["l1_l2_read_bytes"]),
+        "l1_to_registers": units.format_bytes(seen["instruction_read_bytes"]),
+        "registers_to_l1": sent,
+        "l1_to_l2": sent,
+        "l2_to_dram": units.format_bytes(seen["dram_write_bytes"]),
+    }
+    title = "In one kernel, each number comes up to the registers once, and goes down once."
+    figures.machine(find_gpu("H200"), lit=path, title=title)
+
+
+def compare_with_bytes() -> None:
+    """Sets the times of a copy, the five lines and the kernel beside their bytes."""
+    raced = experiment("fused_race")
     us = raced.set_index("impl")["us"]
     moved = {
-        name: sum(formula(implementation(name)).elements(M, N)) * ITEMSIZE for name in us.index
+        name: float(sum(formula(implementation(name)).elements(M, N))) * ITEMSIZE
+        for name in us.index
     }
-    rate = {name: float(moved[name]) / us[name] / 1e3 for name in us.index}
     tables.show(
-        raced,
-        kernel=lambda row: row["impl"],
-        moves=lambda row: units.format_bytes(float(moved[row["impl"]])),
-        time=lambda row: units.format_us(row["us"]),
-        spread=lambda row: (
-            "± " + units.format_percent((row["us_p80"] - row["us_p20"]) / 2 / row["us"])
-        ),
-        bandwidth=lambda row: units.format_gb_per_s(rate[row["impl"]]),
+        us.index,
+        kernel=str,
+        moves=lambda name: units.format_bytes(moved[name]),
+        time=lambda name: units.format_us(us[name]),
+        speed_of_a_copy=lambda name: units.format_share(us["copy"] / us[name]),
     )
-    bytes_ratio, faster = float(moved["naive"] / moved["fused"]), rate["fused"] / rate["naive"]
-    found, share = us["naive"] / us["fused"], us["copy"] / us["fused"]
-    whole, part, rest = map(units.format_ratio, (found, bytes_ratio, faster))
-    claim(f"The kernel is {whole} as fast as the five lines (more than 2.40x needed).", found > 2.4)
+    found, fewer = us["naive"] / us["fused"], moved["naive"] / moved["fused"]
+    whole, part, rest = map(units.format_ratio, (found, fewer, found / fewer))
     claim(
-        f"That is {part} from fewer bytes times {rest} from more bandwidth.",
-        abs(bytes_ratio * faster / found - 1) < 0.01,
+        f"The kernel is {whole} as fast as the five lines (more than 2.40x needed): {part} from "
+        f"fewer bytes, times {rest} from moving them faster.",
+        found > 2.4,
     )
+    share = us["copy"] / us["fused"]
     percent = units.format_percent(share)
     claim(
         f"The kernel reaches {percent} of the speed of a copy (at least 60 % needed).", share > 0.6
     )
-    glue("speedup", whole)
-    glue("predicted", part)
-    glue("share", percent)
+    glue("speedup", f"{found:.1f} times")
+    glue("faster", units.format_ratio(found / fewer))
+    glue("share", units.format_share(share))
 
 
-def draw_widths() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Draws bandwidth over width. Returns the times, and the ends of their spread, in µs."""
+def compare_requests() -> None:
+    """Shows what the kernels of the library and of the compiler read, beside ours."""
+    ids = "fused", "compiled", "persistent_reduction", "torch_softmax"
+    frames = experiments(*(f"{id}_counters" for id in ids))
+    names = "fused", "torch.compile", KEPT, "torch.softmax"
+    read = {
+        name: frame.filter(like="read_bytes").sum() / (M * N * ITEMSIZE)
+        for name, frame in zip(names, frames, strict=True)
+    }
+    tables.show(
+        names,
+        kernel=str,
+        requested=lambda name: units.format_ratio(read[name]["instruction_read_bytes"]),
+        from_L2=lambda name: units.format_ratio(read[name]["l1_l2_read_bytes"]),
+        from_DRAM=lambda name: units.format_ratio(read[name]["dram_read_bytes"]),
+    )
+    asked = [read[name]["instruction_read_bytes"] for name in names]
+    listed = ", ".join(map(units.format_ratio, asked))
+    claim(
+        f"The loads of the 4 kernels request {listed} the matrix, in the order of the table.",
+        [round(times, 2) for times in asked] == [1, 2, 1, 3],
+    )
+
+
+def draw_widths() -> None:
+    """Draws the speed of the library and of the compiler over the width, and quotes it."""
     swept = experiment("fused_widths")
     swept = swept.replace({"compile(naive)": "torch.compile", f"compile({KEPT})": KEPT})
-    order = ["copy", "fused", "torch.softmax", "torch.compile", KEPT]
-    micros, early, late = (
-        swept.pivot(index="n", columns="impl", values=name)[order]
-        for name in ("us", "us_p20", "us_p80")
+    order = ["fused", KEPT, "torch.compile", "torch.softmax"]
+    us = swept.pivot(index="n", columns="impl", values="us")
+    speed = us[order].rdiv(us["copy"], axis=0)
+    library = speed["torch.softmax"]
+    title = (
+        f"At {library.idxmin()} columns torch.softmax falls to "
+        f"{units.format_share(library.min())} of the speed of a copy."
     )
-    library = micros["torch.softmax"] / micros["fused"]
-    worst = library.idxmax()
-    text = units.format_ratio(library[worst])
-    title = f"At {worst} columns torch.softmax takes {text} the time of fused."
-    least = 2 * M * ITEMSIZE * micros.index.to_series() / 1e3  # kB
-    rates, low, high = (dict((least / it.T).T) for it in (micros, late, early))
-    chart = figures.plot_lines(rates, "columns", "GB/s", title=title, log2=True, low=low, high=high)
+    lines = {name: 100 * speed[name] for name in order}
+    chart = figures.plot_lines(lines, "columns", "% of the speed of a copy", title=title, log2=True)
     named = {256, 2048, 8192, 32768}
-    chart.set_xticks(list(micros.index), [str(n) if n in named else "" for n in micros.index])
-    return micros, early, late
-
-
-def show_multiples(
-    micros: pd.DataFrame, early: pd.DataFrame, late: pd.DataFrame, raced: pd.DataFrame
-) -> None:
-    """Shows the times as multiples of the fused kernel's.
-
-    micros, early, late: of `draw_widths`. raced: of `draw_single_trip`.
-    """
-    us = raced.set_index("impl")["us"]
-    relative = micros.drop(columns=["copy", "fused"]).div(micros["fused"], axis=0)
-    tables.show(
-        micros.index,
-        columns=str,
-        fused=lambda n: units.format_us(micros["fused"][n]),
-        torch=lambda n: units.format_ratio(relative["torch.softmax"][n]),
-        compile_=lambda n: units.format_ratio(relative["torch.compile"][n]),
-        persistent=lambda n: units.format_ratio(relative[KEPT][n]),
-    )
-    best = relative.min(axis=1)
-    low, high = (units.format_ratio(value) for value in (best.min(), best.max()))
+    chart.set_xticks(list(us.index), [str(n) if n in named else "" for n in us.index])
+    kept = us[KEPT] / us["fused"]
+    near = kept[[2048, 4096, 8192]]
     claim(
-        f"The best of the 3 others takes between {low} and {high} the time of fused.",
-        best.min() > 0.6 and best.max() > 0.95,
+        f"From 2048 to 8192 columns the persistent reduction takes between "
+        f"{units.format_ratio(near.min())} and {units.format_ratio(near.max())} the time of fused "
+        "(between 0.90x and 1.10x needed).",
+        near.between(0.9, 1.1).all(),
     )
-    wide = relative[KEPT][[2048, 4096, 8192]]
     claim(
-        "From 2048 to 8192 columns the persistent reduction takes between "
-        f"{units.format_ratio(wide.min())} and {units.format_ratio(wide.max())} the time of fused "
-        "(between 0.9x and 1.1x needed).",
-        wide.between(0.9, 1.1).all(),
+        f"At 32768 columns it takes {units.format_ratio(kept[32768])} the time of fused "
+        "(more than 1.10x needed).",
+        kept[32768] > 1.1,
     )
-    pairs = ("fused", KEPT), (KEPT, "fused")
-    one, other = (micros[here].between(early[there], late[there]) for here, there in pairs)
-    level = (one & other)[wide.index].mean()
-    claim(
-        f"At {units.format_percent(level)} of the {len(wide)} widths from 2048 to 8192 columns the "
-        "persistent reduction is level with fused (more than 30 % needed).",
-        level > 0.3,
-    )
-    again = abs(micros["fused"][N] / us["fused"] - 1)
-    glue("first_us", units.format_us(us["fused"]))
-    glue("again_us", units.format_us(micros["fused"][N]))
-    glue("again", units.format_percent(again))
-    glue("best_low", units.format_ratio(best[256]))
-    glue("kept", units.format_ratio(relative[KEPT][N]))
-    glue("dropped", units.format_ratio(relative[KEPT][32768]))
-    glue("library", units.format_ratio(relative["torch.softmax"][8192]))
+    glue("dropped", units.format_share(speed[KEPT][32768]))
+    glue("ours_32768", units.format_share(speed["fused"][32768]))
+    glue("library", units.format_share(library[8192]))
+    glue("library_here", units.format_share(library[N]))
+    glue("ours_256", units.format_share(speed["fused"][256]))
+    glue("others_256", units.format_share(speed.drop(columns="fused").loc[256].max()))
 
 
 # ---- what the answers are examined for

@@ -33,34 +33,6 @@ def _softmax_masked_kernel(
     tl.store(y_row + cols * y_col_stride, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _softmax_two_block_kernel(
-    y_ptr, y_row_stride, y_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    n_cols,
-    HEAD: tl.constexpr,
-    TAIL: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    x_row = x_ptr + row * x_row_stride
-    y_row = y_ptr + row * y_row_stride
-    head = tl.arange(0, HEAD)  # (HEAD,), all of them in the row: no mask
-    tail = HEAD + tl.arange(0, TAIL)  # (TAIL,)
-    mask = tail < n_cols
-    head, tail = head.to(tl.int64), tail.to(tl.int64)
-    x_head = tl.load(x_row + head * x_col_stride).to(tl.float32)
-    x_tail = tl.load(x_row + tail * x_col_stride, mask=mask, other=-float("inf"))
-    x_tail = x_tail.to(tl.float32)
-    row_max = tl.maximum(tl.max(x_head, axis=0), tl.max(x_tail, axis=0))
-    head_numerator = tl.exp(x_head - row_max)
-    tail_numerator = tl.exp(x_tail - row_max)
-    denominator = tl.sum(head_numerator, axis=0) + tl.sum(tail_numerator, axis=0)
-    y_head = (head_numerator / denominator).to(y_ptr.dtype.element_ty)
-    y_tail = (tail_numerator / denominator).to(y_ptr.dtype.element_ty)
-    tl.store(y_row + head * y_col_stride, y_head)
-    tl.store(y_row + tail * y_col_stride, y_tail, mask=mask)
-
-
 def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
     """Softmax of each row of `x`, of any width to MAX_COLS. See book/masked.ipynb.
 
@@ -76,25 +48,5 @@ def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
             _softmax_masked_kernel[(x.shape[0],)](
                 y, *y.stride(), x, *x.stride(), x.shape[1],
                 BLOCK=block, num_warps=num_warps_of_row(block, planning_gpu(x)),
-            )  # fmt: skip
-    return y
-
-
-def softmax_two_blocks(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """The same, with the row in two blocks: the widest that it fills, and the rest.
-
-    Takes and raises what `softmax` does.
-    """
-    y = check_operands("masked", x, out, MAX_COLS)
-    n_cols = x.shape[1]
-    head = triton.next_power_of_2(n_cols + 1) // 2
-    if n_cols == head:
-        return softmax(x, y)
-    if x.numel():
-        with device_guard(x):
-            _softmax_two_block_kernel[(x.shape[0],)](
-                y, *y.stride(), x, *x.stride(), n_cols,
-                HEAD=head, TAIL=triton.next_power_of_2(n_cols - head),
-                num_warps=num_warps_of_row(head, planning_gpu(x)),
             )  # fmt: skip
     return y

@@ -1,0 +1,169 @@
+"""The folded cells of `book/masked.ipynb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from memtraffic import count, runtime
+from memtraffic.kernels.softmax import masked
+from memtraffic.tensors import sectors
+from memtraffic.testing import assert_softmax
+from memtraffic_book import (
+    claim,
+    exhibits,
+    experiment,
+    glue,
+    lab_notes,
+    prove,
+    tables,
+    units,
+)
+
+NARROW = 1024, 512, 256, 128, 64  # columns
+ADDRESS_FIRST = "Compute the address of a masked load"  # how the lab note begins that is told
+
+
+def check_row(numerator: Tensor, row: Tensor) -> None:
+    """Claims that the numerators of a block of 8 are those of a row of 5, and 0 elsewhere."""
+    live, dead = numerator[:5], numerator[5:].sum().item()
+    claim(
+        f"The 3 dead elements add {dead:g} to the sum, and the 5 live ones are the softmax of "
+        "row 1.",
+        dead == 0 and torch.allclose(live / numerator.sum(), torch.softmax(row, dim=0)),
+    )
+
+
+def explain_surplus() -> None:
+    """Compares what counters saw at 781 columns with the sectors that each row lies in."""
+    [seen] = experiment("masked_counters_781").to_dict("records")
+    read, written = seen["l1_l2_read_bytes"], 32 * seen["l2_write_sectors"]
+    numbers, whole = 4096 * 781 * 4, 32 * sectors(torch.empty(4096, 781, device="meta"))
+    surplus = units.format_percent(read / numbers - 1)
+    claim(
+        f"At 781 columns masked reads {surplus} more than the bytes of MN elements, and "
+        f"{units.format_ratio(read / whole)} the bytes of the {whole // 32:,} sectors of its rows.",
+        read > numbers and abs(read / whole - 1) < 0.005,
+    )
+    glue("surplus", surplus)
+    glue("extra_writes", units.format_ratio(written / whole))
+
+
+def try_softmaxes() -> None:
+    """Shows what a careless check and the judge say of four softmaxes, three of which are wrong."""
+
+    def nobody(x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.empty_like(x) if out is None else out
+
+    def careless(fn: Callable[..., Tensor], x: Tensor) -> bool:
+        used = masked.softmax(x)
+        y = fn(x, used) if fn is nobody else fn(x)
+        return torch.allclose(y, torch.softmax(x, dim=1))
+
+    def judge(fn: Callable[..., Tensor], x: Tensor) -> bool:
+        try:
+            assert_softmax(fn, x)
+        except AssertionError:
+            return False
+        return True
+
+    suspects: dict[str, Callable[..., Tensor]] = {
+        "no other": exhibits.softmax_no_other,
+        "block of 512": exhibits.softmax_block_of_512,
+        "writes nothing": nobody,
+        "masked": masked.softmax,
+    }
+    even, odd = (torch.rand(3, n, device=runtime.device()) - 2 for n in (512, 781))
+    passed = {name: careless(fn, even) for name, fn in suspects.items()}
+    right = {name: judge(fn, odd) for name, fn in suspects.items()}
+    tables.show(
+        suspects,
+        kernel=str,
+        careless_check=lambda name: "looks right" if passed[name] else "refused",
+        judge=lambda name: "right" if right[name] else "refused",
+    )
+    found = [name for name, holds in right.items() if holds]
+    claim(
+        f"The careless check passes {sum(passed.values())} of 4 softmaxes, the judge passes "
+        f"{len(found)}: masked.",
+        all(passed.values()) and found == ["masked"],
+    )
+    glue("passed", str(sum(passed.values())))
+
+
+def time_the_cheat() -> None:
+    """Claims how fast a kernel looks that leaves out most of a row, and what a mask costs."""
+    us = experiment("masked_narrow").set_index("impl")["us"]
+    row = torch.zeros(1, 4096, device=runtime.device())
+    done = count(exhibits.softmax_block_of_512, row).read_elements
+    looks, price = us["masked"] / us["block of 512"], us["masked"] / us["fused"]
+    claim(
+        f"At 4096 columns the block of 512 reads {done} numbers of a row, and looks "
+        f"{units.format_ratio(looks)} as fast as masked (more than 3x needed).",
+        done == 512 and looks > 3,
+    )
+    claim(
+        f"At 4096 columns masked takes {units.format_ratio(price)} the time of fused "
+        "(at most 1.10x allowed).",
+        price <= 1.1,
+    )
+    glue("at_4096", units.format_share(speeds()[4096]))
+
+
+def reach_far() -> None:
+    """Claims which offsets find a row 4 GiB into a matrix, and tells what an order of lines did."""
+    found = experiment("masked_far").set_index("who")["found"]
+    who = [name for name in ("64 bits", "32 bits", "masked") if found[name]]
+    claim(
+        f"Row 70000 is found by {len(who)} of 3 attempts: an offset of 64 bits and masked find it, "
+        "and an offset of 32 bits does not.",
+        who == ["64 bits", "masked"],
+    )
+    notes = lab_notes.load()
+    [note] = notes[notes["change"].str.startswith(ADDRESS_FIRST)].to_dict("records")
+    glue("expected", note["prediction"])
+    glue("measured", note["result"].removeprefix("float32: "))
+
+
+def speeds() -> pd.Series:
+    """The speed of `masked` at each width of the map, as a share of that of a copy."""
+    us = experiment("map_float32").pivot(index="n", columns="impl", values="us")
+    return us["copy"] / us["masked"]
+
+
+def time_narrow() -> None:
+    """Shows the speed of `masked` at narrower and narrower rows."""
+    share = speeds()
+    tables.show(NARROW, columns_=str, speed_of_a_copy=lambda n: units.format_share(share[n]))
+
+
+def check_narrow(n: int, at_least: float) -> None:
+    """Claims that `masked` keeps up with a copy at `n` columns. Raises where it does not."""
+    share = speeds()[n]
+    claim(
+        f"At {n} columns masked reaches {units.format_share(share)} of the speed of a copy "
+        f"(at least {units.format_share(at_least)} needed).",
+        share >= at_least,
+    )
+
+
+# ---- what the answers are examined for
+
+
+def softmin(x: Tensor) -> Tensor:
+    """The softmax of -x."""
+    return torch.softmax(-x, dim=1)
+
+
+def full_blocks_first(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Judges a softmin; says so where it is right only at widths that leave no element dead."""
+    prove.exam(fn, op=softmin, widths=(1, 2, 128, 4096))
+    try:
+        return prove.exam(fn, op=softmin)
+    except AssertionError as error:
+        where = "It is right at 1, 2, 128 and 4096 columns, where no element is dead"
+        hint = "so look at the mask, and at what dead elements add to each reduction"
+        raise AssertionError(f"{error}. {where}, {hint}.") from error
