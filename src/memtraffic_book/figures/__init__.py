@@ -25,12 +25,15 @@ from memtraffic_book.figures.maps import (
     plot_thread_layout,
     sm_packing,
 )
+from memtraffic_book.figures.slots import Slots, full_and_empty
 
 __all__ = [
     "MUTED",
     "ORANGE",
+    "Slots",
     "five_trips",
     "flights",
+    "full_and_empty",
     "heatmap",
     "machine",
     "mark_level",
