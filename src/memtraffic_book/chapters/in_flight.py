@@ -12,7 +12,7 @@ from torch import Tensor
 from memtraffic import count, runtime
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
-from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables, units
+from memtraffic_book import claim, experiment, figures, glue, prove, tables, units
 from memtraffic_book.lab_notes import load
 
 WAY = ["programs", "warps", "loads", "load_bytes"]  # per SM, program, lane and load
