@@ -113,6 +113,8 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     figures.mark_position(ax, bend["read"] / 1000, f"bend: {kilobytes(bend['read'])}")
     figures.mark_position(ax, need / 1000, f"idle: {kilobytes(need)}")
+    for note, side, how in zip(ax.texts[-2:], (5, -5), ("left", "right"), strict=True):
+        note.set(text=note.get_text().replace(": ", ":\n"), position=(side, 4), ha=how)
     claim(
         f"With {kilobytes(need)} in flight per SM, as the idle latency suggests, a read reaches "
         f"{percent(reached)} of the most that it can (under 95 %).",
@@ -190,9 +192,8 @@ def draw_kernels(curve: pd.DataFrame) -> None:
     lines = {"a copy": copied[copied.index < 70], "masked": masked}
     ax = figures.plot_lines(lines, *words, title=title, log2=True)
     ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
-    for n, x, y in zip(NARROW, masked.index, masked, strict=True):
-        if n < 1024:
-            ax.annotate(f"{n}", (x, y), (6, -11), textcoords="offset points")
+    for n, x, y in list(zip(NARROW, masked.index, masked, strict=True))[1:4]:
+        ax.annotate(f"{n}", (x, y), (6, -12), textcoords="offset points")
     slow, fast = (timed["copy"] / timed["masked"]).loc[[128, 1024]]
     claim(
         f"At 128 columns, with {kilobytes(1000 * kb[128])} in flight per SM, masked has "

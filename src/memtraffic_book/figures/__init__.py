@@ -7,12 +7,10 @@ nor measured are SVG files in `book/_static`.
 """
 
 from memtraffic_book.figures.charts import (
-    flights,
     mark_level,
     mark_position,
     plot_bars,
     plot_lines,
-    plot_staircase,
     roofline,
     times,
     width_map,
@@ -32,7 +30,6 @@ __all__ = [
     "ORANGE",
     "Slots",
     "five_trips",
-    "flights",
     "full_and_empty",
     "heatmap",
     "machine",
@@ -41,7 +38,6 @@ __all__ = [
     "plot_access_map",
     "plot_bars",
     "plot_lines",
-    "plot_staircase",
     "plot_thread_layout",
     "roofline",
     "sm_packing",
