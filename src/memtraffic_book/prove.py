@@ -15,16 +15,24 @@ one that is defined in a notebook's cell.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from memtraffic import runtime
+from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.gpus import Gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters.formula import Counts, parse_formula, shape_text
 from memtraffic.names import import_path
 from memtraffic.op import Op, find_op
+from memtraffic.residency.resources import Resources
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
 from memtraffic.testing import assert_correct, assert_resources, bounds_checked, check_traffic
 from memtraffic.triton_adapter.interpret import interpreter_cause
@@ -373,3 +381,22 @@ def _list(parts: Sequence[object]) -> str:
     """
     *most, last = map(str, parts)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def compiled_answer(fn: Function, shape: Shape, gpu: Gpu) -> Resources:
+    """What the one kernel that a learner's function launches uses on a GPU.
+
+    A kernel of a cell is copied into a file, from which any process can compile it. shape: of the
+    float32 matrix that `fn` gets. Raises AssertionError if `fn` launches another number of kernels.
+    """
+    launches = capture_launches(fn, torch.empty(*shape, device=runtime.device()), gpu=gpu)
+    assert len(launches) == 1, f"the function launches {len(launches)} Triton kernels, not 1"
+    source = inspect.getsource(fn.__globals__[launches[0].qualname].fn)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{Path(folder).name}.py")
+        file.write_text(f"import triton\nimport triton.language as tl\n\n\n{source}", "utf-8")
+        sys.path.insert(0, folder)
+        try:
+            return compile_launches([(replace(launches[0], module=file.stem), gpu)])[0]
+        finally:
+            sys.path.remove(folder)

@@ -24,15 +24,11 @@ from memtraffic_book.figures import drawing, hardware, maps
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
-H200, MI300X = find_gpu("H200"), find_gpu("MI300X")
+H200 = find_gpu("H200")
 SAYING = "A sentence that says what the figure shows, and that is longer than one line."
 MN, M = 67108864, 4096
 OPS = [OpTraffic("amax", MN, M, 4 * MN, 4 * M), OpTraffic("sub", MN + M, MN, 4 * MN, 4 * MN)]
 FUSED = OpTraffic("fused", MN, MN, 4 * MN, 4 * MN)
-CURVE = pd.DataFrame(
-    {"read": [337.0, 1296, 3855, 4436, 4465], "copy": [600.0, 1910, 3860, 3973, 3983]},
-    index=[1, 4, 16, 32, 128],
-)
 LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
     [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]
 )}  # fmt: skip
@@ -50,7 +46,6 @@ ROOFS = {"multiply-adds": 28e12, "exponentials": 4e12}
 LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
 LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
 TAKES = {"registers": (9216, 65536), "shared": (13808, 233472), "warps": "4 of 64"}
-STAIRS = {"registers": ([1, 2, 3, 4], [8, 4, 2, 2]), "with LDS": ([1, 2, 3, 4], [5, 5, 5, 5])}
 TOUCHED = [Access((i % 3, 0, 0), "read", "x_ptr", tuple(range(8 * i, 8 * i + 5))) for i in range(5)]
 
 
@@ -66,8 +61,8 @@ DRAWN = {
         ["copy", "naive"], [4000, 800], ["4000 GB/s", "800 GB/s"], "GB/s", title=SAYING
     ),
     "five-trips": lambda: figures.five_trips(OPS, FUSED, title=SAYING),
-    "flights": lambda: figures.flights(
-        CURVE, 4270, {"tiled": 16, "persistent": 64}, title=SAYING, roof_name="roof"
+    "full-and-empty": lambda: figures.full_and_empty(
+        [figures.Slots(64, 1, 4, 0.57), figures.Slots(3, 16, 16, 1.02)], title=SAYING
     ),
     "heatmap": lambda: figures.heatmap(
         VALUES, lambda n, warps: (n, warps) in [(256, 1), (32768, 2)], title=SAYING, **WORDS
@@ -89,12 +84,9 @@ DRAWN = {
         LINES, "rows", "GB/s", title=SAYING, log2=True, low={"a": LINES["a"] - 1}, high=LINES
     ),
     "machine": lambda: figures.machine(H200, lit=LIT, sizes={"dram": "141 GB"}, title=SAYING),
-    "machine-amd": lambda: figures.machine(
-        MI300X, dies=8, sizes={"l2": "8 × 4 MiB", "mall": "256 MiB"}, title=SAYING
-    ),
     **{
         f"machine-{name}": lambda name=name: figures.machine(find_gpu(name), title=SAYING)
-        for name in ("T4", "B200", "MI100", "MI355X", "RX 7900 XTX")
+        for name in ("T4", "B200", "MI100", "MI300X", "RX 7900 XTX")
     },
     "map": lambda: figures.plot_access_map(TOUCHED, (5, 8), "x_ptr", SAYING),
     "marks": lambda: marked(
@@ -107,9 +99,6 @@ DRAWN = {
     ),
     "roofline": lambda: figures.roofline(
         4e12, ROOFS, {"softmax": ("exponentials", 0.125)}, title=SAYING
-    ),
-    "staircase": lambda: figures.plot_staircase(
-        STAIRS, {"fused": (2, 4), "persistent": (3, 1)}, "registers", "programs", title=SAYING
     ),
     "times": lambda: figures.times({"adds": 6.1, "exponentials": 16.0}, title=SAYING),
     "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
@@ -143,7 +132,8 @@ def test_figure_tells_lines_apart_by_more_than_colour(name):
 
 def test_figures_all_is_what_pages_use():
     pages = "".join(path.read_text("utf-8") for path in BOOK.glob("*.ipynb"))
-    made = "".join(Path(figures.__file__).parents[1].joinpath("build.py").read_text("utf-8"))
+    book = Path(figures.__file__).parents[1]
+    made = "".join(it.read_text("utf-8") for it in [book / "build.py", *book.glob("chapters/*.py")])
     unused = [name for name in figures.__all__ if f"figures.{name}" not in pages + made]
     assert not unused and all(hasattr(figures, name) for name in figures.__all__)
 
@@ -186,15 +176,6 @@ def test_plot_lines_names_each_at_its_end():
     assert ticks(ax.xaxis) == ["32", "64", "128"] and ax.get_ylim()[0] == 0
 
 
-def test_flights_marks_the_roof_and_what_kernels_have():
-    ax = DRAWN["flights"]()
-    level, *positions = ax.lines[2:]
-    assert list(level.get_ydata()) == [4270, 4270]
-    assert [line.get_xdata()[0] for line in positions] == [16, 64]
-    said = " ".join(texts(ax)).replace("\n", " ")
-    assert "roof: 4270 GB/s" in said and "tiled: 16.0 kB" in said
-
-
 def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
     ax = DRAWN["roofline"]()
     slope, fma, _, exp, _, point = ax.lines
@@ -212,10 +193,13 @@ def test_times_compares_the_longest_with_the_second():
     assert title(ax) == "The bytes take 7.88x as long as the exponentials."
 
 
-def test_plot_staircase_has_steps_and_points():
-    *lines, kernels = DRAWN["staircase"]().lines
-    assert [tuple(map(list, line.get_data())) for line in lines] == list(STAIRS.values())
-    assert list(zip(*kernels.get_data(), strict=True)) == [(2, 4), (3, 1)]
+def test_full_and_empty_draws_each_slot_each_load_and_no_more_than_a_full_gauge():
+    ax = DRAWN["full-and-empty"]()
+    assert len(boxes(ax, "filled")) == 64 + 3 and len(boxes(ax, "empty")) == 61
+    assert len(boxes(ax, "load")) == 64 * 1 + 3 * 16
+    speeds = [it.theta2 - it.theta1 for it in ax.patches if it.get_gid() == "speed"]
+    assert speeds == pytest.approx([180 * 0.57, 180])
+    assert {"57 %", "102 %", "8.2 kB in flight", "24.6 kB in flight"} <= {*texts(ax)}
 
 
 def test_heatmap_frames_the_chosen_cells():
@@ -256,8 +240,8 @@ def test_machine_draws_what_the_table_says():
     arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
     strong = [it for it in arrows if it.get_linewidth() > 2]
     assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS) - 1, len(LIT))
-    amd = {*texts(DRAWN["machine-amd"]())}
-    assert {"LDS\n64 KiB", "304 CUs", "Infinity Cache, 256 MiB", "registers\n128 KiB"} <= amd
+    amd = {*texts(DRAWN["machine-MI300X"]())}
+    assert {"LDS\n64 KiB", "304 CUs", "registers\n128 KiB"} <= amd
     with pytest.raises(ValueError, match=r"dram_to_l1.*known are dram_to_l2"):
         figures.machine(H200, lit={"dram_to_l1": ""})
 

@@ -7,12 +7,10 @@ nor measured are SVG files in `book/_static`.
 """
 
 from memtraffic_book.figures.charts import (
-    flights,
     mark_level,
     mark_position,
     plot_bars,
     plot_lines,
-    plot_staircase,
     roofline,
     times,
     width_map,
@@ -25,12 +23,14 @@ from memtraffic_book.figures.maps import (
     plot_thread_layout,
     sm_packing,
 )
+from memtraffic_book.figures.slots import Slots, full_and_empty
 
 __all__ = [
     "MUTED",
     "ORANGE",
+    "Slots",
     "five_trips",
-    "flights",
+    "full_and_empty",
     "heatmap",
     "machine",
     "mark_level",
@@ -38,7 +38,6 @@ __all__ = [
     "plot_access_map",
     "plot_bars",
     "plot_lines",
-    "plot_staircase",
     "plot_thread_layout",
     "roofline",
     "sm_packing",

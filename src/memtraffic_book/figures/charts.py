@@ -276,32 +276,6 @@ def width_map(
 
 
 @styled
-def flights(
-    curve: pd.DataFrame,
-    roof: float,
-    kernels: Mapping[str, float],
-    *,
-    title: str,
-    roof_name: str,
-) -> Axes:
-    """Bandwidth over the bytes in flight on each SM: what a GPU needs, and what kernels have.
-
-    curve: GB/s, a column for each line, such as `read` and `copy`; its index is kB in flight per
-    SM. roof: GB/s. kernels: kB in flight per SM, by name.
-    """
-    lines = {str(name): curve[name].dropna() for name in curve}
-    words = "kB in flight per SM, log scale", "bandwidth, GB/s"
-    ax = plot_lines(lines, *words, title=title, log2=True)
-    last = math.floor(math.log2(curve.index.max()))
-    powers = [2.0**i for i in range(last + 1) if 2.0**i >= curve.index.min() / 1.1]
-    log2_axis(ax, powers)
-    mark_level(ax, roof, f"{roof_name}: {units.format_gb_per_s(roof)}")
-    for name, kb in kernels.items():
-        mark_position(ax, kb, f"{name}: {units.format_bytes(1000 * kb)}")
-    return ax
-
-
-@styled
 def roofline(
     bandwidth: float,
     roofs: Mapping[str, float],
@@ -408,39 +382,4 @@ def times(us: Mapping[str, float], *, title: str = "") -> Axes:
     texts = [units.format_us(value) for value in us.values()]
     _draw_bars(ax, list(us), list(us.values()), texts, color=dark)
     ax.set_xlim(0, 1.3 * us[longest])
-    return ax
-
-
-@styled
-def plot_staircase(
-    stairs: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    points: Mapping[str, tuple[float, float]],
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-) -> Axes:
-    """Steps, and labelled points on or under them.
-
-    stairs: lines by name, each a pair of lists (x, y). points: pairs (x, y) by label.
-    """
-    ax = axes(xlabel, ylabel, (WIDTH, 3.1), title)
-    for (name, (x, y)), color, dashes in zip(
-        stairs.items(), (BLUE, MUTED), ("-", "--"), strict=False
-    ):
-        ax.step(x, y, where="mid", color=color, linewidth=1.5, linestyle=dashes)
-        at = (x[len(x) * 3 // 4], y[len(y) * 3 // 4])
-        look = {"color": color, "ha": "center"}
-        _note(ax, name, at, (0, 14), **look)
-    ax.plot(*zip(*points.values(), strict=True), "o", color=ORANGE, markersize=5)
-    every = [x for line, _ in stairs.values() for x in line]
-    left = min(every) + 0.15 * (max(every) - min(every))  # where there is no room beside a point
-    corners = {corner for line in stairs.values() for corner in zip(*line, strict=True)}
-    for label, point in points.items():
-        gaps = [other[1] - point[1] for other in points.values() if abs(other[0] - point[0]) < 4]
-        near = sum(gap for gap in gaps if abs(gap) < 4)  # of another label, above or below
-        where, side = (-7, -4 - 7 * (near > 0) + 2 * (near < 0)), "right"
-        if point in corners or point[0] < left:
-            where, side = (6, 3), "left"
-        ax.annotate(label, point, where, textcoords="offset points", color=ORANGE, ha=side)
-    ax.set_ylim(0, 1.1 * max(max(y) for _, y in stairs.values()))
     return ax

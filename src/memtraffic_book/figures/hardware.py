@@ -56,7 +56,7 @@ SEGMENTS: dict[Segment, _Way] = {
     "shared_to_registers": _Way("registers", "shared", UP, 2.36),  # in place of `shared`
 }
 FILLS = {"dram": "#dfe4e9", "l2": "#cfe3ff", "l1": "#ffe3cc", "shared": "#ffe3cc"}
-FILLS |= {"registers": "#c9ecd2", "mall": "#cfe3ff"}
+FILLS |= {"registers": "#c9ecd2"}
 LEFT, RIGHT = 0.04, WIDTH - 0.04
 GAP = 0.46  # inches between two levels, for the arrows
 
@@ -92,7 +92,6 @@ def machine(
     speeds: Mapping[str, str] | None = None,
     lit: Mapping[Segment, str] | None = None,
     sizes: Mapping[str, str] | None = None,
-    dies: int = 1,
     title: str = "",
 ) -> Axes:
     """The machine: memory, L2, all SMs, and one SM opened up; the path in use is lit.
@@ -100,9 +99,8 @@ def machine(
     gpu: its vendor's words, and the sizes of what an SM has. speeds: texts such as `4273 GB/s`,
     for the way between memory and L2 (`dram`), L2 and L1 (`l2`), L1 and the registers (`l1`). lit:
     the segments of the path that are in use, each with its bytes as a text; the others are faint.
-    sizes: texts for what the table of GPUs does not know: `dram`, `l2`, `l1`, and `mall` for the
-    cache that AMD has on the memory's side; `shared` stands in place of the size. dies: how many
-    L2 caches there are, such as the 8 of an MI300X.
+    sizes: texts for what the table of GPUs does not know: `dram`, `l2` and `l1`; `shared` stands in
+    place of the size.
 
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
     `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory,
@@ -135,8 +133,7 @@ def machine(
     panel = l1 + 0.5
     grid = panel + 0.34
     l2 = grid + rows * unit + GAP
-    mall = l2 + 0.36 + GAP
-    dram = mall + (0.26 if "mall" in sizes else 0)
+    dram = l2 + 0.36 + GAP
     ax = board()
 
     # All processors, and the first of them opened.
@@ -186,21 +183,13 @@ def machine(
 
     # What all of them share.
     place("l2", (LEFT, l2), (RIGHT - LEFT, 0.36))
-    for die in range(1, dies):
-        x = LEFT + die * (RIGHT - LEFT) / dies
-        ax.plot([x, x], [l2, l2 + 0.36], color=MUTED, lw=1.2, gid="die")
-    label = write(ax, WIDTH / 2, l2 + 0.18, _with_size("L2 cache", sizes.get("l2", "")))
-    if dies > 1:
-        label.set_bbox({"facecolor": FILLS["l2"], "edgecolor": "none", "pad": 1.5})
-    if "mall" in sizes:
-        place("mall", (LEFT, mall), (RIGHT - LEFT, 0.26))
-        write(ax, WIDTH / 2, mall + 0.13, _with_size("Infinity Cache", sizes["mall"]))
+    write(ax, WIDTH / 2, l2 + 0.18, _with_size("L2 cache", sizes.get("l2", "")))
     place("dram", (LEFT, dram), (RIGHT - LEFT, 0.4))
     write(ax, WIDTH / 2, dram + 0.2, _with_size("memory (DRAM)", sizes.get("dram", "")))
 
     # The path.
     bottoms = {"registers": rail, "l1": grid + rows * unit, "l2": l2 + 0.36}
-    tops = {"l1": l1, "shared": l1, "l2": l2, "dram": mall}
+    tops = {"l1": l1, "shared": l1, "l2": l2, "dram": dram}
     one_way = "shared_to_registers"
     hidden = "shared" if one_way in lit else one_way
     for segment, way in SEGMENTS.items():

@@ -1,0 +1,143 @@
+"""The folded cells of `book/occupancy.ipynb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtraffic import residency
+from memtraffic.gpus import find_gpu
+from memtraffic.residency import nvidia
+from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables
+from memtraffic_book.chapters.in_flight import percent
+from memtraffic_book.lab_notes import load
+
+H200 = find_gpu("H200")
+SLOTS = 64  # for warps, on an SM of an H200
+TRIED = "Other numbers of warps, and limits on registers"
+
+
+def compare_warps() -> None:
+    """Shows the speed of the persistent kernel by the warps of its one program per SM."""
+    warps = experiment("occupancy_warps").set_index("num_warps", drop=False)
+    share = warps["copy_us"] / warps["us"]
+    tables.show(
+        warps,
+        warps_of_the_program=lambda row: row["num_warps"],
+        slots_filled=lambda row: f"{row['num_warps']} of {SLOTS}",
+        speed=lambda row: percent(share[row["num_warps"]]),
+    )
+    claim(
+        f"With 8 warps per SM the kernel reaches {percent(share[8])} of a copy's speed, and with "
+        f"32 warps {percent(share[32])} (at most 10 % apart).",
+        abs(share[32] / share[8] - 1) < 0.1,
+    )
+    [note] = load()[lambda notes: notes["change"].str.startswith(TRIED)].to_dict("records")
+    glue("few", percent(share[8]))
+    glue("many", percent(share[32]))
+    glue("tried", note["result"])
+
+
+def draw_packing(
+    registers: int, shared_bytes: int, num_warps: int, by_hand: tuple[int, ...]
+) -> None:
+    """Draws an SM that is packed with a program, and claims that the page found its limits.
+
+    registers: of a thread. by_hand: programs by registers, shared memory, warp and block slots.
+    """
+    limits = nvidia.programs_by_limit(registers, shared_bytes, num_warps, H200)
+    fit = min(limits.values())
+    program: dict[str, str | tuple[int, int]] = {
+        "registers": (-(-registers * 32 // 256) * 256 * num_warps, 65_536),
+        "shared": (-(-(shared_bytes + 1024) // 128) * 128, 228 * 1024),
+        "warps": (num_warps, SLOTS),
+        "blocks": (1, 32),
+    }
+    title = f"One SM holds {fit} programs, because its shared memory has no room for another."
+    figures.sm_packing(limits, program, title=title)
+    claim(
+        f"The rules of the package allow {fit} programs, with {fit * num_warps} of {SLOTS} warps.",
+        tuple(limits.values()) == by_hand,
+    )
+    fits = {
+        more: min(nvidia.programs_by_limit(more, shared_bytes, num_warps, H200).values())
+        for more in range(registers, 256)
+    }
+    last = max(more for more, programs in fits.items() if programs == fit)
+    claim(
+        f"With up to {last} registers per thread {fit} programs fit, and with {last + 1} only "
+        f"{fits[last + 1]}.",
+        all(fits[more] == fit for more in range(registers, last + 1)),
+    )
+    glue("fit", str(fit))
+    glue("last", str(last))
+
+
+def compare_with_tutorial() -> None:
+    """Claims that the launcher and the limits agree, and that the tutorial's formula does not."""
+    plans = experiment("occupancy_plans").to_dict("records")
+    least = many = 0
+    for plan in plans:
+        used = plan["registers"], plan["shared_bytes"], plan["warps"]
+        least += min(nvidia.programs_by_limit(*used, H200).values()) == plan["resident"]
+        by_registers = H200.registers_per_sm // (plan["registers"] * 32 * plan["warps"])
+        by_shared = H200.shared_per_program // max(1, plan["shared_bytes"])
+        many += min(by_registers, by_shared) > plan["resident"]
+    claim(
+        f"At {least} of {len(plans)} widths the launcher starts as many programs as the smallest "
+        f"limit allows; the tutorial's formula would start too many at {many}.",
+        least == len(plans) and many > 0,
+    )
+
+
+def compare_programs() -> None:
+    """Claims how the speed at 4096 columns depends on the number of programs per SM."""
+    timed, plans = experiments("occupancy_programs", "occupancy_plans")
+    most = plans.set_index("n")["programs"][4096]
+    timed = timed.set_index(timed["programs"] / H200.num_sms)
+    speed = timed["copy_us"] / timed["us"]
+    inside = timed[(timed.index >= 2) & (timed["programs"] <= most)]["us"]
+    rest = abs(inside / inside.iloc[0] - 1).max()
+    tables.show(
+        [1.0, 2.0, 3.0, 6.0],
+        programs_per_SM=lambda programs: f"{programs:.0f}",
+        slots_filled=lambda programs: f"{4 * programs:.0f} of {SLOTS}",
+        speed=lambda programs: percent(speed[programs]),
+    )
+    claim(
+        f"2 programs per SM are {speed[2.0] / speed[1.0]:.2f}x as fast as 1 (over 1.05x), and "
+        f"from 2 to 6 the time changes by at most {100 * rest:.1f} % (under 5 %).",
+        speed[2.0] > 1.05 * speed[1.0] and rest < 0.05,
+    )
+    glue("alone", percent(speed[1.0]))
+    glue("double", percent(speed[2.0]))
+
+
+# ---- what the answers are examined for
+
+
+def holds(programs: int) -> Callable[[Any], bool]:
+    """A judge of copies of which so many programs fit an SM of an H200 at 32768 columns."""
+
+    def judge(fn: Callable[[Tensor], Tensor]) -> bool:
+        prove.exam(fn, op=torch.clone)
+        kernel = prove.compiled_answer(fn, (8, 32768), H200)
+        fit = residency.resident_programs(kernel)
+        uses = f"{kernel.num_warps} warps, {kernel.registers} registers per thread"
+        assert fit == programs, f"{uses}: {fit} programs fit, not {programs}"
+        return True
+
+    return judge
+
+
+def fills_the_slots(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether `fn` is a copy whose warps fill an SM of an H200 at 32768 columns."""
+    prove.exam(fn, op=torch.clone)
+    kernel = prove.compiled_answer(fn, (8, 32768), H200)
+    warps = residency.resident_programs(kernel) * kernel.num_warps
+    uses = f"{kernel.num_warps} warps, {kernel.registers} registers per thread"
+    assert warps == SLOTS, f"{uses}: {warps} warps fit, not {SLOTS}"
+    return True
