@@ -502,7 +502,6 @@ _ALL = (  # in the order of the book
     *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    _raced("persistent_stages_bfloat16", STAGES, [[4096, 32768]], dtype="bfloat16"),
     _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),

@@ -43,7 +43,8 @@ def percent(value: float) -> str:
 def open_page() -> None:
     """Keeps for the prose how fast a transposed matrix is, and what L2 sends for it."""
     seen, timed = (
-        frame.set_index("layout") for frame in experiments("tiled_counters", "tiled_layouts_float32")
+        frame.set_index("layout")
+        for frame in experiments("tiled_counters", "tiled_layouts_float32")
     )
     us, sent = timed["us"], seen["l1_l2_read_bytes"]
     times = sent["transposed"] / sent["packed"]
