@@ -113,12 +113,11 @@ def _of_sectors(unit: str) -> str:
 NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("rows", 0, 0): "m rounds extra",
     ("columns", 0, 0): "n",
-    ("µs", 0.1, 0): "us copy_us tuned_us",
+    ("µs", 0.1, 0): "us copy_us",
     ("µs", None, 0): (  # of one run, or of a host
         "us_p20 us_p80 us_reversed turn_us host_us host_wait_us "
         "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
     ),
-    ("ms", None, 0): "host_first_ms",
     ("ns", 0.1, 0): "ns latency_ns",
     ("GB/s", 0.1, 0): "gb_per_s copy_gb_per_s",
     ("GB/s", 0, 0): "datasheet_gb_per_s",
@@ -169,7 +168,6 @@ DECIDED = (
     *COMPARED,
     *columns("eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"),
 )
-TUNING = columns("m n dtype host_first_ms us tuned_us")
 AMOUNTS = " ".join(marked_counters.AMOUNTS)
 COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None)  # a compiler's name for it, or ours
 # Inductor times several configurations and takes the fastest. How much of the second read the
@@ -185,12 +183,7 @@ WIDE = [4096, 16384]
 COPIES = [[2**k, 16384] for k in range(5, 14)]
 WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
-LARGE = [[max(4096, 2**24 // 2**k), 2**k] for k in range(8, 16)]  # 16 million elements or more
-STRIDED = [it for it in LARGE if it[1] in (256, 1024, 4096, 16384, 32768)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
-# Widths that the rule of `tiled` was not read from; 16 million elements or more.
-UNSEEN = [[-(-(2**24) // n), n] for n in (384, 768, 781, 1536, 3072)]
-UNSEEN += [[4096, n] for n in (5003, 6144, 12288, 24576)]
 LONG = [[2**27 // n, n] for n in (8192, 32768, 65536, 131072, 262144, 2**20)]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
 COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
@@ -247,19 +240,12 @@ STAGES = {
     "3 stages": _looped(num_stages=3),
 }
 SUSPECTS = {
-    "tiled copy": f"{_EXHIBITS}copy_tiled",
-    **{
-        f"copy, {n} stage{'s' * (n > 1)}": {"fn": f"{_EXHIBITS}copy_persistent", "num_stages": n}
-        for n in (1, 2, 3)
-    },
     "tiled": "tiled",
-    "tiled, 8 warps": {"fn": "tiled", "num_warps": 8},
     "1 stage": STAGES["1 stage"],
     "1 stage, 8 warps": _looped(num_warps=8, num_stages=1),
     "1 stage, 8 warps, program per tile": _looped(num_warps=8, num_stages=1, programs=EACH_TILE),
     "1 stage, 8 warps, dynamic order": f"{_EXHIBITS}softmax_dynamic",
     "2 stages": STAGES["2 stages"],
-    "2 stages, twice the programs": f"{_EXHIBITS}softmax_2_stages_twice",
     "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
     "3 stages": STAGES["3 stages"],
 }
@@ -321,11 +307,6 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 
 DTYPES = ["float32", "bfloat16"]
 TILED = dict(fn="tiled", shape=[4096, 4096])
-TUNED = dict(
-    fn="tiled",
-    tuned=f"{_EXHIBITS}softmax_autotuned",
-    shapes=[[65536, 512], [8192, 4096], [4096, 32768]],
-)
 COUNTED_OFF = dict(
     impls=["tiled"], shapes=[[4096, 512], [4096, 8192]], launches=[3, 4, 5, 6], cycles=100
 )
@@ -376,7 +357,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
     m.compare: COMPARED,
     m.decide: DECIDED,
-    m.autotune_cost: TUNING,
     m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
     m.times_by_turn: columns("impl m n launches turn turn_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
@@ -515,15 +495,9 @@ _ALL = (  # in the order of the book
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
-    *_swept("tiled_map", "tiled", LARGE, "num_warps", _POWERS),
-    *_swept("tiled_rule", "tiled", UNSEEN, "num_warps", _POWERS),
-    _one("tiled_tuning", m.autotune_cost, **TUNED),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    *_typed("persistent", benchmark.bench, impls=["copy", "tiled", "persistent"], shapes=LARGE),
-    _raced("persistent_stages_bfloat16", STAGES, [[4096, 4096], [4096, 32768]], dtype="bfloat16"),
     _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),
-    # The second shape has four times the work to fill and drain a pipeline for.
-    _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE, [16384, 16384]]),
+    _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
     _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
     _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),

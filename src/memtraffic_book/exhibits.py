@@ -1,7 +1,6 @@
 """Variants of the kernels that exist to be shown or measured in one chapter, some of them wrong."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -9,20 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.benchmark.kernels import copy_tile, copy_tiles
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax import persistent, split, tiled
+from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
 from memtraffic.kernels.tiling import (
     MAX_COLS,
-    MAX_ELEMENTS_PER_LANE,
     common_divisor,
-    max_warps,
     tile_shape,
 )
 from memtraffic.runtime import device_guard
@@ -148,78 +144,7 @@ def _first_of_row_kernel(y_ptr, x_ptr, row, stride, LONG: tl.constexpr):
     tl.store(y_ptr, tl.load(x_ptr + row * stride))
 
 
-# ---- tiled: the same kernel with an autotuner
-
-
-@functools.cache
-def autotuned_kernel():
-    """The tiled kernel, which tries its configurations at each new width and keeps the fastest."""
-    warps = (1, 2, 4, 8, 16, 32)
-    configs = [triton.Config({"ROWS": r}, num_warps=w) for r in (1, 2, 4, 8) for w in warps]
-    tuner = triton.autotune(
-        configs,
-        key=["n_cols", "BLOCK", "ALIGN"],
-        prune_configs_by={"early_config_prune": _prune},
-    )
-    return tuner(tiled._softmax_tiled_kernel)
-
-
-def _prune(configs, arguments, **constants):
-    """The configurations that fit the GPU and leave no lane idle."""
-    gpu = planning_gpu(arguments["x_ptr"])
-
-    def fits(config):
-        elements = config.kwargs["ROWS"] * constants["BLOCK"] / (config.num_warps * gpu.warp_size)
-        return config.num_warps <= max_warps(gpu) and 1 <= elements <= MAX_ELEMENTS_PER_LANE
-
-    return list(filter(fits, configs))
-
-
-def softmax_autotuned(x: Tensor) -> Tensor:
-    """`tiled.softmax` with options chosen by `triton.autotune`: the first call at a width measures.
-
-    x: as for `tiled.softmax`, with at least 32 columns, so that no lane is idle. There is no `out`:
-    a kernel that is tried many times must not overwrite what it reads. Raises as `tiled.softmax`
-    does.
-    """
-    y = check_operands("autotuned", x, None, MAX_COLS)
-    if x.shape[1] < 32:
-        raise ValueError(f"autotuned: {x.shape[1]} columns, too few to tune for")
-    if x.numel():
-        with device_guard(x):
-            autotuned_kernel()[lambda options: (triton.cdiv(x.shape[0], options["ROWS"]),)](
-                y, *y.stride(), x, *x.stride(), *x.shape,
-                BLOCK=triton.next_power_of_2(x.shape[1]), ALIGN=common_divisor(x, y),
-            )  # fmt: skip
-    return y
-
-
 # ---- persistent: the suspects for what its loop loses to `tiled`
-
-
-def copy_tiled(x: Tensor) -> Tensor:
-    """A copy of `x` with the grid, the tiles and the warps of `tiled`, and no arithmetic."""
-    return copy_tiles(torch.empty_like(x, memory_format=torch.contiguous_format), x)
-
-
-@triton.jit
-def _copy_persistent_kernel(
-    y_ptr, y_row_stride, y_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    n_rows, n_cols,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """The loop of `persistent` over copies of tiles."""
-    first, stride = tl.program_id(0), tl.num_programs(0)
-    for tile in tl.range(first, tl.cdiv(n_rows, ROWS), stride, num_stages=STAGES):
-        copy_tile(
-            y_ptr, y_row_stride, y_col_stride,
-            x_ptr, x_row_stride, x_col_stride,
-            n_rows, n_cols, tile, ROWS, BLOCK, ALIGN,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -258,53 +183,6 @@ def _softmax_dynamic_kernel(
         tl.store(y_ptr + y_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _plan_loop(
-    kernel: Callable[..., object],
-    x: Tensor,
-    y: Tensor,
-    *before: Tensor,
-    num_stages: int,
-    num_warps: int | None = None,
-) -> Launch:
-    """A launch like that of `persistent` for a kernel that takes `before` and then the same."""
-    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), planning_gpu(x)
-    tile = tile_shape(n_cols, itemsize, gpu, num_warps=num_warps)
-    tile = replace(tile, align=common_divisor(x, y), stages=num_stages)
-    arguments = (*before, y, *y.stride(), x, *x.stride(), *x.shape)
-    n_tiles = triton.cdiv(n_rows, tile.rows)
-    return resident_launch(
-        kernel, arguments, tile.constants, n_tiles, gpu,
-        num_warps=tile.num_warps, min_stages=num_stages,
-    )  # fmt: skip
-
-
-def _plan_copy(x, y, *, num_stages):
-    return _plan_loop(_copy_persistent_kernel, x, y, num_stages=num_stages)
-
-
-def copy_persistent(x: Tensor, *, num_stages: int) -> Tensor:
-    """A copy by the loop of `persistent`.
-
-    With one stage, tiles go through registers; with more, through shared memory.
-    """
-    y = check_operands("copy", x, None, MAX_COLS)
-    if x.numel():
-        with device_guard(x):
-            cached_launch(_plan_copy, y, x, num_stages=num_stages)(y, x)
-    return y
-
-
-def softmax_2_stages_twice(x: Tensor) -> Tensor:
-    """`persistent.softmax` with two stages, and twice as many programs as fit at once."""
-    y = check_operands("twice", x, None, MAX_COLS)
-    if x.numel():
-        options = {"rows": None, "num_warps": None, "num_stages": 2, "programs": None}
-        with device_guard(x):
-            fitting = cached_launch(persistent.plan, y, x, **options).grid[0]
-        persistent.softmax(x, y, num_stages=2, programs=2 * fitting)
-    return y
-
-
 def softmax_dynamic(x: Tensor) -> Tensor:
     """The loop with one stage and 8 warps; a free program takes the next tile from a counter."""
     y = check_operands("dynamic", x, None, MAX_COLS)
@@ -316,9 +194,15 @@ def softmax_dynamic(x: Tensor) -> Tensor:
     return y
 
 
-def _plan_dynamic(x, y):
-    counter = _counter(x.device, 0, 0)
-    return _plan_loop(_softmax_dynamic_kernel, x, y, counter, num_stages=1, num_warps=8)
+def _plan_dynamic(x: Tensor, y: Tensor) -> Launch:
+    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), planning_gpu(x)
+    tile = tile_shape(n_cols, itemsize, gpu, num_warps=8)
+    tile = replace(tile, align=common_divisor(x, y), stages=1)
+    arguments = (_counter(x.device, 0, 0), y, *y.stride(), x, *x.stride(), *x.shape)
+    return resident_launch(
+        _softmax_dynamic_kernel, arguments, tile.constants, triton.cdiv(n_rows, tile.rows), gpu,
+        num_warps=tile.num_warps, min_stages=1,
+    )  # fmt: skip
 
 
 @functools.cache

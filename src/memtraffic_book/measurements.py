@@ -704,33 +704,6 @@ def caller_times(
     return pd.concat(frames, ignore_index=True)
 
 
-def autotune_cost(
-    fn: Callable[..., Any],
-    tuned: Callable[..., Any],
-    shapes: Sequence[Sequence[int]],
-    *,
-    dtype: str = "float32",
-) -> pd.DataFrame:
-    """What `triton.autotune` costs at its first call at each shape, and what its choice gains.
-
-    fn, tuned: the same implementation, with options chosen by rule and by the autotuner. Columns:
-    the sizes, `dtype`; `host_first_ms`, the first call of `tuned` in milliseconds on the host's
-    clock, compilation included; `us` and `tuned_us`, the medians of `fn` and `tuned` in
-    microseconds.
-    """
-    rows = []
-    for shape in progress(shapes, "tuning"):
-        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        first = _host_us(functools.partial(tuned, x), wait=True)
-        us, tuned_us = (
-            times["us"]
-            for times in _timed([({}, functools.partial(it, x)) for it in (fn, tuned)], 0)
-        )
-        times = {"host_first_ms": first * 1e-3, "us": us, "tuned_us": tuned_us}
-        rows.append(describe_shape(SOFTMAX, shape, dtype) | times)
-    return pd.DataFrame(rows)
-
-
 # ---- training, with one softmax and with another
 
 

@@ -39,17 +39,9 @@ def test_columns_are_named_once_and_say_how_they_are_compared():
 
 def test_columns_of_one_run_or_of_the_host_are_not_compared():
     loose = {c.name for e in EXPERIMENTS.values() for c in e.columns if c.tolerance is None}
-    host = {"host_us", "host_wait_us", "host_first_ms"}
+    host = {"host_us", "host_wait_us"}
     names = {"us_p20", "us_p80", "us_reversed", "turn_us", "kernel", "version", "note", "refused"}
     assert loose == names | host
-
-
-def test_rule_of_tiled_is_measured_at_other_widths_than_it_was_read_from():
-    read = {n for _, n in EXPERIMENTS["tiled_map_float32"].arguments["shapes"]}
-    for dtype in ("float32", "bfloat16"):
-        shapes = EXPERIMENTS[f"tiled_rule_{dtype}"].arguments["shapes"]
-        assert not read & {n for _, n in shapes}
-        assert min(m * n for m, n in shapes) >= 2**24
 
 
 def test_needs_are_those_of_the_functions_that_measure():

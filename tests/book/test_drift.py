@@ -6,11 +6,11 @@ from cases import cases
 
 from memtraffic import gpus, runtime
 from memtraffic_book import catalog, drift, recording
-from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, TUNING, Experiment, columns
+from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, Experiment, columns
 from memtraffic_book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
 from memtraffic_book.recording import DRIFT, RecordingError, experiment
 
-COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *TUNING, *columns("host_us"))}
+COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *columns("copy_us host_us"))}
 SHORT, LONG = 19.9, 20.0  # µs
 
 
@@ -30,7 +30,7 @@ MANY = 10**9  # bytes
         "rate-in-a-short-row": (SHORT_ROW, SHORT_ROW | {"gb_per_s": 119.0}, False),
         "rate-without-a-time": ({"gb_per_s": 100.0}, {"gb_per_s": 119.0}, True),
         "not-compared": ({"us_p20": 1.0, "kernel": "a"}, {"us_p20": 9.0, "kernel": "b"}, False),
-        "second-time": ({"us": 50.0, "tuned_us": 40.0}, {"us": 50.0, "tuned_us": 45.0}, True),
+        "second-time": ({"us": 50.0, "copy_us": 40.0}, {"us": 50.0, "copy_us": 45.0}, True),
         "text": ({"impl": "a"}, {"impl": "b"}, True),
         "number-became-text": ({"us": 1.0}, {"us": ""}, True),
         "width": ({"us": 1.0, "n": 4096}, {"us": 1.0, "n": 4097}, True),

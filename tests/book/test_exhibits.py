@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import gpus, residency, resources, runtime, softmax
 from memtraffic.compile import capture_launches
-from memtraffic.kernels.softmax import persistent, tiled
+from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
@@ -25,28 +25,18 @@ pytestmark = pytest.mark.slow  # together they take several seconds
 
 EACH_TILE = 2**20  # programs: more than there are tiles
 SUSPECTS = {  # with the warps and the stages that they are named for
-    "tiled, 8 warps": (partial(tiled.softmax, num_warps=8), (8, None)),
     "1 stage, 8 warps": (partial(persistent.softmax, num_warps=8, num_stages=1), (8, 1)),
     "3 stages": (partial(persistent.softmax, num_stages=3), (16, 3)),
-    "2 stages, twice the programs": (exhibits.softmax_2_stages_twice, (16, 2)),
     "2 stages, program per tile": (
         partial(persistent.softmax, num_stages=2, programs=EACH_TILE),
         (16, 2),
     ),
     "dynamic order": (exhibits.softmax_dynamic, (8, 1)),
 }
-COPIES = {
-    "tiled copy": (exhibits.copy_tiled, (16, None)),
-    "copy, 1 stage": (partial(exhibits.copy_persistent, num_stages=1), (16, 1)),
-    "copy, 2 stages": (partial(exhibits.copy_persistent, num_stages=2), (16, 2)),
-    "copy, 3 stages": (partial(exhibits.copy_persistent, num_stages=3), (16, 3)),
-}
-SHOWN = {**SUSPECTS, **COPIES}
-FNS = {label: fn for label, (fn, _) in SHOWN.items()}
+FNS = {label: fn for label, (fn, _) in SUSPECTS.items()}
 
 
 RIGHT = {
-    "twice": exhibits.softmax_2_stages_twice,
     "dynamic": exhibits.softmax_dynamic,
     "split": exhibits.softmax_split,
     "split, 1024": partial(exhibits.softmax_split, columns=1024),
@@ -62,7 +52,7 @@ def test_softmax_is_right(label):
 
 def test_exhibits_of_nothing():
     nothing = torch.empty(0, 64, device=runtime.device())
-    fns = [*RIGHT.values(), *FNS.values(), exhibits.softmax_autotuned]
+    fns = [*RIGHT.values(), *FNS.values()]
     assert all(fn(nothing).shape == (0, 64) for fn in fns)
 
 
@@ -71,7 +61,7 @@ def launches(fn, x):
     return capture_launches(fn, x, gpu=gpus.find_gpu("H200"))
 
 
-@pytest.mark.parametrize("label", SHOWN)
+@pytest.mark.parametrize("label", SUSPECTS)
 def test_suspects_move_the_least_in_every_layout(label):
     for layout in ("odd", "every other", "transposed"):
         x = matrix(7, 500, layout=layout)
@@ -79,31 +69,14 @@ def test_suspects_move_the_least_in_every_layout(label):
         asked = 7 + 4 if label == "dynamic order" else 0  # each tile, and once per program
         moved = [(op.read_elements - asked, op.written_elements - asked) for op in traffic.ops]
         assert moved[-1] == (3500, 3500)
-        if label in COPIES:
-            y = FNS[label](x)
-            assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
 
 
 def test_suspects_differ_in_what_they_are_named_for():
     x = matrix(8, 16384)
-    for label, (fn, facts) in SHOWN.items():
+    for label, (fn, facts) in SUSPECTS.items():
         [launch] = launches(fn, x)
         found = launch.options["num_warps"], launch.constants.get("STAGES")
         assert found == facts, label
-
-
-def test_suspects_launch_as_many_programs_as_they_are_named_for(monkeypatch):
-    asked = []
-
-    def plan(x, y, **options):
-        asked.append(options["programs"])
-        launch = lambda *tensors: None  # noqa: E731
-        launch.grid = options["programs"] or 264, 1
-        return launch
-
-    monkeypatch.setattr(persistent, "plan", plan)
-    exhibits.softmax_2_stages_twice(torch.empty(4096, 16384, device=runtime.device()))
-    assert asked == [None, 528]
 
 
 def test_softmax_dynamic_starts_from_what_the_last_launch_left():
@@ -128,58 +101,6 @@ def test_softmax_block_of_512_leaves_the_rest():
     x = matrix(3, 781)
     assert not is_softmax(exhibits.softmax_block_of_512, x)
     assert count(exhibits.softmax_block_of_512, x).read_elements == 3 * 512
-
-
-# ---- autotuned
-
-
-def test_softmax_autotuned_moves_the_least_and_refuses_narrow_rows():
-    traffic = count(exhibits.softmax_autotuned, matrix(3, 781))
-    assert (traffic.read_elements, traffic.written_elements) == (3 * 781, 3 * 781)
-    assert [op.name for op in traffic.ops] == ["_softmax_tiled_kernel"]
-    assert {"n_cols", "ALIGN"} <= set(exhibits.autotuned_kernel().keys)
-    with pytest.raises(ValueError, match="31 columns"):
-        exhibits.softmax_autotuned(matrix(4, 31))
-    with pytest.raises(TypeError):
-        exhibits.softmax_autotuned(matrix(4, 64).int())
-
-
-@pytest.mark.parametrize(
-    ("target", "lanes", "most", "block"),
-    [("sm_90", 32, 32, 32), ("sm_90", 32, 32, 32768), ("gfx942", 64, 16, 1024)],
-)
-def test_autotuned_kernel_tries_what_fits(target, lanes, most, block):
-    tuner = exhibits.autotuned_kernel()
-    tuner.nargs = {"x_ptr": matrix(1, 1)}
-    with runtime.capturing_launches(gpus.find_gpu(target)):
-        configs = tuner.prune_configs({"BLOCK": block, "ALIGN": 4})
-    assert {(it.kwargs["ROWS"], it.num_warps) for it in configs} == {
-        (rows, num_warps)
-        for rows in (1, 2, 4, 8)
-        for num_warps in (1, 2, 4, 8, 16, 32)
-        if num_warps <= most and num_warps * lanes <= rows * block <= 64 * num_warps * lanes
-    }
-
-
-def test_softmax_autotuned_launches_a_program_for_each_tile(monkeypatch):
-    grids = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            grids.append(grid({"ROWS": 8}))
-            return lambda *args, **kwargs: None
-
-    monkeypatch.setattr(exhibits, "autotuned_kernel", Kernel)
-    for m in (3, 64, 65):
-        exhibits.softmax_autotuned(matrix(m, 32))
-    assert grids == [(1,), (8,), (9,)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [32, 781, 4100])
-def test_softmax_autotuned_is_right(n):
-    for _ in range(2):  # the call that tunes, and one after it
-        assert_softmax(exhibits.softmax_autotuned, matrix(67, n))
 
 
 # ---- kernels that are measured

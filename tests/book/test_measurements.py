@@ -103,7 +103,7 @@ def test_bench_repeats_everything(timed):
 
 
 def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
-    frame = run("tiled_rule_bfloat16", shapes=[(4, 64), (2, 4096)], values=[1, 3, 4])
+    frame = run("tiled_rows_bfloat16", option="num_warps", shapes=[(4, 64), (2, 4096)], values=[1, 3, 4])
     assert frame[["num_warps", "m", "n", "dtype", "copy_us"]].to_numpy().tolist() == [
         [warps, m, n, "bfloat16", pytest.approx(1)]
         for warps, m, n in ((1, 4, 64), (4, 4, 64), (4, 2, 4096))
@@ -302,7 +302,6 @@ SMALL = {
     "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},
     "tiled_layouts_float32": {"shape": [2, 8]},
     "tiled_rows_float32": {"shapes": [[2, 64]]},
-    "tiled_rule_float32": {"shapes": [[1, 781]]},
     "persistent_rounds": {"n": 64, "rounds": [1, 2]},
     "persistent_suspects": {"shapes": [[2, 64]]},
     "map_float32": {"shapes": [[2, 64]]},
@@ -643,15 +642,3 @@ def test_caller_times_of_the_gpu_and_of_the_host(events, logged):
     assert frame["host_wait_us"].tolist() == pytest.approx(4 * [1e6])
     call = ("theirs", (2, 16))
     assert events[-500:] == 100 * [WAIT, CLOCK, call, WAIT, CLOCK]
-
-
-def test_autotune_cost_times_the_first_call_on_the_host(events, logged):
-    shapes = [(4, 8), [2, 16]]
-    frame = measurements.autotune_cost(logged("fixed"), logged("tuned"), shapes, dtype="float16")
-    assert frame.to_dict("records") == [
-        {"m": m, "n": n, "dtype": "float16", "host_first_ms": pytest.approx(1e3)}
-        | {"us": pytest.approx(1), "tuned_us": pytest.approx(2)}
-        for m, n in shapes
-    ]
-    first = [WAIT, CLOCK, ("tuned", (4, 8)), WAIT, CLOCK]
-    assert events[:7] == [*first, ("fixed", (4, 8)), ("tuned", (4, 8))]

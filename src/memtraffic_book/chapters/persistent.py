@@ -1,0 +1,182 @@
+"""The folded cells of `book/persistent.ipynb`, and what its visible cells compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtraffic import count, runtime
+from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.gpus import find_gpu
+from memtraffic.kernels.softmax import persistent
+from memtraffic.op import Op
+from memtraffic.residency.resources import Resources
+from memtraffic_book import (
+    claim,
+    experiment,
+    experiments,
+    figures,
+    glue,
+    lab_notes,
+    prove,
+    recording,
+    tables,
+    units,
+)
+
+LOOPS = ("1 stage", "2 stages", "3 stages")
+OURS = "memtraffic.softmax"
+WIDE = 32768  # columns, where one program of bfloat16 fills an SM
+FAST = 0.95  # of the speed of a copy: what is slower leaves something to win
+AGAIN = "Make the programs persistent"
+STEPS = {  # from the slowest loop to none
+    "1 stage": "1 stage",
+    "1 stage, fewer warps": "1 stage, 8 warps",
+    "the same, next row from a counter": "1 stage, 8 warps, dynamic order",
+    "the same, a program per row": "1 stage, 8 warps, program per tile",
+    "tiled": "tiled",
+}
+
+
+def percent(value: float) -> str:
+    """A share in whole percent."""
+    return f"{100 * value:.0f} %"
+
+
+def compiled(n_cols: int, num_stages: int) -> Resources:
+    """The loop over rows of `n_cols` numbers of float32, compiled for an H200."""
+    fn = partial(persistent.softmax, rows=1, num_stages=num_stages)
+    x = torch.empty(8, n_cols, device=runtime.device())
+    [launch] = capture_launches(fn, x, gpu=find_gpu("H200"))
+    [kernel] = compile_launches([(launch, "sm_90")])
+    return kernel
+
+
+def check_schedules() -> None:
+    """Claims what each loop has requested while a row is in use."""
+    one, two, three = (compiled(16384, stages).schedule for stages in (1, 2, 3))
+    assert one[:2] == ("for", "load"), one
+    assert two[:3] == ("copy", "for", "wait 0"), two
+    claim(
+        "While a row is in use, the loop of 3 stages has 1 request in flight, and the others 0.",
+        three[:4] == ("copy", "copy", "for", "wait 1"),
+    )
+
+
+def take_apart() -> None:
+    """Shows the loops, and step by step what the slowest of them loses to `tiled`."""
+    raced, plans, rounds = experiments(
+        "persistent_suspects", "persistent_suspects_plans", "persistent_rounds"
+    )
+    us, resident = raced.set_index("impl")["us"], plans.set_index("impl")["resident"]
+    share = us["copy"] / us
+    tables.show(
+        ({name: name for name in LOOPS[:0:-1]} | STEPS).items(),
+        version=lambda step: step[0],
+        programs_per_SM=lambda step: resident[step[1]],
+        speed_of_a_copy=lambda step: percent(share[step[1]]),
+    )
+    alone, pair, counter, queue, _ = (share[name] for name in STEPS.values())
+    order, second = counter - pair, pair - alone
+    claim(
+        f"A counter in place of a fixed order wins {percent(order)} of the speed of a copy, a "
+        f"second program {percent(second)}, and no loop is as fast as tiled.",
+        order > 0 and second > 0 and queue > pair and share[list(LOOPS)].max() < share["tiled"],
+    )
+    detour = us["2 stages, program per tile"] / us["tiled"]
+    claim(
+        f"With a program per row, 2 stages take {units.format_ratio(detour)} the time of tiled (at "
+        "most 1.02x).",
+        detour < 1.02,
+    )
+    left = rounds.pivot(index="impl", columns=["rounds", "extra"], values="us").loc[[*LOOPS]]
+    late = max((left[n, 4] / left[n, 0]).max() for n in (30, 31, 62)) - 1
+    claim(
+        f"A nearly empty last round, 4 rows too many, costs at most {units.format_percent(late)} "
+        "(under 3.0 %).",
+        late < 0.03,
+    )
+    glue("late", units.format_percent(late))
+    glue("order", percent(order))
+    glue("second", percent(second))
+    glue("tiled_share", percent(share["tiled"]))
+    glue("loop_share", percent(share["3 stages"]))
+    glue("lost", percent(share["tiled"] - share["3 stages"]))
+
+
+def draw_wide() -> None:
+    """Draws the speed of wide rows of bfloat16, and counts where the loop wins."""
+    frame = experiment("map_bfloat16", gpu=recording.PUBLISHED)
+    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
+    share = us.rdiv(us["copy"], axis=0)[["tiled", "persistent", OURS]].loc[1000:WIDE]
+    even = share[share.index % 4 == 0]
+    ax = figures.plot_lines(
+        {str(name): 100 * even[name] for name in even},
+        "columns, bfloat16",
+        "% of the speed of a copy",
+        title="The loop wins only where one program fills an SM.",
+        log2=True,
+    )
+    ticks = [1024, 4096, 16384, 32768]
+    ax.set_xticks(ticks, list(map(str, ticks)))
+    wins = even[even["persistent"] > 1.05 * even["tiled"]]
+    claim(
+        f"At {len(wins)} of {len(even)} widths from 1000 to {WIDE} columns the loop is over 5 % "
+        "faster than tiled, and at none where tiled reaches 95 % of the speed of a copy.",
+        (wins["tiled"] < FAST).all(),
+    )
+    glue("wins", f"{len(wins)} of {len(even)}")
+    glue("wide_tiled", percent(share["tiled"][WIDE]))
+    glue("wide_loop", percent(share["persistent"][WIDE]))
+    glue("wide_ours", percent(share[OURS][WIDE]))
+    notes = lab_notes.load()
+    [note] = notes[notes["change"].str.startswith(AGAIN)].to_dict("records")
+    glue("again", note["result"].split(" of a copy")[0])
+
+
+# ---- what the answers are examined for
+
+
+def rows_of_programs(fn: Callable[[Tensor], Tensor], n_rows: int, n_cols: int = 5) -> list[Any]:
+    """The rows that each program of `fn` reads, of a matrix of so many rows and columns."""
+    rows: dict[object, set[int]] = {}
+    x = torch.randn(n_rows, n_cols, device=runtime.device())
+    accesses = count(fn, x, trace=True).accesses
+    for access in accesses:
+        if access.argument == accesses[0].argument:  # the first access reads
+            rows.setdefault(access.program, set()).update(it // n_cols for it in access.offsets)
+    return [sorted(mine) for mine in rows.values() if mine]
+
+
+def takes_neighbours(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether each of three programs takes rows that are neighbours."""
+    found = rows_of_programs(fn, 7)
+    if len(found) != 3:
+        raise AssertionError(f"{len(found)} programs read the 7 rows, not 3")
+    for mine in found:
+        if mine[-1] - mine[0] >= len(mine):
+            raise AssertionError(f"one program reads rows {mine}, which are no neighbours")
+    return prove.exam(fn)
+
+
+RMS_NORM = Op(
+    name="RMS norm",
+    inputs="M,N N",
+    reference=lambda x, w: x / x.square().mean(dim=1, keepdim=True).sqrt() * w,
+    roundings=8,
+)
+
+
+def loads_weights_once(fn: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    """Whether each of three programs reads the weights of an RMS norm once."""
+    x, w = RMS_NORM.arguments((50, 8)).tensors
+    times = (count(fn, (x, w)).read_elements - x.numel()) / w.numel()
+    if times > 3:
+        raise AssertionError(
+            f"50 rows read the weights {times:g} times, not 3: load them before the loop"
+        )
+    return prove.exam(fn, reads="MN + 3N", op=RMS_NORM)

@@ -1,0 +1,96 @@
+"""What the folded cells of `book/persistent.ipynb` do, on data where a claim is false, too."""
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import triton
+import triton.language as tl
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax import persistent as kernel
+from memtraffic.kernels.softmax import tiled
+from memtraffic_book.chapters import persistent as page
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What a function keeps for the prose."""
+    kept = {}
+    monkeypatch.setattr(page, "glue", kept.__setitem__)
+    yield kept
+    plt.close("all")
+
+
+def scaled(monkeypatch, name, **factors):
+    """Has a page see the times of some implementations multiplied."""
+    real = getattr(page, name)
+
+    def changed(frame):
+        if "us" not in frame:
+            return frame
+        return frame.assign(us=frame["us"] * frame["impl"].map(factors).fillna(1.0))
+
+    def fake(*ids, **options):
+        found = real(*ids, **options)
+        return [*map(changed, found)] if isinstance(found, list) else changed(found)
+
+    monkeypatch.setattr(page, name, fake)
+
+
+def test_take_apart_convicts_the_order(glued, monkeypatch, capsys):
+    page.take_apart()
+    assert capsys.readouterr().out.count("✓") == 3
+    assert set(glued) == {"late", "order", "second", "tiled_share", "loop_share", "lost"}
+    scaled(monkeypatch, "experiments", **{page.STEPS["the same, next row from a counter"]: 1.2})
+    with pytest.raises(AssertionError, match="A counter in place"):
+        page.take_apart()
+
+
+def test_draw_wide_says_where_the_loop_wins(glued, monkeypatch, capsys):
+    page.draw_wide()
+    assert "widths from 1000 to 32768" in capsys.readouterr().out
+    assert glued["again"] == "0.97 → 0.92" and len(plt.get_fignums()) == 1
+    scaled(monkeypatch, "experiment", persistent=0.5)
+    with pytest.raises(AssertionError, match="at none where"):
+        page.draw_wide()
+
+
+@pytest.mark.slow
+def test_check_schedules_refuses_a_loop_that_never_asks_ahead(monkeypatch, capsys):
+    page.check_schedules()
+    assert "3 stages has 1 request" in capsys.readouterr().out
+    two = page.compiled(16384, 2)
+    monkeypatch.setattr(page, "compiled", lambda n_cols, num_stages: two)
+    with pytest.raises(AssertionError):
+        page.check_schedules()
+
+
+@triton.jit
+def _scale_kernel(y_ptr, x_ptr, w_ptr, n_cols, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
+    w = tl.load(w_ptr + cols, mask=cols < n_cols)
+    y = x / tl.sqrt(tl.sum(x * x, axis=0) / n_cols) * w
+    tl.store(y_ptr + row * n_cols + cols, y, mask=cols < n_cols)
+
+
+def row_norms(x, w):
+    y = torch.empty_like(x)
+    _scale_kernel[(len(x),)](y, x, w, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+def test_judges_refuse_other_orders_and_weights_read_again():
+    assert page.rows_of_programs(lambda x: tiled.softmax(x, rows=4), 7) == [[0, 1, 2, 3], [4, 5, 6]]
+    with pytest.raises(AssertionError, match="no neighbours"):
+        page.takes_neighbours(lambda x: kernel.softmax(x, rows=1, programs=3))
+    with pytest.raises(AssertionError, match="not 3"):
+        page.takes_neighbours(tiled.softmax)
+    with pytest.raises(AssertionError, match="50 rows read the weights 50 times"):
+        page.loads_weights_once(row_norms)

@@ -1,0 +1,103 @@
+"""What the folded cells of `book/sectors.ipynb` do, on data where a claim is false, too."""
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import triton
+import triton.language as tl
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax import masked
+from memtraffic_book.chapters import sectors as page
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What a function keeps for the prose."""
+    kept = {}
+    monkeypatch.setattr(page, "glue", kept.__setitem__)
+    yield kept
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return page.recorded()
+
+
+def test_compare_refuses_one_sector_more(counted, glued, capsys):
+    page.compare(counted)
+    assert "512 of 512" in capsys.readouterr().out
+    assert glued == {"calls": "128", "odd": "4.1 times"}
+    more = counted.copy()
+    more.iloc[-1, more.columns.get_loc("store_sectors")] += 1
+    with pytest.raises(AssertionError, match="511 of 512"):
+        page.compare(more)
+
+
+def test_open_page_and_time_layouts_refuse_other_bytes(glued, monkeypatch, capsys):
+    page.open_page()
+    page.time_layouts()
+    assert glued["times"] == "8 times" and capsys.readouterr().out.count("✓") == 2
+    real = page.experiments
+
+    def changed(*ids):
+        first, *others = real(*ids)
+        return [first.assign(l1_l2_read_bytes=first["dram_read_bytes"]), *others]
+
+    monkeypatch.setattr(page, "experiments", changed)
+    for show in (page.open_page, page.time_layouts):
+        with pytest.raises(AssertionError):
+            show()
+
+
+def test_draw_odd_widths_refuses_requests_that_do_not_fall(counted, glued, capsys):
+    page.draw_odd_widths(counted)
+    assert {"expected", "found", "ours_odd"} <= set(glued) and len(plt.get_fignums()) == 1
+    with pytest.raises(AssertionError, match="load requests"):
+        page.draw_odd_widths(counted.assign(load_requests=100))
+
+
+@pytest.mark.slow
+def test_draw_lanes_and_show_bits_refuse_other_loads(monkeypatch, capsys):
+    page.draw_lanes()
+    page.show_bits()
+    assert capsys.readouterr().out.count("✓") == 2
+    monkeypatch.setattr(page.tiled, "softmax", lambda x, **options: masked.softmax(x))
+    with pytest.raises(AssertionError, match="4100 columns"):
+        page.show_bits()
+
+
+@triton.jit
+def _column_kernel(y_ptr, x_ptr, n_rows, n_cols, ROWS: tl.constexpr):
+    """The softmax of a column, by a program of its own."""
+    rows = tl.arange(0, ROWS)
+    offsets, mask = rows * n_cols + tl.program_id(0), rows < n_rows
+    x = tl.load(x_ptr + offsets, mask=mask, other=-float("inf"))
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + offsets, numerator / tl.sum(numerator, axis=0), mask=mask)
+
+
+def column_by_column(x):
+    y, (m, n) = torch.empty_like(x), x.shape
+    _column_kernel[(n,)](y, x, m, n, ROWS=triton.next_power_of_2(m))
+    return y
+
+
+def test_judges_refuse_sectors_that_several_programs_touch():
+    assert page.sixteenth(8) and not page.sixteenth(16)
+    with pytest.raises(AssertionError, match="256 sectors are read 2048 times"):
+        page.examine(page.softmax_of_columns)(column_by_column)
+
+
+@pytest.mark.slow
+def test_loads_64_bits_compiles():
+    assert page.loads_64_bits(1004) and not page.loads_64_bits(1024)
+    with pytest.raises(AssertionError, match="not between"):
+        page.loads_64_bits(4)
