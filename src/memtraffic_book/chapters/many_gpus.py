@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from memtraffic.meters.formula import formula
 from memtraffic.op import Op
 from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
@@ -67,13 +68,28 @@ def collectives_of_dtensor() -> dict[str, int]:
     return {str(name).split(".")[-1]: n for name, n in seen.get_comm_counts().items()}
 
 
+def gathered_softmax(x: Tensor) -> Tensor:
+    """The softmax of whole rows, of which this rank has the columns `x`."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return torch.softmax(torch.cat(parts, dim=1), dim=1)
+
+
+def sent_by_gathering() -> str:
+    """What `gathered_softmax` sends, in elements; a rank calls this."""
+    _, sent = str(formula(gathered_softmax)).split("sends ")
+    return sent.split(",")[0]
+
+
 def check_dtensor() -> None:
-    """Claims that the softmax of a DTensor is one all-gather, of the matrix."""
+    """Claims that the softmax of a DTensor is one all-gather, and that this sends the matrix."""
     [calls, _] = run_ranks(collectives_of_dtensor, 2, backend="gloo", timeout=300)
     claim(
         "torch.softmax of a DTensor calls 1 all-gather and no other collective.",
         list(calls.values()) == [1] and "all_gather" in next(iter(calls)),
     )
+    [sent, _] = run_ranks(sent_by_gathering, 2, backend="gloo", timeout=300)
+    claim(f"In 1 all-gather of its part, a rank sends {sent} elements.", sent == "MN")
 
 
 def show_times(times: pd.DataFrame) -> None:
