@@ -25,7 +25,7 @@ def test_show_times_has_no_time_where_no_program_holds_the_columns(capsys):
 
 @pytest.mark.parametrize("us", [(250, 260, 300, 310, 2000), (250, 260, 300, 420, 500)])
 def test_show_times_refuses_what_the_page_says(us):
-    with pytest.raises(AssertionError, match="float32|There"):
+    with pytest.raises(AssertionError, match=r"float32|There"):
         many_gpus.show_times(times(*us))
 
 
