@@ -144,7 +144,6 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("configurations", 0.1, 0): "asked equal",
     ("loads", 0, 0): "hops loads",
     ("bytes", 0, 0): "load_bytes flight_bytes",
-    ("steps", 0, 0): "step",
     ("squared error", 0.05, 0): "loss",
 }
 _COLUMNS = {name: Column(name, *how) for how, names in NUMBERS.items() for name in names.split()}
@@ -184,7 +183,6 @@ COPIES = [[2**k, 16384] for k in range(5, 14)]
 WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
-LONG = [[2**27 // n, n] for n in (8192, 32768, 65536, 131072, 262144, 2**20)]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
 COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 # 67 million elements each, so that the bytes take far longer than a launch.
@@ -256,12 +254,9 @@ MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
 )
-THREE_PASSES = "memtraffic.kernels.softmax.online:softmax_three_passes"
 SPLIT = f"{_EXHIBITS}softmax_split"
 SPLIT_1024 = {"split, 1024 columns": {"fn": SPLIT, "columns": 1024}}
 LONG_RUNGS = {"online": ONLINE, "split": SPLIT}
-LONG_RACE = {**_named("copy", "torch.softmax"), "three passes": THREE_PASSES, **LONG_RUNGS}
-LONG_HALF = {"copy": "copy", **LONG_RUNGS}
 LONG_FEW = {**_named("copy", "torch.softmax"), "online": ONLINE, **SPLIT_1024}
 TORCH_BACKWARD = {"PyTorch's backward": f"{_EXHIBITS}backward_torch"}
 OUR_BACKWARD = {"our backward": f"{_EXHIBITS}backward_ours"}
@@ -376,7 +371,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.resident_plans: columns("impl warps registers shared_bytes resident"),
     m.compare_with_driver: columns("kernels asked equal"),
     m.grid_sizes: columns("target gpu n resident processors programs"),
-    m.training_losses: columns("softmax step loss"),
     m.step_times: columns("softmax launch loss host_us host_wait_us"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
     many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
@@ -512,19 +506,13 @@ _ALL = (  # in the order of the book
     _sweep("occupancy_warps", "persistent", [WIDE], "num_warps", [8, 16, 32]),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("cdna_grids", m.grid_sizes, ns=[1024, 4096, 16384], num_warps=8),
-    _raced("long_race", LONG_RACE, LONG, budget=0.1),
-    _raced("long_race_bfloat16", LONG_HALF, LONG[2:], dtype="bfloat16", budget=0.1),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
     _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
-    # At the widths that `tiled` takes.
-    _raced("long_few_whole", {"tiled": "tiled", **SPLIT_1024}, EIGHT_ROWS[:4], budget=0.05),
-    _sweep("long_parts", SPLIT, [[8, 65536]], "columns", [2**k for k in range(9, 14)]),
     _counted("backward_torch_counters", TORCH_BACKWARD, **BACKWARD),
     _counted("backward_counters", OUR_BACKWARD, **BACKWARD),
     _one("backward_race", m.bench_dtypes, impls=RACED, shapes=GRADIENTS, **RACE),
     _one("backward_recompute", m.bench_dtypes, impls=RECOMPUTED, shapes=RECOMPUTED_AT, **RACE),
-    _one("backward_steps", m.training_losses, **TRAINING, shape=SEQUENCES),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),

@@ -707,24 +707,6 @@ def caller_times(
 # ---- training, with one softmax and with another
 
 
-def training_losses(
-    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
-) -> pd.DataFrame:
-    """The losses of an attention layer that is trained with each of several softmaxes.
-
-    softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`. Columns:
-    `softmax`; `step`, counted from 1; `loss`, before that step.
-    """
-    from memtraffic_book.attention import softmax_of, training
-
-    rows = []
-    for name in softmaxes:
-        step = training(softmax_of(name), shape, heads=heads, lr=lr)
-        losses = torch.stack([step() for _ in range(steps)]).tolist()
-        rows += [{"softmax": name, "step": i, "loss": loss} for i, loss in enumerate(losses, 1)]
-    return pd.DataFrame(rows)
-
-
 def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFrame:
     """The hardware counters of one step of training, added up over its kernels.
 
@@ -746,10 +728,11 @@ def step_times(
 ) -> pd.DataFrame:
     """What a step of training takes its caller: launched from Python, or replayed as a CUDA graph.
 
-    softmaxes, shape, heads, lr: as for `training_losses`. steps: of each training, before it is
-    timed. Columns: `softmax`; `launch`, "eager" or "graph"; `loss`, of the last of these steps;
-    `host_us`, microseconds per step in a row of 50 steps, with one wait at their end;
-    `host_wait_us`, the median of 100 steps that are waited for one by one.
+    softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`.
+    steps: of each training, before it is timed. Columns: `softmax`; `launch`, "eager" or
+    "graph"; `loss`, of the last of these steps; `host_us`, microseconds per step in a row of 50
+    steps, with one wait at their end; `host_wait_us`, the median of 100 steps that are waited
+    for one by one.
     """
     from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
 

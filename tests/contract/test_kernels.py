@@ -121,10 +121,6 @@ def online_in_blocks(x, out=None):
     return online.softmax(x, out, block=block_of(x, 5))
 
 
-def three_passes_in_blocks(x, out=None):
-    return online.softmax_three_passes(x, out, block=block_of(x, 5))
-
-
 def softmax_backward(y, dy):
     return torch.ops.memtraffic.softmax_backward(dy, y, 1, y.dtype)
 
@@ -164,10 +160,6 @@ SUBJECTS = [
     Subject("online", online.softmax, ("2MN", "MN"), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject(
         "online-in-blocks", online_in_blocks, ("", ""), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW
-    ),
-    Subject(
-        "three-passes", three_passes_in_blocks, ("3MN", "MN"), {"x_ptr": 3, "y_ptr": 1},
-        limit=MAX_ROW,
     ),
     Subject(
         "split", split.softmax, ("", ""), ONCE, limit=MAX_ROW,

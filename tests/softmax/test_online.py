@@ -1,6 +1,5 @@
 from itertools import product
 
-import pytest
 import torch
 
 from memtraffic import runtime
@@ -14,10 +13,9 @@ DEVICE = runtime.device()
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.mark.parametrize("fn", [online.softmax, online.softmax_three_passes])
-def test_softmax_block_by_block(fn, dtype):
+def test_softmax_block_by_block(dtype):
     for n in (15, 16, 17, 32, 78):
-        assert_softmax(lambda x: fn(x, block=16, num_warps=1), matrix(5, n, dtype))
+        assert_softmax(lambda x: online.softmax(x, block=16, num_warps=1), matrix(5, n, dtype))
 
 
 def test_online_kernel_takes_float64_below_any_float32():
@@ -27,20 +25,19 @@ def test_online_kernel_takes_float64_below_any_float32():
     y = torch.empty_like(x)
     with runtime.device_guard(x):
         online.online_kernel[(1,)](
-            y, *y.stride(), x, *x.stride(), *x.shape, ROWS=2, BLOCK=16, ALIGN=1, ONLINE=True
+            y, *y.stride(), x, *x.stride(), *x.shape, ROWS=2, BLOCK=16, ALIGN=1
         )
     assert_softmax(lambda _: y, x)
 
 
-@pytest.mark.parametrize("online_", [True, False])
-def test_online_kernel_with_several_rows_per_program(online_):
+def test_online_kernel_with_several_rows_per_program():
     for rows, m in product((1, 2, 4), (1, 4, 5)):
         x = matrix(m, 70, layout="transposed")
         y = torch.full((m, 70), NAN, device=DEVICE)
         with runtime.device_guard(x):
             online.online_kernel[(-(-m // rows),)](
                 y, *y.stride(), x, *x.stride(), *x.shape,
-                ROWS=rows, BLOCK=32, ALIGN=1, ONLINE=online_,
+                ROWS=rows, BLOCK=32, ALIGN=1,
             )  # fmt: skip
         assert_softmax(lambda _, y=y: y, x)
 

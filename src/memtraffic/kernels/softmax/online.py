@@ -1,6 +1,6 @@
 """Row softmax of rows of any width, tile by tile: a running maximum, a running sum.
 
-Traffic: reads 2MN, writes MN. `softmax_three_passes` reads 3MN.
+Traffic: reads 2MN, writes MN.
 """
 
 import triton
@@ -32,7 +32,6 @@ def online_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
-    ONLINE: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
@@ -47,22 +46,14 @@ def online_kernel(
     row_max = tl.full((ROWS, 1), -float("inf"), ACC)
     # A sum for each column of the block: one for all of a long row would lose digits.
     sums = tl.zeros((ROWS, BLOCK), ACC)
-    if ONLINE:
-        for start in tl.range(0, n_cols, BLOCK):
-            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
-            new_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
-            # Or -inf - -inf where all is -inf so far.
-            base = tl.where(new_max == -float("inf"), 0, new_max)
-            # As if the old ones had been summed from the new maximum.
-            sums = sums * tl.exp(row_max - base) + tl.exp(x - base)
-            row_max = new_max
-    else:
-        for start in tl.range(0, n_cols, BLOCK):
-            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
-            row_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
-        for start in tl.range(0, n_cols, BLOCK):
-            x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
-            sums += tl.exp(x - row_max)
+    for start in tl.range(0, n_cols, BLOCK):
+        x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
+        new_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
+        # Or -inf - -inf where all is -inf so far.
+        base = tl.where(new_max == -float("inf"), 0, new_max)
+        # As if the old ones had been summed from the new maximum.
+        sums = sums * tl.exp(row_max - base) + tl.exp(x - base)
+        row_max = new_max
     scale = 1 / tl.sum(sums, axis=1, keep_dims=True)
     for start in tl.range(0, n_cols, BLOCK):
         cols = start + block
@@ -70,25 +61,6 @@ def online_kernel(
         y = (tl.exp(x - row_max) * scale).to(STORED)
         at = y_ptr + cols.to(tl.int64) * y_col_stride
         tl.store(at, y, mask=live & (cols < n_cols))
-
-
-def _launch(
-    x: Tensor,
-    out: Tensor | None,
-    online: bool,
-    block: int | None,
-    num_warps: int | None,
-) -> Tensor:
-    y = check_operands("online" if online else "three passes", x, out, MAX_ROW)
-    if x.numel():
-        tile = online_tile(x.shape[1], x.element_size(), planning_gpu(x))
-        with device_guard(x):
-            online_kernel[(triton.cdiv(x.shape[0], tile.rows),)](
-                y, *y.stride(), x, *x.stride(), *x.shape,
-                ROWS=tile.rows, BLOCK=block or tile.block, ALIGN=common_divisor(x, y),
-                ONLINE=online, num_warps=num_warps or tile.num_warps,
-            )  # fmt: skip
-    return y
 
 
 def online_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tiling:
@@ -113,15 +85,13 @@ def softmax(
     Raises TypeError for another dtype or device, ValueError for another shape,
     RuntimeError for a tensor that requires a gradient.
     """
-    return _launch(x, out, True, block, num_warps)
-
-
-def softmax_three_passes(
-    x: Tensor,
-    out: Tensor | None = None,
-    *,
-    block: int | None = None,
-    num_warps: int | None = None,
-) -> Tensor:
-    """The same in three passes: the maximum, the sum, the result."""
-    return _launch(x, out, False, block, num_warps)
+    y = check_operands("online", x, out, MAX_ROW)
+    if x.numel():
+        tile = online_tile(x.shape[1], x.element_size(), planning_gpu(x))
+        with device_guard(x):
+            online_kernel[(triton.cdiv(x.shape[0], tile.rows),)](
+                y, *y.stride(), x, *x.stride(), *x.shape,
+                ROWS=tile.rows, BLOCK=block or tile.block, ALIGN=common_divisor(x, y),
+                num_warps=num_warps or tile.num_warps,
+            )  # fmt: skip
+    return y

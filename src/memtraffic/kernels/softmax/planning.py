@@ -291,7 +291,6 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         rows, num_warps = 1 if packed else 32, loop.num_warps
         block = loop.block if packed else min(loop.block, 128)
         constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
-        constants |= {} if backward else {"ONLINE": True}
     grid = triton.cdiv(n_rows, rows), batches
     arguments = *arguments, n_rows, n_cols
     return Launch(

@@ -1,0 +1,159 @@
+"""The folded cells of `book/many-gpus.ipynb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from memtraffic.meters.formula import formula
+from memtraffic.op import Op
+from memtraffic.processes import run_ranks
+from memtraffic.tensors import matrix
+from memtraffic_book import claim, experiment, glue, prove, recording, tables, units
+from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
+
+ID, N, DTYPE = "many_gpus", 16384, "float32"  # the case of the prose
+LABELS = {
+    COPY: "copy",
+    ALONE: "softmax of the part alone",
+    ONE: "one kernel",
+    TWO: "two kernels",
+    DTENSOR: "DTensor",
+}
+Orders = Sequence[Sequence[int]]
+
+
+def load_times() -> pd.DataFrame:
+    """The recorded times: of the published GPU, else of the first that has them. Glues them."""
+    root = recording.root()
+    found = sorted(path.parent.name for path in root.glob(f"*/{ID}.csv"))
+    elsewhere = found and recording.PUBLISHED not in found
+    times = experiment(ID, gpu=found[0] if elsewhere else None)
+    us = in_case(times)
+    names = {COPY: "copy", ALONE: "alone", ONE: "one", TWO: "two", DTENSOR: "dtensor"}
+    for impl, name in names.items():
+        glue(f"{name}_us", units.format_us(us[impl]))
+    glue("wait_us", units.format_us(us[ONE] - us[ALONE]))
+    return times
+
+
+def in_case(times: pd.DataFrame) -> pd.Series:
+    """The microseconds of each implementation in the case of the prose."""
+    us: pd.Series = times.query("n == @N and dtype == @DTYPE").set_index("impl")["us"]
+    return us
+
+
+def check_parts(parts: Sequence[Tensor], row: Sequence[float]) -> None:
+    """Claims that the parts, joined, are the softmax of `row` in powers of 2."""
+    exact = torch.softmax(torch.tensor(row, dtype=torch.float64) * torch.log(torch.tensor(2.0)), 0)
+    error = (torch.cat([*parts]) - exact).abs().max()
+    claim(f"Joined, they are the softmax of all {len(row)} numbers, to 1e-6.", error < 1e-6)
+
+
+def collectives_of_dtensor() -> dict[str, int]:
+    """How often each collective is called in the softmax of a DTensor; a rank calls this."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    x = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(1)], run_check=False)
+    with CommDebugMode() as seen:
+        y = torch.softmax(x, 1)
+    assert y.to_local().shape == x.shape, "the result is whole on each rank"
+    return {str(name).split(".")[-1]: n for name, n in seen.get_comm_counts().items()}
+
+
+def gathered_softmax(x: Tensor) -> Tensor:
+    """The softmax of whole rows, of which this rank has the columns `x`."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return torch.softmax(torch.cat(parts, dim=1), dim=1)
+
+
+def sent_by_gathering() -> str:
+    """What `gathered_softmax` sends, in elements; a rank calls this."""
+    _, sent = str(formula(gathered_softmax)).split("sends ")
+    return sent.split(",")[0]
+
+
+def check_dtensor() -> None:
+    """Claims that the softmax of a DTensor is one all-gather, and that this sends the matrix."""
+    [calls, _] = run_ranks(collectives_of_dtensor, 2, backend="gloo", timeout=300)
+    claim(
+        "torch.softmax of a DTensor calls 1 all-gather and no other collective.",
+        list(calls.values()) == [1] and "all_gather" in next(iter(calls)),
+    )
+    [sent, _] = run_ranks(sent_by_gathering, 2, backend="gloo", timeout=300)
+    claim(f"In 1 all-gather of its part, a rank sends {sent} elements.", sent == "MN")
+
+
+def show_times(times: pd.DataFrame) -> None:
+    """Shows the median of each implementation, a row for each dtype and width."""
+    us = times.pivot(index=["dtype", "n"], columns="impl", values="us")
+    cases = list(times[["dtype", "n"]].drop_duplicates().itertuples(index=False, name=None))
+
+    def cell(impl: str) -> Callable[[tuple[str, int]], str]:
+        return lambda case: units.format_us(t) if (t := us[impl].get(case, 0)) > 0 else "–"
+
+    shown = {label.replace(" ", "_"): cell(impl) for impl, label in LABELS.items()}
+    tables.show(cases, type=lambda case: case[0], columns_a_GPU=lambda case: str(case[1]), **shown)
+    found = in_case(times)
+    gain, cost = found[TWO] / found[ONE], found[DTENSOR] / found[ONE]
+    claim(
+        f"At {N} columns of {DTYPE} a GPU, one kernel is {units.format_ratio(gain)} as fast as two "
+        "(more than 1.1x needed).",
+        gain > 1.1,
+    )
+    claim(
+        f"There, the DTensor takes {units.format_ratio(cost)} its time (more than 3x needed).",
+        cost > 3,
+    )
+
+
+# ---- judges of the exercises
+
+
+def sums_of_rows(x: Tensor) -> Tensor:
+    """The maximum of each row and the sum of its numerators, of shape (M, 2)."""
+    row_max = x.amax(dim=1)
+    return torch.stack([row_max, (x - row_max[:, None]).exp().sum(dim=1)], dim=1)
+
+
+def _part_and_sums(m: int, n: int, **options: object) -> tuple[Tensor, Tensor]:
+    x, other = (matrix(m, n, seed=seed, **options) for seed in (0, 1))  # type: ignore[arg-type]
+    return x, torch.stack([sums_of_rows(x.float()), sums_of_rows(other.float())])
+
+
+def _normalised(x: Tensor, all_sums: Tensor) -> Tensor:
+    maxima, sums = all_sums.unbind(2)
+    row_max = maxima.amax(dim=0)
+    row_sum = (sums * (maxima - row_max).exp()).sum(dim=0)
+    return (x - row_max[:, None]).exp() / row_sum[:, None]
+
+
+SUMS = Op("sums of rows", "M,N", sums_of_rows, roundings=16)
+NORMALISED = Op("own columns", _part_and_sums, _normalised, roundings=16)
+
+
+def examine_sums(fn: Callable[..., Tensor]) -> bool:
+    """Whether `fn` of a part reads it once and writes two numbers a row. Raises if it is wrong."""
+    return prove.exam(fn, "MN", "2M", SUMS)
+
+
+def examine_normalised(fn: Callable[..., Tensor]) -> bool:
+    """Whether `fn` of a part and the sums of two ranks gives the part's columns. Raises if not."""
+    return prove.exam(fn, "MN + 4M", "MN", NORMALISED)
+
+
+def examine_orders(ends: Callable[..., bool], orders: Orders) -> bool:
+    """Whether these are two orders of rows 0 to 5 that never end with room for three."""
+    assert len(orders) == 2, f"{len(orders)} orders, and there are 2 GPUs"
+    for order in orders:
+        assert sorted(order) == list(range(6)), f"{order} is no order of the rows 0 to 5"
+    assert not ends(orders, 3), "these orders end"
+    return True

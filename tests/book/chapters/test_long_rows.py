@@ -1,0 +1,108 @@
+"""What the folded cells of `book/long-rows.ipynb` do, on data where a claim is false, too."""
+
+import matplotlib
+import pandas as pd
+import pytest
+import torch
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax import split
+from memtraffic_book.chapters import long_rows
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+KERNELS = ("split", "online", "torch.softmax")
+LLAMA = long_rows.LLAMA
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What a function keeps for the prose."""
+    kept = {}
+    monkeypatch.setattr(long_rows, "glue", kept.__setitem__)
+    yield kept
+    plt.close("all")
+
+
+def counted(times, n=LLAMA, m=10):
+    """Counters of each kernel, which reads its matrix so many times on each way."""
+    rows = [{"impl": impl, "m": m, "n": n} for impl in KERNELS]
+    for row, reads in zip(rows, times, strict=True):
+        row |= dict.fromkeys(long_rows.READS, 4 * m * n * reads)
+    return pd.DataFrame(rows)
+
+
+def test_reads_are_multiples_of_the_matrix():
+    found = long_rows.reads(pd.concat([counted((1, 2, 3)), counted((1, 2, 3), n=4096, m=7)]))
+    assert found.loc["online"].to_numpy().tolist() == [[2] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("torch_reads", "torch_share", "wrong"), [(3, 0.48, None), (2, 0.48, "3 exp"), (3, 0.7, "60")]
+)
+def test_show_three_reads(torch_reads, torch_share, wrong, glued, monkeypatch):
+    share = pd.DataFrame(
+        {"split": 0.96, "online": 0.62, "torch.softmax": torch_share}, [LLAMA, 2**20]
+    )
+    monkeypatch.setattr(long_rows, "shares", lambda dtype: share)
+    monkeypatch.setattr(long_rows, "experiment", lambda id: counted((1, 2, torch_reads)))
+    if wrong:
+        with pytest.raises(AssertionError, match=wrong):
+            long_rows.show_three_reads()
+    else:
+        long_rows.show_three_reads()
+        assert (glued["torch_share"], glued["split_longest"]) == ("48 %", "96 %")
+
+
+def test_draw_second_read_refuses_a_second_read_that_dram_does_not_send(monkeypatch):
+    plans = pd.DataFrame({"impl": ["online"], "resident": [5]})
+    roof = pd.DataFrame({"l2_mib": [60]})
+    monkeypatch.setattr(long_rows, "experiments", lambda *ids: (plans, roof))
+    moved = long_rows.reads(pd.concat([counted((1, 2, 3), n=4096), counted((1, 2, 3))]))
+    moved.loc["online", "dram_read_bytes"] = [1.0, 1.9]
+    long_rows.draw_second_read(moved)
+    moved.loc["online", "dram_read_bytes"] = [1.0, 1.0]
+    with pytest.raises(AssertionError, match="far larger"):
+        long_rows.draw_second_read(moved)
+
+
+def test_show_protocol_shows_who_publishes_and_who_looks(monkeypatch):
+    shown = []
+    monkeypatch.setattr(long_rows, "display", lambda it: shown.append(it.data))
+    long_rows.show_protocol()
+    lines = shown[0].splitlines()
+    assert lines[1].startswith("publish(") and any("look(" in line for line in lines)
+    assert sum("publish(" in line for line in lines) == 2
+
+
+def test_check_split_and_check_impatience(capsys):
+    moved = long_rows.reads(counted((1, 2, 3)))
+    long_rows.check_split(moved)
+    long_rows.check_impatience(lambda x, **how: split.softmax(x, block=1024, chunks=1, **how))
+    assert "shared by 8 programs" in capsys.readouterr().out
+    with pytest.raises(AssertionError, match=r"2.00x the bytes"):
+        long_rows.check_split(long_rows.reads(counted((2, 2, 3))))
+
+
+def test_draw_speeds_refuses_an_online_softmax_that_is_as_fast(monkeypatch):
+    share = pd.DataFrame(dict(zip(KERNELS, (0.9, 0.8, 0.5), strict=True)), [4096, LLAMA])
+    monkeypatch.setattr(long_rows, "shares", lambda dtype: share)
+    with pytest.raises(AssertionError, match=r"1.2x as fast"):
+        long_rows.draw_speeds(share)
+
+
+def test_show_few_rows_says_how_many_parts_a_row_needs(glued):
+    long_rows.show_few_rows()
+    assert glued["sm_rate"].endswith(" GB/s") and int(glued["parts"]) > 4
+
+
+def test_judges_of_the_exercises():
+    assert long_rows.forgetful_sum() == 3.875
+    assert long_rows.are_parts((5, 13)) and not long_rows.are_parts((4, 16))
+    with pytest.raises(AssertionError):
+        long_rows.examine_minus_infinity(lambda x: (x - x.amax(1, keepdim=True)).exp())
+    with pytest.raises(AssertionError):
+        long_rows.examine_logsumexp(lambda x: torch.exp(x).sum(1).log())

@@ -1,0 +1,67 @@
+"""What the folded cells of `book/many-gpus.ipynb` do, on data where a claim is false, too."""
+
+import pandas as pd
+import pytest
+import torch
+
+from memtraffic_book.catalog import EXPERIMENTS
+from memtraffic_book.chapters import many_gpus
+
+LABELS = ("copy", "own part", "one kernel", "two kernels", "DTensor")
+
+
+def times(*us):
+    """Times of two widths, of which a program holds only the first."""
+    rows = [(impl, 8192, 16384, "float32", t, t, t) for impl, t in zip(LABELS, us, strict=True)]
+    rows += [(impl, 8192, 65536, "float32", 9, 9, 9) for impl in LABELS if impl != "one kernel"]
+    return pd.DataFrame(rows, columns=list(EXPERIMENTS["many_gpus"].schema))
+
+
+def test_show_times_has_no_time_where_no_program_holds_the_columns(capsys):
+    many_gpus.show_times(times(250, 260, 300, 420, 2000))
+    shown = capsys.readouterr().out
+    assert "one kernel is 1.40x as fast as two" in shown and "6.67x its time" in shown
+
+
+@pytest.mark.parametrize("us", [(250, 260, 300, 310, 2000), (250, 260, 300, 420, 500)])
+def test_show_times_refuses_what_the_page_says(us):
+    with pytest.raises(AssertionError, match=r"float32|There"):
+        many_gpus.show_times(times(*us))
+
+
+def test_load_times_are_those_of_another_gpu_where_the_published_has_none(tmp_path, monkeypatch):
+    asked, glued = [], {}
+    monkeypatch.setattr(many_gpus, "glue", glued.__setitem__)
+    monkeypatch.setattr(many_gpus.recording, "root", lambda: tmp_path)
+
+    def experiment(id, gpu=None):
+        asked.append(gpu)
+        return times(250, 260, 300, 420, 2000)
+
+    monkeypatch.setattr(many_gpus, "experiment", experiment)
+    for gpu in ("nvidia-h100", "nvidia-h200"):
+        (tmp_path / gpu).mkdir()
+        (tmp_path / gpu / "many_gpus.csv").touch()
+        many_gpus.load_times()
+    assert asked == ["nvidia-h100", None]
+    assert (glued["one_us"], glued["wait_us"]) == ("300 µs", "40 µs")
+
+
+def test_check_parts_refuses_another_softmax():
+    y = torch.softmax(torch.tensor([1.0, 3, 2, 5]), 0)
+    with pytest.raises(AssertionError, match="all 4 numbers"):
+        many_gpus.check_parts(y.split(2), [1, 3, 2, 5])
+
+
+@pytest.mark.slow
+def test_check_dtensor_sees_the_matrix_sent(capsys):
+    many_gpus.check_dtensor()
+    assert "a rank sends MN elements" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "orders", [[[0, 1, 2, 3, 4, 5]], [[0, 1, 2], [2, 1, 0]], [[*range(6)], [*range(6)]]]
+)
+def test_examine_orders_refuses(orders):
+    with pytest.raises(AssertionError):
+        many_gpus.examine_orders(lambda orders, room: orders[0] == orders[-1], orders)
