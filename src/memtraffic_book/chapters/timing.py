@@ -104,8 +104,8 @@ def draw_spread() -> pd.DataFrame:
     )
     narrow, wide = (units.format_percent(apart[n]) for n in (NARROW, WIDE))
     claim(
-        f"15 medians lie within {narrow} at {NARROW} columns and {wide} at {WIDE} (less than 10 % "
-        "needed).",
+        f"The 15 medians lie within {narrow} at {NARROW} columns and {wide} at {WIDE} (less than "
+        "10 % needed).",
         max(apart.values()) < 0.1,
     )
     glue("apart_narrow", narrow)
