@@ -115,7 +115,7 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("columns", 0, 0): "n",
     ("µs", 0.1, 0): "us copy_us",
     ("µs", None, 0): (  # of one run, or of a host
-        "us_p20 us_p80 us_reversed turn_us host_us host_wait_us "
+        "us_p20 us_p80 us_reversed host_us host_wait_us "
         "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
     ),
     ("ns", 0.1, 0): "ns latency_ns",
@@ -302,9 +302,6 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 
 DTYPES = ["float32", "bfloat16"]
 TILED = dict(fn="tiled", shape=[4096, 4096])
-COUNTED_OFF = dict(
-    impls=["tiled"], shapes=[[4096, 512], [4096, 8192]], launches=[3, 4, 5, 6], cycles=100
-)
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
@@ -353,7 +350,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     m.compare: COMPARED,
     m.decide: DECIDED,
     m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
-    m.times_by_turn: columns("impl m n launches turn turn_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
     m.bytes_in_flight: columns(f"access kib_per_sm sms {SPREAD} gb_per_s latency_ns"),
     m.slots_in_flight: columns(
@@ -464,7 +460,6 @@ _ALL = (  # in the order of the book
     _one("launch_floor", m.launch_floor, rows=4096),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),
-    _one("timing_turns", m.times_by_turn, **COUNTED_OFF),
     _one("timing_host", m.caller_times, impls=CALLED, shapes=NARROW_AND_WIDE),
     _one("naive_elementwise", m.elementwise, shape=WIDE),
     _counted("naive_counters", "naive", shape=WIDE),

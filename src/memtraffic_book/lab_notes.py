@@ -6,77 +6,53 @@ so no page can measure them again; what stayed is measured on the scoreboard.
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
-from IPython.display import Markdown, display
 
-from memtraffic.gpus import DEFAULT_GPU
-from memtraffic.kernels.softmax.planning import softmax_tile
+from memtraffic_book import claim, glue, tables
 
 KEPT, DROPPED = "kept", "dropped"
-KINDS = {
-    "float32": (4, 1),
-    "bfloat16": (2, 1),
-    "float32 backward": (4, 2),
-    "bfloat16 backward": (2, 2),
-}
-NARROWEST = 257  # columns; below, several rows share a warp
-MANY = 2**20  # rows
 
 
 def load() -> pd.DataFrame:
-    """The notes, one row for each change.
+    """The notes, one row for each change, the largest gain first.
 
-    Columns: `about`, which kernel; the `change`; its `prediction`, "" where none was written down
-    before; the `result`; the `verdict`, `kept` or `dropped`; and `why`, "" where it is not known.
+    Columns: `about`, which kernel; `gain`, how many percent faster it is at the shape that changed
+    most, 0 where nothing changed or no number says it; the `change`; its `prediction`, "" where
+    none was written down before; the `result`; the `verdict`, `kept` or `dropped`; and `why`, ""
+    where it is not known.
     """
     path = Path(__file__).with_name("lab_notes.csv")
-    return pd.read_csv(path, keep_default_na=False, encoding="utf-8")
+    notes = pd.read_csv(path, keep_default_na=False, encoding="utf-8")
+    return notes.sort_values("gain", ascending=False, kind="stable", ignore_index=True)
 
 
-def show(about: str) -> None:
-    """Shows the notes about one kernel. Raises LookupError if there are none."""
-    notes = load().query("about == @about")
-    if notes.empty:
-        raise LookupError(f"no notes about {about!r}: {', '.join(sorted(set(load()['about'])))}")
-    display(Markdown("\n\n".join(map(_note, notes.to_dict("records")))))
+def show() -> None:
+    """Shows all notes as one table, the largest gain first, and claims how many were dropped."""
+    notes = load()
+    written, dropped = (notes["prediction"] != "").sum(), (notes["verdict"] == DROPPED).sum()
+    claim(
+        f"Of {len(notes)} changes {dropped} were dropped, and {written} have a prediction that was "
+        "written down before.",
+        0 < dropped < len(notes),
+    )
+    glue("dropped", f"{dropped} of {len(notes)}")
+    tables.show(
+        notes,
+        gain=lambda note: f"{note['gain']:+g} %" if note["gain"] else "±0 %",
+        of=lambda note: note["about"],
+        note=text,
+        verdict=lambda note: note["verdict"],
+    )
 
 
-class Range(NamedTuple):
-    """Widths, from `first` to `last`, whose programs have so many rows and warps each."""
+def text(note: dict[str, str]) -> str:
+    """What was changed, predicted and measured, and why it came so.
 
-    kind: str
-    first: int
-    last: int
-    rows: int
-    num_warps: int
-
-
-def rule() -> list[Range]:
-    """What the rule of `memtraffic.softmax` gives a program on the published GPU, from 257 columns.
-
-    It is that of rows that start at multiples of 16 bytes and fit one program.
+    >>> text({"change": "Skip L1.", "prediction": "1 %", "result": "no change", "why": ""})
+    'Skip L1. Predicted: 1 %. Measured: no change.'
     """
-    found = []
-    for kind, (itemsize, inputs) in KINDS.items():
-        tiles, n = [], NARROWEST
-        while tile := softmax_tile(MANY, n, itemsize, inputs, DEFAULT_GPU):
-            tiles.append((n, tile.rows, tile.num_warps))
-            n += 1
-        for (rows, num_warps), some in groupby(tiles, key=lambda it: it[1:]):
-            first, *_, last = (n for n, _, _ in some)
-            found.append(Range(kind, first, last, rows, num_warps))
-    return found
-
-
-def _note(note: dict[str, str]) -> str:
-    lines = [f"**{note['change']}** {note['verdict'].capitalize()}."]
-    if note["prediction"]:
-        lines.append(f"- Predicted: {note['prediction']}.")
-    lines.append(f"- Measured: {note['result']}.")
-    if note["why"]:
-        lines.append(f"- {note['why']}")
-    return "\n".join([lines[0], "", *lines[1:]])
+    predicted = f"Predicted: {note['prediction']}." if note["prediction"] else ""
+    parts = note["change"], predicted, f"Measured: {note['result']}.", note["why"]
+    return " ".join(filter(None, parts))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
-from memtraffic.benchmark import decision, timing
+from memtraffic.benchmark import decision
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.loop import describe_shape
 from memtraffic.compile import resources
@@ -172,32 +172,6 @@ def bench_option(
         raise ValueError(f"bench_option: nothing takes {option} in {list(values)}")
     timed[option] = timed[option].map(named)
     return timed.join(copied, on=["m", "n"]).reset_index(drop=True)
-
-
-def times_by_turn(
-    impls: Impls, shapes: Sequence[Sequence[int]], launches: Sequence[int], cycles: int
-) -> pd.DataFrame:
-    """The calls of an implementation one after another, counted off: 1, 2, 3, 4, 1, 2 and so on.
-
-    launches: how many kernels the GPU launches for a turn, with the call's own, which is the last.
-    cycles: how often to count to 4. Columns: `impl`, `m`, `n`, `launches`, `turn`, and `turn_us`,
-    the median of the calls of that turn in microseconds.
-    """
-    flush, rows = timing.flush_buffer(), []
-    for impl, (m, n), count in itertools.product(impls, shapes, launches):
-        call = functools.partial(impls[impl], *SOFTMAX.arguments((m, n)).positional)
-        call()
-        calls = []
-        for _ in range(timing.LAUNCH_CYCLE * cycles):
-            for _ in range(count - 3):  # a sleep, the zeros and the call are three
-                torch.cuda._sleep(1)
-            calls.append(timing.queue_call(call, flush))
-        samples = timing.elapsed(calls)
-        for turn in range(timing.LAUNCH_CYCLE):
-            key = {"impl": impl, "m": m, "n": n, "launches": count, "turn": turn + 1}
-            median = statistics.median(samples[turn :: timing.LAUNCH_CYCLE])
-            rows.append(key | {"turn_us": median * 1e6})
-    return pd.DataFrame(rows)
 
 
 def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:

@@ -40,7 +40,7 @@ def test_columns_are_named_once_and_say_how_they_are_compared():
 def test_columns_of_one_run_or_of_the_host_are_not_compared():
     loose = {c.name for e in EXPERIMENTS.values() for c in e.columns if c.tolerance is None}
     host = {"host_us", "host_wait_us"}
-    names = {"us_p20", "us_p80", "us_reversed", "turn_us", "kernel", "version", "note", "refused"}
+    names = {"us_p20", "us_p80", "us_reversed", "kernel", "version", "note", "refused"}
     assert loose == names | host
 
 

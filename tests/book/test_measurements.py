@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import benchmark, gpus, residency, runtime
-from memtraffic.benchmark import decision, timing
+from memtraffic import benchmark, gpus, residency
+from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
@@ -139,37 +139,6 @@ def test_bench_copies_times_each_of_them(timed):
     assert frame["impl"].tolist() == 2 * list(benchmark.copies(matrix(4, 8)))
     assert frame["gb_per_s"][0] == pytest.approx(2 * 2 * 32 / 1e3)
     assert set(frame["dtype"]) == {"bfloat16"}
-
-
-def test_times_by_turn_are_counted_off(monkeypatch):
-    """By a GPU that starts each fourth kernel later, and on which each fifth call takes long."""
-    launched, called = [], []
-
-    def queue_call(call, flush):
-        assert flush == "flush"
-        call()
-        launched.extend("123")
-        slow = 100 if len(launched) % 5 == 0 else 1
-        return slow * 1e-6 * (1 + len(launched) % 4)
-
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", launched.append)
-    monkeypatch.setattr(timing, "flush_buffer", lambda: "flush")
-    monkeypatch.setattr(timing, "queue_call", queue_call)
-    monkeypatch.setattr(timing, "elapsed", list)
-    impls = {name: lambda x, name=name: called.append((name, *x.shape)) for name in ("a", "b")}
-    monkeypatch.setattr(measurements, "implementations", lambda names: impls)
-    frame = run("timing_turns", shapes=[[4, 8], [2, 16]], launches=[3, 4, 6], cycles=15)
-    keys = frame[["impl", "m", "n", "launches", "turn"]].to_numpy().tolist()
-    assert keys == [
-        [impl, *shape, launches, turn]
-        for impl, shape in itertools.product("ab", ([4, 8], [2, 16]))
-        for launches, turn in itertools.product((3, 4, 6), (1, 2, 3, 4))
-    ]
-    kinds = frame.groupby(["impl", "m", "launches"])["turn_us"].nunique()
-    assert kinds.tolist() == [4, 1, 2] * 4
-    assert frame["turn_us"].round(9).isin([1, 2, 3, 4]).all()
-    assert all(called.count((i, *s)) == 3 * (1 + 4 * 15) for i in "ab" for s in ((4, 8), (2, 16)))
 
 
 # ---- of the GPU itself

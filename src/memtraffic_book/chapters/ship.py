@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from memtraffic.benchmark.decision import CANDIDATES, choose
-from memtraffic_book import claim, experiments, figures, glue, recording, tables, units
+from memtraffic.tensors import matrix
+from memtraffic.testing import is_softmax
+from memtraffic_book import claim, experiments, figures, glue, prove, recording, tables, units
 
 TYPES = ("float32", "bfloat16")
 CASES = {
@@ -26,7 +31,11 @@ SHORT = {
 }
 ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
 CALLED_AT = (8, 4096)  # rows, at which a page shows what the caller sees
+SHOWN_AT = (128, 4096, 50257)  # columns
+SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
+TORCH = CANDIDATES[0]
 FLAT = 95  # % of a copy, from which on a line counts as flat
+LOWEST = 5  # widths
 
 Frames = Mapping[str, pd.DataFrame]
 
@@ -52,7 +61,7 @@ def runs(found: pd.Series[str]) -> str:
     """The answers at one width as text, from few rows to many.
 
     >>> runs(pd.Series({8: "torch.softmax", 64: "torch.softmax", 4096: "QuACK"}))
-    'torch to 64, then QuACK'
+    'torch to 64, QuACK'
 
     found: by the number of rows.
     """
@@ -60,19 +69,18 @@ def runs(found: pd.Series[str]) -> str:
         (name, [m for m, _ in some]) for name, some in groupby(found.items(), lambda it: it[1])
     ]
     *before, (last, _) = parts
-    text = "".join(f"{short(name)} to {rows[-1]}, then " for name, rows in before)
+    text = "".join(f"{short(name)} to {rows[-1]}, " for name, rows in before)
     return text + short(last)
 
 
 def show_decision(frames: Frames) -> None:
-    """Shows what to call at each width and number of rows, by the time on the GPU."""
-    found = {case: answers(frame) for case, frame in frames.items()}
+    """Shows what to call at each width and number of rows, called one by one from Python."""
+    found = {case: answers(frame, CALLED) for case, frame in frames.items()}
     rows = next(iter(found.values()))
     tables.show(
         sorted(set(rows.index.get_level_values("n"))),
         columns=lambda n: n,
         **{case: lambda n, it=it: runs(it.loc[n]) for case, it in found.items()},
-        rows_up_to=lambda n: max(rows.loc[n].index),
     )
 
 
@@ -80,7 +88,8 @@ class Threshold(NamedTuple):
     """A size of the matrix, below which `torch.softmax` is the answer.
 
     megabytes: of the matrix. below, small: how many smaller cases have that answer, of how many.
-    above, large: how many larger cases have another one, of how many.
+    above, large: how many larger cases have another one, of how many. share: of the time of
+    `torch.softmax` that the answer takes in larger cases, on average.
     """
 
     megabytes: float
@@ -88,68 +97,106 @@ class Threshold(NamedTuple):
     small: int
     above: int
     large: int
+    share: float
 
 
-def threshold(frames: Frames, column: str) -> Threshold:
-    """The size in whole MB that tells best where `torch.softmax` is the answer.
-
-    column: the times that decide.
-    """
+def threshold(frames: Iterable[pd.DataFrame], column: str = CALLED) -> Threshold:
+    """The round size that tells best where `torch.softmax` is the answer. column: of the times."""
     cases = []
-    for frame in frames.values():
-        itemsize = getattr(torch, frame["dtype"].iloc[0]).itemsize
+    for frame in frames:
+        us, itemsize = (
+            frame.set_index(["n", "m", "impl"])[column],
+            getattr(torch, frame["dtype"].iloc[0]).itemsize,
+        )
         for (n, m), name in answers(frame, column).items():
-            cases.append((m * n * itemsize / 1e6, name == CANDIDATES[0]))
-    sizes = sorted({size for size, _ in cases})
-    middles = [(one * two) ** 0.5 for one, two in pairwise(sizes)]
+            share = us[n, m, name] / us[n, m, TORCH]
+            cases.append((m * n * itemsize / 1e6, name == TORCH, share))
+    sizes = sorted({size for size, *_ in cases})
     found = []
-    for middle in middles:
-        size = float(f"{middle:.1g}") if middle < 10 else float(round(middle))
-        small = [is_torch for it, is_torch in cases if it < size]
-        large = [not is_torch for it, is_torch in cases if it >= size]
-        found.append(Threshold(size, sum(small), len(small), sum(large), len(large)))
+    for size in dict.fromkeys(float(f"{(a * b) ** 0.5:.1g}") for a, b in pairwise(sizes)):
+        small = [is_torch for it, is_torch, _ in cases if it < size]
+        large = [(is_torch, share) for it, is_torch, share in cases if it >= size]
+        if small and large:
+            above = sum(not is_torch for is_torch, _ in large)
+            share = statistics.geometric_mean(share for _, share in large)
+            found.append(Threshold(size, sum(small), len(small), above, len(large), share))
     return max(found, key=lambda it: it.below + it.above)
 
 
 def show_thresholds(frames: Frames) -> None:
-    """Claims below how many MB `torch.softmax` is to be called, by each of three clocks."""
-    ways = {
-        "gpu": (ON_GPU, "By the time on the GPU"),
-        "called": (CALLED, "Called one by one"),
-        "graph": (IN_GRAPH, "In a CUDA graph"),
-    }
-    for name, (column, how) in ways.items():
-        it = threshold(frames, column)
+    """Claims below how many MB `torch.softmax` is to be called, without and with a gradient."""
+    for name, how in (("forward", ""), ("gradient", "with its gradient ")):
+        it = threshold(frame for case, frame in frames.items() if ("gradient" in case) == bool(how))
         size = f"{it.megabytes:g} MB"
         claim(
-            f"{how}, torch.softmax is the answer in {it.below} of {it.small} cases of less than "
-            f"{size}, and in {it.large - it.above} of {it.large} larger ones.",
+            f"Called {how}one by one, torch.softmax is the answer in {it.below} of {it.small} "
+            f"cases of less than {size}, and in {it.large - it.above} of {it.large} larger ones, "
+            f"where the answer takes {100 * it.share:.0f} % of its time on average.",
             it.below + it.above > 0.75 * (it.small + it.large),
         )
         glue(f"{name}_mb", size)
+        glue(f"{name}_share", f"{100 * it.share:.0f} %")
 
 
-def show_times(frames: Frames, dtype: str) -> None:
-    """Shows what to call at few and at many rows and its time in µs, by the three clocks."""
+def claim_rivals(frames: Frames) -> None:
+    """Claims how near QuACK is to ours where it takes the rows; how often ours is the answer."""
+    wide, ratios = 4_000_000, []  # bytes
+    for frame in frames.values():
+        itemsize = getattr(torch, frame["dtype"].iloc[0]).itemsize
+        us = frame[frame[CALLED] > 0].pivot(index=["n", "m"], columns="impl", values=CALLED)
+        n, m = us.index.get_level_values(0), us.index.get_level_values(1)
+        ratios.append((us["memtraffic.softmax"] / us["QuACK"])[n * m * itemsize >= wide].dropna())
+    every = pd.concat(ratios)
+    mean = statistics.geometric_mean(every)
+    claim(
+        f"In {len(every)} cases of {units.format_bytes(wide)} or more that QuACK takes, a call of "
+        f"ours takes {units.format_ratio(mean)} the time of one of QuACK's on average (0.9x to "
+        "1.1x needed).",
+        0.9 < mean < 1.1,
+    )
+    found = [name for frame in frames.values() for name in answers(frame, CALLED)]
+    ours = found.count("memtraffic.softmax")
+    glue("ours", f"{ours} of {len(found)}")
+
+
+def show_times(frames: Frames) -> None:
+    """Shows what to call at a few widths and its time in µs, by the three clocks."""
     columns = {
-        f"{what}{heading}": (answers(frame, column), frame.set_index(["n", "m", "impl"])[column])
-        for what, frame in zip(
-            ("", "gradient_"), (frames[it] for it in CASES if dtype in it), strict=True
-        )
-        for heading, column in (("GPU", ON_GPU), ("called", CALLED), ("graph", IN_GRAPH))
+        f"{what}{heading}": {
+            dtype: (answers(frame, column), frame.set_index(["n", "m", "impl"])[column])
+            for dtype, frame in ((it, frames[it + case]) for it in TYPES)
+        }
+        for what, case in (("", ""), ("gradient_", ", with gradient"))
+        for heading, column in (("on_GPU", ON_GPU), ("called", CALLED), ("in_graph", IN_GRAPH))
     }
-    [(first, _), *_] = columns.values()
 
-    def cell(it: tuple[pd.Series[str], pd.Series[float]], key: tuple[int, int]) -> str:
-        name = it[0][key]
-        return f"{short(name)} {number(it[1][(*key, name)])}" if name in CANDIDATES else name
+    def cell(found: tuple[pd.Series[str], pd.Series[float]], n: int, m: int) -> str:
+        name = found[0][n, m]
+        return f"{short(name)} {number(found[1][n, m, name])}" if name in CANDIDATES else name
 
     tables.show(
-        [key for key in first.index if key[1] in CALLED_AT],
-        columns=lambda key: key[0],
-        rows_=lambda key: key[1],
-        **{name: lambda key, it=it: cell(it, key) for name, it in columns.items()},
+        itertools.product(SHOWN_AT, CALLED_AT, TYPES),
+        matrix=lambda key: f"{key[1]} x {key[0]} {SHORT_TYPES[key[2]]}",
+        **{
+            name: lambda key, it=it: cell(it[key[2]], key[0], key[1])
+            for name, it in columns.items()
+        },
     )
+    called, graph = (
+        fastest(frames[TYPES[0]], column)[SHOWN_AT[0], CALLED_AT[0]]
+        for column in (CALLED, IN_GRAPH)
+    )
+    claim(
+        f"At {CALLED_AT[0]} x {SHOWN_AT[0]} a call takes {units.format_ratio(called / graph)} what "
+        "it takes in a CUDA graph (more than 2.00x needed).",
+        called > 2 * graph,
+    )
+
+
+def fastest(frame: pd.DataFrame, column: str) -> pd.Series[float]:
+    """The least time in a column at each shape, by columns `n` and rows `m`."""
+    there = frame[(frame[column] > 0) & (frame["impl"] != "copy")]
+    return there.groupby(["n", "m"])[column].min()
 
 
 def number(us: float) -> str:
@@ -162,12 +209,12 @@ def number(us: float) -> str:
 
 
 def wrong(frames: Frames) -> Iterator[tuple[str, str]]:
-    """What gave a wrong result, and where: the kernel and case, and the judge's note."""
-    for case, frame in frames.items():
-        bad = frame[frame["note"].astype(str).str.startswith("wrong")]
-        for (name, n), part in bad.groupby(["impl", "n"]):
-            row = part.iloc[0]
-            yield f"{name} {row['version']}, {row['m']} x {n}, {case}", row["note"]
+    """Each kernel that was wrong, with its first shape and type, and what the judge said."""
+    every = pd.concat(frames.values())
+    bad = every[every["note"].astype(str).str.startswith("wrong")]
+    for (name, n, dtype), part in bad.groupby(["impl", "n", "dtype"]):
+        row = part.iloc[0]
+        yield f"{name} {row['version']}, {row['m']} x {n}, {dtype}", row["note"].partition(",")[0]
 
 
 def show_wrong(frames: Frames) -> None:
@@ -183,7 +230,6 @@ def show_wrong(frames: Frames) -> None:
         "torch.softmax or memtraffic.softmax.",
         not any(where.startswith(("torch", "memtraffic")) for where, _ in found),
     )
-    glue("wrong", str(bad))
 
 
 def show_attention() -> None:
@@ -204,11 +250,10 @@ def show_attention() -> None:
     )
     gain = (us["memtraffic.softmax"] / us[fused]).min()
     claim(
-        f"{fused} takes at most 1/{gain:.1f} of the time of attention with memtraffic.softmax "
-        "(less than half needed).",
+        f"Attention takes at least {units.format_ratio(gain)} the time of {fused} with "
+        "memtraffic.softmax (more than 2.00x needed).",
         gain > 2,
     )
-    glue("attention", units.format_ratio(gain))
 
 
 def draw_map() -> None:
@@ -221,14 +266,14 @@ def draw_map() -> None:
             speeds[name, dtype] = 100 * us["copy"] / us[name]
     ours = pd.DataFrame({dtype: speeds["memtraffic.softmax", dtype] for dtype in TYPES})
     flat = (ours >= FLAT).sum()
-    lines = {f"memtraffic, {dtype}": ours[dtype] for dtype in TYPES}
-    lines["torch, float32"] = speeds["torch.softmax", "float32"]
     title = f"The last kernel reaches {FLAT} % of a copy at {flat.sum()} of {ours.size} widths."
-    figures.plot_lines(lines, "columns", "% of the speed of a copy", title=title, log2=True)
+    ax = figures.width_map(ours, (TYPES[1], TYPES[0]), title=title)
+    for name, below in zip(ax.texts, (-34, -19), strict=True):  # of two lines that nearly meet
+        name.set_position((0, below))
     for dtype in TYPES:
-        low = ours[dtype][ours[dtype] < FLAT].sort_values()
+        low = ours[dtype].nsmallest(LOWEST)
         places = ", ".join(f"{value:.0f} % at {n}" for n, value in low.items())
-        print(f"Below {FLAT} % of a copy, {dtype}: {places}")
+        print(f"Lowest in {dtype}: {places}.")
     claim(
         f"In float32 the last kernel reaches {FLAT} % of the speed of a copy at "
         f"{flat['float32']} of {len(ours)} widths, and in bfloat16 at {flat['bfloat16']} "
@@ -238,10 +283,28 @@ def draw_map() -> None:
     gain = statistics.geometric_mean(
         speeds["memtraffic.softmax", "float32"] / speeds["torch.softmax", "float32"]
     )
-    for name, value in {
-        "flat32": flat["float32"], "flat16": flat["bfloat16"], "widths": len(ours)
-    }.items():  # fmt: skip
-        glue(name, str(value))
+    glue("flat32", f"{flat['float32']} of {len(ours)}")
+    glue("flat16", f"{flat['bfloat16']} of {len(ours)}")
     glue("lowest", f"{ours.min().min():.0f} %")
     glue("over_torch", units.format_ratio(gain))
     glue("step", units.format_ratio(1 / (0.9 + 0.1 / gain)))
+
+
+# ---- the judges of the exercises
+
+
+def right_by_the_table_alone(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a softmax is right at multiples of 128 columns, and wrong at 781."""
+    for n in (256, 384, 640):
+        if not is_softmax(fn, matrix(5, n)):
+            raise AssertionError(f"it is wrong at {n} columns, a width of the table")
+    if is_softmax(fn, matrix(5, 781)):
+        raise AssertionError("it is right at 781 columns, too")
+    return True
+
+
+def _log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, dim=1)
+
+
+judge_log_softmax = functools.partial(prove.exam, op=_log_softmax)

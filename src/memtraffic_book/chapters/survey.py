@@ -28,8 +28,8 @@ def show_summary(table: pd.DataFrame) -> None:
     )
     least, twice = (passes["ratio"] <= survey.EXACT).sum(), (passes["ratio"] >= TWICE).sum()
     claim(
-        f"{kernels} kernels have {len(table)} passes: {len(refused)} are refused, and of the other "
-        f"{len(passes)} {least} move no more than they must.",
+        f"Of {len(table)} passes of {kernels} kernels {len(refused)} are refused, and {least} of "
+        f"the other {len(passes)} move no more than they must.",
         len(refused) + len(passes) == len(table),
     )
     glue("kernels", str(kernels))

@@ -1,0 +1,188 @@
+"""The folded cells of `book/timing.ipynb`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from memtraffic.benchmark.timing import level
+from memtraffic_book import (
+    claim,
+    drift,
+    experiment,
+    experiments,
+    figures,
+    glue,
+    recording,
+    tables,
+    units,
+)
+from memtraffic_book.catalog import EXPERIMENTS
+
+FOLDERS = "nvidia-h200", "nvidia-h100-80gb-hbm3"
+NARROW, WIDE = 512, 16384  # columns
+TIMES = ["us", "us_p20", "us_p80"]
+
+
+def show_clocks() -> None:
+    """Shows the times of three softmaxes on the GPU and on the host, and claims who is busier."""
+    calls = experiment("timing_host")
+    tables.show(
+        calls,
+        softmax=lambda row: row["impl"],
+        columns=lambda row: row["n"],
+        on_the_GPU=lambda row: units.format_us(row["us"]),
+        call_returns=lambda row: units.format_us(row["host_us"]),
+        result_is_there=lambda row: units.format_us(row["host_wait_us"]),
+    )
+    at = calls.set_index(["impl", "n"])
+    narrow, wide = (at.loc["tiled", n] for n in (NARROW, WIDE))
+    shares = [row["host_us"] / row["us"] for row in (narrow, wide)]
+    claim(
+        f"The call of tiled takes {units.format_ratio(shares[0])} its time on the GPU at {NARROW} "
+        f"columns, and less at {WIDE} columns: {units.format_ratio(shares[1])}.",
+        shares[0] > shares[1],
+    )
+    glue("gpu_narrow", units.format_us(narrow["us"]))
+    glue("host_narrow", units.format_us(narrow["host_us"]))
+    glue("host_torch", units.format_us(at.loc["torch.softmax", NARROW]["host_us"]))
+    over = (calls["host_wait_us"] - calls["host_us"] - calls["us"]).abs().max()
+    glue("over", units.format_us(over))
+
+
+def claim_floor() -> None:
+    """Claims what two events take with nothing between them, and with an idle kernel."""
+    launches = experiment("launch_floor").set_index("what")["us"]
+    nothing, idle = launches["no kernel"], launches["one program"]
+    claim(
+        f"Two events with nothing between them are {units.format_us(nothing)} apart, and "
+        f"{units.format_us(idle)} with a kernel that does nothing.",
+        0 < nothing < idle,
+    )
+    glue("idle", units.format_us(idle))
+
+
+def show_cold() -> None:
+    """Shows the time of a read with L2 cold and warm, and claims what it can be worth."""
+    reads, roofs = experiments("l2_read", "roof")
+    us = reads.pivot(index="mib", columns="cache", values="us")
+    tables.show(
+        [2, 32, 512],
+        size=lambda mib: f"{mib} MiB",
+        cold=lambda mib: f"{us['cold'][mib]:.1f} µs",
+        warm=lambda mib: f"{us['warm'][mib]:.1f} µs",
+    )
+    ratio, later = (us["cold"] / us["warm"]).max(), us.loc[512, "cold"] - us.loc[512, "warm"]
+    claim(
+        f"A read is up to {units.format_ratio(ratio)} as fast warm as cold (more than 1.1x "
+        "needed).",
+        ratio > 1.1,
+    )
+    glue("later", units.format_us(later))
+    glue("dirty", f"{later * 1e-6 * roofs['copy_gb_per_s'][0] * 1e3:.0f} MB")
+    glue("l2", f"{roofs['l2_mib'][0] * 2**20 / 1e6:.0f} MB")
+
+
+def draw_spread() -> pd.DataFrame:
+    """Draws 15 medians of a copy, each with its percentiles. Returns the repetitions."""
+    [repeats] = recording.experiments_for_verdicts("timing_repeats")
+    lines, low, high, apart = {}, {}, {}, {}
+    for n in (NARROW, WIDE):
+        frame = repeats[(repeats["impl"] == "copy") & (repeats["n"] == n)]
+        share = (frame.set_index("repeat")[TIMES] / frame["us"].median()) * 100
+        name = f"{n} columns"
+        lines[name], low[name], high[name] = (share[it] for it in TIMES)
+        apart[n] = frame["us"].max() / frame["us"].min() - 1
+    figures.plot_lines(
+        lines,
+        "repetition",
+        "time, % of the median of the 15 medians",
+        title="A median repeats well, but single calls of a small copy vary.",
+        low=low,
+        high=high,
+    )
+    narrow, wide = (units.format_percent(apart[n]) for n in (NARROW, WIDE))
+    claim(
+        f"The 15 medians lie within {narrow} at {NARROW} columns and {wide} at {WIDE} (less than "
+        "10 % needed).",
+        max(apart.values()) < 0.1,
+    )
+    glue("apart_narrow", narrow)
+    glue("apart_wide", wide)
+    return repeats
+
+
+class Apart(NamedTuple):
+    """How far two medians of one kernel may lie apart: at the running example; at other shapes,
+    from 20 µs on; and below that."""
+
+    wide: float
+    long: float
+    short: float
+
+
+def compare_again() -> None:
+    """Claims how far the times of one kernel lie apart between experiments, on each GPU."""
+    found = [_apart(folder) for folder in FOLDERS]
+    for folder, it in zip(FOLDERS, found, strict=True):
+        gpu = recording.load_machine(recording.root() / folder)["gpu"]
+        claim(
+            f"On the {gpu}, medians that were taken again differ by at most "
+            f"{units.format_percent(it.wide)} at 4096 x {WIDE} (3 % allowed), by "
+            f"{units.format_percent(it.long)} elsewhere (10 %), and by "
+            f"{units.format_percent(it.short)} under {drift.SHORT_US:g} µs (20 %).",
+            it.wide < 0.03 and it.long < 0.1 and it.short < 0.2,
+        )
+    for name, values in zip(Apart._fields, zip(*found, strict=True), strict=True):
+        glue(f"between_{name}", units.format_percent(max(values)))
+
+
+def _apart(name: str) -> Apart:
+    folder, frames = recording.root() / name, []
+    for id in recording.load_machine(folder)["experiments"]:
+        options = EXPERIMENTS[id].arguments
+        if options.get("inputs") or options.get("gradient") or id == "copy_warm":
+            continue  # where the names mean something else
+        frame = recording.read(folder, EXPERIMENTS[id])
+        if {"impl", "m", "n", "dtype", "us"} <= set(frame):
+            if "layout" in frame:
+                frame = frame[frame["layout"] == "packed"]
+            timed = frame[frame["us"] > 0]
+            frames.append(timed.groupby(["dtype", "m", "n", "impl"])["us"].median())
+    times = pd.concat(frames).groupby(["dtype", "m", "n", "impl"]).agg(["min", "max", "count"])
+    times = times[times["count"] > 1]
+    differ, short = times["max"] / times["min"] - 1, times["min"] < drift.SHORT_US
+    wide = differ.loc["float32", 4096, WIDE]
+    return Apart(wide.max(), differ[~short].max(), differ[short].max())
+
+
+def claim_level(repeats: pd.DataFrame) -> None:
+    """Claims how often the repetitions call two kernels level. repeats: of `draw_spread`."""
+    rounds = [frame.set_index(["n", "impl"])[TIMES] for _, frame in repeats.groupby("repeat")]
+    for n in (NARROW, WIDE):
+        told = [level(*(list(at.loc[n, name]) for name in ("tiled", "copy"))) for at in rounds]
+        claim(
+            f"At {n} columns {told.count(False)} of {len(told)} repetitions say that tiled and the "
+            "copy are not level (13 equal verdicts needed).",
+            max(map(told.count, (True, False))) >= 13,
+        )
+
+
+def show_drift() -> None:
+    """Shows which experiments differed most on other H200s, and claims how much half of them do."""
+    worst = drift.read_drift()
+    worst = worst[worst["column"] == "us"].set_index("experiment")
+    apart = worst["difference"].abs()[worst["recorded"] >= drift.SHORT_US].sort_values()
+    tables.show(
+        apart.tail(3).index[::-1],
+        experiment=str,
+        time_differs_by=lambda id: units.format_percent(apart[id]),
+    )
+    claim(
+        f"In {len(apart)} experiments the worst time is {drift.SHORT_US:g} µs or more; the median "
+        f"of their differences is {units.format_percent(apart.median())} (less than 3 % needed).",
+        apart.median() < 0.03,
+    )
+    glue("half_apart", units.format_percent(apart.median()))
+    glue("most_apart", units.format_percent(apart.max()))

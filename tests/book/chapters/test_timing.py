@@ -1,0 +1,59 @@
+"""What the folded cells of `book/timing.ipynb` say of the recordings, and where they refuse to."""
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from memtraffic import runtime
+from memtraffic_book.chapters import timing
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What is kept for the prose."""
+    kept = {}
+    monkeypatch.setattr(timing, "glue", kept.__setitem__)
+    yield kept
+    plt.close("all")
+
+
+def test_claims_hold_of_the_recordings(glued, capsys):
+    timing.show_clocks()
+    timing.claim_floor()
+    timing.show_cold()
+    timing.show_drift()
+    timing.claim_level(timing.draw_spread())
+    assert capsys.readouterr().out.count("✓") == 7
+    assert all(value[0].isdigit() for value in glued.values())
+
+
+def test_compare_again_keeps_the_larger_of_both_gpus(glued, monkeypatch, capsys):
+    found = {
+        folder: timing.Apart(*values)
+        for folder, values in zip(
+            timing.FOLDERS, ((0.02, 0.05, 0.1), (0.01, 0.06, 0.0)), strict=True
+        )
+    }
+    monkeypatch.setattr(timing, "_apart", found.__getitem__)
+    timing.compare_again()
+    assert glued == {"between_wide": "2.0 %", "between_long": "6.0 %", "between_short": "10.0 %"}
+    found[timing.FOLDERS[1]] = timing.Apart(0.05, 0.0, 0.0)
+    with pytest.raises(AssertionError, match="H100"):
+        timing.compare_again()
+
+
+def test_claim_level_refuses_verdicts_that_differ():
+    repeats = timing.recording.read(
+        timing.recording.root() / timing.recording.PUBLISHED, timing.EXPERIMENTS["timing_repeats"]
+    )
+    half = (repeats["repeat"] < 8) & (repeats["impl"] == "tiled")
+    repeats.loc[half, timing.TIMES] = (
+        repeats.loc[repeats["impl"] == "copy", timing.TIMES].iloc[0].tolist()
+    )
+    with pytest.raises(AssertionError, match="13 equal verdicts"):
+        timing.claim_level(repeats)

@@ -1,0 +1,74 @@
+"""What the folded cells of `book/your-kernel.ipynb` say, and the judges of its exercises."""
+
+import pandas as pd
+import pytest
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from memtraffic import runtime
+from memtraffic_book import yours
+from memtraffic_book.chapters import your_kernel as page
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What is kept for the prose."""
+    kept = {}
+    monkeypatch.setattr(page, "glue", kept.__setitem__)
+    return kept
+
+
+def test_claims_hold_of_the_recordings(glued, capsys):
+    page.show_levels()
+    page.show_clock()
+    page.claim_small()
+    page.show_loss()
+    assert capsys.readouterr().out.count("✓") == 6
+    assert glued.keys() == {"change", "half", "over", "pytorch_ratio"}
+
+
+def test_keep_reads_refuses_another_kernel(glued):
+    page.keep_reads(yours.rms_norm)
+    assert glued["reads"] == "2"
+    with pytest.raises(AssertionError, match=r"3\.00 times"):
+        page.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w))
+
+
+def test_show_clock_refuses_a_loop_that_takes_twice_as_long(monkeypatch):
+    us = {"copy": 130.0, "RMS norm, PyTorch": 200.0, page.ROW: 135.0, page.LOOP: 270.0}
+    frame = pd.DataFrame({"impl": us.keys(), "us": us.values()})
+    monkeypatch.setattr(page, "experiment", lambda id: frame)
+    with pytest.raises(AssertionError, match="less than 25 %"):
+        page.show_clock()
+
+
+def test_judges_refuse_what_reads_too_much():
+    def two_reads(x, w):
+        return F.layer_norm(x, x.shape[1:], eps=1e-6) * w
+
+    with pytest.raises(AssertionError):
+        page.judge_layer_norm(two_reads)
+    with pytest.raises(AssertionError):
+        page.judge_add_and_norm(lambda x, r, w: (x + r, yours.rms_norm(x + r, w)))
+
+
+@pytest.mark.slow
+def test_judge_of_spills_wants_the_loop_where_it_fits():
+    def answer(x, w):
+        return yours.rms_norm(x, w) if x.shape[1] > 16384 else yours.rms_norm_loop(x, w)
+
+    assert page.judge_spills(answer)
+    with pytest.raises(AssertionError, match="_rms_norm_kernel"):
+        page.judge_spills(yours.rms_norm)
+
+
+def test_judge_of_padding_counts_what_is_read():
+    def reads_all(x, target):
+        loss = F.cross_entropy(x, target, reduction="none")
+        return loss, page._padded_gradient(x, target)
+
+    with pytest.raises(AssertionError, match="rows to read"):
+        page.judge_padding(reads_all)
