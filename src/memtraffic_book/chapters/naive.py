@@ -116,4 +116,3 @@ def draw_late(measured: list[dict[Any, Any]]) -> None:
         f"and {units.format_ratio(gaps / us['sub'])} the time of sub, between 0.85x and 1.15x.",
         gaps > 1.2 * us["exp"] and abs(gaps / us["sub"] - 1) < 0.15,
     )
-

@@ -37,9 +37,7 @@ def found(monkeypatch):
 
     def set_(**frames):
         monkeypatch.setattr(page, "experiment", lambda id, gpu=None: frames[id])
-        monkeypatch.setattr(
-            page, "experiments", lambda *ids, gpu=None: [frames[id] for id in ids]
-        )
+        monkeypatch.setattr(page, "experiments", lambda *ids, gpu=None: [frames[id] for id in ids])
 
     return set_
 
