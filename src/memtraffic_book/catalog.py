@@ -179,7 +179,6 @@ _SHARED = dict.fromkeys(("dram_read_bytes", "dram_write_bytes", "ns"), 0.25)
 # ---- shapes and values
 
 WIDE = [4096, 16384]
-COPIES = [[2**k, 16384] for k in range(5, 14)]
 WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
@@ -451,8 +450,6 @@ _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("copy", ["copy"], [WIDE]),
     _raced("first_copy", {"copy": "copy", "copy_rows": f"{_EXHIBITS}first_copy"}, [WIDE]),
-    _raced("copy_cold", ["copy"], COPIES),
-    _raced("copy_warm", ["copy"], COPIES, cold=False),
     _one("copies", m.bench_copies, shapes=COPIED),
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),

@@ -60,6 +60,9 @@ DRAWN = {
     "bars": lambda: figures.plot_bars(
         ["copy", "naive"], [4000, 800], ["4000 GB/s", "800 GB/s"], "GB/s", title=SAYING
     ),
+    "strip": lambda: figures.strip(
+        ["DRAM", "L2", "L1", "warps"], ["16.4 kB", "2.1 MB", "268.4 MB"], title=SAYING
+    ),
     "five-trips": lambda: figures.five_trips(OPS, FUSED, title=SAYING),
     "full-and-empty": lambda: figures.full_and_empty(
         [figures.Slots(64, 1, 4, 0.57), figures.Slots(3, 16, 16, 1.02)], title=SAYING
@@ -244,6 +247,13 @@ def test_machine_draws_what_the_table_says():
     assert {"LDS\n64 KiB", "304 CUs", "registers\n128 KiB"} <= amd
     with pytest.raises(ValueError, match=r"dram_to_l1.*known are dram_to_l2"):
         figures.machine(H200, lit={"dram_to_l1": ""})
+
+
+def test_strip_says_what_passes_between_neighbours():
+    ax = DRAWN["strip"]()
+    said = [text for text in texts(ax) if text]  # an arrow is a text of nothing
+    assert said == ["DRAM", "L2", "L1", "warps", "16.4 kB", "2.1 MB", "268.4 MB"]
+    assert len(boxes(ax, "stop")) == 4
 
 
 def test_five_trips_shows_the_bytes_of_each_arrow():

@@ -16,7 +16,7 @@ from memtraffic_book.figures.charts import (
     width_map,
 )
 from memtraffic_book.figures.drawing import MUTED, ORANGE
-from memtraffic_book.figures.hardware import five_trips, machine
+from memtraffic_book.figures.hardware import five_trips, machine, strip
 from memtraffic_book.figures.maps import (
     heatmap,
     plot_access_map,
@@ -41,6 +41,7 @@ __all__ = [
     "plot_thread_layout",
     "roofline",
     "sm_packing",
+    "strip",
     "times",
     "width_map",
 ]

@@ -218,6 +218,28 @@ def _with_size(name: str, size: str, between: str = ", ") -> str:
 
 
 @styled
+def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
+    """The way of the bytes as a strip: places in a row, and what goes from each to the next.
+
+    stops: names of places, from DRAM on; those of the machine have its colours.
+    texts: the bytes between each place and the next, one fewer than places.
+    """
+    gap, high = 0.28, 0.42
+    wide = (RIGHT - LEFT - gap * len(texts)) / len(stops)
+    ax = board()
+    for i, stop in enumerate(stops):
+        x = LEFT + i * (wide + gap)
+        look = {"fc": FILLS.get(stop.lower(), PALE), "ec": INK}
+        box(ax, (x, 0.32), (wide, high), lw=1.2, gid="stop", **look)
+        write(ax, x + wide / 2, 0.32 + high / 2, stop)
+    for i, text in enumerate(texts):
+        x, y = LEFT + (i + 1) * wide + i * gap, 0.32 + high / 2
+        arrow(ax, (x + 0.02, y), (x + gap - 0.02, y), color=BLUE, linewidth=3, mutation_scale=12)
+        write(ax, x + gap / 2, 0.15, text, color=BLUE, weight="bold", gid="bytes")
+    return finish(ax, 0.32 + high + 0.06, title)
+
+
+@styled
 def five_trips(ops: Sequence[OpTraffic], fused: OpTraffic, *, title: str = "") -> Axes:
     """Kernels that each go to memory and back, beside one kernel that goes once.
 
