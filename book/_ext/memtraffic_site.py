@@ -3,7 +3,7 @@
 Under each chapter's title stands how long it takes and where to run it; the first page has buttons
 and a card for each chapter; each page has a description, and a card for those who share its link. A
 term of the glossary shows its definition where a page first uses it, and a number stays on one line
-with its unit.
+with its unit. A picture and the paragraph in italics after it become a numbered figure.
 Nothing is asked from another origin when a page is read.
 """
 
@@ -22,6 +22,7 @@ import plain_files
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +234,57 @@ def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
         link_terms(doctree, definitions(app.env.get_doctree("book/glossary")))
 
 
+class Captions(SphinxPostTransform):
+    """Makes a picture and the paragraph in italics after it a figure, numbered through the page.
+
+    The picture is a paragraph's, or the last that the cell before it drew.
+    """
+
+    default_priority = 4.5  # outputs are chosen at 4, figures that move are put in at 5
+
+    def run(self, **options: Any) -> None:
+        number = 0
+        for paragraph in list(self.document.findall(in_italics)):
+            picture = picture_before(paragraph)
+            if picture is not None:
+                number += 1
+                caption = nodes.caption("", "", nodes.strong("", f"Figure {number}. "))
+                for part in paragraph:
+                    caption += part.children if isinstance(part, nodes.emphasis) else part
+                figure = nodes.figure("", ids=[f"figure-{number}"])
+                place = picture.parent
+                if isinstance(place, nodes.paragraph):
+                    picture, place = place, place.parent
+                place.replace(picture, figure)
+                figure += [
+                    *(picture if isinstance(picture, nodes.paragraph) else [picture]),
+                    caption,
+                ]
+                paragraph.parent.remove(paragraph)
+
+
+def in_italics(node: nodes.Node) -> bool:
+    """Whether a node is a paragraph of nothing but italics."""
+    return (
+        isinstance(node, nodes.paragraph)
+        and any(isinstance(it, nodes.emphasis) for it in node)
+        and all(isinstance(it, nodes.emphasis) or not it.astext().strip() for it in node)
+    )
+
+
+def picture_before(paragraph: nodes.paragraph) -> nodes.image | None:
+    """The image that stands directly before a paragraph, alone or as an output of a cell."""
+    before = paragraph.previous_sibling()
+    if not isinstance(before, nodes.paragraph | nodes.container):
+        return None
+    if isinstance(before, nodes.paragraph) and any(
+        not isinstance(it, nodes.image) and it.astext().strip() for it in before
+    ):
+        return None
+    images = list(before.findall(nodes.image))
+    return images[-1] if images else None
+
+
 def visit_fold(writer: Any, node: HideCodeCellNode) -> None:
     """The fold of MyST-NB, without a label that hides its title from a screen reader."""
     start = len(writer.body)
@@ -305,6 +357,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)
+    app.add_post_transform(Captions)
     app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_HideCellInput))
     app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)
