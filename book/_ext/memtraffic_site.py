@@ -53,7 +53,7 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     repository: its address, or "". With one, Colab opens the notebook that the branch gh-pages
     holds; without, the reader downloads the same notebook and uploads it.
     """
-    parts = [f"{minutes} minutes"]
+    parts = [f"About {minutes} minutes"]
     if name in plain_files.KERNELS:
         file = plain_files.file_name(name)
         parts.append(f'<a href="{file}" download>the kernel in one plain file</a>')
@@ -234,6 +234,34 @@ def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
         link_terms(doctree, definitions(app.env.get_doctree("book/glossary")))
 
 
+# What a paragraph or a box is for, by its first words in bold.
+KINDS = {"Takeaway.": "takeaway", "Open questions.": "open-questions", "Next:": "next"}
+
+
+MINUTES = r"About [\w-]+ minutes\.\s*"
+
+
+class Boxes(SphinxPostTransform):
+    """Gives a takeaway, open questions and the link to the next chapter a class each.
+
+    The reading time that a paragraph of a notebook begins with stands under the title already.
+    """
+
+    default_priority = 4.2  # before italics are taken for captions
+
+    def run(self, **options: Any) -> None:
+        for paragraph in list(self.document.findall(nodes.paragraph)):
+            first = paragraph[0] if len(paragraph) else paragraph
+            if isinstance(first, nodes.strong) and first.astext() in KINDS:
+                quoted = isinstance(paragraph.parent, nodes.block_quote)
+                box = paragraph.parent if quoted else paragraph
+                box["classes"].append(KINDS[first.astext()])
+            elif re.fullmatch(MINUTES, first.astext()):
+                paragraph.remove(first)
+                if not paragraph.astext().strip():
+                    paragraph.parent.remove(paragraph)
+
+
 class Captions(SphinxPostTransform):
     """Makes a picture and the paragraph in italics after it a figure, numbered through the page.
 
@@ -357,6 +385,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)
+    app.add_post_transform(Boxes)
     app.add_post_transform(Captions)
     app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_HideCellInput))
     app.connect("doctree-resolved", mend_text)

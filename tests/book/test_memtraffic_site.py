@@ -143,7 +143,23 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
 
 
-# ---- captions
+# ---- boxes and captions
+
+
+def test_boxes_and_the_next_chapter_have_their_classes():
+    def bold(word, rest):
+        return nodes.paragraph("", "", nodes.strong("", word), nodes.Text(rest))
+
+    quotes = [nodes.block_quote("", bold(word, " 3.")) for word in ("Takeaway.", "Open questions.")]
+    parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]
+    document = new_document("page")
+    time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
+    parts += [time, nodes.paragraph("", "About 12 minutes."), nodes.paragraph()]
+    document += [*quotes, *parts]
+    site.Boxes(document).run()
+    classes = [it["classes"] for it in document.children]
+    assert classes == [["takeaway"], ["open-questions"], ["next"], [], [], [], []]
+    assert document.children[5].astext() == "\nYou."
 
 
 def captioned(*parts):

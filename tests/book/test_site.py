@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from browser import dump_dom
+from browser import dump_dom, run_script
 from notebooks import MACHINE_PATH, folded, load
 
 import memtraffic
@@ -226,7 +226,7 @@ def test_line_under_the_title(site, page, name):
     text = (site / f"{name}.html").read_text("utf-8")
     [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
     line = Page(line)
-    assert re.match(r"[1-9]\d? minutes ", line.seen)
+    assert re.match(r"About [1-9]\d? minutes ", line.seen)
     assert "Run this chapter on Colab" in line.seen
     if Path(name).name in KERNELS:
         assert f"softmax_{Path(name).name}.py" in line.links
@@ -394,6 +394,33 @@ def test_dark_page_is_printed_as_a_light_one(site, tmp_path):
     assert all(
         "@media screen" in part.split("}")[-1] + part for part in css.split("filter: invert")[:-1]
     )
+
+
+GUESSES = {  # an answer as a page has it, a guess, what is said of it
+    ("5.29x", "5.3"): "Right.", ("129 µs", "64"): "2 times too low.",
+    ("67,108,864", "80000000"): "19 % too high.", ("2 kB", "25"): "13 times too high.",
+    ("96\N{NO-BREAK SPACE}%", "-4"): "Off by 100.", ("0", "3"): "Off by 3.",
+}  # fmt: skip
+
+
+@pytest.mark.browser
+def test_guess_opens_the_answer_and_says_how_far_off_it_was(tmp_path):
+    fold = '<details class="guess"><summary>The answer</summary><p><strong>{}</strong>: so it is'
+    body = "".join(f"{fold.format(answer)}.</p></details>" for answer, _ in GUESSES)
+    body += '<details class="guess"><summary>The answer</summary><p>Words.</p></details>'
+    script = f"""const guesses = {json.dumps([guess for _, guess in GUESSES])}, found = [];
+        document.querySelectorAll("form").forEach((form, i) => {{
+          form.querySelector("input").value = guesses[i];
+          form.requestSubmit();
+          found.push([form.querySelector("output").textContent, form.nextElementSibling.open,
+            form.querySelector("span").textContent, form.querySelector("label").textContent]);
+        }});
+        done(found);"""
+    found = run_script(tmp_path, [ROOT / "book" / "_static" / "pages.js"], script, body)
+    said, opened, units, labels = zip(*found, strict=True)
+    assert list(said) == list(GUESSES.values())
+    assert set(opened) == {True} and units == ("x", "µs", "", "kB", "%", "")
+    assert {it.strip() for it in labels} == {"Your guess"}
 
 
 SEARCHES = {  # what stands first, as the start of its title and of its anchor
