@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from browser import dump_dom, run_script
+from browser import Browser, dump_dom, run_script
 from notebooks import MACHINE_PATH, folded, load
 
 import memtraffic
@@ -308,33 +308,76 @@ def test_units_stay_with_their_numbers(site, page, name):
     assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
 
 
-PHONE = 390  # pixels
-# Of each page in a frame as wide as a phone: its width, and what reaches past the edge.
-OVERFLOW = """<!doctype html><meta charset="utf-8"><pre id="done"></pre>{frames}<script>
-addEventListener("load", () => {{
-  const pages = [...document.querySelectorAll("iframe")].map((frame) => {{
-    const page = frame.contentDocument, width = page.documentElement.scrollWidth;
-    const wide = [...page.querySelectorAll("article *")].filter((element) =>
-      element.getBoundingClientRect().right > frame.clientWidth &&
-      !element.closest("pre, .output, .table-wrapper, [style*=overflow]"));
-    return [frame.id, width, wide.slice(0, 3).map((it) => it.outerHTML.slice(0, 100))];
-  }});
-  document.getElementById("done").textContent = JSON.stringify(pages);
-}});</script>"""
+FORMS = {  # the width of a page in pixels, its medium, its theme
+    "wide": (1280, "screen", "light"),
+    "wide, dark": (1280, "screen", "dark"),
+    "phone": (390, "screen", "light"),
+    "phone, dark": (390, "screen", "dark"),
+    "paper": (700, "print", "light"),
+}
+# What is wrong with a page as it is shown: what leaves it or is cut off, text that is too faint,
+# what a screen reader cannot name.
+FAULTS = (Path(__file__).parent / "page_faults.js").read_text("utf-8")
 
 
 @pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(site, tmp_path):
-    """Code and tables may scroll in their boxes, the page may not."""
-    frame = '<iframe id="{0}" src="{1}" width="{2}" height="800" style="border:0"></iframe>'
-    frames = [frame.format(name, (site / f"{name}.html").as_uri(), PHONE) for name in PAGES]
-    wrapper = tmp_path / "phone.html"
-    wrapper.write_text(OVERFLOW.format(frames="".join(frames)), "utf-8")
-    dom = dump_dom(wrapper, tmp_path, "--allow-file-access-from-files")
-    [text] = re.findall(r'<pre id="done">(.*?)</pre>', dom, re.S)
-    measured = json.loads(html.unescape(text))
-    assert [name for name, *_ in measured] == PAGES
-    assert not [(name, width, wide) for name, width, wide in measured if width > PHONE]
+def test_every_page_in_every_form(site, tmp_path):
+    """Nothing is asked from elsewhere, no script fails, and the page shows all that it has."""
+    found = []
+    with Browser(tmp_path) as browser:
+        for name in [*PAGES, "search", "genindex"]:
+            browser.show(1280)
+            events = browser.open((site / f"{name}.html").as_uri())
+            found += [(name, text) for text in complaints(events)]
+            for form, (width, media, theme) in FORMS.items():
+                browser.show(width, media)
+                browser.run(f"document.documentElement.dataset.theme = {theme!r}")
+                faults = browser.run(FAULTS.replace("PAPER", json.dumps(media == "print")))
+                found += [(name, form, text) for text in faults]
+    assert not found
+
+
+def complaints(events):
+    """What a browser says of a page while it loads: requests to elsewhere, errors of scripts."""
+    for event in events:
+        method, said = event["method"], event["params"]
+        if method == "Network.requestWillBeSent":
+            if not said["request"]["url"].startswith(("file:", "data:", "blob:")):
+                yield said["request"]["url"]
+        elif method == "Runtime.exceptionThrown":
+            yield str(said["exceptionDetails"])[:300]
+        elif method == "Runtime.consoleAPICalled" and said["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
+            yield str(said["args"])[:300]
+        elif method == "Log.entryAdded" and said["entry"]["level"] == "error":
+            yield said["entry"]["text"]
+
+
+@pytest.mark.browser
+def test_faults_of_a_page_are_found(tmp_path):
+    """Each once: a page asks elsewhere, throws, and has ten faults."""
+    page = tmp_path / "page.html"
+    page.write_text(
+        """<!doctype html><html><body style="margin: 0; background: white"><article>
+<h1>T</h1><h3>skips a level</h3><p id="a">A</p><p id="a">A</p><img src="data:,">
+<p style="color: #bbb">Too faint.</p><button></button><a href="#a"></a><input>
+<div style="width: 200px; overflow: hidden"><table><tr><td style="min-width: 300px">x</table></div>
+<div style="width: 2000px">wide</div></article>
+<script src="https://example.org/x.js"></script><script>console.error("no"); a.b.c;</script>""",
+        "utf-8",
+    )
+    with Browser(tmp_path) as browser:
+        browser.show(1280)
+        said = "\n".join(complaints(browser.open(page.as_uri())))
+        assert "https://example.org/x.js" in said and "'no'" in said and "ReferenceError" in said
+        faults = browser.run(FAULTS.replace("PAPER", "false"))
+    wanted = ["wider", "cut off", "faint", "no name: <button", "no name: <a", "no label", "no alt"]
+    wanted += ["the same id", "skips", "no language"]
+    assert [sum(it.startswith(word) for it in faults) for word in wanted] == [1] * 10, faults
+    assert len(faults) == 10
 
 
 def in_browser(site, tmp_path, name, script):
