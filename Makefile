@@ -28,7 +28,7 @@ help: ## list the commands
 
 book: $(BOOK_ENV) ## build the book and print the page to open
 	$(BOOK_PY) $(JUPYTER_BOOK) build . --warningiserror --nitpick --keep-going --quiet
-	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book
+	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book --markdown $(HTML)/memtraffic.md
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 
 serve: book ## build the book and serve it at http://localhost:8000

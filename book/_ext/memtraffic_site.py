@@ -30,6 +30,7 @@ SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
+MOVED = {"warps": "tiled"}  # a page that was, the one that has its text
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.
@@ -369,12 +370,14 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         return
     folder = Path(app.outdir)
     plain_files.write_plain_files(folder / "book")
-    first = f"{app.config.root_doc}.html"
     title = html.escape(app.config.html_title)
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-    refresh = f'<meta http-equiv="refresh" content="0; url={first}">'
-    text = f'{page}{refresh}<p><a href="{first}">{title}</a></p></html>\n'
-    (folder / "index.html").write_text(text, "utf-8")
+    moved = {"index": f"{app.config.root_doc}.html"}
+    moved |= {f"book/{old}": f"{new}.html" for old, new in MOVED.items()}
+    for old, new in moved.items():
+        refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
+        text = f'{page}{refresh}<p><a href="{new}">{title}</a></p></html>\n'
+        (folder / f"{old}.html").write_text(text, "utf-8")
     base = html.escape(app.config.html_baseurl)
     if base:  # a missing page may be in any folder, so its link must be absolute
         text = f'{page}<h1>There is no such page</h1><p><a href="{base}">{title}</a></p></html>\n'

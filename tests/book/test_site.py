@@ -250,6 +250,22 @@ def test_downloaded_notebook_needs_nothing_else(page, site, name):
     assert "{glue:" not in path.read_text("utf-8")
 
 
+def test_whole_book_is_one_file_of_markdown(site):
+    """With a heading for each page, in the book's order, and nothing that only a browser shows."""
+    text = (site / "memtraffic.md").read_text("utf-8")
+    titles = re.findall(r"^# .*$", re.sub(r"^(```+).*?^\1", "", text, flags=re.M | re.S), re.M)
+    assert len(titles) == len(PAGES)
+    for name, title in zip(PAGES, titles, strict=True):
+        seen = read(site / f"{name}.html").titles[0]
+        assert title[2:12].replace("`", "") in html.unescape(seen) or name == PAGES[0]
+    assert "{glue:" not in text and "base64" not in text
+
+
+def test_addresses_of_before_lead_on(site):
+    """What had an address once: a page of that name leads to the one that has its text now."""
+    assert "url=tiled.html" in (site / "book" / "warps.html").read_text("utf-8")
+
+
 def test_reference_describes_the_front_door(site):
     described = read(site / "book" / "api.html").ids
     for name in memtraffic.__all__:  # a module has an entry for each of its names
@@ -345,7 +361,7 @@ def complaints(events):
             if not said["request"]["url"].startswith(("file:", "data:", "blob:")):
                 yield said["request"]["url"]
         elif method == "Runtime.exceptionThrown":
-            yield str(said["exceptionDetails"])[:300]
+            yield str(said["exceptionDetails"].get("exception"))[:300]
         elif method == "Runtime.consoleAPICalled" and said["type"] in (
             "error",
             "warning",
@@ -372,7 +388,7 @@ def test_faults_of_a_page_are_found(tmp_path):
     with Browser(tmp_path) as browser:
         browser.show(1280)
         said = "\n".join(complaints(browser.open(page.as_uri())))
-        assert "https://example.org/x.js" in said and "'no'" in said and "ReferenceError" in said
+        assert "https://example.org/x.js" in said and "'no'" in said and "TypeError" in said
         faults = browser.run(FAULTS.replace("PAPER", "false"))
     wanted = ["wider", "cut off", "faint", "no name: <button", "no name: <a", "no label", "no alt"]
     wanted += ["the same id", "skips", "no language"]
