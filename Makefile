@@ -28,7 +28,7 @@ help: ## list the commands
 
 book: $(BOOK_ENV) ## build the book and print the page to open
 	$(BOOK_PY) $(JUPYTER_BOOK) build . --warningiserror --nitpick --keep-going --quiet
-	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book
+	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book --markdown $(HTML)/memtraffic.md
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 
 serve: book ## build the book and serve it at http://localhost:8000
@@ -102,20 +102,20 @@ gpu: $(TEST_ENV)
 clean: ## remove everything that was built
 	rm -rf .venv _build book/_build
 
-.venv/test/made: requirements.txt pyproject.toml
+.venv/test/made: requirements.txt constraints-test.txt pyproject.toml
 	$(PYTHON3) -m venv .venv/test
-	.venv/test/bin/python $(PIP) -r requirements.txt
+	.venv/test/bin/python $(PIP) -r requirements.txt -c constraints-test.txt
 	touch $@
 
 .venv/test/lab: .venv/test/made
-	.venv/test/bin/python $(PIP) -r requirements.txt jupyterlab==4.6.6
+	.venv/test/bin/python $(PIP) -r requirements.txt -c constraints-test.txt jupyterlab==4.6.6
 	touch $@
 
 .venv/test/mutants: .venv/test/made
-	.venv/test/bin/python $(PIP) -r requirements.txt cosmic-ray==8.7.0
+	.venv/test/bin/python $(PIP) -r requirements.txt -c constraints-test.txt cosmic-ray==8.7.0
 	touch $@
 
-.venv/book/made: requirements.txt
+.venv/book/made: requirements.txt constraints-book.txt
 	$(PYTHON3) -m venv .venv/book
-	.venv/book/bin/python $(PIP) $$(grep -E '^(jupyter-book|myst|sphinx)' requirements.txt)
+	.venv/book/bin/python $(PIP) -c constraints-book.txt $$(grep -E '^(jupyter-book|myst|sphinx)' requirements.txt)
 	touch $@

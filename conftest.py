@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -52,6 +53,13 @@ def pytest_configure(config):
             rule.flush()
             config.add_cleanup(rule.close)
             config.option.nbval_sanitize_with = rule.name
+
+
+@pytest.fixture(autouse=True)
+def new_page():
+    """Each test and each docstring says the origins of its results as a page does, once."""
+    if recording := sys.modules.get("memtraffic_book.recording"):
+        recording.said.clear()
 
 
 def pytest_report_header(config):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -107,3 +108,19 @@ def test_library_works_where_only_its_dependencies_can_be_imported(wheel, tmp_pa
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("reads MN, writes MN\n") and "sm_90 (H200)" in done.stdout
+
+
+def test_environments_have_exact_versions_that_agree():
+    """Those that `requirements.txt` names, and the same in both environments."""
+
+    def pins(name):
+        text = (ROOT / name).read_text("utf-8")
+        found = [Requirement(it) for it in text.splitlines() if it and it[0] not in "#-"]
+        assert all(str(it.specifier).startswith("==") for it in found)
+        return {canonicalize_name(it.name): str(it.specifier) for it in found}
+
+    wanted, of_tests, of_book = map(
+        pins, ("requirements.txt", "constraints-test.txt", "constraints-book.txt")
+    )
+    assert wanted.items() <= of_tests.items()
+    assert of_book.items() <= of_tests.items() and "sphinx" in of_book

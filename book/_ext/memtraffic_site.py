@@ -3,7 +3,7 @@
 Under each chapter's title stands how long it takes and where to run it; the first page has buttons
 and a card for each chapter; each page has a description, and a card for those who share its link. A
 term of the glossary shows its definition where a page first uses it, and a number stays on one line
-with its unit.
+with its unit. A picture and the paragraph in italics after it become a numbered figure.
 Nothing is asked from another origin when a page is read.
 """
 
@@ -22,6 +22,7 @@ import plain_files
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
+MOVED = {"warps": "tiled"}  # a page that was, the one that has its text
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.
@@ -52,7 +54,7 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     repository: its address, or "". With one, Colab opens the notebook that the branch gh-pages
     holds; without, the reader downloads the same notebook and uploads it.
     """
-    parts = [f"{minutes} minutes"]
+    parts = [f"About {minutes} minutes"]
     if name in plain_files.KERNELS:
         file = plain_files.file_name(name)
         parts.append(f'<a href="{file}" download>the kernel in one plain file</a>')
@@ -233,6 +235,85 @@ def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
         link_terms(doctree, definitions(app.env.get_doctree("book/glossary")))
 
 
+# What a paragraph or a box is for, by its first words in bold.
+KINDS = {"Takeaway.": "takeaway", "Open questions.": "open-questions", "Next:": "next"}
+
+
+MINUTES = r"About [\w-]+ minutes\.\s*"
+
+
+class Boxes(SphinxPostTransform):
+    """Gives a takeaway, open questions and the link to the next chapter a class each.
+
+    The reading time that a paragraph of a notebook begins with stands under the title already.
+    """
+
+    default_priority = 4.2  # before italics are taken for captions
+
+    def run(self, **options: Any) -> None:
+        for paragraph in list(self.document.findall(nodes.paragraph)):
+            first = paragraph[0] if len(paragraph) else paragraph
+            if isinstance(first, nodes.strong) and first.astext() in KINDS:
+                quoted = isinstance(paragraph.parent, nodes.block_quote)
+                box = paragraph.parent if quoted else paragraph
+                box["classes"].append(KINDS[first.astext()])
+            elif re.fullmatch(MINUTES, first.astext()):
+                paragraph.remove(first)
+                if not paragraph.astext().strip():
+                    paragraph.parent.remove(paragraph)
+
+
+class Captions(SphinxPostTransform):
+    """Makes a picture and the paragraph in italics after it a figure, numbered through the page.
+
+    The picture is a paragraph's, or the last that the cell before it drew.
+    """
+
+    default_priority = 4.5  # outputs are chosen at 4, figures that move are put in at 5
+
+    def run(self, **options: Any) -> None:
+        number = 0
+        for paragraph in list(self.document.findall(in_italics)):
+            picture = picture_before(paragraph)
+            if picture is not None:
+                number += 1
+                caption = nodes.caption("", "", nodes.strong("", f"Figure {number}. "))
+                for part in paragraph:
+                    caption += part.children if isinstance(part, nodes.emphasis) else part
+                figure = nodes.figure("", ids=[f"figure-{number}"])
+                place = picture.parent
+                if isinstance(place, nodes.paragraph):
+                    picture, place = place, place.parent
+                place.replace(picture, figure)
+                figure += [
+                    *(picture if isinstance(picture, nodes.paragraph) else [picture]),
+                    caption,
+                ]
+                paragraph.parent.remove(paragraph)
+
+
+def in_italics(node: nodes.Node) -> bool:
+    """Whether a node is a paragraph of nothing but italics."""
+    return (
+        isinstance(node, nodes.paragraph)
+        and any(isinstance(it, nodes.emphasis) for it in node)
+        and all(isinstance(it, nodes.emphasis) or not it.astext().strip() for it in node)
+    )
+
+
+def picture_before(paragraph: nodes.paragraph) -> nodes.image | None:
+    """The image that stands directly before a paragraph, alone or as an output of a cell."""
+    before = paragraph.previous_sibling()
+    if not isinstance(before, nodes.paragraph | nodes.container):
+        return None
+    if isinstance(before, nodes.paragraph) and any(
+        not isinstance(it, nodes.image) and it.astext().strip() for it in before
+    ):
+        return None
+    images = list(before.findall(nodes.image))
+    return images[-1] if images else None
+
+
 def visit_fold(writer: Any, node: HideCodeCellNode) -> None:
     """The fold of MyST-NB, without a label that hides its title from a screen reader."""
     start = len(writer.body)
@@ -289,12 +370,14 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         return
     folder = Path(app.outdir)
     plain_files.write_plain_files(folder / "book")
-    first = f"{app.config.root_doc}.html"
     title = html.escape(app.config.html_title)
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-    refresh = f'<meta http-equiv="refresh" content="0; url={first}">'
-    text = f'{page}{refresh}<p><a href="{first}">{title}</a></p></html>\n'
-    (folder / "index.html").write_text(text, "utf-8")
+    moved = {"index": f"{app.config.root_doc}.html"}
+    moved |= {f"book/{old}": f"{new}.html" for old, new in MOVED.items()}
+    for old, new in moved.items():
+        refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
+        text = f'{page}{refresh}<p><a href="{new}">{title}</a></p></html>\n'
+        (folder / f"{old}.html").write_text(text, "utf-8")
     base = html.escape(app.config.html_baseurl)
     if base:  # a missing page may be in any folder, so its link must be absolute
         text = f'{page}<h1>There is no such page</h1><p><a href="{base}">{title}</a></p></html>\n'
@@ -305,6 +388,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)
+    app.add_post_transform(Boxes)
+    app.add_post_transform(Captions)
     app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_HideCellInput))
     app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)

@@ -18,3 +18,35 @@ const page = document.documentElement;
 let theme = "";
 addEventListener("beforeprint", () => ([theme, page.dataset.theme] = [page.dataset.theme, "light"]));
 addEventListener("afterprint", () => (page.dataset.theme = theme));
+
+// A question that asks for a guess takes it: Enter opens the answer, whose first bold text holds the
+// number, and says how far off the guess was.
+const digits = (text) => text.replace(/(\d)[,\u202f](?=\d{3})/g, "$1");
+function distance(guess, answer) {
+  const ratio = guess / answer;
+  if (Math.abs(guess - answer) <= 0.01 * Math.abs(answer)) return "Right.";
+  if (!(ratio > 0 && ratio < Infinity)) return `Off by ${Number(Math.abs(guess - answer).toPrecision(2))}.`;
+  const side = ratio > 1 ? "too high" : "too low", times = Math.max(ratio, 1 / ratio);
+  if (times >= 2) return `${Number(times.toPrecision(2))} times ${side}.`;
+  return `${Math.round(100 * Math.abs(ratio - 1)) || 1} % ${side}.`;
+}
+function askFirst(fold) {
+  const [, number, unit] = digits(fold.querySelector("strong")?.textContent ?? "").match(
+    /(-?\d+(?:\.\d+)?)\s*(.{0,12}?)\s*$/) ?? [];
+  if (number === undefined) return;
+  const form = document.createElement("form");
+  form.className = "guess";
+  form.innerHTML = `<label>Your guess <input type="number" step="any" required></label>
+    <span></span><button>Check</button><output></output>`;
+  form.querySelector("span").textContent = unit;
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const guess = form.querySelector("input").valueAsNumber;
+    form.querySelector("output").textContent = distance(guess, Number(number));
+    fold.open = true;
+  });
+  fold.before(form);
+}
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("details.guess").forEach(askFirst);
+});

@@ -8,6 +8,8 @@ error instead, so that "Run all" reaches the end.
 The script needs a checkout and PyYAML, but neither the package nor PyTorch:
 
     python src/memtraffic_book/colab.py FOLDER
+
+With `--markdown FILE` it also writes the whole book as one file of plain Markdown.
 """
 
 from __future__ import annotations
@@ -217,14 +219,16 @@ class Chapter:
         if match["ticks"] or ABSOLUTE.match(match["target"]):
             return match[0]
         if match["image"]:
-            picture = self.path.parent / match["target"]
-            mime, data = mimetypes.guess_type(picture)[0], picture.read_bytes()
-            if picture.suffix == ".svg":
-                data = SCRIPT.sub(b"", data)
-            return f"![{match['label']}](data:{mime};base64,{base64.b64encode(data).decode()})"
+            return self._image(match["label"], self.path.parent / match["target"])
         label = MYST.sub(self._myst, match["label"])
         address = self.link(self.path.stem, match["target"])
         return f"[{label}]({address})" if address else label
+
+    def _image(self, alt: str, picture: Path) -> str:
+        mime, data = mimetypes.guess_type(picture)[0], picture.read_bytes()
+        if picture.suffix == ".svg":
+            data = SCRIPT.sub(b"", data)
+        return f"![{alt}](data:{mime};base64,{base64.b64encode(data).decode()})"
 
     def _block(self, match: re.Match[str]) -> str:
         if "{" not in match["info"] and match["fence"][0] != ":":
@@ -261,6 +265,43 @@ class Chapter:
             if not source.startswith("# @title "):
                 raise ValueError("a folded cell does not start with a line `# @title ...`")
         cell["source"] = source
+
+
+class Plain(Chapter):
+    """One page of the book as Markdown alone, for readers that see no pictures: `markdown`."""
+
+    def markdown(self) -> str:
+        """The page's text, its visible code, and what cells say. A picture is its description."""
+        if self.path.suffix == ".md":
+            return self.text(self.path.read_text("utf-8"))
+        parts = []
+        for cell in json.loads(self.path.read_text("utf-8"))["cells"]:
+            source, tags = "".join(cell["source"]), set(cell["metadata"].get("tags", []))
+            if cell["cell_type"] == "markdown":
+                parts.append(self.text(source))
+                continue
+            if not FOLDED & tags:
+                parts.append(f"```python\n{source}\n```")
+            for output in cell["outputs"]:
+                parts += self._said(output, cell["metadata"])
+        return "\n\n".join(part.strip() for part in parts if part.strip())
+
+    def _said(self, output: Json, metadata: Json) -> list[str]:
+        data = output.get("data", {})
+        if RECORD in data:
+            return []
+        if any(mime.startswith("image/") for mime in data):
+            return [f"*{metadata['mystnb']['image']['alt']}*"]
+        if "text/markdown" in data:
+            return ["".join(data["text/markdown"])]
+        said = "".join(_printed(output).get("text") or data.get("text/plain", ""))
+        return [f"```\n{said.rstrip()}\n```"] if said.strip() else []
+
+    def _image(self, alt: str, picture: Path) -> str:
+        return f"*{alt}*"
+
+    def _block(self, match: re.Match[str]) -> str:
+        return "" if "{" in match["info"] else match[0]
 
 
 def _printed(output: Json) -> Json:
@@ -308,11 +349,26 @@ def write_notebooks(folder: Path, root: Path = ROOT) -> list[Path]:
     return [folder / name for name in done]
 
 
+def write_markdown(path: Path, root: Path = ROOT) -> Path:
+    """Writes the whole book of the checkout `root`, in its order, as one Markdown file."""
+    chapters = sorted((root / "book").glob("*.ipynb"))
+    values = {it.name: glued(json.loads(it.read_text("utf-8"))) for it in chapters}
+    names = re.findall(r"(?:root|file): (\S+)", (root / "_toc.yml").read_text("utf-8"))
+    files = [next(root.glob(f"{name}.[im]*")) for name in names]
+    pages = [Plain(it, values, linker(root)).markdown() for it in files]
+    path.write_text("\n\n---\n\n".join(pages) + "\n", "utf-8")
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write self-contained notebooks for Google Colab.")
     parser.add_argument("folder", type=Path, help="where the notebooks go")
+    parser.add_argument("--markdown", type=Path, help="where all of the book goes as Markdown")
+    chosen = parser.parse_args()
     try:
-        written = write_notebooks(folder := parser.parse_args().folder)
+        written = write_notebooks(folder := chosen.folder)
+        if chosen.markdown:
+            write_markdown(chosen.markdown)
     except ValueError as error:
         parser.exit(1, f"colab: {error}\n")
     print(f"{len(written)} notebooks for Colab in {folder}")

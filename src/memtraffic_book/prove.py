@@ -214,7 +214,7 @@ def counters(
     """Compares the hardware counters of an experiment with formulas of the traffic.
 
     >>> counters("fused_counters", within=0)  # doctest: +SKIP
-    Recorded on NVIDIA H200, 2026-11-21 (PyTorch 2.11.0+cu130, Triton 3.6.0).
+    Recorded on NVIDIA H200 (PyTorch 2.11.0+cu130, Triton 3.6.0).
     ✓ Measured at 4096 x 16384: fused reads 268.4 MB from L2, exactly the bytes of MN elements, and
     writes 268.4 MB to L2, exactly the bytes of MN elements.
 

@@ -18,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import html
 import io
+import itertools
 import json
 import os
 import shutil
@@ -34,10 +36,12 @@ from memtraffic import runtime
 from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersUnavailable, MemtrafficError
 from memtraffic_book.catalog import Experiment, find_experiments
+from memtraffic_book.text import say
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
+said: set[str] = set()  # the origins of results that this process has named, each once
 
 
 class RecordingError(MemtrafficError, RuntimeError):
@@ -62,7 +66,7 @@ def mode() -> str:
 
 
 def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
-    """The result of one experiment, measured or replayed; prints which, and on what GPU.
+    """The result of one experiment, measured or replayed; says which, and on what GPU, once a page.
 
     id: a key of `catalog.EXPERIMENTS`. gpu: the folder of another GPU's recordings, which is then
     replayed in every mode.
@@ -75,12 +79,15 @@ def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
 
 
 def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
-    """The results of several experiments; prints each origin that differs from the others once.
+    """The results of several experiments; says each origin that the page has not named before.
 
     ids, gpu: as for `experiment`.
     """
     results = [_obtain(id, gpu) for id in ids]
-    print(*dict.fromkeys(origin for _, origin in results), sep="\n")
+    for origin in itertools.chain.from_iterable(origins for _, origins in results):
+        if origin not in said:
+            said.add(origin)
+            say(origin, f'<small class="origin">{html.escape(origin)}</small>')
     return [frame for frame, _ in results]
 
 
@@ -97,25 +104,25 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
     return [read(root() / PUBLISHED, subject) for subject in find_experiments(ids)]
 
 
-def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, str]:
-    """The result of an experiment, and the line that says where it comes from."""
+def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, list[str]]:
+    """The result of an experiment, and the lines that say where it comes from."""
     [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)
     if gpu or mode() == "replay":
-        return read(folder, subject), label(folder, id)
+        return read(folder, subject), [label(folder)]
     if lacking := subject.needs.lacking():
-        why = f"{id} needs {lacking}, so this is a recording.\n" if mode() == "live" else ""
-        return read(folder, subject), why + label(folder, id)
+        why = [f"{id} needs {lacking}, so this is a recording."] if mode() == "live" else []
+        return read(folder, subject), [*why, label(folder)]
     try:
         frame = from_csv(to_csv(_run(subject)))
     except CountersUnavailable as error:
         if mode() != "live":
             raise
-        return read(folder, subject), f"{error}, so this is a recording.\n{label(folder, id)}"
+        return read(folder, subject), [f"{error}, so this is a recording.", label(folder)]
     if mode() == "live":
-        return frame, f"Measured now on {runtime.gpu_name()}."
+        return frame, [f"Measured now on {runtime.gpu_name()}."]
     recorded = read(folder, subject)
     kept_path(id).write_text(to_csv(frame), encoding="utf-8")
-    return replay_absent(frame, recorded), label(folder, id)
+    return replay_absent(frame, recorded), [label(folder)]
 
 
 def is_absent(row: Mapping[str, Any]) -> bool:
@@ -193,11 +200,10 @@ def load_machine(folder: Path) -> dict[str, Any]:
         raise RecordingError(f"{path}: {error}; {how_to_fix()}") from error
 
 
-def label(folder: Path, id: str) -> str:
-    """The line that says where a recorded result comes from."""
+def label(folder: Path) -> str:
+    """The line that says where recorded results come from; the page on recordings has the dates."""
     machine = load_machine(folder)
-    versions = f"PyTorch {machine['torch']}, Triton {machine['triton']}"
-    return f"Recorded on {machine['gpu']}, {machine['experiments'][id]['date']} ({versions})."
+    return f"Recorded on {machine['gpu']} (PyTorch {machine['torch']}, Triton {machine['triton']})."
 
 
 def read(folder: Path, subject: Experiment) -> pd.DataFrame:

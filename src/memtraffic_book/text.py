@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import html
 import inspect
 import textwrap
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from IPython import get_ipython
 from IPython.display import Markdown, display
 
 GLUE_MIME = "application/papermill.record/"  # where MyST-NB looks for what is glued
@@ -19,23 +21,35 @@ CHECKED_TRITON = ("3.6.", "3.7.")  # whose compiled code the book speaks of
 
 
 def claim(sentence: str, holds: object, *, of_compiler: bool = False) -> None:
-    """Prints a sentence with a tick if it holds.
+    """Says a sentence with a tick if it holds.
 
     >>> claim("A softmax reads each element once: 15 of 15.", 15 == 15)
     ✓ A softmax reads each element once: 15 of 15.
 
     sentence: with its subject, its condition and its number. of_compiler: it is about the code that
     Triton makes. If it does not hold with a Triton other than those of CHECKED_TRITON, that is what
-    is printed.
+    is printed. A page shows the tick alone, which opens to the sentence.
 
     Raises AssertionError, which repeats the sentence, if it does not hold.
     """
     if bool(holds):
-        print(f"✓ {sentence}")
+        mark = '<details class="claim"><summary>✓</summary>{}</details>'
+        say(f"✓ {sentence}", mark.format(html.escape(sentence, quote=False)))
     elif of_compiler and not (here := version("triton")).startswith(CHECKED_TRITON):
         print(f"– With Triton {here} this does not hold: {sentence}")
     else:
         raise AssertionError(f"does not hold: {sentence}")
+
+
+def say(line: str, shown: str) -> None:
+    """Says a line: in a notebook as one output in two forms, text and HTML; else it is printed.
+
+    shown: the HTML, which a notebook shows where it can. What compares notebooks compares both.
+    """
+    if get_ipython() is None:
+        print(line)
+    else:
+        display({"text/plain": line, "text/html": shown}, raw=True)
 
 
 def check_exercise(sentence: str, attempt: Any, judge: Callable[[Any], object]) -> None:

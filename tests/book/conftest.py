@@ -40,8 +40,13 @@ SPEED = Experiment(
 
 @pytest.fixture
 def in_mode(monkeypatch):
-    """A function that sets the mode."""
-    return lambda mode: monkeypatch.setenv("MEMTRAFFIC_MODE", mode)
+    """A function that sets the mode, as for a process that has not said anything yet."""
+
+    def change(mode):
+        monkeypatch.setenv("MEMTRAFFIC_MODE", mode)
+        recording.said.clear()
+
+    return change
 
 
 class Book:

@@ -265,6 +265,34 @@ def test_catch_prints_the_error_and_goes_on(capsys):
     assert capsys.readouterr().out == "1.0 1.0\nZeroDivisionError: division by zero\n"
 
 
+# ---- the book as Markdown
+
+
+def test_markdown_is_what_is_seen_without_pictures(convert, tmp_path):
+    shown, folded = (
+        code("f()"),
+        code("# @title T\ng()", "hide-input", mystnb={"image": {"alt": "A."}}),
+    )
+    shown.outputs = [nbformat.v4.new_output("stream", text="a\n")]
+    drawn = {"image/png": PICTURE, "text/plain": "<Figure>"}
+    folded.outputs = [
+        nbformat.v4.new_output("display_data", {"text/plain": "✓ 3.", "text/html": "<details>"}),
+        nbformat.v4.new_output("display_data", drawn),
+        nbformat.v4.new_output("display_data", {"text/markdown": "**b**", "text/plain": "b"}),
+    ]
+    said = nbformat.v4.new_markdown_cell("# P\n\n{glue:text}`near`\n\n![B.](_static/a.png)")
+    convert(said, glued("near", "5.07x"), shown, folded)
+    (tmp_path / "book" / "intro.md").write_text(
+        "# I\n\n```{start} page\n```\n\n[p](page.ipynb)", "utf-8"
+    )
+    (tmp_path / "_toc.yml").write_text("root: book/intro\n  - file: book/page\n", "utf-8")
+    made = colab.write_markdown(tmp_path / "book.md", tmp_path).read_text("utf-8")
+    expected = ["# I", "p", "---", "```python\nimport memtraffic\n```", "# P", "5.07x", "*B.*"]
+    expected += ["```python\nglue()\n```", "```python\nf()\n```", "```\na\n```", "```\n✓ 3.\n```"]
+    expected += ["*A.*", "**b**"]
+    assert [part for part in made.split("\n\n") if part.strip()] == [*expected[:-1], "**b**\n"]
+
+
 # ---- executed as on Colab
 
 

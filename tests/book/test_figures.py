@@ -105,6 +105,9 @@ DRAWN = {
     ),
     "times": lambda: figures.times({"adds": 6.1, "exponentials": 16.0}, title=SAYING),
     "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
+    "head": lambda: figures.width_map(
+        SPEEDS, ("naive", "ours"), lit="fused", station="2MN", title=SAYING
+    ),
 }
 
 
@@ -231,7 +234,11 @@ def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
     assert drawn(ax)["fused"] == [(1024, 99)] and drawn(ax)["fused, odd"] == []
     colors = {line.get_gid(): line.get_color() for line in ax.lines}
     assert colors["naive"] == colors["ours"] != colors["fused"]
-    assert figures.width_map(SPEEDS, ("naive", "ours"), lit="ours").lines[2].get_color() != "ours"
+    ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="ours", station="MN")
+    looks = {line.get_gid(): line for line in ax.lines}
+    assert looks["ours"].get_color() == looks["MN"].get_markerfacecolor() == colors["fused"]
+    assert {looks[name].get_markerfacecolor() for name in ("2MN", "5MN + 2M")} == {"white"}
+    assert looks["naive"].get_color() == colors["naive"]
 
 
 def test_machine_draws_what_the_table_says():

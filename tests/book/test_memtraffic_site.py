@@ -8,6 +8,7 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed")
 
 import memtraffic_site as site
 from docutils import nodes
+from docutils.utils import new_document
 
 ADDRESS = "https://github.com/someone/book"
 COLAB = "https://colab.research.google.com/github/someone/book/blob/gh-pages/_sources/book"
@@ -140,3 +141,69 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     missing = tmp_path / "404.html"
     assert missing.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
+
+
+# ---- boxes and captions
+
+
+def test_boxes_and_the_next_chapter_have_their_classes():
+    def bold(word, rest):
+        return nodes.paragraph("", "", nodes.strong("", word), nodes.Text(rest))
+
+    quotes = [nodes.block_quote("", bold(word, " 3.")) for word in ("Takeaway.", "Open questions.")]
+    parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]
+    document = new_document("page")
+    time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
+    parts += [time, nodes.paragraph("", "About 12 minutes."), nodes.paragraph()]
+    document += [*quotes, *parts]
+    site.Boxes(document).run()
+    classes = [it["classes"] for it in document.children]
+    assert classes == [["takeaway"], ["open-questions"], ["next"], [], [], [], []]
+    assert document.children[5].astext() == "\nYou."
+
+
+def captioned(*parts):
+    document = new_document("page")
+    document += parts
+    site.Captions(document).run()
+    return document
+
+
+def italics(text):
+    return nodes.paragraph("", "", nodes.emphasis("", text))
+
+
+def test_pictures_and_italics_after_them_are_numbered_figures():
+    markdown = nodes.paragraph("", "", nodes.image(uri="a.svg"))
+    output = nodes.container("", nodes.image(uri="b.png"), nodes.literal_block("", "✓ 3"))
+    cell = nodes.container("", nodes.container("", output))
+    two = nodes.paragraph(
+        "", "", nodes.emphasis("", "C"), nodes.Text("\n"), nodes.emphasis("", "D")
+    )
+    found = captioned(markdown, italics("A."), cell, two, nodes.paragraph("", "Text."))
+    figures = list(found.findall(nodes.figure))
+    assert [it.next_node(nodes.image)["uri"] for it in figures] == ["a.svg", "b.png"]
+    assert [it.next_node(nodes.caption).astext() for it in figures] == [
+        "Figure 1. A.",
+        "Figure 2. C\nD",
+    ]
+    assert [it["ids"] for it in figures] == [["figure-1"], ["figure-2"]]
+    assert [it.astext() for it in found.findall(nodes.paragraph)] == ["Text."]
+    assert figures[1].parent is output and output.children[1].astext() == "✓ 3"
+
+
+def test_other_italics_are_no_captions():
+    image = nodes.image(uri="a.svg")
+    mixed = nodes.paragraph("", "", nodes.emphasis("", "Not"), nodes.Text(" only italics."))
+    sentence = nodes.paragraph("", "", nodes.Text("See "), nodes.image(uri="b.svg"))
+    text = nodes.paragraph("", "Text.")
+    found = captioned(
+        italics("First."),
+        nodes.paragraph("", "", image),
+        mixed,
+        sentence,
+        italics("B"),
+        text,
+        italics("C"),
+    )
+    assert not list(found.findall(nodes.figure)) and len(found.children) == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from browser import dump_dom
+from browser import Browser, dump_dom, run_script
 from notebooks import MACHINE_PATH, folded, load
 
 import memtraffic
@@ -226,7 +226,7 @@ def test_line_under_the_title(site, page, name):
     text = (site / f"{name}.html").read_text("utf-8")
     [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
     line = Page(line)
-    assert re.match(r"[1-9]\d? minutes ", line.seen)
+    assert re.match(r"About [1-9]\d? minutes ", line.seen)
     assert "Run this chapter on Colab" in line.seen
     if Path(name).name in KERNELS:
         assert f"softmax_{Path(name).name}.py" in line.links
@@ -248,6 +248,22 @@ def test_downloaded_notebook_needs_nothing_else(page, site, name):
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
     assert len("".join(first["source"])) > 10_000
     assert "{glue:" not in path.read_text("utf-8")
+
+
+def test_whole_book_is_one_file_of_markdown(site):
+    """With a heading for each page, in the book's order, and nothing that only a browser shows."""
+    text = (site / "memtraffic.md").read_text("utf-8")
+    titles = re.findall(r"^# .*$", re.sub(r"^(```+).*?^\1", "", text, flags=re.M | re.S), re.M)
+    assert len(titles) == len(PAGES)
+    for name, title in zip(PAGES, titles, strict=True):
+        seen = read(site / f"{name}.html").titles[0]
+        assert title[2:12].replace("`", "") in html.unescape(seen) or name == PAGES[0]
+    assert "{glue:" not in text and "base64" not in text
+
+
+def test_addresses_of_before_lead_on(site):
+    """What had an address once: a page of that name leads to the one that has its text now."""
+    assert "url=tiled.html" in (site / "book" / "warps.html").read_text("utf-8")
 
 
 def test_reference_describes_the_front_door(site):
@@ -308,33 +324,76 @@ def test_units_stay_with_their_numbers(site, page, name):
     assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
 
 
-PHONE = 390  # pixels
-# Of each page in a frame as wide as a phone: its width, and what reaches past the edge.
-OVERFLOW = """<!doctype html><meta charset="utf-8"><pre id="done"></pre>{frames}<script>
-addEventListener("load", () => {{
-  const pages = [...document.querySelectorAll("iframe")].map((frame) => {{
-    const page = frame.contentDocument, width = page.documentElement.scrollWidth;
-    const wide = [...page.querySelectorAll("article *")].filter((element) =>
-      element.getBoundingClientRect().right > frame.clientWidth &&
-      !element.closest("pre, .output, .table-wrapper, [style*=overflow]"));
-    return [frame.id, width, wide.slice(0, 3).map((it) => it.outerHTML.slice(0, 100))];
-  }});
-  document.getElementById("done").textContent = JSON.stringify(pages);
-}});</script>"""
+FORMS = {  # the width of a page in pixels, its medium, its theme
+    "wide": (1280, "screen", "light"),
+    "wide, dark": (1280, "screen", "dark"),
+    "phone": (390, "screen", "light"),
+    "phone, dark": (390, "screen", "dark"),
+    "paper": (700, "print", "light"),
+}
+# What is wrong with a page as it is shown: what leaves it or is cut off, text that is too faint,
+# what a screen reader cannot name.
+FAULTS = (Path(__file__).parent / "page_faults.js").read_text("utf-8")
 
 
 @pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(site, tmp_path):
-    """Code and tables may scroll in their boxes, the page may not."""
-    frame = '<iframe id="{0}" src="{1}" width="{2}" height="800" style="border:0"></iframe>'
-    frames = [frame.format(name, (site / f"{name}.html").as_uri(), PHONE) for name in PAGES]
-    wrapper = tmp_path / "phone.html"
-    wrapper.write_text(OVERFLOW.format(frames="".join(frames)), "utf-8")
-    dom = dump_dom(wrapper, tmp_path, "--allow-file-access-from-files")
-    [text] = re.findall(r'<pre id="done">(.*?)</pre>', dom, re.S)
-    measured = json.loads(html.unescape(text))
-    assert [name for name, *_ in measured] == PAGES
-    assert not [(name, width, wide) for name, width, wide in measured if width > PHONE]
+def test_every_page_in_every_form(site, tmp_path):
+    """Nothing is asked from elsewhere, no script fails, and the page shows all that it has."""
+    found = []
+    with Browser(tmp_path) as browser:
+        for name in [*PAGES, "search", "genindex"]:
+            browser.show(1280)
+            events = browser.open((site / f"{name}.html").as_uri())
+            found += [(name, text) for text in complaints(events)]
+            for form, (width, media, theme) in FORMS.items():
+                browser.show(width, media)
+                browser.run(f"document.documentElement.dataset.theme = {theme!r}")
+                faults = browser.run(FAULTS.replace("PAPER", json.dumps(media == "print")))
+                found += [(name, form, text) for text in faults]
+    assert not found
+
+
+def complaints(events):
+    """What a browser says of a page while it loads: requests to elsewhere, errors of scripts."""
+    for event in events:
+        method, said = event["method"], event["params"]
+        if method == "Network.requestWillBeSent":
+            if not said["request"]["url"].startswith(("file:", "data:", "blob:")):
+                yield said["request"]["url"]
+        elif method == "Runtime.exceptionThrown":
+            yield str(said["exceptionDetails"].get("exception"))[:300]
+        elif method == "Runtime.consoleAPICalled" and said["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
+            yield str(said["args"])[:300]
+        elif method == "Log.entryAdded" and said["entry"]["level"] == "error":
+            yield said["entry"]["text"]
+
+
+@pytest.mark.browser
+def test_faults_of_a_page_are_found(tmp_path):
+    """Each once: a page asks elsewhere, throws, and has ten faults."""
+    page = tmp_path / "page.html"
+    page.write_text(
+        """<!doctype html><html><body style="margin: 0; background: white"><article>
+<h1>T</h1><h3>skips a level</h3><p id="a">A</p><p id="a">A</p><img src="data:,">
+<p style="color: #bbb">Too faint.</p><button></button><a href="#a"></a><input>
+<div style="width: 200px; overflow: hidden"><table><tr><td style="min-width: 300px">x</table></div>
+<div style="width: 2000px">wide</div></article>
+<script src="https://example.org/x.js"></script><script>console.error("no"); a.b.c;</script>""",
+        "utf-8",
+    )
+    with Browser(tmp_path) as browser:
+        browser.show(1280)
+        said = "\n".join(complaints(browser.open(page.as_uri())))
+        assert "https://example.org/x.js" in said and "'no'" in said and "TypeError" in said
+        faults = browser.run(FAULTS.replace("PAPER", "false"))
+    wanted = ["wider", "cut off", "faint", "no name: <button", "no name: <a", "no label", "no alt"]
+    wanted += ["the same id", "skips", "no language"]
+    assert [sum(it.startswith(word) for it in faults) for word in wanted] == [1] * 10, faults
+    assert len(faults) == 10
 
 
 def in_browser(site, tmp_path, name, script):
@@ -394,6 +453,33 @@ def test_dark_page_is_printed_as_a_light_one(site, tmp_path):
     assert all(
         "@media screen" in part.split("}")[-1] + part for part in css.split("filter: invert")[:-1]
     )
+
+
+GUESSES = {  # an answer as a page has it, a guess, what is said of it
+    ("5.29x", "5.3"): "Right.", ("129 µs", "64"): "2 times too low.",
+    ("67,108,864", "80000000"): "19 % too high.", ("2 kB", "25"): "13 times too high.",
+    ("96\N{NO-BREAK SPACE}%", "-4"): "Off by 100.", ("0", "3"): "Off by 3.",
+}  # fmt: skip
+
+
+@pytest.mark.browser
+def test_guess_opens_the_answer_and_says_how_far_off_it_was(tmp_path):
+    fold = '<details class="guess"><summary>The answer</summary><p><strong>{}</strong>: so it is'
+    body = "".join(f"{fold.format(answer)}.</p></details>" for answer, _ in GUESSES)
+    body += '<details class="guess"><summary>The answer</summary><p>Words.</p></details>'
+    script = f"""const guesses = {json.dumps([guess for _, guess in GUESSES])}, found = [];
+        document.querySelectorAll("form").forEach((form, i) => {{
+          form.querySelector("input").value = guesses[i];
+          form.requestSubmit();
+          found.push([form.querySelector("output").textContent, form.nextElementSibling.open,
+            form.querySelector("span").textContent, form.querySelector("label").textContent]);
+        }});
+        done(found);"""
+    found = run_script(tmp_path, [ROOT / "book" / "_static" / "pages.js"], script, body)
+    said, opened, units, labels = zip(*found, strict=True)
+    assert list(said) == list(GUESSES.values())
+    assert set(opened) == {True} and units == ("x", "µs", "", "kB", "%", "")
+    assert {it.strip() for it in labels} == {"Your guess"}
 
 
 SEARCHES = {  # what stands first, as the start of its title and of its anchor

@@ -22,6 +22,18 @@ def test_claim(holds, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_claim_in_a_notebook_is_one_output_in_two_forms(shown, monkeypatch, capsys):
+    monkeypatch.setattr(text, "get_ipython", lambda: "a notebook's")
+    claim("1 < 2 holds.", True)
+    [(data, options)] = shown
+    mark = '<details class="claim"><summary>✓</summary>1 &lt; 2 holds.</details>'
+    assert data == {"text/plain": "✓ 1 < 2 holds.", "text/html": mark}
+    assert options == {"raw": True} and capsys.readouterr().out == ""
+    with pytest.raises(AssertionError, match="1 > 2"):
+        claim("1 > 2 holds.", False)
+    assert len(shown) == 1
+
+
 @pytest.mark.parametrize("found", ["3.6.0", "3.7.1", "3.9.0", "3.70.0"])
 def test_claim_of_what_the_compiler_makes(found, monkeypatch, capsys):
     """Demanded of the code that the book speaks of; of another compiler's, it is told."""

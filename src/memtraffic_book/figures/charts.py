@@ -12,6 +12,7 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.transforms import ScaledTranslation
 
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
@@ -233,6 +234,7 @@ def _in_two(name: str) -> str:
 
 MAP_TICKS = {2**4: "16", 2**8: "256", 2**12: "4096", 2**16: "65 536", 2**20: "1 million"}
 MAP_LOW = 12  # columns, where the axis starts
+STATIONS = {"5MN + 2M": 5.0, "2MN": 2.0, "MN": 1.0}  # what kernels of the book read, on its way
 
 
 @styled
@@ -242,6 +244,7 @@ def width_map(
     *,
     lit: str = "",
     stretch: tuple[float, float] = (0, math.inf),
+    station: str = "",
     title: str = "",
 ) -> Axes:
     """The map of the book: speeds in percent of a copy over the width of a row.
@@ -249,14 +252,16 @@ def width_map(
     speeds: a column for each kernel, its index is the number of columns; NaN where it does not run.
     ends: the kernels between which the book lies. Widths that are no multiple of 4 are hollow
     dots, and a line passes by them. lit: a kernel that a chapter is about, whose points in a
-    stretch of widths stand out; the others are pale then, and the figure is low.
+    stretch of widths stand out; the others are pale then, and the figure is low. station: what that
+    kernel reads, one of STATIONS, which stands out on a strip above the map.
     """
-    size = (WIDTH, 1.55 if lit else 2.9)
+    size = (WIDTH, 1.55 + 0.5 * bool(station) if lit else 2.9)
     ax = axes("columns, log scale", "% of the speed of a copy", size, title)
     ax.set_xscale("log", base=2)
     even = speeds[speeds.index % 4 == 0]
     odd = speeds[speeds.index % 4 != 0]
-    for i, name in enumerate((*ends, *([lit] if lit else []))):
+    for name in dict.fromkeys((*ends, lit) if lit else ends):
+        i = 2 if name == lit else ends.index(name)
         color, marker, dashes = LINES[i]
         color = GRID if lit and name != lit else color
         here = [it[name].dropna() for it in (even, odd)]
@@ -272,7 +277,25 @@ def width_map(
     ax.set(xlim=(MAP_LOW, 1.4 * 2**20), ylim=(0, 108), yticks=[0, 50, 100])
     ax.set_xticks(list(MAP_TICKS), list(MAP_TICKS.values()))
     ax.set_xticks([], minor=True)
+    if station:
+        _way(ax, station, LINES[2][0])
     return ax
+
+
+def _way(ax: Axes, here: str, color: str) -> None:
+    """Draws the way of the elements read, down to MN, above a map, with one station lit."""
+    up = {"xycoords": ax.transAxes, "textcoords": "offset points", "ha": "center"}
+    places = {name: (0.05 + 0.225 * (5 - reads), 1) for name, reads in STATIONS.items()}
+    above = ScaledTranslation(0, 0.38, ax.figure.dpi_scale_trans)  # inches
+    look: dict[str, Any] = {"transform": ax.transAxes + above, "clip_on": False, "gid": "way"}
+    ax.plot(*zip(*places.values(), strict=True), color=GRID, **look)
+    for name, at in places.items():
+        lit = name == here
+        edge, fill = (color, color) if lit else (MUTED, "white")
+        ax.plot(*at, marker="o", color=edge, markerfacecolor=fill, **look | {"gid": name})
+        weight = "bold" if lit else "normal"
+        ax.annotate(name, at, (0, 34), color=edge, weight=weight, **up)
+    ax.annotate("elements read", (0.39, 1), (0, 34), color=MUTED, **up)
 
 
 @styled
