@@ -35,7 +35,8 @@ class CompiledAccess:
     """One load or store of a kernel, as it is compiled.
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
-    instruction moves for each lane. loops: how many loops of the compiled kernel it is in.
+    instruction moves for each lane. loops: how many loops of the compiled kernel it is in. type: of
+    its pointers, as the compiler writes it.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class CompiledAccess:
     layout: Layout | None
     bits: int
     loops: int
+    type: str = ""
 
 
 _REFUSED = {
@@ -82,7 +84,8 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(
                 f"{code.kernel}: the {same} {kind}s of {describe(where)} differ in width"
             )
-        found.append(CompiledAccess(kind, where, _layout(type_text, code), bits[0], loops))
+        layout = _layout(type_text, code)
+        found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
     if unknown := set(widths) - {(access.kind, access.where) for access in found}:
         kind, where = min(unknown)
         raise CountError(f"{code.kernel}: {describe(where)} is no tl.load or tl.store")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -309,43 +308,53 @@ class _Batch:
 class _Place:
     """A load or store of the source during one launch: what it is in the compiled kernel."""
 
-    def __init__(self, site: Site, kind: Kind, compiled: list[CompiledAccess]) -> None:
-        self.site, self.kind, self.compiled = site, kind, compiled
+    def __init__(self, site: Site, kind: Kind, compiled: list[CompiledAccess], warps: int) -> None:
+        self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
         self.requests = self.sectors = self.wanted_bytes = 0
         self.batches: dict[int, _Batch] = {}
-        self.times: dict[Grid, int] = defaultdict(int)  # that each program came here
-        self.first: tuple[Grid, Array, Array] | None = None
+        self.program: Grid | None = None
+        self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
+        self.types = [access.type for access in compiled]
 
-    def which(self, program: Grid, addresses: Array, mask: Array) -> int | None:
-        """The number of the compiled access that moves this block; None if none does.
+    def add(self, program: Grid, block: tuple[Array, Array], itemsize: int) -> None:
+        """Takes a block that a program moves.
 
-        Raises CountError if that is not known.
+        Raises CountError if it is not known which of the compiled accesses moves it.
         """
-        if not self.compiled:
-            return None
-        time = self.times[program]
-        self.times[program] += 1
-        looping = any(access.loops for access in self.compiled)
-        alike = len({(access.layout, access.bits) for access in self.compiled}) == 1
-        if looping and alike:
-            return 0
-        if looping:
-            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
-        if time < len(self.compiled):
-            self.first = program, addresses, mask
-            return time
-        # The compiler has moved it out of a loop: it is made once, if it is always the same.
-        before = self.first
-        if before is None or len(self.compiled) > 1 or before[0] != program:
-            raise CountError("it is in a loop, and not in the compiled kernel's")
-        if not (np.array_equal(before[1], addresses) and np.array_equal(before[2], mask)):
-            raise CountError("it is in a loop, and not in the compiled kernel's")
-        return None
+        self.wanted_bytes += itemsize * int(block[1].sum())
+        self.itemsize = itemsize
+        if any(access.loops for access in self.compiled):
+            if len({(access.layout, access.bits) for access in self.compiled}) > 1:
+                raise CountError(f"its {len(self.compiled)} instructions are spread differently")
+            self.give(0, block)
+        elif self.compiled:
+            if self.blocks and program != self.program:
+                self.settle()
+            self.program = program
+            self.blocks.append(block)
 
-    def add(self, number: int, block: tuple[Array, Array], itemsize: int, warps: int) -> None:
-        """Takes a block that the compiled access of this number moves."""
+    def settle(self) -> None:
+        """Gives the blocks of a program to the compiled accesses that move them.
+
+        These are one for each time that the source's is made, as in an unrolled loop. Or the
+        compiler has made it again for another layout; or once, before a loop without changes.
+        """
+        times, blocks, self.blocks = len(self.blocks), self.blocks, []
+        alike = [*map(self.types.count, self.types)]  # how many are of the same type
+        if times <= alike[0] == len(alike) or times == len(alike):
+            for number, block in enumerate(blocks):
+                self.give(number, block)
+        elif {*alike} == {times} or ({*alike} == {1} and all(map(_same(blocks[0]), blocks))):
+            for number in range(len(alike)):
+                nth = self.types[:number].count(self.types[number])
+                self.give(number, blocks[nth])
+        else:
+            raise CountError(f"a program makes it {times} times, its instructions {len(alike)}")
+
+    def give(self, number: int, block: tuple[Array, Array]) -> None:
+        """Counts a block that the compiled access of this number moves."""
         if number not in self.batches:
-            spread = Spread.of(self.compiled[number], itemsize, warps)
+            spread = Spread.of(self.compiled[number], self.itemsize, self.warps)
             self.batches[number] = _Batch(spread)
         batch = self.batches[number]
         batch.blocks.append(block)
@@ -364,6 +373,8 @@ class _Place:
 
     def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
         """What this place did, once the launch has ended."""
+        if self.blocks:
+            self.settle()
         for batch in self.batches.values():
             self.look(batch)
         line = self.site.begin[0]
@@ -372,6 +383,10 @@ class _Place:
         where = self.site.file, line, source
         counts = self.requests, self.sectors, self.wanted_bytes
         return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
+
+
+def _same(block: tuple[Array, Array]) -> Callable[[tuple[Array, Array]], bool]:
+    return lambda other: all(map(np.array_equal, block, other))
 
 
 class _SectorMeter(TrafficMeter):
@@ -437,19 +452,17 @@ class _SectorMeter(TrafficMeter):
             return
         if sites not in self.places:
             access: Kind = "load" if kind == "read" else "store"
-            self.places[sites] = _Place(sites[0], access, self._matching(access, sites))
+            matching = self._matching(access, sites)
+            self.places[sites] = _Place(sites[0], access, matching, self.warps)
         place = self.places[sites]
         block = addresses.reshape(-1), np.broadcast_to(mask, addresses.shape).reshape(-1)
-        place.wanted_bytes += itemsize * int(block[1].sum())
         assert self.kernel is not None
         with self._named(self.kernel.op.name, place):
             if kind == "read" and self.updated and not self.updated.isdisjoint(touched.tolist()):
                 raise CountError(
                     "programs add to what it reads, and their order decides what it is"
                 )
-            number = place.which(program, *block)
-            if number is not None:
-                place.add(number, block, itemsize, self.warps)
+            place.add(program, block, itemsize)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""
