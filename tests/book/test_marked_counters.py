@@ -139,11 +139,13 @@ def test_a_prediction_has_the_configuration_that_the_counted_call_chose(monkeypa
     tuner = sector_kernels._autotuned_kernel
     case = "sector_kernels:autotuned", "N,", [64], "float32", "packed"
     for config, requests in zip(tuner.configs, (1, 4), strict=True):
+
+        def run(tuner, *args, config=config, **options):
+            tuner.best_config = config
+
         chosen = {}
         with monkeypatch.context() as patch:
-            patch.setattr(
-                type(tuner), "run", lambda it, *_, **__: setattr(it, "best_config", config)
-            )
+            patch.setattr(type(tuner), "run", run)
             with marked_counters._noting(chosen):
                 sector_kernels.autotuned(torch.ones(64))
         assert chosen == {"_autotuned_kernel": [str(config)]}
