@@ -104,7 +104,7 @@ Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
 
 def count_sectors(
     calls: Mapping[str, str],
-    shapes: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
     processes: int = 8,

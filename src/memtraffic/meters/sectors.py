@@ -435,9 +435,10 @@ class _SectorMeter(TrafficMeter):
 
     def sectors(self) -> Sectors:
         """What it has seen."""
-        others = [op.name for op in self.traffic.ops if op.name not in self.kernels]
-        notes = ([*dict.fromkeys(noted)] for noted in (others, self.atomics, self.assumed))
-        return Sectors(self.gpu.target, self.found, *notes, self.gpu.vendor == "nvidia")
+        names = (op.name for op in self.traffic.ops if op.name not in self.kernels)
+        others, atomics = [*dict.fromkeys(names)], [*dict.fromkeys(self.atomics)]
+        confirmed, assumed = self.gpu.vendor == "nvidia", [*dict.fromkeys(self.assumed)]
+        return Sectors(self.gpu.target, self.found, others, atomics, assumed, confirmed)
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
