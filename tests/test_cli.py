@@ -148,6 +148,12 @@ def test_resources(command):
 def test_sectors(command):
     status, out, err = command("sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16")
     assert (status, err) == (0, "") and "for sm_90: 200 load requests, " in out
+    status, out, err = command(
+        "sectors memtraffic:softmax 8 1024 --target gfx942 --backward --json"
+    )
+    found = json.loads(out)
+    assert (status, err, found["load_sectors"], found["confirmed"]) == (0, "", 256, False)
+    assert found["backward"]["load_sectors"] == 2 * 256
 
 
 def test_layouts_are_those_of_tensors():
@@ -342,7 +348,10 @@ BAD_CALLS = {
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
     "sectors fused 4 64": "--target",
     "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
-    "sectors fused 4 64 --target gfx942": "gfx942 is amd's",
+    "sectors fused 4 64 --target gfx9": "gfx9",
+    "sectors fused 4 64.5 --target sm_90": "64.5",
+    "sectors fused 4 64 8 --target sm_90": "8",
+    "sectors fused 4 64 --target sm_90 --dtype float31": "float31",
     "report fused --target sm_91": "sm_91",
     "report naive -o page.html": "page.html",
     "report naive -o none/page.md": "none/page.md",

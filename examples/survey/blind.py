@@ -151,16 +151,8 @@ def paged_attention_1(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return result
 
 
-def paged_attention_2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same in parts that are then joined."""
-    heads, pages, lengths = _paged(q)
-    attend = _of(FLASHNN + "paged_attn_v2", "triton_paged_attention_v2")
-    attend(result := torch.empty_like(q), q, k, v, heads, 0.125, pages, lengths, 64)
-    return result
-
-
 def paged_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same in the number of parts that suits the GPU."""
+    """The same in as many parts as suit the GPU."""
     _, pages, lengths = _paged(q)
     attend = _of(FLASHNN + "paged_attn", "paged_attention")
     attend(result := torch.empty_like(q), q, k, v, lengths, pages, 0.125, 64)

@@ -368,14 +368,15 @@ def occupancy(call: Call, as_json: bool, target: Gpu, **options: Any) -> str:
     *CALL,
     click.option("--layout", type=click.Choice(LAYOUTS), default=LAYOUTS[0],
                  help="Of matrices in memory (default: packed)."),
-    TARGET, STAND_IN, JSON,
+    TARGET, BACKWARD, STAND_IN, JSON,
 )  # fmt: skip
-def sectors(call: Call, layout: str, target: Gpu, as_json: bool) -> str:
+def sectors(call: Call, layout: str, target: Gpu, backward: bool, as_json: bool) -> str:
     """Predict the requests and sectors of loads and stores."""
     shape = call.shape()
     from memtraffic.meters.sectors import sectors
 
     options: dict[str, Any] = {"target": target, "dtype": call.dtype, "layout": layout}
+    options["backward"] = backward
     with no_kernel_hinted(call):
         found = sectors(call.fn, call.made, shape, **options)
     return json.dumps(found.as_dict()) if as_json else str(found)

@@ -9,6 +9,8 @@ Sources of the constants, by the tag that stands beside each:
   `llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp`; [td] `AMDGPU.td` in the folder above it
 - [llvm] LLVM, "User Guide for AMDGPU Backend", https://llvm.org/docs/AMDGPUUsage.html
 - [mesa] Mesa, `src/amd/common/ac_gpu_info.c`
+- [lines] ROCm Compute Profiler, "Vector L1 cache", for CDNA 1 and 2; AMD's white papers of CDNA 3
+  and 4, and of RDNA
 - [products] the datasheet of each GPU, whose address stands beside its bandwidth; NVIDIA's white
   papers of the Turing, A100, Ampere GA102, Ada, Hopper and Blackwell architectures; AMD's white
   papers of CDNA 1 to 4
@@ -47,6 +49,8 @@ class Gpu:
     shared_per_sm, shared_per_program, shared_granularity: shared memory (on AMD, LDS) of an SM, the
         most that one program may have, and the unit in which it is allocated.
     prefetches_to_shared_memory: whether a prefetched tile waits in shared memory, not in registers.
+    sector_bytes: the least that a load or store fetches, and whole: by NVIDIA, a sector of a cache
+        line [guide]; by AMD, a line of the vector cache [lines].
     l2_bytes: 0 if unknown. infinity_cache_bytes: AMD's cache between L2 and the memory; 0 for none.
     datasheet_bytes_per_s: bandwidth of the memory, 0.0 if unknown.
     """
@@ -62,6 +66,7 @@ class Gpu:
     shared_per_program: int
     shared_granularity: int
     prefetches_to_shared_memory: bool
+    sector_bytes: int
     l2_bytes: int = 0
     infinity_cache_bytes: int = 0
     datasheet_bytes_per_s: float = 0.0
@@ -92,6 +97,7 @@ class NvidiaGpu(Gpu):
 
     vendor: Literal["nvidia", "amd"] = "nvidia"
     warp_size: int = 32  # [guide]
+    sector_bytes: int = 32  # [guide]
     registers_per_sm: int = 65536  # [guide]
     max_registers_per_thread: int = 255  # [guide]
     register_granularity: int = 256  # [calculator]
@@ -118,6 +124,7 @@ class AmdGpu(Gpu):
 
     vendor: Literal["nvidia", "amd"] = "amd"
     prefetches_to_shared_memory: bool = False
+    sector_bytes: int = 128  # [lines]
     simds: int = 4  # [base]
     max_waves_per_simd: int  # [base]
     vgprs: int  # [base]
@@ -204,13 +211,13 @@ GPUS: tuple[Gpu, ...] = (
     _CDNA(
         target="gfx908", product="MI100", driver_name="AMD Instinct MI100", num_sms=120,
         datasheet_bytes_per_s=1.2288e12,
-        max_waves_per_simd=10, vgprs=256, vgpr_granule=4, agprs=256,
+        max_waves_per_simd=10, vgprs=256, vgpr_granule=4, agprs=256, sector_bytes=64,
     ),
     # https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html
     # Half of it: its two dies are two devices.
     _CDNA(
         target="gfx90a", product="MI250X", driver_name="AMD Instinct MI250X", num_sms=110,
-        datasheet_bytes_per_s=3.2768e12 / 2,
+        datasheet_bytes_per_s=3.2768e12 / 2, sector_bytes=64,
     ),
     # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
     _CDNA(

@@ -20,7 +20,7 @@ from memtraffic.gpus import TARGETS, Gpu, find_gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
-from memtraffic.meters.sectors import sectors
+from memtraffic.meters.sectors import UNCONFIRMED, sectors
 from memtraffic.op import AnyInputs, Op, find_op, least_bytes
 from memtraffic.progress import progress
 from memtraffic.residency import Occupancy, Resources, rules_of
@@ -48,8 +48,9 @@ def report(
     It has the formula of the traffic; the traffic counted at the sizes of the report, beside the
     least, which reads each argument once and writes each new result once; registers, spills, shared
     memory and access widths of each kernel, compiled for each target; how many programs fit; and
-    the sectors that loads and stores touch on the first target by NVIDIA. On a GPU it has hardware
-    counters and the time beside a copy's. Where one of these cannot be had, a sentence says why.
+    the sectors that loads and stores touch on the first target, if possible by NVIDIA. On a GPU it
+    has hardware counters and the time beside a copy's. Where one of these cannot be had, a sentence
+    says why.
 
     fn, inputs, dtype, backward: as for `formula`. shape: a number for each size of the inputs, to
     count, compile and measure at; by default `default_shape`. targets: GPUs or their names; by
@@ -214,9 +215,7 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
 
 
 def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
-    gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), None)
-    if gpu is None:
-        return ["Sectors are predicted for GPUs by NVIDIA, and none of them was asked for."]
+    gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), gpus[0])
     call = _both_passes(subject.fn) if subject.backward else subject.fn
     try:
         found = sectors(call, subject.arguments(), target=gpu)
@@ -239,7 +238,7 @@ def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     )
     return [
         f"Predicted for {gpu.target} {subject.at}: a warp's load or store is a request, and "
-        "touches sectors of 32 bytes.",
+        f"touches sectors of {gpu.sector_bytes} bytes. {'' if found.confirmed else UNCONFIRMED}",
         markdown(shown),
     ]
 

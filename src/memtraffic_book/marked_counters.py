@@ -104,7 +104,7 @@ Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
 
 def count_sectors(
     calls: Mapping[str, str],
-    shapes: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
     processes: int = 8,
@@ -165,7 +165,7 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     left out if it has other letters or fixed arguments, or is of a tutorial, which is a file.
     """
     with (SURVEY / table).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row.get("fixed")]
+        rows = [row for row in csv.DictReader(file) if not row["fixed"]]
     calls = {
         row["path"]: row["inputs"]
         for row in rows

@@ -1,5 +1,6 @@
 """Hardware counters of many calls in one process, with reports as `ncu` writes them."""
 
+import csv
 import itertools
 import json
 import sys
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import blind
 import pandas as pd
 import pytest
 import torch
@@ -17,6 +19,7 @@ from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
 from memtraffic.meters.sectors import COUNTERS
 from memtraffic.names import import_function
+from memtraffic.op import find_op
 from memtraffic_book import exhibits, marked_counters, recording
 from memtraffic_book.catalog import EXPERIMENTS
 
@@ -130,6 +133,36 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     assert list(frame.columns) == list(EXPERIMENTS["sectors_packed"].schema)
 
 
+def test_a_prediction_has_the_configuration_that_the_counted_call_chose(monkeypatch):
+    import sector_kernels
+
+    tuner = sector_kernels._autotuned_kernel
+    case = "sector_kernels:autotuned", "N,", [64], "float32", "packed"
+    for config, requests in zip(tuner.configs, (1, 4), strict=True):
+
+        def run(tuner, *args, config=config, **options):
+            tuner.best_config = config
+
+        chosen = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tuner), "run", run)
+            with marked_counters._noting(chosen):
+                sector_kernels.autotuned(torch.ones(64))
+        assert chosen == {"_autotuned_kernel": [str(config)]}
+        totals, kernels, why = marked_counters._predict(case, chosen, "H200")
+        assert (totals["load_requests"], kernels, why) == (requests, [*chosen], "")
+
+
+def test_every_blind_kernel_has_a_call():
+    with (marked_counters.SURVEY / "blind.csv").open(encoding="utf-8") as file:
+        rows = [*csv.DictReader(file)]
+    assert len({row["path"] for row in rows}) == len(rows) >= 37
+    for row in rows:
+        module, _, name = row["path"].partition(":")
+        assert module != "blind" or callable(getattr(blind, name))
+        find_op(row["inputs"]).arguments([160, 128][: len(find_op(row["inputs"]).sizes)])
+
+
 ROWS = 256  # of 4096: the programs of the others do the same, 256 rows further down
 
 
@@ -221,7 +254,7 @@ def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes
         )
         for _, row in known.iterrows()
     ]
-    found = [marked_counters._predict(case, "H200") for case in cases]
+    found = [marked_counters._predict(case, {}, "H200") for case in cases]
     assert [why for _, _, why in found] == [""] * len(cases)
     totals = [list(totals.values()) for totals, _, _ in found]
     were = known[PREDICTED].values.tolist()

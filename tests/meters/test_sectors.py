@@ -52,28 +52,40 @@ def test_count_sectors_of_an_instruction_without_an_active_lane():
 # ---- kernels
 
 
-def test_sectors_by_hand():
-    """Rows of 781: 24 instructions of 32 lanes and one of 13, by 4 bytes a lane."""
-    found = sectors(masked.softmax, shape=(8, 781))
-    assert found.load_requests == found.store_requests == 8 * 25
-    starts = [row * 781 + 32 * i for row in range(8) for i in range(25)]
-    ends = [min(start + 32, (start // 781 + 1) * 781) for start in starts]
+@pytest.mark.parametrize(
+    ("target", "lanes", "unit"),
+    [("sm_90", 32, 32), ("gfx942", 64, 128), ("gfx90a", 64, 64), ("gfx1100", 32, 128)],
+)
+def test_sectors_by_hand(target, lanes, unit):
+    """Rows of 781, by 4 bytes a lane: on sm_90, 24 instructions of 32 lanes and one of 13."""
+    found = sectors(masked.softmax, shape=(8, 781), target=target)
+    starts = [start + 781 * row for row in range(8) for start in range(0, 781, lanes)]
+    assert found.load_requests == found.store_requests == len(starts)
+    ends = [min(start + lanes, (start // 781 + 1) * 781) for start in starts]
     touched = sum(
-        (4 * end - 1) // 32 - 4 * start // 32 + 1 for start, end in zip(starts, ends, strict=True)
+        (4 * end - 1) // unit - 4 * start // unit + 1
+        for start, end in zip(starts, ends, strict=True)
     )
-    assert found.load_sectors == found.store_sectors == touched == 956
+    assert found.load_sectors == found.store_sectors == touched
+    assert (touched == 956) == (target == "sm_90") == found.confirmed
+    assert ("Not confirmed on hardware" in str(found)) != found.confirmed
     load, store = found.accesses
     assert (load.kind, load.bits, load.wanted_bytes) == ("load", 32, 8 * 781 * 4)
+    assert load.fetched_bytes == unit * touched
     assert load.source.startswith("x = tl.load(") and store.source.startswith("tl.store(")
-    assert found.totals == dict(
-        load_requests=200, load_sectors=956, store_requests=200, store_sectors=956
-    )
+
+
+def test_sectors_on_amd_where_lanes_move_16_bytes_and_numbers_are_loaded_by_waves():
+    found = sectors(sector_kernels.few, "512,:bf16", target="gfx942").totals
+    assert found == dict(load_requests=128, load_sectors=128, store_requests=32, store_sectors=32)
+    found = sectors(sector_kernels.scalar, "8,", target="gfx942").totals
+    assert found == dict(load_requests=12, load_sectors=12, store_requests=3, store_sectors=3)
 
 
 @pytest.mark.parametrize(
     ("call", "target", "error", "match"),
     [
-        (masked.softmax, "gfx942", ValueError, "gfx942 is amd's"),
+        (sector_kernels.nested, "gfx942", CountError, "no instruction is marked as that of"),
         (masked.softmax, "sm_1", UnknownGpuError, "sm_1"),
         (persistent.softmax, "sm_90", CountError, "copies asynchronously"),
         (lambda x: x + 1, "sm_90", NoKernelError, "launched no Triton kernel"),
@@ -117,7 +129,7 @@ class Beside(meter._SectorMeter):
         super().launched(kernel, args, options)
         launch = launch_of(kernel, args, options)
         [code] = read_launches([(launch, self.gpu)], read_code)
-        self.text = code.ptx
+        self.text = code.assembly
         named = dict(zip(kernel.arg_names, args, strict=False)) | options
         self.given = [
             named[name].data_ptr() if hasattr(named[name], "data_ptr") else int(named[name])
@@ -150,6 +162,7 @@ KERNELS = {
     "a tall tile": (lambda x: sector_kernels.tile(x, 64, 16, num_warps=8), "100,16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
+    "a load that is made again": (sector_kernels.loss, "9,100 9:int64<100"),
 }
 
 
@@ -192,20 +205,22 @@ def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
     [
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
-        (sector_kernels.autotuned, "64,", "has 2 autotuning configurations, which differ"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
     ],
-    ids=["waiting", "assembly", "autotuned", "wrong-hint"],
+    ids=["waiting", "assembly", "wrong-hint"],
 )
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):
         sectors(fn, inputs)
 
 
-def test_sectors_of_autotuning_configurations_that_do_the_same():
-    """By 16 bytes a lane, four warps do what one does four times."""
+def test_sectors_of_the_first_autotuning_configuration():
+    """By 16 bytes a lane, four warps do what one does four times, but not with 64 elements."""
     found = sectors(sector_kernels.autotuned, "512,")
     assert [(it.launch, it.requests, it.sectors) for it in found.accesses] == [(0, 4, 64)] * 2
+    found = sectors(sector_kernels.autotuned, "64,")
+    assert found.load_requests == 1 and len(found.assumed) == 1
+    assert "kernels: _autotuned_kernel with num_warps: 1" in str(found)
 
 
 def test_sectors_of_the_configuration_that_was_chosen(monkeypatch):

@@ -1,7 +1,7 @@
 """The loads and stores of a compiled kernel: how each is spread over threads, and how wide it is.
 
-A block's layout stands in Triton's GPU dialect (TTGIR), the width of the instructions in PTX. Both
-say which line and column of the source an operation comes from.
+A block's layout stands in Triton's GPU dialect (TTGIR), the width of the instructions in PTX or in
+AMD's assembly. All say which line and column of the source an operation comes from.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from memtraffic.compile import amdgcn
 from memtraffic.compile.layouts import Layout, layout_of
 from memtraffic.errors import CountError
 
@@ -21,11 +22,14 @@ Kind: TypeAlias = Literal["load", "store"]
 
 
 class Code(NamedTuple):
-    """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`."""
+    """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`.
+
+    assembly: PTX, or that of AMD.
+    """
 
     kernel: str
     ttgir: str
-    ptx: str
+    assembly: str
     load_bits: frozenset[int]
     store_bits: frozenset[int]
 
@@ -35,7 +39,8 @@ class CompiledAccess:
     """One load or store of a kernel, as it is compiled.
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
-    instruction moves for each lane. loops: how many loops of the compiled kernel it is in.
+    instruction moves for each lane. loops: how many loops of the compiled kernel it is in. type: of
+    its pointers, as the compiler writes it.
     """
 
     kind: Kind
@@ -43,22 +48,24 @@ class CompiledAccess:
     layout: Layout | None
     bits: int
     loops: int
+    type: str = ""
 
 
 _REFUSED = {
-    r"async_copy_global_to_local": "copies asynchronously (cp.async), as in a pipelined loop: "
-    "num_stages=1 makes ordinary loads",
+    r"async_copy_global_to_local|buffer_load_to_local": "copies asynchronously (cp.async), as in a "
+    "pipelined loop: num_stages=1 makes ordinary loads",
     r"tt\.descriptor_|ttng\.async_tma|tensormap": "copies by descriptor (TMA)",
     r"ttg\.warp_specialize": "gives warps different tasks",
-    r"\btt\.call ": "calls a function that is not inlined",
+    r"tt\.func private .*(?:\n(?!  }).*)*\b(?:tt\.(?:load|store|atomic)|buffer_)": "accesses "
+    "memory in a function that is not inlined",
     r'"ttg\.num-ctas" = (?!1 )': "spreads a program over several thread blocks",
-    r"buffer_(?:load|store)": "accesses memory by buffer instructions",
 }
-_OPERATION = re.compile(r"\btt\.(load|store) .* : (\S.*?) loc\((.*)\)$")
+_OPERATION = re.compile(r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (\S.*?) loc\((.*)\)$")
 _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
-_TYPE = re.compile(r"tensor<([\dx]+)x!tt\.ptr<(.*?)>, (.*)>$")
+_TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
-_COMMENT = re.compile(r"^\s*\.loc\s.*//\s*(\S.*)$")
+_AMD = re.compile(r"\b(global|buffer|flat|s)_(load|store)_(\w+)")
+_COMMENT = re.compile(r"^\s*\.loc\s.*(?://|;)\s*(\S.*)$")
 
 
 def read_accesses(code: Code) -> list[CompiledAccess]:
@@ -71,18 +78,19 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
         if re.search(pattern, code.ttgir):
             raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
     operations = list(_operations(code))
-    widths = _instructions(code.ptx)
+    widths, scalar = _instructions(code.assembly)
     found = []
     for kind, where, text, type_text, loops in operations:
         same = sum((kind, where) == other[:2] for other in operations)
-        bits = widths.get((kind, where), [])
+        bits = widths.get((kind, where)) or scalar.get(where, [])
         if not bits:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
         if len(set(bits)) > 1:
             raise CountError(
                 f"{code.kernel}: the {same} {kind}s of {describe(where)} differ in width"
             )
-        found.append(CompiledAccess(kind, where, _layout(type_text, code), bits[0], loops))
+        layout = _layout(type_text, code)
+        found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
     if unknown := set(widths) - {(access.kind, access.where) for access in found}:
         kind, where = min(unknown)
         raise CountError(f"{code.kernel}: {describe(where)} is no tl.load or tl.store")
@@ -132,11 +140,17 @@ def _chain(text: str, locations: Mapping[str, str]) -> Chain:
     return ()
 
 
-def _instructions(ptx: str) -> dict[tuple[Kind, Chain], list[int]]:
-    """The widths in bits of the loads and stores of PTX, by kind and place."""
+def _instructions(
+    assembly: str,
+) -> tuple[dict[tuple[Kind, Chain], list[int]], dict[Chain, list[int]]]:
+    """The widths in bits of loads and stores, by kind and place; and of a wave's, on AMD, of one.
+
+    The latter load numbers that are no block, and a kernel's arguments.
+    """
     found: dict[tuple[Kind, Chain], list[int]] = {}
+    scalar: dict[Chain, list[int]] = {}
     where: Chain = ()
-    for line in ptx.splitlines():
+    for line in assembly.splitlines():
         if comment := _COMMENT.match(line):
             places = re.findall(r"([^\s\[\]]+):(\d+):(\d+)", comment[1])
             where = tuple((name, int(row), int(column)) for name, row, column in places)
@@ -144,7 +158,13 @@ def _instructions(ptx: str) -> dict[tuple[Kind, Chain], list[int]]:
             kind: Kind = "load" if access[1] == "ld" else "store"
             bits = int(access[2] or 1) * int(access[3])
             found.setdefault((kind, where), []).append(bits)
-    return found
+        elif access := _AMD.search(line):
+            kind = "load" if access[2] == "load" else "store"
+            if access[1] == "s":
+                scalar.setdefault(where, []).append(amdgcn.bits(access[3]))
+            else:
+                found.setdefault((kind, where), []).append(amdgcn.bits(access[3]))
+    return found, scalar
 
 
 def _layout(text: str, code: Code) -> Layout | None:
@@ -152,4 +172,4 @@ def _layout(text: str, code: Code) -> Layout | None:
     if not (found := _TYPE.match(text)):
         return None
     aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code.ttgir, re.MULTILINE))
-    return layout_of(found[3], tuple(map(int, found[1].split("x"))), aliases)
+    return layout_of(found[2], tuple(map(int, found[1].split("x"))), aliases)

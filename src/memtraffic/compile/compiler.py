@@ -225,10 +225,11 @@ def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:
 
 
 def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
-    """The forms of a kernel, compiled for a GPU by NVIDIA, that say how it reaches memory."""
+    """The forms of a kernel that say how it reaches memory."""
     used = read_resources(compiled, launch, gpu)
+    assembly = {"nvidia": "ptx", "amd": "amdgcn"}[gpu.vendor]
     widths = frozenset(used.load_bits), frozenset(used.store_bits)
-    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm["ptx"], *widths)
+    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], *widths)
 
 
 def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:

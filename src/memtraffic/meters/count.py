@@ -215,20 +215,38 @@ def count(
     replaced in the whole process: other threads should launch no kernel meanwhile.
     """
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
+    passes: list[Traffic] = []
+
+    def run(call: Callable[[], object]) -> object:
+        traffic, result = _count(call, fn, trace)
+        passes.append(traffic)
+        return result
+
+    run_passes(function, arguments, backward, run)
+    return replace(passes[0], backward=passes[1]) if backward else passes[0]
+
+
+def run_passes(
+    function: Callable[..., object],
+    arguments: Arguments,
+    backward: bool,
+    run: Callable[[Callable[[], object]], object],
+) -> None:
+    """Gives `run`, which calls it, the forward pass, and with `backward` then the backward pass.
+
+    Raises CountError for a backward pass that does not exist.
+    """
     if not backward:
-        return _count(lambda: arguments.call(function), fn, trace)[0]
+        run(lambda: arguments.call(function))
+        return
     leaves = differentiable(arguments)
     with torch.enable_grad():
-        traffic, result = _count(lambda: leaves.call(function), fn, trace)
+        result = run(lambda: leaves.call(function))
     outputs = [x for x in tensors_in([result]) if x.requires_grad]
     if not outputs:
         raise CountError("no result has a gradient, so there is no backward pass to count")
     wanted, gradients = leaves_of(outputs), gradients_of(outputs)
-
-    def second() -> object:
-        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-
-    return replace(traffic, backward=_count(second, fn, trace)[0])
+    run(lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
 
 
 def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic, object]:

@@ -8,6 +8,9 @@ the compiler wrote for this very launch, the last from Triton's interpreter. Not
 What the hardware does is modelled as follows. An instruction of a warp none of whose lanes is
 active makes no request. Lanes that hold copies of an element all load it, and one of them stores
 it. A number that is no block is loaded by every lane of every warp, and stored by one lane.
+
+Of AMD's GPUs the same is said, with whole lines of the vector cache for sectors. That is not
+confirmed on hardware: no such GPU has counted it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,9 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,7 +34,7 @@ from memtraffic.compile.launches import launch_of
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.meters.count import TrafficMeter, run_metered
+from memtraffic.meters.count import TrafficMeter, run_metered, run_passes
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.triton_adapter.capture import Configuration
@@ -41,7 +43,6 @@ from memtraffic.triton_adapter.launch import Grid, Kernel
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BATCH = 2**21  # elements of blocks that are looked at together
-WARP = 32  # lanes
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
 # What Nsight Compute calls the totals.
 COUNTERS = {
@@ -50,6 +51,7 @@ COUNTERS = {
     "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
+UNCONFIRMED = "Not confirmed on hardware: no GPU by AMD has counted them."
 TABLE = ("kernel", "line", "kind", "bits", "requests", "sectors", "sectors_per_request")
 
 
@@ -72,6 +74,7 @@ class AccessSectors:
     requests: int
     sectors: int
     wanted_bytes: int
+    sector_bytes: int = SECTOR_BYTES
 
     @property
     def sectors_per_request(self) -> float:
@@ -81,7 +84,7 @@ class AccessSectors:
     @property
     def fetched_bytes(self) -> int:
         """Bytes of the sectors."""
-        return SECTOR_BYTES * self.sectors
+        return self.sector_bytes * self.sectors
 
     def __str__(self) -> str:
         return (
@@ -99,6 +102,8 @@ class Sectors:
     others: names of the operations of PyTorch that also ran, of whose kernels nothing is known.
     atomics: the lines with atomic operations, which other counters count. assumed: the autotuned
     kernels of whose configurations the first was taken, as what a GPU chooses is not known.
+    confirmed: whether GPUs of the vendor have counted what was predicted for them. backward: of the
+    backward pass, which is not part of the rest; None if it was not asked for.
     """
 
     target: str
@@ -106,6 +111,8 @@ class Sectors:
     others: list[str] = field(default_factory=list)
     atomics: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    confirmed: bool = True
+    backward: Sectors | None = None
 
     def _total(self, kind: Kind, name: str) -> int:
         return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
@@ -138,8 +145,14 @@ class Sectors:
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
         rows = self.frame.to_dict("records")
-        notes = {"others": self.others, "atomics": self.atomics, "assumed": self.assumed}
-        return {"target": self.target, **self.totals, "accesses": rows, **notes}
+        notes: dict[str, Any] = {
+            "others": self.others,
+            "atomics": self.atomics,
+            "assumed": self.assumed,
+        }
+        notes["confirmed"] = self.confirmed
+        found = {"target": self.target, **self.totals, "accesses": rows, **notes}
+        return found | ({"backward": self.backward.as_dict()} if self.backward else {})
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -158,6 +171,10 @@ class Sectors:
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
+        if self.backward:
+            return f"forward:\n{replace(self, backward=None)}\nbackward:\n{self.backward}"
+        if not self.accesses:
+            return f"for {self.target}: no load or store of a Triton kernel"
         frame = self.frame
         frame["line"] = frame["file"] + ":" + frame["line"].astype(str)
         numbers = ["requests", "sectors", "wanted_bytes", "fetched_bytes"]
@@ -167,6 +184,8 @@ class Sectors:
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
         lines = [table, f"for {self.target}: {totals}"]
+        if not self.confirmed:
+            lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
         if self.atomics:
             lines.append(f"not counted: atomic operations at {', '.join(self.atomics)}")
         if self.assumed:
@@ -184,6 +203,7 @@ def sectors(
     target: str | Gpu = "sm_90",
     dtype: str = "float32",
     layout: str = "packed",
+    backward: bool = False,
 ) -> Sectors:
     """Predicts the requests and the sectors of each load and store of the kernels of `fn`.
 
@@ -192,31 +212,33 @@ def sectors(
     >>> found.load_requests, found.load_sectors, found.store_sectors
     (200, 1712, 956)
 
-    fn, inputs, shape, dtype, layout: as for `memtraffic.count`. target: a GPU by NVIDIA, or the
+    fn, inputs, shape, dtype, layout, backward: as for `memtraffic.count`. target: a GPU, or the
     name of one, such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it,
     and each launch is compiled for it as Triton would: with the alignment of these tensors, and
-    with what is known of these numbers. A tensor's memory is taken to start at a multiple of 32
-    bytes, as what PyTorch allocates does. An autotuned kernel has the configuration that it chose
-    on a GPU before, in this process; without one, the first that it would try.
+    with what is known of these numbers. A tensor's memory is taken to start with a sector, as what
+    PyTorch allocates does. An autotuned kernel has the configuration that it chose on a GPU before,
+    in this process; without one, the first that it would try.
 
-    Raises UnknownGpuError for an unknown target and ValueError for one by AMD; NoKernelError if
-    `fn` launches no kernel; CountError for one that copies asynchronously (cp.async) or by
-    descriptor (TMA), waits for other programs or reads what they add to, or whose accesses cannot
-    be told apart in the compiled code; and what `count` and `resources` raise.
+    Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
+    CountError for one that copies asynchronously (cp.async) or by descriptor (TMA), waits for other
+    programs or reads what they add to, or whose accesses cannot be told apart in the compiled code;
+    and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
-    if gpu.vendor != "nvidia":
-        raise ValueError(f"sectors are those of NVIDIA's GPUs, and {gpu.target} is {gpu.vendor}'s")
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    meter = _SectorMeter(gpu)
-    run_metered(lambda: arguments.call(function), fn, meter, gpu)
-    if not meter.launches:
+    meters: list[_SectorMeter] = []
+
+    def run(call: Callable[[], object]) -> object:
+        meters.append(_SectorMeter(gpu))
+        return run_metered(call, fn, meters[-1], gpu)
+
+    run_passes(function, arguments, backward, run)
+    if not any(meter.launches for meter in meters):
         raise NoKernelError(
             f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
         )
-    others = [op.name for op in meter.traffic.ops if op.name not in meter.kernels]
-    notes = ([*dict.fromkeys(noted)] for noted in (others, meter.atomics, meter.assumed))
-    return Sectors(gpu.target, meter.found, *notes)
+    first, *second = (meter.sectors() for meter in meters)
+    return replace(first, backward=second[0]) if second else first
 
 
 # ---- the hardware
@@ -250,7 +272,7 @@ class Spread:
 
     first, last: the first and the last element of what each lane moves at once, of shape
     (instructions, lanes). active: the lanes that take part if their mask is true. itemsize: bytes
-    of an element. bytes: of all that a lane moves at once.
+    of an element. bytes: of all that a lane moves at once. gpu: whose sectors these are.
     """
 
     first: Array
@@ -258,23 +280,23 @@ class Spread:
     active: Array
     itemsize: int
     bytes: int
+    gpu: Gpu
 
     @staticmethod
-    def of(access: CompiledAccess, itemsize: int, warps: int) -> Spread:
+    def of(access: CompiledAccess, itemsize: int, warps: int, gpu: Gpu) -> Spread:
         """How an access to elements of `itemsize` bytes is spread, in a kernel of so many warps."""
-        store = access.kind == "store"
+        store, lanes = access.kind == "store", gpu.warp_size
         if access.layout is None:
-            first = np.zeros((1 if store else warps, WARP), dtype=np.int64)
-            return Spread(
-                first, first, np.arange(WARP) < (1 if store else WARP), itemsize, itemsize
-            )
+            first = np.zeros((1 if store else warps, lanes), dtype=np.int64)
+            active = np.arange(lanes) < (1 if store else lanes)
+            return Spread(first, first, active, itemsize, itemsize, gpu)
         vector = max(1, access.bits // (8 * itemsize))
         elements = access.layout.elements(vector)
         active = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
         first = elements.reshape(-1, elements.shape[-1])
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
         size = vector * itemsize
-        return Spread(first, first ^ step, active.reshape(first.shape), itemsize, size)
+        return Spread(first, first ^ step, active.reshape(first.shape), itemsize, size, gpu)
 
     def count(self, addresses: Array, mask: Array) -> tuple[int, int]:
         """The requests and sectors of some blocks.
@@ -289,9 +311,9 @@ class Spread:
             same = (addresses[:, self.last] == beside) & mask[:, self.last]
             if not same[active].all():
                 raise CountError("an instruction moves elements that are not next to each other")
-        if (begins[active] % self.bytes).any():
+        if self.gpu.vendor == "nvidia" and (begins[active] % self.bytes).any():
             raise CountError(f"an address is no multiple of the {self.bytes} bytes of an access")
-        return count_sectors(begins, active)
+        return count_sectors(begins, active, self.gpu.sector_bytes)
 
 
 # ---- what a launch does
@@ -309,43 +331,56 @@ class _Batch:
 class _Place:
     """A load or store of the source during one launch: what it is in the compiled kernel."""
 
-    def __init__(self, site: Site, kind: Kind, compiled: list[CompiledAccess]) -> None:
-        self.site, self.kind, self.compiled = site, kind, compiled
+    def __init__(
+        self, site: Site, kind: Kind, compiled: list[CompiledAccess], warps: int, gpu: Gpu
+    ) -> None:
+        self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
+        self.gpu = gpu
         self.requests = self.sectors = self.wanted_bytes = 0
         self.batches: dict[int, _Batch] = {}
-        self.times: dict[Grid, int] = defaultdict(int)  # that each program came here
-        self.first: tuple[Grid, Array, Array] | None = None
+        self.program: Grid | None = None
+        self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
+        self.types = [access.type for access in compiled]
 
-    def which(self, program: Grid, addresses: Array, mask: Array) -> int | None:
-        """The number of the compiled access that moves this block; None if none does.
+    def add(self, program: Grid, block: tuple[Array, Array], itemsize: int) -> None:
+        """Takes a block that a program moves.
 
-        Raises CountError if that is not known.
+        Raises CountError if it is not known which of the compiled accesses moves it.
         """
-        if not self.compiled:
-            return None
-        time = self.times[program]
-        self.times[program] += 1
-        looping = any(access.loops for access in self.compiled)
-        alike = len({(access.layout, access.bits) for access in self.compiled}) == 1
-        if looping and alike:
-            return 0
-        if looping:
-            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
-        if time < len(self.compiled):
-            self.first = program, addresses, mask
-            return time
-        # The compiler has moved it out of a loop: it is made once, if it is always the same.
-        before = self.first
-        if before is None or len(self.compiled) > 1 or before[0] != program:
-            raise CountError("it is in a loop, and not in the compiled kernel's")
-        if not (np.array_equal(before[1], addresses) and np.array_equal(before[2], mask)):
-            raise CountError("it is in a loop, and not in the compiled kernel's")
-        return None
+        self.wanted_bytes += itemsize * int(block[1].sum())
+        self.itemsize = itemsize
+        if any(access.loops for access in self.compiled):
+            if len({(access.layout, access.bits) for access in self.compiled}) > 1:
+                raise CountError(f"its {len(self.compiled)} instructions are spread differently")
+            self.give(0, block)
+        elif self.compiled:
+            if self.blocks and program != self.program:
+                self.settle()
+            self.program = program
+            self.blocks.append(block)
 
-    def add(self, number: int, block: tuple[Array, Array], itemsize: int, warps: int) -> None:
-        """Takes a block that the compiled access of this number moves."""
+    def settle(self) -> None:
+        """Gives the blocks of a program to the compiled accesses that move them.
+
+        These are one for each time that the source's is made, as in an unrolled loop. Or the
+        compiler has made it again for another layout; or once, before a loop without changes.
+        """
+        times, blocks, self.blocks = len(self.blocks), self.blocks, []
+        alike = [*map(self.types.count, self.types)]  # how many are of the same type
+        if times <= alike[0] == len(alike) or times == len(alike):
+            for number, block in enumerate(blocks):
+                self.give(number, block)
+        elif {*alike} == {times} or ({*alike} == {1} and all(map(_same(blocks[0]), blocks))):
+            for number in range(len(alike)):
+                nth = self.types[:number].count(self.types[number])
+                self.give(number, blocks[nth])
+        else:
+            raise CountError(f"a program makes it {times} times, its instructions {len(alike)}")
+
+    def give(self, number: int, block: tuple[Array, Array]) -> None:
+        """Counts a block that the compiled access of this number moves."""
         if number not in self.batches:
-            spread = Spread.of(self.compiled[number], itemsize, warps)
+            spread = Spread.of(self.compiled[number], self.itemsize, self.warps, self.gpu)
             self.batches[number] = _Batch(spread)
         batch = self.batches[number]
         batch.blocks.append(block)
@@ -364,14 +399,20 @@ class _Place:
 
     def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
         """What this place did, once the launch has ended."""
+        if self.blocks:
+            self.settle()
         for batch in self.batches.values():
             self.look(batch)
         line = self.site.begin[0]
         bits = max((access.bits for access in self.compiled), default=0)
         source = linecache.getline(path, line).strip()
         where = self.site.file, line, source
-        counts = self.requests, self.sectors, self.wanted_bytes
+        counts = self.requests, self.sectors, self.wanted_bytes, self.gpu.sector_bytes
         return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
+
+
+def _same(block: tuple[Array, Array]) -> Callable[[tuple[Array, Array]], bool]:
+    return lambda other: all(map(np.array_equal, block, other))
 
 
 class _SectorMeter(TrafficMeter):
@@ -388,12 +429,20 @@ class _SectorMeter(TrafficMeter):
         self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
         self.places: dict[tuple[Site, ...], _Place] = {}
         self.updated: set[int] = set()  # addresses of atomic operations
+        self.starts: list[int] = []  # addresses of the memory of tensors
         self.compiled: list[CompiledAccess] = []
         self.warps, self.path = 0, ""
 
+    def sectors(self) -> Sectors:
+        """What it has seen."""
+        names = (op.name for op in self.traffic.ops if op.name not in self.kernels)
+        others, atomics = [*dict.fromkeys(names)], [*dict.fromkeys(self.atomics)]
+        confirmed, assumed = self.gpu.vendor == "nvidia", [*dict.fromkeys(self.assumed)]
+        return Sectors(self.gpu.target, self.found, others, atomics, assumed, confirmed)
+
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places, self.updated = {}, set()
+        self.places, self.updated, self.starts = {}, set(), []
         self.kernels.add(kernel)
         with super().launch(kernel, tensors):
             yield
@@ -410,6 +459,18 @@ class _SectorMeter(TrafficMeter):
             self.assumed.append(
                 f"{kernel} with {first.config}, of {1 + len(others)} to choose from"
             )
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        super().bind(name, tensor)
+        self.starts.append(tensor.untyped_storage().data_ptr())
+
+    def _aligned(self, addresses: Array) -> Array:
+        """The addresses if each tensor's memory began with a sector: that of a CPU need not."""
+        if not any(start % self.gpu.sector_bytes for start in self.starts):
+            return addresses
+        starts = np.sort(np.array([0, *self.starts], dtype=addresses.dtype))
+        begin = starts[np.searchsorted(starts, addresses, side="right") - 1]
+        return addresses + (-begin) % self.gpu.sector_bytes
 
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)
@@ -429,6 +490,7 @@ class _SectorMeter(TrafficMeter):
         itemsize: int,
         program: Grid,
     ) -> None:
+        addresses = self._aligned(addresses)
         touched = addresses.reshape(-1)[np.broadcast_to(mask, addresses.shape).reshape(-1)]
         if kind == "atomic":
             self.updated.update(touched.tolist())
@@ -437,19 +499,17 @@ class _SectorMeter(TrafficMeter):
             return
         if sites not in self.places:
             access: Kind = "load" if kind == "read" else "store"
-            self.places[sites] = _Place(sites[0], access, self._matching(access, sites))
+            matching = self._matching(access, sites)
+            self.places[sites] = _Place(sites[0], access, matching, self.warps, self.gpu)
         place = self.places[sites]
         block = addresses.reshape(-1), np.broadcast_to(mask, addresses.shape).reshape(-1)
-        place.wanted_bytes += itemsize * int(block[1].sum())
         assert self.kernel is not None
         with self._named(self.kernel.op.name, place):
             if kind == "read" and self.updated and not self.updated.isdisjoint(touched.tolist()):
                 raise CountError(
                     "programs add to what it reads, and their order decides what it is"
                 )
-            number = place.which(program, *block)
-            if number is not None:
-                place.add(number, block, itemsize, self.warps)
+            place.add(program, block, itemsize)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""
