@@ -223,6 +223,25 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
     tl.store(y_ptr, at)
 
 
+# ---- cdna: a kernel that needs LDS
+
+
+@triton.jit
+def _transpose_kernel(y_ptr, x_ptr, n, SIDE: tl.constexpr):
+    """Transposes one tile of a square matrix, whose numbers change lanes on the way."""
+    at = tl.arange(0, SIDE)
+    rows, cols = tl.program_id(0) * SIDE + at, tl.program_id(1) * SIDE + at
+    x = tl.load(x_ptr + rows[:, None] * n + cols[None, :])
+    tl.store(y_ptr + cols[:, None] * n + rows[None, :], tl.trans(x))
+
+
+def transpose(x: Tensor) -> Tensor:
+    """The transpose of a square matrix whose side is a multiple of 64, through LDS."""
+    y, tiles = torch.empty_like(x), len(x) // 64
+    _transpose_kernel[(tiles, tiles)](y, x, len(x), SIDE=64, num_warps=4)
+    return y
+
+
 # ---- long-rows: a row split over programs, planned once
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from memtraffic import residency, resources, runtime
@@ -22,8 +20,7 @@ from memtraffic_book import claim, experiment, figures, glue, measurements, prov
 
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 NUM_REGS = 65536  # of one processor, as the driver reports them
-MI100, MI300X = (find_gpu(name) for name in ("MI100", "MI300X"))
-assert isinstance(MI100, AmdGpu) and isinstance(MI300X, AmdGpu)
+MI100, MI300X = (cast(AmdGpu, find_gpu(name)) for name in ("MI100", "MI300X"))
 Kernels = Mapping[tuple[str, int, int | None], Resources]
 
 
@@ -40,21 +37,6 @@ def hip_branch(kernel: Resources, gpu: Any) -> int:
     waves = min(num_gprs // gpu.warp_size // kernel.registers, max_num_waves)
     programs = waves // kernel.num_warps
     return min(programs, gpu.shared_per_sm // kernel.shared_bytes)
-
-
-@triton.jit
-def transpose_kernel(y_ptr, x_ptr, n, SIDE: tl.constexpr):
-    at = tl.arange(0, SIDE)
-    rows, cols = tl.program_id(0) * SIDE + at, tl.program_id(1) * SIDE + at
-    x = tl.load(x_ptr + rows[:, None] * n + cols[None, :])
-    tl.store(y_ptr + cols[:, None] * n + rows[None, :], tl.trans(x))
-
-
-def transpose(x: Tensor) -> Tensor:
-    """The transpose of a square matrix whose side is a multiple of 64, through LDS."""
-    y, tiles = torch.empty_like(x), len(x) // 64
-    transpose_kernel[(tiles, tiles)](y, x, len(x), SIDE=64, num_warps=4)
-    return y
 
 
 def compile_kernels() -> Kernels:
@@ -99,7 +81,7 @@ def check_by_hand(programs: int, shared: int, apart: int) -> None:
 
 def _waves(kernel: Resources, unit: int) -> int:
     """The waves of a kernel on a SIMD, if registers come in such units."""
-    gpu = replace(find_gpu(kernel.target), vgpr_granule=unit)
+    gpu = replace(cast(AmdGpu, find_gpu(kernel.target)), vgpr_granule=unit)
     return min(amd.waves_by_limit(kernel.vgprs, kernel.agprs, kernel.sgprs, gpu).values())
 
 
@@ -115,7 +97,7 @@ def check_units(three: Resources, kernels: Kernels) -> None:
         three.vgprs > 160 and eight == three.llvm_waves > sixteen,
     )
     equal = [
-        _waves(kernel, find_gpu(target).vgpr_granule) == kernel.llvm_waves
+        _waves(kernel, cast(AmdGpu, find_gpu(target)).vgpr_granule) == kernel.llvm_waves
         for (target, *_), kernel in kernels.items()
     ]
     claim(
@@ -189,8 +171,8 @@ def is_broken(answer: tuple[int, int]) -> bool:
     registers, num_warps = answer
     assert 1 <= registers <= 256 and 1 <= num_warps <= 16, "at most 256 registers and 16 waves"
     [kernel] = resources(one_wave, SOFTMAX, (8, 1024), target="gfx908")
-    used = dict(registers=registers, allocated_vgprs=registers, num_warps=num_warps)
-    kernel = replace(kernel, **used, shared_bytes=1)
+    kernel = replace(kernel, registers=registers, allocated_vgprs=registers)
+    kernel = replace(kernel, num_warps=num_warps, shared_bytes=1)
     launched, fit = hip_branch(kernel, MI100), residency.resident_programs(kernel, MI100)
     assert launched >= 1 and fit == 0, f"the rule launches {launched}, and {fit} fit"
     return True

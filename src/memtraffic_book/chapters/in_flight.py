@@ -58,7 +58,7 @@ def draw_full_and_empty() -> pd.DataFrame:
     ]
     figures.full_and_empty(slots, title="Full and slow, empty and fast: what is in flight counts.")
     claim(
-        f"{few.filled} warps with wide loads are {units.format_ratio(few.share / full.share)} as "
+        f"With wide loads, {few.filled} warps are {units.format_ratio(few.share / full.share)} as "
         f"fast as {full.filled} warps with narrow ones (more than 0.8x needed).",
         few.share > 0.8 * full.share,
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from memtraffic import residency
-from memtraffic.gpus import find_gpu
+from memtraffic.gpus import NvidiaGpu, find_gpu
 from memtraffic.residency import nvidia
 from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables
 from memtraffic_book.chapters.in_flight import percent
 from memtraffic_book.lab_notes import load
 
-H200 = find_gpu("H200")
+H200 = cast(NvidiaGpu, find_gpu("H200"))
 SLOTS = 64  # for warps, on an SM of an H200
 TRIED = "Other numbers of warps, and limits on registers"
 
@@ -108,7 +108,7 @@ def compare_programs() -> None:
         speed=lambda programs: percent(speed[programs]),
     )
     claim(
-        f"2 programs per SM are {speed[2.0] / speed[1.0]:.2f}x as fast as 1 (over 1.05x), and "
+        f"With 2 programs per SM it is {speed[2.0] / speed[1.0]:.2f}x as fast as with 1 (over 1.05x), and "
         f"from 2 to 6 the time changes by at most {100 * rest:.1f} % (under 5 %).",
         speed[2.0] > 1.05 * speed[1.0] and rest < 0.05,
     )

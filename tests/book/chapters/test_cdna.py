@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 
 from memtraffic import resources, runtime
 from memtraffic.kernels.softmax import tiled
+from memtraffic_book import exhibits
 from memtraffic_book.chapters import cdna
 
 pytestmark = [
@@ -60,8 +61,8 @@ def test_check_units_refuses_a_kernel_with_too_few_registers(kernels, glued):
 
 def test_transpose_needs_lds_that_the_compiler_does_not_count():
     x = torch.arange(128.0 * 128).view(128, 128)
-    assert torch.equal(cdna.transpose(x), x.T)
-    [kernel] = resources(cdna.transpose, x, target="gfx942")
+    assert torch.equal(exhibits.transpose(x), x.T)
+    [kernel] = resources(exhibits.transpose, x, target="gfx942")
     cdna.draw_packing(kernel)
     with pytest.raises(AssertionError, match="LDS leaves room"):
         cdna.draw_packing(replace(kernel, shared_bytes=4096))

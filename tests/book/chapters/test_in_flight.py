@@ -48,7 +48,7 @@ def test_draw_bend_finds_the_bend_right_of_what_was_calculated(flight, glued):
     curve = in_flight.draw_bend(flight, 11_300)
     assert glued["bend"] == "25 kB" and glued["copy_bend"] == "16 kB"
     assert curve["read"].max() > 0.9
-    with pytest.raises(AssertionError, match="1.2x of that"):
+    with pytest.raises(AssertionError, match=r"1\.2x of that"):
         in_flight.draw_bend(flight, 22_000)
     in_flight.draw_kernels(curve)
     assert glued["narrow_flight"] == "8 kB"
