@@ -89,11 +89,7 @@ def _stream_kernel(y_ptr, x_ptr, n_tiles, COPY: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def _letters_kernel(y_ptr, x_ptr, n_tiles, n_copied, BLOCK: tl.constexpr):
-    """Each program loads a tile, all of it before it stores any, and then the tile a grid further.
-
-    It copies the tiles before `n_copied`. To read only is to copy 0: the loads cannot be left out,
-    nor can a load wait for a store of its own tile, because `y` might be `x`.
-    """
+    """Copies the tiles before `n_copied`, and only reads the others, as `y` might be `x`."""
     elements = tl.arange(0, BLOCK)
     for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=1):
         at = tile * BLOCK + elements  # 32 bits: for less than 2**31 elements

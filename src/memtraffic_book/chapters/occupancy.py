@@ -108,8 +108,8 @@ def compare_programs() -> None:
         speed=lambda programs: percent(speed[programs]),
     )
     claim(
-        f"With 2 programs per SM it is {speed[2.0] / speed[1.0]:.2f}x as fast as with 1 (over 1.05x), and "
-        f"from 2 to 6 the time changes by at most {100 * rest:.1f} % (under 5 %).",
+        f"With 2 programs per SM it is {speed[2.0] / speed[1.0]:.2f}x as fast as with 1 (over "
+        f"1.05x), and from 2 to 6 the time changes by at most {100 * rest:.1f} % (under 5 %).",
         speed[2.0] > 1.05 * speed[1.0] and rest < 0.05,
     )
     glue("alone", percent(speed[1.0]))

@@ -99,8 +99,9 @@ def _gauge(ax: Axes, center: tuple[float, float], share: float, color: str) -> N
     shown = min(1.0, share)
     for start, end, fill, gid in ((0, 1, PALE, "scale"), (0, shown, color, "speed")):
         # Angles run clockwise on a board, whose y axis points down.
-        look: dict[str, Any] = {"width": 0.16, "facecolor": fill, "edgecolor": INK, "lw": 0.8, "gid": gid}
-        ax.add_patch(Wedge(center, RADIUS, 180 + 180 * start, 180 + 180 * end, **look))
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": INK, "lw": 0.8, "gid": gid}
+        angles = 180 + 180 * start, 180 + 180 * end
+        ax.add_patch(Wedge(center, RADIUS, *angles, width=0.16, **look))
     angle = math.pi * (1 + shown)
     tip = center[0] + 0.9 * RADIUS * math.cos(angle), center[1] + 0.9 * RADIUS * math.sin(angle)
     ax.plot(*zip(center, tip, strict=True), color=INK, lw=2, solid_capstyle="round")

@@ -31,7 +31,7 @@ def flight():
 def test_draw_full_and_empty_quotes_both_and_refuses_few_warps_that_are_slow(glued, monkeypatch):
     measured = in_flight.draw_full_and_empty()
     assert set(measured["access"]) == {"read"} and glued.keys() == {"full", "few"}
-    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 3, 9.0))
+    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 4, 9.0))
     monkeypatch.setattr(in_flight, "experiment", lambda id: slow)
     with pytest.raises(AssertionError, match=r"0\.8x needed"):
         in_flight.draw_full_and_empty()
@@ -55,15 +55,16 @@ def test_draw_bend_finds_the_bend_right_of_what_was_calculated(flight, glued):
 
 
 def test_show_load_refuses_a_latency_that_stays(flight, capsys):
-    in_flight.show_load(flight)
+    curve = in_flight.draw_bend(flight, 11_300)
+    in_flight.show_load(flight, curve)
     assert "as long (over 1.5x)" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"over 1\.5x"):
-        in_flight.show_load(flight.assign(latency_ns=400.0))
+        in_flight.show_load(flight.assign(latency_ns=400.0), curve)
 
 
 def test_show_ways_refuses_warps_that_count_by_themselves(glued):
     measured = experiment("slots_in_flight").query("access == 'read'")
     in_flight.show_ways(measured)
-    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 1, 9.0))
-    with pytest.raises(AssertionError, match="1 warp has"):
+    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 4, 9.0))
+    with pytest.raises(AssertionError, match="4 warps have"):
         in_flight.show_ways(slow)
