@@ -52,7 +52,6 @@ TOUCHED = [Access((i % 3, 0, 0), "read", "x_ptr", tuple(range(8 * i, 8 * i + 5))
 def marked(ax, *marks):
     for value, text in marks:
         figures.mark_position(ax, value, text)
-    figures.mark_level(ax, 2.5, "roof")
     return ax
 
 

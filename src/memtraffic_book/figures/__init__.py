@@ -7,7 +7,6 @@ nor measured are SVG files in `book/_static`.
 """
 
 from memtraffic_book.figures.charts import (
-    mark_level,
     mark_position,
     plot_bars,
     plot_lines,
@@ -33,7 +32,6 @@ __all__ = [
     "full_and_empty",
     "heatmap",
     "machine",
-    "mark_level",
     "mark_position",
     "plot_access_map",
     "plot_bars",

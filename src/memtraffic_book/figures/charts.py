@@ -93,15 +93,6 @@ def _hide_grid(ax: Axes, axis: Literal["x", "y"]) -> None:
 
 
 @styled
-def mark_level(ax: Axes, value: float, text: str) -> None:
-    """Marks a value of the y axis with a dashed line and its name, and starts the axis at zero."""
-    ax.axhline(value, color=INK, linestyle=(0, (6, 3)), linewidth=1)
-    _note(ax, text, (0.02, value), (0, 2), xycoords=ax.get_yaxis_transform(), va="bottom")
-    ax.set_ylim(0, max(1.15 * value, ax.get_ylim()[1]))
-    _spread_ends(ax)
-
-
-@styled
 def mark_position(ax: Axes, value: float, text: str) -> None:
     """Marks a value of the x axis with a dotted line and its name, above those marked before."""
     ax.axvline(value, color=MUTED, linestyle=":", linewidth=1.2)
