@@ -41,7 +41,6 @@ LEFT_OUT = (
     "build.py",
     "colab.py",
     "held_out.py",
-    "many_gpus.py",
     "figures/moving.py",
 )
 # For text, which has no words of two or four bytes.

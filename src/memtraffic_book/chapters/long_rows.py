@@ -176,7 +176,7 @@ def show_few_rows() -> None:
     def time_of(impl: str) -> Callable[[int], str]:
         return lambda n: units.format_us(few[impl][n])
 
-    shown = [4096, 16384, 65536, 262144]
+    shown = [4096, 32768, 262144]
     tables.show(shown, columns_=str, **{name: time_of(impl) for impl, name in names.items()})
     gain = (few["online"] / few["split, 1024 columns"]).loc[65536:].min()
     claim(

@@ -85,7 +85,7 @@ def check_dtensor() -> None:
     """Claims that the softmax of a DTensor is one all-gather, and that this sends the matrix."""
     [calls, _] = run_ranks(collectives_of_dtensor, 2, backend="gloo", timeout=300)
     claim(
-        "torch.softmax of a DTensor calls 1 all-gather and no other collective.",
+        "The softmax of a DTensor calls 1 all-gather, and no other collective.",
         list(calls.values()) == [1] and "all_gather" in next(iter(calls)),
     )
     [sent, _] = run_ranks(sent_by_gathering, 2, backend="gloo", timeout=300)
