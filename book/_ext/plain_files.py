@@ -18,11 +18,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 SOFTMAX = "memtraffic.kernels.softmax"
 LAUNCH = "plain_launch"
-# By chapter: the module whose docstring is the file's, and that of the launcher.
+# By chapter: the module of its launcher, whose docstring is the file's.
 KERNELS = {
-    **{name: (f"{SOFTMAX}.{name}",) * 2 for name in ("naive", "fused", "masked", "tiled")},
-    "chunks": (f"{SOFTMAX}.chunks", LAUNCH),
-    "persistent": (f"{SOFTMAX}.persistent",) * 2,
+    name: f"{SOFTMAX}.{name}"
+    for name in ("naive", "fused", "masked", "tiled", "chunks", "persistent")
 }
 HEAD = '''\
 """{docstring}
@@ -171,10 +170,9 @@ def file_name(chapter: str) -> str:
 
 def plain_file(chapter: str, sources: Sources) -> str:
     """The source of the file for the kernel of `chapter`, one of KERNELS."""
-    kernel, launcher = KERNELS[chapter]
-    linker = Linker(sources)
-    linker.gather(launcher, "softmax")
-    docstring = ast.get_docstring(ast.parse(sources.text(kernel))) or ""
+    module, linker = KERNELS[chapter], Linker(sources)
+    linker.gather(module, "softmax")
+    docstring = ast.get_docstring(ast.parse(sources.text(module))) or ""
     [copyright] = re.findall(r"^Copyright.*", (sources.root / "LICENSE").read_text("utf-8"), re.M)
     head = HEAD.format(
         docstring=docstring,

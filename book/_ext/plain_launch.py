@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
-
-from memtraffic.kernels.softmax.planning import row_tile
-from memtraffic.kernels.softmax.rows import softmax_kernel
-from memtraffic.kernels.tiling import MAX_COLS, common_divisor
 
 Launch = Callable[[Tensor, Tensor], None]
 INTERPRETED_PROGRAMS = 4  # without a GPU: enough to see them stride
@@ -119,28 +114,6 @@ def resident_programs(compiled: Any, num_warps: int, gpu: Gpu) -> int:
     return max(1, min(gpu.registers_per_sm // registers, gpu.shared_per_sm // shared))
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Softmax of each row of `x` by `softmax_kernel`, the kernel in chunks.
-
-    x: matrix of at most MAX_COLS columns, adjacent in memory; float32, float16 or bfloat16.
-    Returns a new matrix. The package's launcher, `memtraffic.softmax`, takes more: any tensor,
-    rows of any width, and rows that start between multiples of 16 bytes without a detour.
-    """
-    y = check_operands("chunks", x, None, MAX_COLS)
-    if x.shape[1] > 1 and x.stride(1) != 1:
-        raise ValueError(f"chunks: columns lie {x.stride(1)} apart, not 1")
-    if not x.numel():
-        return y
-    n_rows, n_cols = x.shape
-    tile = row_tile(n_cols, x.element_size(), 1, planning_gpu(x))
-    if tile is None:
-        raise ValueError(f"chunks: {n_cols} columns do not fit one program")
-    with device_guard(x):
-        softmax_kernel[(triton.cdiv(n_rows, tile.rows), 1)](
-            y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols,
-            ROWS=tile.rows, BLOCK=tile.block, CHUNKS=tile.chunks,
-            WHOLE=n_cols // tile.block if tile.rows == 1 else 0,
-            ALIGN=common_divisor(x, y), VECTOR=1,
-            PTX=x.is_cuda and torch.version.hip is None, num_warps=tile.num_warps,
-        )  # fmt: skip
-    return y
+def takes_ptx(gpu: Gpu) -> bool:
+    """Whether kernels may hold instructions of NVIDIA's; not where interpreted."""
+    return torch.cuda.is_available() and torch.version.hip is None

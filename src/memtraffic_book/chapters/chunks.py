@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memtraffic import resources, runtime
 from memtraffic.compile import capture_launches
-from memtraffic.gpus import find_gpu
+from memtraffic.gpus import NvidiaGpu
 from memtraffic.kernels.softmax import chunks, tiled
 from memtraffic.residency import resident_programs
 from memtraffic.residency.resources import Resources
@@ -51,7 +51,10 @@ def draw_cliff() -> None:
     block, pieces = (units.format_share(low[name]) for name in ("tiled", "chunks"))
     lines = {"chunks": 100 * share["chunks"], "one block": 100 * share["tiled"]}
     title = f"One block falls to {block} of the speed of a copy, chunks never below {pieces}."
-    figures.plot_lines(lines, "columns of bfloat16", "% of the speed of a copy", title=title)
+    chart = figures.plot_lines(
+        lines, "columns of bfloat16", "% of the speed of a copy", title=title, log2=True
+    )
+    chart.set_xticks([2**k for k in range(11, 16)], [str(2**k) for k in range(11, 16)])
     lost = 1 - share["tiled"][8320] / share["tiled"][8192]
     claim(
         f"With 128 columns more than 8192, one block is {units.format_percent(lost)} slower "
@@ -134,8 +137,8 @@ def compare_widest() -> None:
     wide = speeds().loc[32768]
     one, loop, ours = (units.format_share(wide[it]) for it in ("tiled", "persistent", "chunks"))
     claim(
-        f"At 32768 columns of bfloat16 one block reaches {one} of the speed of a copy, a persistent "
-        f"loop {loop}, and chunks {ours}.",
+        f"At 32768 columns of bfloat16 one block reaches {one} of the speed of a copy, a "
+        f"persistent loop {loop}, and chunks {ours}.",
         wide["chunks"] > max(wide["tiled"], wide["persistent"]),
     )
     single = speeds("float32").loc[list(WIDE)]
@@ -152,7 +155,7 @@ def compare_widest() -> None:
 
 def check_wider_row(n: int) -> None:
     """Claims that a row of n float32 numbers leaves registers free on an SM. Raises if not."""
-    registers = find_gpu("H200").registers_per_sm
+    registers = NvidiaGpu.registers_per_sm
     claim(f"A row of {n:,} float32 numbers leaves some of {registers:,} registers.", n < registers)
 
 

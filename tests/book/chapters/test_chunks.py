@@ -1,0 +1,76 @@
+"""What the folded cells of `book/chunks.ipynb` do, on data where a claim is false, too."""
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from memtraffic import runtime
+from memtraffic.kernels.softmax import chunks as rung
+from memtraffic.kernels.softmax import masked
+from memtraffic_book.chapters import chunks
+
+pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
+
+
+@pytest.fixture(autouse=True)
+def glued(monkeypatch):
+    """What a function keeps for the prose."""
+    kept = {}
+    monkeypatch.setattr(chunks, "glue", kept.__setitem__)
+    yield kept
+    plt.close("all")
+
+
+def exchange_kernels(monkeypatch):
+    """Has the map show the speed of `tiled` for that of `chunks`, and the reverse."""
+    others = {"tiled": "chunks", "chunks": "tiled"}
+    before = chunks.speeds
+    monkeypatch.setattr(chunks, "speeds", lambda *dtype: before(*dtype).rename(columns=others))
+
+
+def test_draw_cliff_refuses_a_map_without_one(glued, monkeypatch):
+    chunks.draw_cliff()
+    assert len(plt.get_fignums()) == 1
+    assert glued["tiled_8320"] < glued["chunks_8320"]
+    exchange_kernels(monkeypatch)
+    with pytest.raises(AssertionError, match="more than a tenth needed"):
+        chunks.draw_cliff()
+
+
+def test_compare_widest_refuses_a_slower_kernel(glued, monkeypatch):
+    chunks.compare_widest()
+    assert glued["block_wide"] < glued["chunks_wide"]
+    exchange_kernels(monkeypatch)
+    with pytest.raises(AssertionError, match="At 32768 columns"):
+        chunks.compare_widest()
+
+
+@pytest.mark.slow
+def test_compiled_kernels_are_held_by_an_sm(glued, capsys, monkeypatch):
+    chunks.count_programs()
+    chunks.compare_ways()
+    assert (glued["tiled_programs"], glued["many"]) == ("2", "7")
+    assert "The 9 kernels spill 0 bytes." in capsys.readouterr().out
+    monkeypatch.setattr(chunks, "WAYS", dict(zip(chunks.WAYS, [masked.softmax] * 3, strict=True)))
+    with pytest.raises(AssertionError, match="in chunks that are kept"):
+        chunks.compare_ways()
+
+
+def test_check_wider_row_refuses_one_that_fills_an_sm():
+    chunks.check_wider_row(32768)
+    with pytest.raises(AssertionError, match="65,536 float32 numbers"):
+        chunks.check_wider_row(65536)
+
+
+def test_judges_of_the_exercises():
+    assert chunks.is_the_rule(lambda n: max(1, 1 << (-(-n // 2048) - 1).bit_length()))
+    with pytest.raises(AssertionError, match="it gives"):
+        chunks.is_the_rule(lambda n: 4)
+    with pytest.raises(AssertionError, match="elements at 8320 columns"):
+        chunks.in_two_blocks(masked.softmax)
+    for op in (chunks.softened, chunks.centred):
+        with pytest.raises(AssertionError):
+            chunks.prove.exam(rung.softmax, op=op)
