@@ -86,8 +86,8 @@ def time_starts() -> None:
     )
     masked, none = us["masked"][N], idle[4][M]
     claim(
-        f"{M} programs that do nothing take {units.format_us(none)} of the "
-        f"{units.format_us(masked)} that masked takes (at least half).",
+        f"Of the {units.format_us(masked)} of masked, {units.format_us(none)} are what {M} programs "
+        "take that do nothing (at least half).",
         none > masked / 2 or not fast,
     )
     start = 1000 * none / M  # ns
@@ -133,6 +133,7 @@ def draw_tiles() -> None:
         f"{len(by_rule)} widths (10 % allowed).",
         late < 0.1 or not fast,
     )
+    glue("rule", f"{RULE / 1000:.0f} kB")
     glue("tiled_share", percent(by_rule.set_index("n")["share"][N] / 100))
 
 
