@@ -19,7 +19,7 @@ from memtraffic.compile import BlockedLayout
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import Access, OpTraffic
 from memtraffic_book import figures
-from memtraffic_book.figures import drawing, hardware, maps
+from memtraffic_book.figures import drawing, hardware
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -32,8 +32,6 @@ FUSED = OpTraffic("fused", MN, MN, 4 * MN, 4 * MN)
 LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
     [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]
 )}  # fmt: skip
-VALUES = pd.DataFrame({1: [0.98, 0.5, None], 2: [0.9, 1.0, 0.65]}, index=[256, 1024, 32768])
-WORDS = {"rows": "columns", "columns": "warps", "frame": "the rule's choice"}
 SPEEDS = pd.DataFrame(
     {
         "naive": [9, 9, 9, 19],
@@ -65,15 +63,6 @@ DRAWN = {
     "five-trips": lambda: figures.five_trips(OPS, FUSED, title=SAYING),
     "full-and-empty": lambda: figures.full_and_empty(
         [figures.Slots(64, 1, 4, 0.57), figures.Slots(3, 16, 16, 1.02)], title=SAYING
-    ),
-    "heatmap": lambda: figures.heatmap(
-        VALUES, lambda n, warps: (n, warps) in [(256, 1), (32768, 2)], title=SAYING, **WORDS
-    ),
-    "heatmap-wide": lambda: figures.heatmap(
-        pd.DataFrame([[1.0] * 9] * 2, index=[1, 2], columns=[2**k for k in range(8, 17)]),
-        lambda row, n: True,
-        title=SAYING,
-        **WORDS,
     ),
     "layout": lambda: figures.plot_thread_layout(
         BlockedLayout((1, 4), (2, 16), (2, 1)), (4, 64), SAYING, live=60
@@ -205,15 +194,6 @@ def test_full_and_empty_draws_each_slot_each_load_and_no_more_than_a_full_gauge(
     speeds = [it.theta2 - it.theta1 for it in ax.patches if it.get_gid() == "speed"]
     assert speeds == pytest.approx([180 * 0.57, 180])
     assert {"57 %", "102 %", "8.2 kB in flight", "24.6 kB in flight"} <= {*texts(ax)}
-
-
-def test_heatmap_frames_the_chosen_cells():
-    ax = DRAWN["heatmap"]()
-    assert len(boxes(ax, "cell")) == 5 and len(boxes(ax, "frame")) == 2
-    assert [it.get_text() for it in ax.texts if it.get_weight() == "bold"] == ["98", "65"]
-    fills = [maps.shade(value)[0] for value in (0.2, 0.3, 0.6, 0.9, 1.1, 1.2)]
-    light = [sum(int(fill[i : i + 2], 16) for i in (1, 3, 5)) for fill in fills]
-    assert light == sorted(light, reverse=True) and fills[0] == fills[1] and fills[4] == fills[5]
 
 
 def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():

@@ -31,28 +31,6 @@ def copy_flat(out: Tensor, x: Tensor, other: Tensor | None, block: int, num_warp
 
 
 @triton.jit
-def copy_tile(
-    y_ptr, y_row_stride, y_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    n_rows, n_cols,
-    tile,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGN: tl.constexpr,
-):  # fmt: skip
-    """`_softmax_tile` of the rung `tiled`, without its arithmetic."""
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    rows = tile * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
-    rows, cols = rows.to(tl.int64), cols.to(tl.int64)
-    x = tl.load(x_ptr + rows * x_row_stride + cols * x_col_stride, mask=mask)
-    tl.store(y_ptr + rows * y_row_stride + cols * y_col_stride, x, mask=mask)
-
-
-@triton.jit
 def _copy_tiled_kernel(
     y_ptr, y_row_stride, y_col_stride,
     x_ptr, x_row_stride, x_col_stride,
@@ -61,12 +39,16 @@ def _copy_tiled_kernel(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    copy_tile(
-        y_ptr, y_row_stride, y_col_stride,
-        x_ptr, x_row_stride, x_col_stride,
-        n_rows, n_cols, tile, ROWS, BLOCK, ALIGN,
-    )  # fmt: skip
+    """The rung `tiled` without its arithmetic."""
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
+    rows, cols = rows.to(tl.int64), cols.to(tl.int64)
+    x = tl.load(x_ptr + rows * x_row_stride + cols * x_col_stride, mask=mask)
+    tl.store(y_ptr + rows * y_row_stride + cols * y_col_stride, x, mask=mask)
 
 
 def fits_tiles(x: Tensor) -> bool:

@@ -42,11 +42,6 @@ STEPS = {  # from the slowest loop to none
 }
 
 
-def percent(value: float) -> str:
-    """A share in whole percent."""
-    return f"{100 * value:.0f} %"
-
-
 def compiled(n_cols: int, num_stages: int) -> Resources:
     """The loop over rows of `n_cols` numbers of float32, compiled for an H200."""
     fn = partial(persistent.softmax, rows=1, num_stages=num_stages)
@@ -78,13 +73,13 @@ def take_apart() -> None:
         ({name: name for name in LOOPS[:0:-1]} | STEPS).items(),
         version=lambda step: step[0],
         programs_per_SM=lambda step: resident[step[1]],
-        speed_of_a_copy=lambda step: percent(share[step[1]]),
+        speed_of_a_copy=lambda step: units.format_share(share[step[1]]),
     )
     alone, pair, counter, queue, _ = (share[name] for name in STEPS.values())
     order, second = counter - pair, pair - alone
     claim(
-        f"A counter in place of a fixed order wins {percent(order)} of the speed of a copy, a "
-        f"second program {percent(second)}, and no loop is as fast as tiled.",
+        f"A counter in place of a fixed order wins {units.format_share(order)} of the speed of a "
+        f"copy, a second program {units.format_share(second)}, and no loop is as fast as tiled.",
         order > 0 and second > 0 and queue > pair and share[list(LOOPS)].max() < share["tiled"],
     )
     detour = us["2 stages, program per tile"] / us["tiled"]
@@ -101,11 +96,11 @@ def take_apart() -> None:
         late < 0.03,
     )
     glue("late", units.format_percent(late))
-    glue("order", percent(order))
-    glue("second", percent(second))
-    glue("tiled_share", percent(share["tiled"]))
-    glue("loop_share", percent(share["3 stages"]))
-    glue("lost", percent(share["tiled"] - share["3 stages"]))
+    glue("order", units.format_share(order))
+    glue("second", units.format_share(second))
+    glue("tiled_share", units.format_share(share["tiled"]))
+    glue("loop_share", units.format_share(share["3 stages"]))
+    glue("lost", units.format_share(share["tiled"] - share["3 stages"]))
 
 
 def draw_wide() -> None:
@@ -118,7 +113,7 @@ def draw_wide() -> None:
         {str(name): 100 * even[name] for name in even},
         "columns, bfloat16",
         "% of the speed of a copy",
-        title="The loop wins only where one program fills an SM.",
+        title="The loop wins only where tiled is far from a copy.",
         log2=True,
     )
     ticks = [1024, 4096, 16384, 32768]
@@ -130,9 +125,9 @@ def draw_wide() -> None:
         (wins["tiled"] < FAST).all(),
     )
     glue("wins", f"{len(wins)} of {len(even)}")
-    glue("wide_tiled", percent(share["tiled"][WIDE]))
-    glue("wide_loop", percent(share["persistent"][WIDE]))
-    glue("wide_ours", percent(share[OURS][WIDE]))
+    glue("wide_tiled", units.format_share(share["tiled"][WIDE]))
+    glue("wide_loop", units.format_share(share["persistent"][WIDE]))
+    glue("wide_ours", units.format_share(share[OURS][WIDE]))
     notes = lab_notes.load()
     [note] = notes[notes["change"].str.startswith(AGAIN)].to_dict("records")
     glue("again", note["result"].split(" of a copy")[0])

@@ -35,11 +35,6 @@ WHOLE_VECTORS = "At odd widths, load whole 16-byte vectors from a row's"
 PREDICTED = [f"predicted_{name}" for name in COUNTERS]
 
 
-def percent(value: float) -> str:
-    """A share in whole percent."""
-    return f"{100 * value:.0f} %"
-
-
 def open_page() -> None:
     """Keeps for the prose how fast a transposed matrix is, and what L2 sends for it."""
     seen, timed = (
@@ -53,7 +48,7 @@ def open_page() -> None:
         "(8 expected, within 10 %).",
         abs(times / 8 - 1) < 0.1,
     )
-    glue("slow", percent(us["packed"] / us["transposed"]))
+    glue("slow", units.format_share(us["packed"] / us["transposed"]))
     glue("times", f"{times:.0f} times")
 
 
@@ -151,18 +146,18 @@ def time_layouts() -> None:
         layout=str,
         DRAM_to_L2=lambda name: units.format_bytes(seen["dram_read_bytes"][name]),
         L2_to_L1=lambda name: units.format_bytes(sent[name]),
-        float32=lambda name: percent(speed[0][name]),
-        bfloat16=lambda name: percent(speed[1][name]),
+        float32=lambda name: units.format_share(speed[0][name]),
+        bfloat16=lambda name: units.format_share(speed[1][name]),
     )
     claim(
         "For every other column L2 sends "
         f"{sent['every other'] / sent['packed']:g} times the bytes of packed columns, exactly.",
         sent["every other"] == 2 * sent["packed"],
     )
-    glue("other_speed", percent(speed[0]["every other"]))
-    glue("half_speed", percent(speed[1]["transposed"]))
-    glue("odd_half", percent(speed[1]["odd"]))
-    glue("odd_single", percent(speed[0]["odd"]))
+    glue("other_speed", units.format_share(speed[0]["every other"]))
+    glue("half_speed", units.format_share(speed[1]["transposed"]))
+    glue("odd_half", units.format_share(speed[1]["odd"]))
+    glue("odd_single", units.format_share(speed[0]["odd"]))
 
 
 def draw_odd_widths(frame: pd.DataFrame) -> None:
@@ -203,9 +198,9 @@ def draw_odd_widths(frame: pd.DataFrame) -> None:
     )
     notes = lab_notes.load()
     [note] = notes[notes["change"].str.startswith(WHOLE_VECTORS)].to_dict("records")
-    glue("even", percent(share["tiled"][EVEN] / 100))
-    glue("odd_width", percent(share["tiled"][ODD] / 100))
-    glue("ours_odd", percent(share[OURS][ODD] / 100))
+    glue("even", units.format_share(share["tiled"][EVEN] / 100))
+    glue("odd_width", units.format_share(share["tiled"][ODD] / 100))
+    glue("ours_odd", units.format_share(share[OURS][ODD] / 100))
     glue("expected", note["prediction"].split("; ")[1])
     glue("found", note["result"].rsplit(", ", 1)[1])
 

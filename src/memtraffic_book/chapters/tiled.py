@@ -14,7 +14,6 @@ from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic_book import (
     claim,
-    experiment,
     experiments,
     figures,
     glue,
@@ -32,11 +31,6 @@ OURS = "memtraffic.softmax"
 SHOWN = 4096  # columns, up to which the last figure goes
 STEADY = 1500  # GB/s of a copy of narrow rows; below, memory is slower than the starts
 BY_CHANCE = "Draw 200 shapes by chance"
-
-
-def percent(value: float) -> str:
-    """A share in whole percent."""
-    return f"{100 * value:.0f} %"
 
 
 def load() -> tuple[pd.DataFrame, pd.DataFrame, bool]:
@@ -60,15 +54,15 @@ def compare_warps() -> None:
         kernel=lambda line: line[0],
         warps_per_program=lambda line: line[1],
         time_=lambda line: units.format_us(line[2]),
-        speed_of_a_copy=lambda line: percent(copy / line[2]),
+        speed_of_a_copy=lambda line: units.format_share(copy / line[2]),
     )
     claim(
         f"One warp per program takes {units.format_us(one)} where four take "
         f"{units.format_us(masked)} (within 20 %).",
         abs(one / masked - 1) < 0.2 or not fast,
     )
-    glue("masked_share", percent(copy / masked))
-    glue("one_warp", percent(copy / one))
+    glue("masked_share", units.format_share(copy / masked))
+    glue("one_warp", units.format_share(copy / one))
     glue("masked_us", units.format_us(masked))
     glue("twice_us", units.format_us(us["masked"][2 * N]))
 
@@ -86,8 +80,8 @@ def time_starts() -> None:
     )
     masked, none = us["masked"][N], idle[4][M]
     claim(
-        f"{M} programs that do nothing take {units.format_us(none)} of the "
-        f"{units.format_us(masked)} that masked takes (at least half).",
+        f"Of the {units.format_us(masked)} of masked, {units.format_us(none)} are what {M} "
+        "programs take that do nothing (at least half).",
         none > masked / 2 or not fast,
     )
     start = 1000 * none / M  # ns
@@ -133,14 +127,17 @@ def draw_tiles() -> None:
         f"{len(by_rule)} widths (10 % allowed).",
         late < 0.1 or not fast,
     )
-    glue("tiled_share", percent(by_rule.set_index("n")["share"][N] / 100))
+    glue("rule", f"{RULE / 1000:.0f} kB")
+    glue("tiled_share", units.format_share(by_rule.set_index("n")["share"][N] / 100))
 
 
 def draw_narrow() -> None:
     """Draws the speed of narrow rows of any width, and quotes what the rule had not seen."""
-    frame = experiment("map_float32", gpu=recording.PUBLISHED)
-    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
-    share = us[["masked", "tiled", OURS]].rdiv(us["copy"], axis=0).loc[:SHOWN]
+    single, half = (
+        frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
+        for frame in experiments("map_float32", "map_bfloat16", gpu=recording.PUBLISHED)
+    )
+    share = single[["masked", "tiled", OURS]].rdiv(single["copy"], axis=0).loc[:SHOWN]
     ax = figures.plot_lines(
         {str(name): 100 * share[name] for name in share},
         "columns",
@@ -151,7 +148,7 @@ def draw_narrow() -> None:
     ticks = [16, 64, 256, 1024, 4096]
     ax.set_xticks(ticks, list(map(str, ticks)))
     even = share["tiled"][share.index % 4 == 0]
-    worst = percent(even.min())
+    worst = units.format_share(even.min())
     claim(
         f"At {len(even)} multiples of 4 up to {SHOWN} columns, tiled reaches {worst} of the speed "
         "of a copy or more (85 % needed).",
@@ -159,8 +156,9 @@ def draw_narrow() -> None:
     )
     glue("even_worst", worst)
     for n in (33, 77):
-        glue(f"tiled_{n}", percent(share["tiled"][n]))
-        glue(f"ours_{n}", percent(share[OURS][n]))
+        glue(f"tiled_{n}", units.format_share(share["tiled"][n]))
+        glue(f"ours_{n}", units.format_share(share[OURS][n]))
+    glue("ours_33_half", units.format_share(half["copy"][33] / half[OURS][33]))
     notes = lab_notes.load()
     [note] = notes[notes["change"].str.startswith(BY_CHANCE)].to_dict("records")
     glue("by_chance", note["result"].split(":")[0])

@@ -17,7 +17,6 @@ from memtraffic_book.figures.charts import (
 from memtraffic_book.figures.drawing import MUTED, ORANGE
 from memtraffic_book.figures.hardware import five_trips, machine, strip
 from memtraffic_book.figures.maps import (
-    heatmap,
     plot_access_map,
     plot_thread_layout,
     sm_packing,
@@ -30,7 +29,6 @@ __all__ = [
     "Slots",
     "five_trips",
     "full_and_empty",
-    "heatmap",
     "machine",
     "mark_position",
     "plot_access_map",

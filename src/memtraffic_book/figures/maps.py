@@ -1,20 +1,17 @@
-"""Maps: a number, a winner, a program or a thread for each cell; the programs on an SM."""
+"""Maps: a program or a thread for each element of a matrix; the programs on an SM."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
-import pandas as pd
 from matplotlib.axes import Axes
 
 from memtraffic_book.figures.drawing import (
     DEAD,
     INK,
-    LINE,
     MUTED,
     ORANGE,
     PROGRAM_COLORS,
@@ -35,113 +32,6 @@ if TYPE_CHECKING:
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
 REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
-
-
-def shade(value: float) -> tuple[str, str]:
-    """The fill of a cell and the colour of its text: the higher the value, the darker.
-
-    >>> shade(0.3), shade(1.1)[1]
-    (('#f7fbff', '#1f2328'), 'white')
-    """
-    depth = min(1.0, max(0.0, (value - 0.3) / 0.8))
-    red, green, blue, _ = plt.get_cmap("Blues")(depth, bytes=True)
-    light = (0.3 * red + 0.59 * green + 0.11 * blue) / 255
-    return f"#{red:02x}{green:02x}{blue:02x}", INK if light > 0.55 else "white"
-
-
-class _Grid(NamedTuple):
-    """A board with a grid on it. left, top: its corner. wide, high: of a cell. end: below it."""
-
-    ax: Axes
-    left: float
-    top: float
-    wide: float
-    high: float
-    end: float
-
-    def cell(self, x: int, y: int, **look: Any) -> tuple[float, float]:
-        """Draws a cell by its column and row. Returns its middle."""
-        at = self.left + x * self.wide, self.top + y * self.high
-        box(self.ax, at, (self.wide, self.high), **{"edgecolor": "white", "lw": 1, **look})
-        return at[0] + self.wide / 2, at[1] + self.high / 2
-
-
-def _grid(
-    rows: Sequence[Hashable],
-    columns: Sequence[Hashable],
-    labels: tuple[str, str],
-    high: float,
-) -> _Grid:
-    """A grid with names beside its rows and above its columns.
-
-    labels: what the rows are, and what the columns are. A name of a column that is a pair has its
-    first half written once over its neighbours. high: inches of a row.
-    """
-    down, across = (f"{labels[0]} ↓", f"{labels[1]} →")
-    two = text_width(down) + text_width(across) + 0.2 > RIGHT - LEFT
-    names = [it[-1] if isinstance(it, tuple) else it for it in columns]
-    groups = [it[0] for it in columns if isinstance(it, tuple)]
-    left = LEFT + max(text_width(str(row)) for row in rows) + 0.08
-    wide = (RIGHT - left) / len(columns)
-    widest = max(text_width(str(name)) for name in names)
-    turned = widest > wide - 0.05
-    y = 0.1 + LINE * two
-    top = y + 0.12 + (LINE if groups else 0) + (widest if turned else LINE) + 0.08
-    end = top + len(rows) * high
-    ax = board()
-    write(ax, RIGHT, 0.1, across, ha="right", color=MUTED)
-    write(ax, LEFT, y, down, ha="left", color=MUTED)
-    for i, row in enumerate(rows):
-        write(ax, left - 0.06, top + (i + 0.5) * high, str(row), ha="right")
-    for i, name in enumerate(names):
-        look: dict[str, Any] = {"rotation": 90} if turned else {}
-        write(ax, left + (i + 0.5) * wide, top - 0.05, str(name), va="bottom", **look)
-    x = left
-    for group, them in itertools.groupby(groups):
-        after = x + len(list(them)) * wide
-        write(ax, (x + after) / 2, y + 0.12 + LINE / 2, str(group), weight="bold")
-        ax.plot([x + 0.04, after - 0.04], [y + 0.12 + LINE] * 2, color=MUTED, linewidth=1)
-        x = after
-    return _Grid(ax, left, top, wide, high, end)
-
-
-@styled
-def heatmap(
-    values: pd.DataFrame,
-    framed: Callable[[Any, Any], bool],
-    *,
-    title: str,
-    rows: str,
-    columns: str,
-    frame: str,
-) -> Axes:
-    """A map of shares in percent, the higher the darker, with a closed frame in chosen cells.
-
-    values: shares, 1.0 for 100 %; the index goes down, the columns across; NaN is an empty cell.
-    framed: whether the cell of a value of the index and one of the columns has a frame. rows,
-    columns: what these are. frame: what a frame means.
-    """
-    samples = [Sample(frame, {"fill": False, "edgecolor": ORANGE, "lw": 2})]
-    labels = rows, columns
-    grid = _grid(list(values.index), list(values.columns), labels, 0.32)
-    for (y, row), (x, column) in itertools.product(
-        enumerate(values.index), enumerate(values.columns)
-    ):
-        value = values.loc[row, column]
-        if pd.isna(value):
-            continue
-        fill, ink = shade(value)
-        middle = grid.cell(x, y, facecolor=fill, gid="cell")
-        chosen = bool(framed(row, column))
-        weight = "bold" if chosen else "normal"
-        write(grid.ax, *middle, f"{100 * value:.0f}", color=ink, weight=weight)
-        if chosen:  # inside its cell, so that frames of neighbours stay apart
-            at = middle[0] - grid.wide / 2 + 0.03, middle[1] - grid.high / 2 + 0.03
-            size = grid.wide - 0.06, grid.high - 0.06
-            box(grid.ax, at, size, fill=False, edgecolor="white", lw=4)
-            box(grid.ax, at, size, fill=False, edgecolor=ORANGE, lw=2, gid="frame")
-    write(grid.ax, LEFT, grid.end + 0.15, "number: speed in percent of a copy", ha="left")
-    return finish(grid.ax, key(grid.ax, grid.end + 0.39, samples), title)
 
 
 # ---- who touches and who holds what
