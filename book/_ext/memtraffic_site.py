@@ -239,13 +239,13 @@ def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
 KINDS = {"Takeaway.": "takeaway", "Open questions.": "open-questions", "Next:": "next"}
 
 
-MINUTES = r"About [\w-]+ minutes\.\s*"
+MINUTES = r"\s*\bAbout [\w-]+ minutes\.\s*"
 
 
 class Boxes(SphinxPostTransform):
     """Gives a takeaway, open questions and the link to the next chapter a class each.
 
-    The reading time that a paragraph of a notebook begins with stands under the title already.
+    The reading time that a notebook says stands under the title already, and goes from the text.
     """
 
     default_priority = 4.2  # before italics are taken for captions
@@ -257,10 +257,10 @@ class Boxes(SphinxPostTransform):
                 quoted = isinstance(paragraph.parent, nodes.block_quote)
                 box = paragraph.parent if quoted else paragraph
                 box["classes"].append(KINDS[first.astext()])
-            elif re.fullmatch(MINUTES, first.astext()):
-                paragraph.remove(first)
-                if not paragraph.astext().strip():
-                    paragraph.parent.remove(paragraph)
+            for part in [it for it in paragraph.findall(nodes.Text) if re.search(MINUTES, it)]:
+                part.parent.replace(part, nodes.Text(re.sub(MINUTES, "", part)))
+            if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
+                paragraph.parent.remove(paragraph)
 
 
 class Captions(SphinxPostTransform):

@@ -154,12 +154,13 @@ def test_boxes_and_the_next_chapter_have_their_classes():
     parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]
     document = new_document("page")
     time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
-    parts += [time, nodes.paragraph("", "About 12 minutes."), nodes.paragraph()]
+    last = nodes.paragraph("", "", nodes.emphasis("", "It is. About six minutes."))
+    parts += [time, nodes.paragraph("", "About 12 minutes."), last]
     document += [*quotes, *parts]
     site.Boxes(document).run()
     classes = [it["classes"] for it in document.children]
     assert classes == [["takeaway"], ["open-questions"], ["next"], [], [], [], []]
-    assert document.children[5].astext() == "\nYou."
+    assert [it.astext().strip() for it in document.children[5:]] == ["You.", "It is."]
 
 
 def captioned(*parts):
