@@ -112,8 +112,9 @@ def draw_maps() -> list[Path]:
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
     drawn = {"map": figures.width_map(named, NAMES, title=title)}
     for slug, (station, kernel, first, last) in LIT.items():
-        lit = {"lit": kernel, "stretch": (first, last), "station": station}
-        drawn[f"map-{slug}"] = figures.width_map(speeds, ENDS, **lit)
+        drawn[f"map-{slug}"] = figures.width_map(
+            speeds, ENDS, lit=kernel, stretch=(first, last), station=station
+        )
     paths = []
     for name, ax in drawn.items():
         assert isinstance(ax.figure, Figure)
