@@ -103,7 +103,9 @@ def test_bench_repeats_everything(timed):
 
 
 def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
-    frame = run("tiled_rows_bfloat16", option="num_warps", shapes=[(4, 64), (2, 4096)], values=[1, 3, 4])
+    frame = run(
+        "tiled_rows_bfloat16", option="num_warps", shapes=[(4, 64), (2, 4096)], values=[1, 3, 4]
+    )
     assert frame[["num_warps", "m", "n", "dtype", "copy_us"]].to_numpy().tolist() == [
         [warps, m, n, "bfloat16", pytest.approx(1)]
         for warps, m, n in ((1, 4, 64), (4, 4, 64), (4, 2, 4096))
