@@ -378,6 +378,8 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
         text = f'{page}{refresh}<p><a href="{new}">{title}</a></p></html>\n'
         (folder / f"{old}.html").write_text(text, "utf-8")
+    whole = f"# {title}: {SUBTITLE}\n\n- [The whole book as Markdown](memtraffic.md)\n"
+    (folder / "llms.txt").write_text(whole, "utf-8")  # `make book` writes that file
     base = html.escape(app.config.html_baseurl)
     if base:  # a missing page may be in any folder, so its link must be absolute
         text = f'{page}<h1>There is no such page</h1><p><a href="{base}">{title}</a></p></html>\n'

@@ -259,6 +259,7 @@ def test_whole_book_is_one_file_of_markdown(site):
         seen = read(site / f"{name}.html").titles[0]
         assert title[2:12].replace("`", "") in html.unescape(seen) or name == PAGES[0]
     assert "{glue:" not in text and "base64" not in text
+    assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
 
 
 def test_addresses_of_before_lead_on(site):
