@@ -1,5 +1,7 @@
 """The Sphinx extension that makes the pages a site, without and with its public addresses."""
 
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -141,6 +143,27 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     missing = tmp_path / "404.html"
     assert missing.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
+
+
+def test_icons_that_no_page_uses_are_left_out(tmp_path):
+    (tmp_path / "book").mkdir()
+    page = '<i class="fa-solid fa-bars"></i><i class="fab fa-github fa-lg"></i>'
+    (tmp_path / "book" / "a.html").write_text(page, "utf-8")
+    script = tmp_path / "_static" / "scripts" / "fontawesome.js"
+    script.parent.mkdir(parents=True)
+    script.with_name("fontawesome.js.LICENSE.txt").write_text("/* CC BY */\n", "utf-8")
+    script.write_text(
+        'x={bars:[1,2,[],"f0c9","M0 1"],github:[3,4,[],"f09b","M2"]},y={bars:[5,6,["navicon"],"f0c9",'
+        '"M7 8"],"bars-staggered":[7,7,[],"f550","M9"]}',
+        "utf-8",
+    )
+    made = SimpleNamespace(outdir=tmp_path)
+    for _ in range(2):  # a second build may find what the first has made
+        site.leave_few_icons(made, None)
+        text = script.read_text("utf-8")
+        [icons] = re.findall(r"const icons = (.*);", text)
+        assert json.loads(icons) == {"bars": [5, 6, "M7 8"], "github": [3, 4, "M2"]}
+        assert text.startswith("/* CC BY */") and text.endswith(site.ICONS)
 
 
 # ---- boxes and captions
