@@ -364,8 +364,8 @@ def add_metadata(
         context["metatags"] += f'\n<meta {kind}="{name}" content="{html.escape(value)}">'
 
 
-# In place of the theme's script, which has all of Font Awesome: an element `i` becomes an SVG with its
-# attributes.
+# In place of the theme's script, which has all of Font Awesome: an element `i` becomes an SVG with
+# its attributes.
 ICONS = """\
 const draw = () => document.querySelectorAll("i[class*=fa-]").forEach((i) => {
   const name = [...i.classList].find((it) => it.slice(3) in icons)?.slice(3);

@@ -153,8 +153,8 @@ def test_icons_that_no_page_uses_are_left_out(tmp_path):
     script.parent.mkdir(parents=True)
     script.with_name("fontawesome.js.LICENSE.txt").write_text("/* CC BY */\n", "utf-8")
     script.write_text(
-        'x={bars:[1,2,[],"f0c9","M0 1"],github:[3,4,[],"f09b","M2"]},y={bars:[5,6,["navicon"],"f0c9",'
-        '"M7 8"],"bars-staggered":[7,7,[],"f550","M9"]}',
+        'x={bars:[1,2,[],"f0c9","M0 1"],github:[3,4,[],"f09b","M2"]},'
+        'y={bars:[5,6,["navicon"],"f0c9","M7 8"],"bars-staggered":[7,7,[],"f550","M9"]}',
         "utf-8",
     )
     made = SimpleNamespace(outdir=tmp_path)
