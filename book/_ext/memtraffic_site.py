@@ -239,13 +239,13 @@ def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
 KINDS = {"Takeaway.": "takeaway", "Open questions.": "open-questions", "Next:": "next"}
 
 
-MINUTES = r"About [\w-]+ minutes\.\s*"
+MINUTES = r"\s*\bAbout [\w-]+ minutes\.\s*"
 
 
 class Boxes(SphinxPostTransform):
     """Gives a takeaway, open questions and the link to the next chapter a class each.
 
-    The reading time that a paragraph of a notebook begins with stands under the title already.
+    The reading time that a notebook says stands under the title already, and goes from the text.
     """
 
     default_priority = 4.2  # before italics are taken for captions
@@ -257,10 +257,10 @@ class Boxes(SphinxPostTransform):
                 quoted = isinstance(paragraph.parent, nodes.block_quote)
                 box = paragraph.parent if quoted else paragraph
                 box["classes"].append(KINDS[first.astext()])
-            elif re.fullmatch(MINUTES, first.astext()):
-                paragraph.remove(first)
-                if not paragraph.astext().strip():
-                    paragraph.parent.remove(paragraph)
+            for part in [it for it in paragraph.findall(nodes.Text) if re.search(MINUTES, it)]:
+                part.parent.replace(part, nodes.Text(re.sub(MINUTES, "", part)))
+            if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
+                paragraph.parent.remove(paragraph)
 
 
 class Captions(SphinxPostTransform):
@@ -364,6 +364,51 @@ def add_metadata(
         context["metatags"] += f'\n<meta {kind}="{name}" content="{html.escape(value)}">'
 
 
+# In place of the theme's script, which has all of Font Awesome: an element `i` becomes an SVG with
+# its attributes.
+ICONS = """\
+const draw = () => document.querySelectorAll("i[class*=fa-]").forEach((i) => {
+  const name = [...i.classList].find((it) => it.slice(3) in icons)?.slice(3);
+  if (!name) return;
+  const [width, height, path] = icons[name];
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const { name, value } of i.attributes) svg.setAttribute(name, value);
+  svg.classList.add("svg-inline--fa");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("aria-hidden", "true");
+  svg.innerHTML = `<path fill="currentColor" d="${path}"/>`;
+  i.replaceWith(svg);
+});
+draw();
+document.documentElement.classList.add("fontawesome-i2svg-active", "fontawesome-i2svg-complete");
+"""
+
+
+def leave_few_icons(app: Sphinx, exception: Exception | None) -> None:
+    """Leaves of the theme's icons those that a page uses: 6 kB of 1.5 MB.
+
+    Of an icon that exists in two styles, the filled one, which stands last.
+    """
+    folder = Path(app.outdir)
+    script = folder / "_static" / "scripts" / "fontawesome.js"
+    if exception is not None or not script.exists():
+        return
+    everything = script.read_text("utf-8")
+    if ICONS in everything:  # of a build before, which nothing has changed
+        return
+    pages = (it.read_text("utf-8") for it in folder.rglob("*.html"))
+    used = {name for page in pages for name in re.findall(r"[\s\"]fa-([a-z-]+)", page)}
+    entry = r'[{,]"?(%s)"?:\[(\d+),(\d+),\[[^\]]*\],"\w+","([^"]+)"\]'
+    named = "|".join(sorted(map(re.escape, used), key=len, reverse=True))
+    found = {
+        name: (int(width), int(height), path)
+        for name, width, height, path in re.findall(entry % named, everything)
+    }
+    terms = script.with_name(f"{script.name}.LICENSE.txt").read_text("utf-8")
+    script.write_text(f"{terms}const icons = {json.dumps(found)};\n{ICONS}", "utf-8")
+    script.with_name(f"{script.name}.map").unlink(missing_ok=True)
+
+
 def write_files(app: Sphinx, exception: Exception | None) -> None:
     """The files of the site that are no pages of it."""
     if exception is not None or app.builder.format != "html":
@@ -378,6 +423,8 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
         text = f'{page}{refresh}<p><a href="{new}">{title}</a></p></html>\n'
         (folder / f"{old}.html").write_text(text, "utf-8")
+    whole = f"# {title}: {SUBTITLE}\n\n- [The whole book as Markdown](memtraffic.md)\n"
+    (folder / "llms.txt").write_text(whole, "utf-8")  # `make book` writes that file
     base = html.escape(app.config.html_baseurl)
     if base:  # a missing page may be in any folder, so its link must be absolute
         text = f'{page}<h1>There is no such page</h1><p><a href="{base}">{title}</a></p></html>\n'
@@ -394,4 +441,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)
     app.connect("build-finished", write_files)
+    app.connect("build-finished", leave_few_icons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

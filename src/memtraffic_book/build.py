@@ -107,15 +107,14 @@ def draw_maps() -> list[Path]:
     frame = recording.read(folder, EXPERIMENTS[MAP])
     us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
     speeds = 100 / us.div(us["copy"], axis=0)
-    if "chunks" not in speeds:  # recorded before it was a kernel of its own
-        speeds["chunks"] = speeds["memtraffic.softmax"]
     checksum = recording.load_machine(folder)["experiments"][MAP]["sha256"]
     title = "One line to flatten, from 16 columns to a million"
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
     drawn = {"map": figures.width_map(named, NAMES, title=title)}
     for slug, (station, kernel, first, last) in LIT.items():
-        lit = {"lit": kernel, "stretch": (first, last), "station": station}
-        drawn[f"map-{slug}"] = figures.width_map(speeds, ENDS, **lit)
+        drawn[f"map-{slug}"] = figures.width_map(
+            speeds, ENDS, lit=kernel, stretch=(first, last), station=station
+        )
     paths = []
     for name, ax in drawn.items():
         assert isinstance(ax.figure, Figure)

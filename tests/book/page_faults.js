@@ -22,6 +22,14 @@
     }
   }
 
+  // What a reader opens is open on paper.
+  for (const fold of PAPER ? all("details:is(.claim, .guess)") : []) {
+    const text = document.createRange();
+    text.setStartAfter(fold.querySelector("summary"));
+    text.setEndAfter(fold.lastChild);
+    if (!text.getBoundingClientRect().height) say("closed on paper", fold);
+  }
+
   // Text on its ground: at least 4.5 to 1, large text 3 to 1.
   const rgba = (color) => (color.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((it) => it / 255)

@@ -1,5 +1,7 @@
 """The Sphinx extension that makes the pages a site, without and with its public addresses."""
 
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -143,6 +145,27 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
 
 
+def test_icons_that_no_page_uses_are_left_out(tmp_path):
+    (tmp_path / "book").mkdir()
+    page = '<i class="fa-solid fa-bars"></i><i class="fab fa-github fa-lg"></i>'
+    (tmp_path / "book" / "a.html").write_text(page, "utf-8")
+    script = tmp_path / "_static" / "scripts" / "fontawesome.js"
+    script.parent.mkdir(parents=True)
+    script.with_name("fontawesome.js.LICENSE.txt").write_text("/* CC BY */\n", "utf-8")
+    script.write_text(
+        'x={bars:[1,2,[],"f0c9","M0 1"],github:[3,4,[],"f09b","M2"]},'
+        'y={bars:[5,6,["navicon"],"f0c9","M7 8"],"bars-staggered":[7,7,[],"f550","M9"]}',
+        "utf-8",
+    )
+    made = SimpleNamespace(outdir=tmp_path)
+    for _ in range(2):  # a second build may find what the first has made
+        site.leave_few_icons(made, None)
+        text = script.read_text("utf-8")
+        [icons] = re.findall(r"const icons = (.*);", text)
+        assert json.loads(icons) == {"bars": [5, 6, "M7 8"], "github": [3, 4, "M2"]}
+        assert text.startswith("/* CC BY */") and text.endswith(site.ICONS)
+
+
 # ---- boxes and captions
 
 
@@ -154,12 +177,13 @@ def test_boxes_and_the_next_chapter_have_their_classes():
     parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]
     document = new_document("page")
     time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
-    parts += [time, nodes.paragraph("", "About 12 minutes."), nodes.paragraph()]
+    last = nodes.paragraph("", "", nodes.emphasis("", "It is. About six minutes."))
+    parts += [time, nodes.paragraph("", "About 12 minutes."), last]
     document += [*quotes, *parts]
     site.Boxes(document).run()
     classes = [it["classes"] for it in document.children]
     assert classes == [["takeaway"], ["open-questions"], ["next"], [], [], [], []]
-    assert document.children[5].astext() == "\nYou."
+    assert [it.astext().strip() for it in document.children[5:]] == ["You.", "It is."]
 
 
 def captioned(*parts):

@@ -97,6 +97,11 @@ def headings(text):
     return re.findall(r"^#{1,6} .*$", without_code(text), re.M)
 
 
+@per(CHAPTERS)
+def test_every_picture_has_a_caption(path):
+    assert not pictures_without_caption(load(path))
+
+
 def test_pictures_without_caption_are_found():
     v4 = nbformat.v4
     drawn = [v4.new_output("display_data", {"image/png": "", "text/plain": ""})]
@@ -235,9 +240,7 @@ def test_each_section_with_code_is_compared_and_three_prove_something(path):
     pages = modules(path)
     bare = [title for title, code in sections.items() if not any(it.outputs for it in code)]
     assert sections and not bare, f"nothing that is compared in {bare}"
-    proven = [
-        title for title, code in sections.items() if any(proves(it, pages) for it in code)
-    ]
+    proven = [title for title, code in sections.items() if any(proves(it, pages) for it in code)]
     assert len(proven) >= min(3, len(sections)), f"claims in {proven} alone"
 
 

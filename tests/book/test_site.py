@@ -259,6 +259,7 @@ def test_whole_book_is_one_file_of_markdown(site):
         seen = read(site / f"{name}.html").titles[0]
         assert title[2:12].replace("`", "") in html.unescape(seen) or name == PAGES[0]
     assert "{glue:" not in text and "base64" not in text
+    assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
 
 
 def test_addresses_of_before_lead_on(site):
@@ -348,6 +349,7 @@ def test_every_page_in_every_form(site, tmp_path):
             for form, (width, media, theme) in FORMS.items():
                 browser.show(width, media)
                 browser.run(f"document.documentElement.dataset.theme = {theme!r}")
+                assert not browser.run("document.querySelectorAll('i[class*=fa-]').length"), name
                 faults = browser.run(FAULTS.replace("PAPER", json.dumps(media == "print")))
                 found += [(name, form, text) for text in faults]
     assert not found
@@ -370,6 +372,10 @@ def complaints(events):
             yield str(said["args"])[:300]
         elif method == "Log.entryAdded" and said["entry"]["level"] == "error":
             yield said["entry"]["text"]
+
+
+def test_icons_are_few(site):
+    assert (site / "_static" / "scripts" / "fontawesome.js").stat().st_size < 20_000
 
 
 @pytest.mark.browser

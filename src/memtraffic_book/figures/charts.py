@@ -275,7 +275,7 @@ def width_map(
 
 def _way(ax: Axes, here: str, color: str) -> None:
     """Draws the way of the elements read, down to MN, above a map, with one station lit."""
-    up = {"xycoords": ax.transAxes, "textcoords": "offset points", "ha": "center"}
+    up: dict[str, Any] = {"xycoords": ax.transAxes, "textcoords": "offset points", "ha": "center"}
     places = {name: (0.05 + 0.225 * (5 - reads), 1) for name, reads in STATIONS.items()}
     above = ScaledTranslation(0, 0.38, ax.figure.dpi_scale_trans)  # inches
     look: dict[str, Any] = {"transform": ax.transAxes + above, "clip_on": False, "gid": "way"}
