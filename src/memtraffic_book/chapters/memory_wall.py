@@ -77,6 +77,7 @@ def time_first_copy() -> None:
         "fastest copy (more than 85 % needed).",
         share > 0.85,
     )
+    glue("first", f"{100 * share:.0f} %")
 
 
 def draw_machine() -> None:
@@ -130,6 +131,7 @@ def check_floor() -> None:
         found.max() <= roof,
     )
     [note] = lab_notes.load()[lambda it: it["change"].str.startswith(SKIP_L1)].to_dict("records")
+    glue("best", f"{100 * found.max() / roof:.0f} %")
     glue("lost", f"{100 * (1 - roof / datasheet):.0f} %")
     glue("skip_predicted", note["prediction"])
     glue("skip_found", note["result"])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters.count import OpTraffic, Traffic
-from memtraffic_book import claim, experiment, figures, glue, lab_notes, tables, units
+from memtraffic_book import (
+    claim,
+    experiment,
+    figures,
+    glue,
+    lab_notes,
+    prove,
+    tables,
+    units,
+)
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
 MATRIX = M * N * ITEMSIZE  # bytes
@@ -116,3 +127,23 @@ def draw_late(measured: list[dict[Any, Any]]) -> None:
         f"and {units.format_ratio(gaps / us['sub'])} the time of sub, between 0.85x and 1.15x.",
         gaps > 1.2 * us["exp"] and abs(gaps / us["sub"] - 1) < 0.15,
     )
+
+
+# ---- what the answers are examined for
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """The logarithm of the softmax of each row."""
+    return x.log_softmax(dim=1)
+
+
+def predicts(fn: Callable[[Tensor], Tensor]) -> Callable[[Any], bool]:
+    """A judge of pairs of formulas: what `fn` reads and what it writes."""
+    return lambda pair: prove.traffic(fn, *pair) is None  # or it stops with an error
+
+
+def examine(
+    reads: str, writes: str, op: str | Callable[[Tensor], Tensor] = "softmax"
+) -> Callable[[Any], bool]:
+    """A judge of functions that compute `op` of a matrix and move so much."""
+    return lambda fn: prove.exam(fn, reads, writes, op)

@@ -69,3 +69,12 @@ def test_draw_late_refuses_lines_as_fast_as_exp(measured):
         measured[line]["ns"] = measured[2]["ns"]
     with pytest.raises(AssertionError, match="more than"):
         page.draw_late(measured)
+
+
+def test_answers_are_judged():
+    assert page.examine("5MN + 2M", "3MN + 2M")(kernel.softmax)
+    assert page.predicts(kernel.softmax)(("5MN + 2M", "3MN + 2M"))
+    with pytest.raises(AssertionError):
+        page.predicts(kernel.softmax)(("4MN + 2M", "3MN + 2M"))
+    with pytest.raises(AssertionError, match="wrong at"):
+        page.examine("5MN + 2M", "3MN + 2M", page.log_softmax)(kernel.softmax)
