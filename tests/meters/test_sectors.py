@@ -104,9 +104,7 @@ class Beside(meter._SectorMeter):
 
     def __init__(self, gpu):
         super().__init__(gpu)
-        self.counted = dict.fromkeys(
-            ("load_requests", "load_sectors", "store_requests", "store_sectors"), 0
-        )
+        self.counted = dict.fromkeys((*meter.COUNTERS, "bank_conflicts"), 0)
 
     @contextmanager
     def launch(self, kernel, tensors):
@@ -118,6 +116,7 @@ class Beside(meter._SectorMeter):
                 run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
                 for name, number in ptx.totals(run.accesses).items():
                     self.counted[name] += number
+                self.counted["bank_conflicts"] += ptx.conflicts(run.shared)
 
     @staticmethod
     def grid():
@@ -146,7 +145,8 @@ def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packe
     arguments = find_op(inputs).arguments(shape, dtype, layout)
     beside = Beside(find_gpu("sm_90"))
     run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
-    return meter.Sectors("sm_90", beside.found).totals, beside.counted
+    found = beside.sectors()
+    return found.totals | {"bank_conflicts": found.bank_conflicts}, beside.counted
 
 
 KERNELS = {
@@ -160,6 +160,9 @@ KERNELS = {
     "a loop": (sector_kernels.loop, "1024,"),
     "a tile": (sector_kernels.tile, "33,50"),
     "a tall tile": (lambda x: sector_kernels.tile(x, 64, 16, num_warps=8), "100,16"),
+    "sums of columns": (sector_kernels.columns, "64,128"),
+    "a transposed tile": (sector_kernels.transposed, "64,64"),
+    "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again": (sector_kernels.loss, "9,100 9:int64<100"),
