@@ -29,6 +29,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "selp": lambda x, y, choice: np.where(choice != 0, x, y),
 }  # fmt: skip
 _SHARED = re.compile(r"(?:ld|st|ldmatrix|stmatrix)\.(?:.*\.)?shared\b")
+_WHOLE = re.compile(r"[usb]\d+|pred")
 _COMPARED = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
              "ge": "greater_equal", "lo": "less", "hi": "greater"}  # fmt: skip
 
@@ -102,7 +103,7 @@ def _computed(operation: str, values: list[Array]) -> Array | None:
     """What an instruction makes of whole numbers; None of anything else."""
     name, *suffixes = re.split(r"[.:]+", operation)
     kinds = suffixes[-2 if name == "cvt" else -1 :]
-    if not kinds or any(kind[0] not in "usbp" for kind in kinds) or "hi" in suffixes:
+    if not kinds or not all(map(_WHOLE.fullmatch, kinds)) or "hi" in suffixes:
         return None
     if name == "setp" and suffixes[0] in _COMPARED and len(values) == 2:
         compare: Callable[..., Array] = getattr(np, _COMPARED[suffixes[0]])

@@ -187,8 +187,9 @@ class Sectors:
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
-        known = "unknown" if self.bank_conflicts is None else f"{self.bank_conflicts:,}"
-        lines = [table, f"for {self.target}: {totals}, {known} bank conflicts in shared memory"]
+        if self.bank_conflicts is not None:
+            totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
+        lines = [table, f"for {self.target}: {totals}"]
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
         if self.atomics:
