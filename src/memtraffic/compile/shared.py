@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum,
     "bfe": lambda x, start, size: x >> start & (1 << size) - 1,
-    "selp": lambda x, y, choice: np.where(choice != 0, x, y),
+    "selp": lambda x, y, choice: np.asarray(np.where(choice != 0, x, y)),
 }  # fmt: skip
 _SHARED = re.compile(r"(?:ld|st|ldmatrix|stmatrix)\.(?:.*\.)?shared\b")
 _WHOLE = re.compile(r"[usb]\d+|pred")
@@ -70,23 +70,28 @@ def read_shared(ptx: str, warps: int) -> list[SharedAccess]:
     def value(operand: str) -> Array | None:
         if operand.startswith("%"):
             return values.get(operand)
-        number = re.fullmatch(r"-?(?:0x\w+|\d+)", operand)  # or the name of shared memory: at 0
-        if operand[:2] in ("0f", "0d"):
-            return None
-        return np.full(WARP * warps, int(operand, 0) if number else 0)
+        if not re.fullmatch(r"-?(?:0x\w+|\d+)", operand):  # a float, or where shared memory begins
+            return None if operand[:2] in ("0f", "0d") else np.zeros(WARP * warps, dtype=np.int64)
+        number = int(operand, 0)
+        return np.full(WARP * warps, number) if abs(number) < 2**62 else None
 
     known = 0
     while known < len(values):  # a register that is written twice may hold the same both times
         known, made = len(values), defaultdict[str, list[Array | None]](list)
         for step in writes:
             target, *operands = _OPERAND.findall(step[4]) or [""]
-            found = [it for operand in operands if (it := value(operand)) is not None]
-            usable = len(found) == len(operands) and not step[2]
-            made[target].append(_computed(step[3], found) if usable else None)
+            taken = [it for operand in operands if (it := value(operand)) is not None]
+            usable = len(taken) == len(operands) and not step[2]
+            made[target].append(_computed(step[3], taken) if usable else None)
         for target, results in made.items():
-            if all(it is not None and np.array_equal(it, results[0]) for it in results):
-                values[target] = cast(Array, results[0])
+            computed = [it for it in results if it is not None]
+            if len(computed) == len(results) and all(map(_equal(computed[0]), computed)):
+                values[target] = computed[0]
     return [SharedAccess(step[0], _conflicts(step, value), i in once) for i, step in shared]
+
+
+def _equal(one: Array) -> Callable[[Array], bool]:
+    return lambda other: np.array_equal(one, other)
 
 
 def _made_once(lines: list[str]) -> set[int]:
@@ -121,11 +126,11 @@ def _conflicts(step: re.Match[str], value: Callable[[str], Array | None]) -> int
     inside = re.search(r"\[(.*?)\]", step[4])
     assert inside is not None
     base, *offset = _OPERAND.findall(inside[1])
-    address, active = value(base), value(step[2]) if step[2] else np.ones(1)
-    if address is None or active is None or (offset and offset[0][0] == "%"):
+    address, guard = value(base), value(step[2]) if step[2] else np.ones(1)
+    if address is None or guard is None or (offset and offset[0][0] == "%"):
         return None
     address = address + (int(offset[0]) if offset else 0)
-    active = np.broadcast_to((active != 0) ^ bool(step[1]), address.shape)
+    active: Array = np.broadcast_to((guard != 0) ^ bool(step[1]), address.shape)
     vector, kind = re.search(r"\.v(\d)", step[3]), re.search(r"(\d+)$", step[3])
     assert kind is not None
     words = max(1, int(vector[1] if vector else 1) * int(kind[1]) // 32)
