@@ -108,6 +108,20 @@ def _matmul_kernel(c_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _columns_kernel(y_ptr, x_ptr, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of columns cross warps, whose lanes want several words of a bank at once."""
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + rows * n + cols)
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.sum(x, axis=0))
+
+
+@triton.jit
+def _transposed_kernel(y_ptr, x_ptr, m, n, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    tl.store(y_ptr + cols * m + rows, tl.load(x_ptr + rows * n + cols))
+
+
+@triton.jit
 def _histogram_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
     tl.atomic_add(y_ptr + x % 8, 1)
@@ -204,6 +218,18 @@ def matmul(a, b):
     c = torch.empty(32, 32, device=a.device, dtype=torch.float16)
     _matmul_kernel[(1,)](c, a, b, 64, BLOCK=32)
     return c
+
+
+def columns(x):
+    y = torch.empty(3, x.shape[1], device=x.device)
+    _columns_kernel[(3,)](y, x, x.shape[1], ROWS=64, BLOCK=128)
+    return y
+
+
+def transposed(x):
+    y = torch.empty(x.shape[::-1], device=x.device, dtype=x.dtype)
+    _transposed_kernel[(1,)](y, x, *x.shape, BLOCK=64)
+    return y
 
 
 def histogram(x):

@@ -108,6 +108,7 @@ def count_sectors(
     dtypes: Sequence[str],
     layouts: Sequence[str],
     processes: int = 8,
+    counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
@@ -115,7 +116,7 @@ def count_sectors(
     the same inputs and choices. calls: of each function, a rung or `module:function`, its inputs;
     the others as `memtraffic.sectors` takes them, or sizes by letter in place of shapes.
     processes: that predict; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`,
-    `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them after
+    `layout`; each of `counters`, of the kernels that are predicted; each of them after
     `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
@@ -129,7 +130,7 @@ def count_sectors(
     with tempfile.TemporaryDirectory() as folder:
         worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
-        report = hardware.profile(worker, {"cases": cases, "told": str(told)}, COUNTERS)
+        report = hardware.profile(worker, {"cases": cases, "told": str(told)}, counters)
         begins = json.loads(told.read_text(encoding="utf-8"))
     predict = functools.partial(_predict, target=gpus.this_gpu().product)
     jobs = [(case, chosen) for case, (*_, chosen) in zip(cases, begins, strict=True)]
@@ -138,19 +139,31 @@ def count_sectors(
             predictions = pool.starmap(predict, jobs, chunksize=1)
     else:
         predictions = [predict(*job) for job in jobs]
-    parts = iter(_parts(report, sum(begun for begun, *_ in begins), COUNTERS))
+    parts = iter(_parts(report, sum(begun for begun, *_ in begins), counters))
     rows = []
     for case, (begun, failed, _), predicted in zip(cases, begins, predictions, strict=True):
         (fn, inputs, shape, dtype, layout), (totals, kernels, refused) = case, predicted
+        if not refused and not counters.keys() <= totals.keys():
+            refused = "not known: conflicts in a loop, or at addresses that change in one"
         part = next(parts) if begun else None
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
-        row |= {"dtype": dtype, "layout": layout} | dict.fromkeys(COUNTERS, 0)
+        row |= {"dtype": dtype, "layout": layout} | dict.fromkeys(counters, 0)
         if part is not None and not (refused or failed):
             ours = part[part["kernel"].isin(kernels)]
-            row |= {name: int(ours[name].sum()) for name in COUNTERS}
-        row |= {f"predicted_{name}": totals.get(name, 0) for name in COUNTERS}
+            row |= {name: int(ours[name].sum()) for name in counters}
+        row |= {f"predicted_{name}": totals.get(name, 0) for name in counters}
         rows.append(row | {"refused": failed or refused})
     return pd.DataFrame(rows)
+
+
+CONFLICTS = {"bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"}
+
+
+def count_conflicts(
+    calls: Mapping[str, str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]
+) -> pd.DataFrame:
+    """What `count_sectors` says of bank conflicts in shared memory; it raises the same."""
+    return count_sectors(calls, shapes, dtypes, ["packed"], counters=CONFLICTS)
 
 
 def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[int]:
@@ -196,7 +209,10 @@ def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], 
             found = sectors(*called, target=target)
     except Exception as error:  # of a package, which does not stop the others
         return {}, [], _said(error)
-    return found.totals, sorted({access.kernel for access in found.accesses}), ""
+    kernels = sorted({access.kernel for access in found.accesses})
+    if found.bank_conflicts is None:
+        return found.totals, kernels, ""
+    return found.totals | {"bank_conflicts": found.bank_conflicts}, kernels, ""
 
 
 @contextmanager

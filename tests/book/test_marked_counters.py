@@ -163,6 +163,13 @@ def test_every_blind_kernel_has_a_call():
         find_op(row["inputs"]).arguments([160, 128][: len(find_op(row["inputs"]).sizes)])
 
 
+def test_count_conflicts_is_what_count_sectors_says_of_one_counter(monkeypatch):
+    monkeypatch.setattr(marked_counters, "count_sectors", lambda *args, **more: (args, more))
+    args, more = marked_counters.count_conflicts({"masked": "M,N"}, [(8, 1000)], ["float32"])
+    assert args == ({"masked": "M,N"}, [(8, 1000)], ["float32"], ["packed"])
+    assert more == {"counters": marked_counters.CONFLICTS}
+
+
 ROWS = 256  # of 4096: the programs of the others do the same, 256 rows further down
 
 

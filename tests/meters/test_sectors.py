@@ -13,6 +13,7 @@ import sector_kernels
 from memtraffic import sectors
 from memtraffic.compile.compiler import read_code, read_launches
 from memtraffic.compile.launches import launch_of
+from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError, UnknownGpuError
 from memtraffic.functions import as_function
 from memtraffic.gpus import find_gpu
@@ -104,9 +105,7 @@ class Beside(meter._SectorMeter):
 
     def __init__(self, gpu):
         super().__init__(gpu)
-        self.counted = dict.fromkeys(
-            ("load_requests", "load_sectors", "store_requests", "store_sectors"), 0
-        )
+        self.counted = dict.fromkeys((*meter.COUNTERS, "bank_conflicts"), 0)
 
     @contextmanager
     def launch(self, kernel, tensors):
@@ -118,6 +117,7 @@ class Beside(meter._SectorMeter):
                 run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
                 for name, number in ptx.totals(run.accesses).items():
                     self.counted[name] += number
+                self.counted["bank_conflicts"] += ptx.conflicts(run.shared)
 
     @staticmethod
     def grid():
@@ -146,7 +146,8 @@ def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packe
     arguments = find_op(inputs).arguments(shape, dtype, layout)
     beside = Beside(find_gpu("sm_90"))
     run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
-    return meter.Sectors("sm_90", beside.found).totals, beside.counted
+    found = beside.sectors()
+    return found.totals | {"bank_conflicts": found.bank_conflicts}, beside.counted
 
 
 KERNELS = {
@@ -160,6 +161,9 @@ KERNELS = {
     "a loop": (sector_kernels.loop, "1024,"),
     "a tile": (sector_kernels.tile, "33,50"),
     "a tall tile": (lambda x: sector_kernels.tile(x, 64, 16, num_warps=8), "100,16"),
+    "sums of columns": (sector_kernels.columns, "64,128"),
+    "a transposed tile": (sector_kernels.transposed, "64,64"),
+    "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again": (sector_kernels.loss, "9,100 9:int64<100"),
@@ -195,6 +199,50 @@ SAMPLE = {
 def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
     predicted, counted = predicted_and_counted(fn, "M,N", (5, 131), dtype, layout)
     assert predicted == counted
+
+
+# ---- shared memory
+
+KERNEL = """
+.visible .entry kernel(.param .u64 kernel_param_0) {{
+    mov.u32 %r1, %tid.x;
+    ld.param.u32 %r9, [kernel_param_0];
+    @%p9 bra $L__BB0_2;
+    mov.b32 %r5, 1;
+$L__BB0_2:
+    {}
+    ret;
+}}
+"""
+STRIDED = "shl.b32 %r2, %r1, 7; mov.b32 %r3, global_smem; add.s32 %r4, %r3, %r2;"
+
+
+@pytest.mark.parametrize(
+    ("steps", "conflicts"),
+    [
+        (f"{STRIDED} st.shared.b32 [%r4+16], %r1;", 2 * 31),  # all lanes of two warps in a bank
+        (f"{STRIDED} st.shared.v2.b32 [%r4], {{%r1, %r1}};", 4 * 15),  # in two turns
+        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @%p1 ld.shared.b32 %r6, [%r4];", 4),
+        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @!%p1 ld.shared.b32 %r6, [%r4];", 31 + 26),
+        (f"{STRIDED} ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r6, %r7}}, [%r4];", 4 * 7),
+        ("ld.shared.b32 %r6, [global_smem];", 0),  # all lanes want the same word
+        ("shl.b32 %r2, %r1, 1; st.shared.b16 [%r2], %rs1;", 0),
+        ("add.s32 %r2, %r1, %r9; st.shared.b32 [%r2], %r1;", None),  # of a launch's argument
+        (f"{STRIDED} $L__BB0_3: st.shared.b32 [%r4], %r1; @%p2 bra $L__BB0_3;", None),
+        ("$L__BB0_3: st.shared.b32 [global_smem], %r1; @%p2 bra $L__BB0_3;", 0),
+    ],
+)
+def test_bank_conflicts_by_hand(steps, conflicts):
+    ptx = KERNEL.format(steps.replace("; ", ";\n").replace(": ", ":\n"))
+    assert bank_conflicts(ptx, 2) == conflicts
+
+
+def test_sectors_tells_of_bank_conflicts():
+    found = sectors(sector_kernels.columns, "64,128:bf16")
+    assert found.bank_conflicts > 0
+    assert f"{found.bank_conflicts:,} bank conflicts in shared memory" in str(found)
+    found = sectors(sector_kernels.columns, "64,128", target="gfx942")
+    assert found.bank_conflicts is None and "bank conflicts" not in str(found)
 
 
 # ---- what is refused, and what is left out

@@ -31,6 +31,7 @@ from memtraffic import runtime
 from memtraffic.compile.accesses import CompiledAccess, Kind, describe, read_accesses
 from memtraffic.compile.compiler import read_code, read_launches
 from memtraffic.compile.launches import launch_of
+from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu
@@ -102,8 +103,10 @@ class Sectors:
     others: names of the operations of PyTorch that also ran, of whose kernels nothing is known.
     atomics: the lines with atomic operations, which other counters count. assumed: the autotuned
     kernels of whose configurations the first was taken, as what a GPU chooses is not known.
-    confirmed: whether GPUs of the vendor have counted what was predicted for them. backward: of the
-    backward pass, which is not part of the rest; None if it was not asked for.
+    confirmed: whether GPUs of the vendor have counted what was predicted for them.
+    bank_conflicts: the further passes that accesses to shared memory take, as of `compile.shared`;
+    None if that is not known, as in a loop with some, or by AMD. backward: of the backward pass,
+    which is not part of the rest; None if it was not asked for.
     """
 
     target: str
@@ -112,6 +115,7 @@ class Sectors:
     atomics: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     confirmed: bool = True
+    bank_conflicts: int | None = None
     backward: Sectors | None = None
 
     def _total(self, kind: Kind, name: str) -> int:
@@ -150,7 +154,7 @@ class Sectors:
             "atomics": self.atomics,
             "assumed": self.assumed,
         }
-        notes["confirmed"] = self.confirmed
+        notes |= {"confirmed": self.confirmed, "bank_conflicts": self.bank_conflicts}
         found = {"target": self.target, **self.totals, "accesses": rows, **notes}
         return found | ({"backward": self.backward.as_dict()} if self.backward else {})
 
@@ -183,6 +187,8 @@ class Sectors:
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
+        if self.bank_conflicts is not None:
+            totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
         lines = [table, f"for {self.target}: {totals}"]
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
@@ -426,11 +432,15 @@ class _SectorMeter(TrafficMeter):
         self.atomics: list[str] = []
         self.assumed: list[str] = []
         self.launches = 0
-        self.code: dict[str, tuple[str, list[CompiledAccess]]] = {}  # by launch, as text
+        # By launch, as text.
+        self.code: dict[str, tuple[list[CompiledAccess], int | None]] = {}
+        self.conflicts: int | None = 0
+        self.programs: set[Grid] = set()
         self.places: dict[tuple[Site, ...], _Place] = {}
         self.updated: set[int] = set()  # addresses of atomic operations
         self.starts: list[int] = []  # addresses of the memory of tensors
         self.compiled: list[CompiledAccess] = []
+        self.conflicts_each: int | None = 0  # in a program
         self.warps, self.path = 0, ""
 
     def sectors(self) -> Sectors:
@@ -438,11 +448,12 @@ class _SectorMeter(TrafficMeter):
         names = (op.name for op in self.traffic.ops if op.name not in self.kernels)
         others, atomics = [*dict.fromkeys(names)], [*dict.fromkeys(self.atomics)]
         confirmed, assumed = self.gpu.vendor == "nvidia", [*dict.fromkeys(self.assumed)]
-        return Sectors(self.gpu.target, self.found, others, atomics, assumed, confirmed)
+        notes = others, atomics, assumed, confirmed, self.conflicts
+        return Sectors(self.gpu.target, self.found, *notes)
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places, self.updated, self.starts = {}, set(), []
+        self.places, self.updated, self.starts, self.programs = {}, set(), [], set()
         self.kernels.add(kernel)
         with super().launch(kernel, tensors):
             yield
@@ -450,6 +461,10 @@ class _SectorMeter(TrafficMeter):
             for place in self.places.values():
                 with self._named(kernel, place):
                     self.found.append(place.finish(self.launches, kernel, self.path))
+            if self.conflicts is None or self.conflicts_each is None:
+                self.conflicts = None
+            else:
+                self.conflicts += self.conflicts_each * len(self.programs)
         self.launches += 1
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
@@ -476,8 +491,11 @@ class _SectorMeter(TrafficMeter):
         launch = launch_of(kernel, args, options)
         if (key := repr(launch)) not in self.code:
             [code] = read_launches([(launch, self.gpu)], read_code)
-            self.code[key] = code.kernel, read_accesses(code)
-        self.compiled = self.code[key][1]
+            conflicts = None
+            if self.gpu.vendor == "nvidia":
+                conflicts = bank_conflicts(code.assembly, launch.options["num_warps"])
+            self.code[key] = read_accesses(code), conflicts
+        self.compiled, self.conflicts_each = self.code[key]
         self.warps = launch.options["num_warps"]
         self.path = kernel.fn.__code__.co_filename
 
@@ -490,6 +508,7 @@ class _SectorMeter(TrafficMeter):
         itemsize: int,
         program: Grid,
     ) -> None:
+        self.programs.add(program)
         addresses = self._aligned(addresses)
         touched = addresses.reshape(-1)[np.broadcast_to(mask, addresses.shape).reshape(-1)]
         if kind == "atomic":
