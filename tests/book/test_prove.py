@@ -15,6 +15,7 @@ from cases import cases
 
 from memtraffic import benchmark, runtime
 from memtraffic.errors import NoKernelError
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD, backward_reference
 from memtraffic.meters.formula import formula
@@ -341,6 +342,15 @@ def test_speed_beside_a_copy(monkeypatch, capsys):
     )
     with pytest.raises(AssertionError, match=r"reaches 0.95x of .* at 4 x 8, not 0.96x"):
         prove.speed(pytorch, (4, 8), at_least=0.96)
+
+
+def test_compiled_answer_is_of_the_one_kernel_that_is_launched():
+    gpu = find_gpu("H200")
+    kernel = prove.compiled_answer(softmax, (4, 1024), gpu)
+    assert (kernel.target, kernel.num_warps) == ("sm_90", 4) and kernel.registers > 0
+    assert prove.compiled_answer(softmax, (4, 32768), gpu).registers > kernel.registers
+    with pytest.raises(AssertionError, match="launches 2 Triton kernels, not 1"):
+        prove.compiled_answer(lambda x: softmax(softmax(x)), (4, 64), gpu)
 
 
 @pytest.mark.gpu
