@@ -14,7 +14,7 @@ from memtraffic_book.figures.charts import (
     times,
     width_map,
 )
-from memtraffic_book.figures.drawing import MUTED, ORANGE
+from memtraffic_book.figures.drawing import ORANGE
 from memtraffic_book.figures.hardware import five_trips, machine, strip
 from memtraffic_book.figures.maps import (
     plot_access_map,
@@ -24,7 +24,6 @@ from memtraffic_book.figures.maps import (
 from memtraffic_book.figures.slots import Slots, full_and_empty
 
 __all__ = [
-    "MUTED",
     "ORANGE",
     "Slots",
     "five_trips",
