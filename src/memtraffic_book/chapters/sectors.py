@@ -244,10 +244,10 @@ def examine(op: Callable[[Tensor], Tensor]) -> Callable[[Any], bool]:
             found = {(access.program, offset // of_sector) for offset in access.offsets}
             touched[access.kind] += sorted(found - set(touched[access.kind]))
         least = x.numel() * x.element_size() // SECTOR_BYTES
-        for kind, found in touched.items():
-            if len(found) > least:
+        for kind, times in touched.items():
+            if len(times) > least:
                 raise AssertionError(
-                    f"{least} sectors are {kind} {len(found)} times by programs: give a program "
+                    f"{least} sectors are {kind} {len(times)} times by programs: give a program "
                     "all numbers of a sector"
                 )
         return True
