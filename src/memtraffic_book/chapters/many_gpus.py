@@ -119,8 +119,11 @@ def show_times(times: pd.DataFrame) -> None:
 
 
 def sums_of_rows(x: Tensor) -> Tensor:
-    """The maximum of each row and the sum of its numerators, of shape (M, 2)."""
-    row_max = x.amax(dim=1)
+    """The maximum of each row and the sum of its numerators, of shape (M, 2).
+
+    As in Triton, a NaN is no maximum; the sum has it.
+    """
+    row_max = x.masked_fill(x.isnan(), -torch.inf).amax(dim=1)
     return torch.stack([row_max, (x - row_max[:, None]).exp().sum(dim=1)], dim=1)
 
 
