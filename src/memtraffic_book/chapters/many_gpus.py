@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -63,7 +64,7 @@ def collectives_of_dtensor() -> dict[str, int]:
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
     x = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(1)], run_check=False)
     with CommDebugMode() as seen:
-        y = torch.softmax(x, 1)
+        y: Any = torch.softmax(x, 1)
     assert y.to_local().shape == x.shape, "the result is whole on each rank"
     return {str(name).split(".")[-1]: n for name, n in seen.get_comm_counts().items()}
 
