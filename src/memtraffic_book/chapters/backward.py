@@ -123,7 +123,8 @@ class FromX(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
-        return exhibits.backward_from_x(*ctx.saved_tensors, dy)
+        [x] = ctx.saved_tensors
+        return exhibits.backward_from_x(x, dy)
 
 
 def kept(softmax: Softmax) -> int:

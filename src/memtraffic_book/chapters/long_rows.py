@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memtraffic import count
 from memtraffic.gpus import find_gpu
+from memtraffic.kernels import exchange
 from memtraffic.kernels.softmax import split
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax
@@ -139,7 +140,7 @@ def check_impatience(fn: Callable[..., Tensor]) -> None:
     x = matrix(2, 4096)
     same = torch.equal(fn(x), fn(x, looks=0))
     claim(f"Programs that never wait find the same {x.numel()} numbers, bit for bit.", same)
-    once, often = (count(lambda x, n=n: fn(x, looks=n), x) for n in (split.LOOKS, 0))
+    once, often = (count(lambda x, n=n: fn(x, looks=n), x) for n in (exchange.LOOKS, 0))
     ratio = often.read_elements / once.read_elements
     claim(f"But they read {units.format_ratio(ratio)} as much (more than 2x expected).", ratio > 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -63,7 +64,7 @@ def collectives_of_dtensor() -> dict[str, int]:
     mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
     x = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(1)], run_check=False)
     with CommDebugMode() as seen:
-        y = torch.softmax(x, 1)
+        y: Any = torch.softmax(x, 1)
     assert y.to_local().shape == x.shape, "the result is whole on each rank"
     return {str(name).split(".")[-1]: n for name, n in seen.get_comm_counts().items()}
 
@@ -119,8 +120,11 @@ def show_times(times: pd.DataFrame) -> None:
 
 
 def sums_of_rows(x: Tensor) -> Tensor:
-    """The maximum of each row and the sum of its numerators, of shape (M, 2)."""
-    row_max = x.amax(dim=1)
+    """The maximum of each row and the sum of its numerators, of shape (M, 2).
+
+    As in Triton, a NaN is no maximum; the sum has it.
+    """
+    row_max = x.masked_fill(x.isnan(), -torch.inf).amax(dim=1)
     return torch.stack([row_max, (x - row_max[:, None]).exp().sum(dim=1)], dim=1)
 
 

@@ -65,3 +65,15 @@ def test_check_dtensor_sees_the_matrix_sent(capsys):
 def test_examine_orders_refuses(orders):
     with pytest.raises(AssertionError):
         many_gpus.examine_orders(lambda orders, room: orders[0] == orders[-1], orders)
+
+
+def test_examine_sums_and_examine_normalised_refuse_what_is_wrong():
+    def one_number(x):
+        return many_gpus.sums_of_rows(x)[:, :1]
+
+    for judge, wrong in (
+        (many_gpus.examine_sums, one_number),
+        (many_gpus.examine_normalised, lambda x, all_sums: torch.softmax(x, 1)),
+    ):
+        with pytest.raises(AssertionError):
+            judge(wrong)
