@@ -176,7 +176,7 @@ def show_times(frames: Frames) -> None:
 
     tables.show(
         itertools.product(SHOWN_AT, CALLED_AT, TYPES),
-        matrix=lambda key: f"{key[1]} x {key[0]} {SHORT_TYPES[key[2]]}",
+        matrix=lambda key: f"{key[1]}x{key[0]} {SHORT_TYPES[key[2]]}",
         **{
             name: lambda key, it=it: cell(it[key[2]], key[0], key[1])
             for name, it in columns.items()
