@@ -155,8 +155,8 @@ def claim_rivals(frames: Frames) -> None:
     whole, odd = (statistics.geometric_mean(ratios[is_whole]) for is_whole in (True, False))
     claim(
         f"Of {WIDE // 10**6} MB or more, ours takes on average {units.format_ratio(whole)} the "
-        f"time of the fastest other in {len(ratios[True])} cases whose rows are whole vectors of 16 "
-        f"bytes (0.85x to 1.1x needed), and {units.format_ratio(odd)} in {len(ratios[False])} "
+        f"time of the fastest other in {len(ratios[True])} cases whose rows are whole vectors of "
+        f"16 bytes (0.85x to 1.1x needed), and {units.format_ratio(odd)} in {len(ratios[False])} "
         "others (less than 0.9x).",
         0.85 < whole < 1.1 and odd < 0.9,
     )
