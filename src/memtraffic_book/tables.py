@@ -32,8 +32,16 @@ def show(rows: pd.DataFrame | Iterable[Any], **columns: Callable[[Any], object])
     Plain text has no padding. The width of a padded column would depend on the measured numbers in
     it, and a comparison that leaves the numbers out would still see the spaces.
     """
-    frame = table(rows, **columns)
+    _show(table(rows, **columns))
+
+
+def show_words(rows: pd.DataFrame | Iterable[Any], **columns: Callable[[Any], object]) -> None:
+    """Shows a `table` whose cells are words, which a page breaks into lines."""
+    _show(table(rows, **columns), "words")
+
+
+def _show(frame: pd.DataFrame, classes: str = "") -> None:
     lines = [list(frame.columns), *frame.to_numpy().tolist()]
     with pd.option_context("display.max_colwidth", None):
-        html = frame.to_html(index=False, border=0)
+        html = frame.to_html(index=False, border=0, classes=classes or None)
     display({"text/plain": "\n".join(map(" | ".join, lines)), "text/html": html}, raw=True)

@@ -26,7 +26,7 @@ def test_claims_hold_of_the_recordings(glued, capsys):
     page.show_clock()
     page.claim_small()
     page.show_loss()
-    assert capsys.readouterr().out.count("✓") == 6
+    assert capsys.readouterr().out.count("✓") == 4
     assert glued.keys() == {"change", "half", "over", "pytorch_ratio"}
 
 
