@@ -47,8 +47,8 @@ TOC = (ROOT / "_toc.yml").read_text("utf-8")
 ON_PATH = re.findall(r"file: book/(\S+)", TOC.partition("caption: Reference")[0])
 MAIN = [path for path in TEACHING if path.stem in ON_PATH]
 
-# Chapters whose readers have not yet met a Triton kernel.
-BEFORE_KERNELS = ("memory-wall", "naive")
+# A chapter about operations of PyTorch.
+BEFORE_KERNELS = ("naive",)
 
 FENCE = re.compile(r"^(```+|~~~+)(\{)?[^\n]*\n(.*?)^\1[ \t]*$", re.M | re.S)
 DETAILS = re.compile(r"<details>.*?</details>", re.S)

@@ -77,4 +77,4 @@ def test_answers_are_judged():
     with pytest.raises(AssertionError):
         page.predicts(kernel.softmax)(("4MN + 2M", "3MN + 2M"))
     with pytest.raises(AssertionError, match="wrong at"):
-        page.examine("5MN + 2M", "3MN + 2M", page.log_softmax)(kernel.softmax)
+        page.examine("5MN + 2M", "3MN + 2M", page.logs)(kernel.softmax)
