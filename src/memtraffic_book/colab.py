@@ -45,7 +45,8 @@ LEFT_OUT = (
 )
 # For text, which has no words of two or four bytes.
 XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
-FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags
+REMOVED = "remove-cell"  # a tag: a page shows neither code nor output
+FOLDED = {"hide-input", "hide-cell", "remove-input", REMOVED}
 METADATA = {
     "accelerator": "GPU",
     "colab": {"gpuType": "T4", "provenance": []},
@@ -188,8 +189,12 @@ class Chapter:
         """The notebook for Colab. set_up: the source of its first code cell."""
         notebook: Json = json.loads(self.path.read_text("utf-8"))
         first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+        kept = []
         for number, cell in enumerate(notebook["cells"]):
             source = "".join(cell["source"])
+            if cell is not first and REMOVED in cell["metadata"].get("tags", []):
+                continue  # it keeps values for the text of other pages
+            kept.append(cell)
             try:
                 if cell is first:
                     cell |= {"source": set_up, "outputs": [], "execution_count": None}
@@ -201,7 +206,7 @@ class Chapter:
             except ValueError as error:
                 raise ValueError(f"{self.path.name} cell {number}: {error}") from error
             cell["source"] = cell["source"].splitlines(keepends=True)
-        return notebook | {"metadata": METADATA}
+        return notebook | {"cells": kept, "metadata": METADATA}
 
     def text(self, markdown: str) -> str:
         """MyST Markdown as Markdown that any notebook shows."""
@@ -278,6 +283,8 @@ class Plain(Chapter):
             source, tags = "".join(cell["source"]), set(cell["metadata"].get("tags", []))
             if cell["cell_type"] == "markdown":
                 parts.append(self.text(source))
+                continue
+            if REMOVED in tags:
                 continue
             if not FOLDED & tags:
                 parts.append(f"```python\n{source}\n```")

@@ -89,6 +89,7 @@ def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
         address = token.attrs.get("href") or token.attrs.get("src") or "https:"
         assert re.match(r"https?:|data:", address), address
     was, now = (cells(it, "code") for it in (load(ROOT / "book" / name), notebook))
+    was[1:] = [cell for cell in was[1:] if "remove-cell" not in cell.metadata.get("tags", [])]
     assert all(cell.metadata in ({}, {"cellView": "form"}) for cell in now)
     for before, after in zip(was[1:], now[1:], strict=True):
         tree = ast.parse(after.source)
@@ -221,7 +222,7 @@ def test_text_is_what_any_notebook_shows(convert, config, before, after):
                 '<a href="other.html">a</a>',
             ),
         ),
-        *(code("f()", tag) for tag in ("hide-input", "hide-cell", "remove-input", "remove-cell")),
+        *(code("f()", tag) for tag in ("hide-input", "hide-cell", "remove-input")),
     ],
     ids=lambda cell: cell.source,
 )
@@ -237,6 +238,11 @@ def test_notebook_folds_what_the_page_folds(convert):
     )
     assert folded.metadata == {"cellView": "form"} and folded.source == "# @title Mine\nf()"
     assert shown.metadata == {} and shown.source == "f()"
+
+
+def test_notebook_leaves_out_what_no_page_shows(convert):
+    [shown] = convert(code("glue()", "remove-cell"), code("f()"))
+    assert shown.source == "f()"
 
 
 def test_notebook_keeps_the_alt_text_of_a_figure(convert):
