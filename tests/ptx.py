@@ -191,8 +191,9 @@ def conflicts(shared):
         for first in range(0, len(address), together):
             words = {bank: set() for bank in range(32)}
             for thread in range(first, first + together):
-                for at in range(int(address[thread]), int(address[thread]) + bits // 8):
+                begin = int(address[thread])
+                for word in range(begin // 4, -(-(begin + bits // 8) // 4)):
                     if active[thread]:
-                        words[at // 4 % 32].add(at // 4)
+                        words[word % 32].add(word)
             found += max(0, max(map(len, words.values())) - 1)
     return found

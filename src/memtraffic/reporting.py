@@ -222,6 +222,8 @@ def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     except NoKernelError:
         return ["The function launched no Triton kernel."]
     subject.found.append("sectors")
+    known = found.bank_conflicts
+    more = "" if known is None else f"In shared memory, there are {known:,} bank conflicts."
     frame = found.frame
     shown = pd.DataFrame(
         {
@@ -238,7 +240,7 @@ def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     )
     return [
         f"Predicted for {gpu.target} {subject.at}: a warp's load or store is a request, and "
-        f"touches sectors of {gpu.sector_bytes} bytes. {'' if found.confirmed else UNCONFIRMED}",
+        f"touches sectors of {gpu.sector_bytes} bytes. {more if found.confirmed else UNCONFIRMED}",
         markdown(shown),
     ]
 

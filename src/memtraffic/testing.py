@@ -422,7 +422,7 @@ def assert_sectors(
     dtype: str = "float32",
     layout: str = "packed",
 ) -> None:
-    """Assert how few sectors (by AMD, cache lines) the loads and stores of the kernels of `fn` touch.
+    """Assert how few sectors (by AMD, cache lines) each load and store of `fn`'s kernels touches.
 
     >>> from memtraffic.kernels.softmax import fused
     >>> assert_sectors(fused.softmax, shape=(4, 1024), per_request=16, moved_per_wanted=1)
