@@ -121,8 +121,8 @@ def row_tile(
     """The tile of a program that has whole rows of `n_cols` columns; None if they do not fit.
 
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
-    shifted: rows start between multiples of 16 bytes, see `shifted_vector`. sm_bytes: of one
-    tensor's rows, each padded to a power of two, an SM: the programs of few narrow ones are smaller.
+    shifted: rows start between multiples of 16 bytes, see `shifted_vector`. sm_bytes: those of one
+    tensor's rows, each padded to a power of two, an SM; few narrow rows take smaller programs.
 
     >>> from memtraffic.gpus import find_gpu
     >>> row_tile(12672, 4, 1, find_gpu("H200"))
