@@ -42,7 +42,8 @@ def test_columns_of_one_run_or_of_the_host_are_not_compared():
     host = {"host_us", "host_wait_us"}
     host |= {f"{how}_us{end}" for how in ("eager", "graph") for end in ("", "_p20", "_p80")}
     names = {"us_p20", "us_p80", "us_reversed", "kernel", "version", "note", "refused"}
-    assert loose == names | host
+    spread = {f"{way}_us{end}" for way in ("eager", "graph") for end in ("", "_p20", "_p80")}
+    assert loose == names | host | spread
 
 
 def test_needs_are_those_of_the_functions_that_measure():
