@@ -239,9 +239,10 @@ def keep_units_in(part: nodes.Element) -> None:
 
 
 def mend_titles(app: Sphinx, env: BuildEnvironment) -> None:
-    """Does so in the titles that the lists of pages and sections show."""
+    """Does so in the titles that the lists of pages and sections show, which are links."""
     for part in (*env.titles.values(), *env.tocs.values()):
-        keep_units_in(part)
+        for text in list(part.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(keep_units(text)))
 
 
 def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -274,8 +275,8 @@ class Boxes(SphinxPostTransform):
                 box["classes"].append(KINDS[first.astext()])
             for part in [it for it in paragraph.findall(nodes.Text) if re.search(MINUTES, it)]:
                 part.parent.replace(part, nodes.Text(re.sub(MINUTES, "", part)))
-            if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
-                paragraph.parent.remove(paragraph)
+                if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
+                    paragraph.parent.remove(paragraph)
 
 
 class Captions(SphinxPostTransform):
