@@ -22,6 +22,7 @@ import plain_files
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
@@ -226,11 +227,26 @@ def around(node: nodes.Node | None) -> Iterator[nodes.Node]:
         node = node.parent
 
 
-def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    for element in list(doctree.findall(is_text)):
+def keep_units_in(part: nodes.Element) -> None:
+    """Puts no-break spaces before the units in a part of a page; in what its cells claim, too."""
+    for element in list(part.findall(is_text)):
         for i, node in enumerate(element.children):
             if isinstance(node, nodes.Text) and units().search(node):
                 element[i] = nodes.Text(keep_units(node))
+    for raw in part.findall(nodes.raw):
+        if 'class="claim"' in raw.astext():
+            raw.children = [nodes.Text(keep_units(raw.astext()))]
+
+
+def mend_titles(app: Sphinx, env: BuildEnvironment) -> None:
+    """Does so in the titles that the lists of pages and sections show, which are links."""
+    for part in (*env.titles.values(), *env.tocs.values()):
+        for text in list(part.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(keep_units(text)))
+
+
+def mend_text(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    keep_units_in(doctree)
     if page.startswith("book/") and page not in ("book/glossary", "book/api"):
         link_terms(doctree, definitions(app.env.get_doctree("book/glossary")))
 
@@ -259,8 +275,8 @@ class Boxes(SphinxPostTransform):
                 box["classes"].append(KINDS[first.astext()])
             for part in [it for it in paragraph.findall(nodes.Text) if re.search(MINUTES, it)]:
                 part.parent.replace(part, nodes.Text(re.sub(MINUTES, "", part)))
-            if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
-                paragraph.parent.remove(paragraph)
+                if not paragraph.astext().strip() and not paragraph.next_node(nodes.image):
+                    paragraph.parent.remove(paragraph)
 
 
 class Captions(SphinxPostTransform):
@@ -438,6 +454,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_post_transform(Boxes)
     app.add_post_transform(Captions)
     app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_HideCellInput))
+    app.connect("env-updated", mend_titles)
     app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)
     app.connect("build-finished", write_files)

@@ -166,6 +166,18 @@ def test_icons_that_no_page_uses_are_left_out(tmp_path):
         assert text.startswith("/* CC BY */") and text.endswith(site.ICONS)
 
 
+def test_units_stay_in_titles_and_in_claims():
+    title = nodes.title("", "Rows: 2 kB per program")
+    links = nodes.bullet_list("", nodes.paragraph("", "", nodes.reference("", "Rows: 2 kB")))
+    env = SimpleNamespace(titles={"a": title}, tocs={"a": links})
+    site.mend_titles(app(), env)
+    assert "2\N{NO-BREAK SPACE}kB" in title.astext() and "2\N{NO-BREAK SPACE}kB" in links.astext()
+    claim = nodes.raw("", '<details class="claim">It takes 3 µs.</details>', format="html")
+    table = nodes.raw("", "<td>3 µs</td>", format="html")
+    site.keep_units_in(nodes.section("", claim, table))
+    assert "3\N{NO-BREAK SPACE}µs" in claim.astext() and table.astext() == "<td>3 µs</td>"
+
+
 # ---- boxes and captions
 
 
@@ -178,12 +190,13 @@ def test_boxes_and_the_next_chapter_have_their_classes():
     document = new_document("page")
     time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
     last = nodes.paragraph("", "", nodes.emphasis("", "It is. About six minutes."))
-    parts += [time, nodes.paragraph("", "About 12 minutes."), last]
+    quoted = nodes.paragraph("", "", nodes.pending(site.Boxes))  # a value of another page, as yet
+    parts += [time, nodes.paragraph("", "About 12 minutes."), last, quoted]
     document += [*quotes, *parts]
     site.Boxes(document).run()
     classes = [it["classes"] for it in document.children]
-    assert classes == [["takeaway"], ["open-questions"], ["next"], [], [], [], []]
-    assert [it.astext().strip() for it in document.children[5:]] == ["You.", "It is."]
+    assert classes == [["takeaway"], ["open-questions"], ["next"], *[[]] * 5]
+    assert [it.astext().strip() for it in document.children[5:]] == ["You.", "It is.", ""]
 
 
 def captioned(*parts):
