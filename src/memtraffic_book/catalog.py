@@ -174,6 +174,7 @@ COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None)  # a compiler's name for
 # Inductor times several configurations and takes the fastest. How much of the second read the
 # caches answer, and how long it takes, therefore differs from run to run.
 _TUNED = dict.fromkeys(("l1_l2_read_bytes", "dram_read_bytes", "ns"), 0.5)
+COMPILED_COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None, **_TUNED)
 # How much of a second read L2 answers depends on which programs happen to run at the same time.
 _SHARED = dict.fromkeys(("dram_read_bytes", "dram_write_bytes", "ns"), 0.25)
 
@@ -467,6 +468,11 @@ _ALL = (  # in the order of the book
     _one("timing_host", m.caller_times, impls=CALLED, shapes=NARROW_AND_WIDE),
     _one("naive_elementwise", m.elementwise, shape=WIDE),
     _counted("naive_counters", "naive", shape=WIDE),
+    dataclasses.replace(
+        _counted("compiled_counters", "compile(naive)", shape=WIDE), columns=COMPILED_COUNTERS
+    ),
+    _counted("persistent_reduction_counters", COMPILED[2], shape=WIDE),
+    _counted("torch_softmax_counters", "torch.softmax", shape=WIDE),
     _counted("fused_counters", "fused", shape=WIDE),
     _raced("fused_race", ["copy", "naive", "fused"], [WIDE]),
     _raced("fused_widths", ["copy", "fused", *COMPILED], WIDTHS),

@@ -133,8 +133,9 @@ def compare_with_bytes() -> None:
 
 def compare_requests() -> None:
     """Shows what the kernels of the library and of the compiler read, beside ours."""
-    ids = "fused", "compiled", "persistent_reduction", "torch_softmax"
-    frames = experiments(*(f"{id}_counters" for id in ids))
+    ids = "fused_counters", "compiled_counters"
+    ids += "persistent_reduction_counters", "torch_softmax_counters"
+    frames = experiments(*ids)
     names = "fused", "torch.compile", KEPT, "torch.softmax"
     read = {
         name: frame.filter(like="read_bytes").sum() / (M * N * ITEMSIZE)
