@@ -149,8 +149,8 @@ def attend_with_ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of (heads, length, width) each, by PyTorch's kernel that keeps no scores."""
-    one_batch = (it[None] for it in (q, k, v))  # its fast kernels take four dimensions
-    return nn.functional.scaled_dot_product_attention(*one_batch)[0]
+    q, k, v = (it[None] for it in (q, k, v))  # its fast kernels take four dimensions
+    return nn.functional.scaled_dot_product_attention(q, k, v)[0]
 
 
 def _gradient(attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -133,9 +133,10 @@ def compare_with_bytes() -> None:
 
 def compare_requests() -> None:
     """Shows what the kernels of the library and of the compiler read, beside ours."""
-    ids = "fused_counters", "compiled_counters"
-    ids += "persistent_reduction_counters", "torch_softmax_counters"
-    frames = experiments(*ids)
+    frames = experiments(
+        *("fused_counters", "compiled_counters", "persistent_reduction_counters"),
+        "torch_softmax_counters",
+    )
     names = "fused", "torch.compile", KEPT, "torch.softmax"
     read = {
         name: frame.filter(like="read_bytes").sum() / (M * N * ITEMSIZE)

@@ -276,8 +276,8 @@ def draw_map() -> None:
     flat = (ours >= FLAT).sum()
     title = f"The last kernel reaches {FLAT} % of a copy at {flat.sum()} of {ours.size} widths."
     ax = figures.width_map(ours, (TYPES[1], TYPES[0]), title=title)
-    for name, below in zip(ax.texts, (-34, -19), strict=True):  # of two lines that nearly meet
-        name.set_position((0, below))
+    for label, below in zip(ax.texts, (-34, -19), strict=True):  # of two lines that nearly meet
+        label.set_position((0, below))
     for dtype in TYPES:
         low = ours[dtype].nsmallest(LOWEST)
         places = ", ".join(f"{value:.0f} % at {n}" for n, value in low.items())

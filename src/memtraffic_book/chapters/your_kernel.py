@@ -158,7 +158,8 @@ def judge_add_and_norm(fn: Callable[..., tuple[Tensor, Tensor]]) -> bool:
     """Examines a function of x, r and w that returns `x + r` and its RMS norm."""
     inputs = dataclasses.replace(RMS_NORM, name="add and norm", inputs="M,N M,N N")
     added = dataclasses.replace(inputs, reference=lambda x, r, w: x + r)
-    normed = dataclasses.replace(inputs, reference=lambda x, r, w: RMS_NORM.reference(x + r, w))
+    norm = RMS_NORM.judged
+    normed = dataclasses.replace(inputs, reference=lambda x, r, w: norm(x + r, w))
     prove.exam(lambda *args: fn(*args)[0], reads="3MN", writes="2MN", op=added)
     return prove.exam(lambda *args: fn(*args)[1], reads="3MN", writes="2MN", op=normed)
 
