@@ -25,7 +25,6 @@ from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import (
-    count_conflicts,
     count_sectors,
     count_surveyed,
     count_surveyed_sectors,
@@ -136,7 +135,6 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("sectors", 0.1, 0): "l2_write_sectors",
     ("requests", 0, 0): _of_sectors("requests"),
     ("sectors", 0, 0): _of_sectors("sectors"),
-    ("conflicts", 0, 0): "bank_conflicts predicted_bank_conflicts",
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms processors",
     ("programs", 0, 0): "programs resident",
@@ -328,9 +326,7 @@ OTHERS_METERED = {
     **dict.fromkeys(OUR_BACKWARD.values(), "softmax_backward"),
     "memtraffic:rms_norm": "rms_norm",
 }
-SHARING = {
-    **METERED, **OTHERS_METERED, "memtraffic_book.exhibits:sum_tiles": "M,N",
-}  # fmt: skip
+SURVEYED = dict(sizes={"M": 160, "N": 128}, dtype="float32", table="kernels.csv")
 MIXED = [[70, 781], [64, 1000], [70, 1024], [17, 4097], [16, 8320]]
 # A reader's kernels, and what they are called with.
 RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
@@ -388,10 +384,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
             Column("refused", tolerance=None),
         ),
     ),
-    count_conflicts: (
-        *columns("fn inputs shape dtype layout bank_conflicts predicted_bank_conflicts"),
-        Column("refused", tolerance=None),
-    ),
 }
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
@@ -399,7 +391,7 @@ NEEDS = {
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
-    **dict.fromkeys((count_sectors, count_surveyed_sectors, count_conflicts), _NCU),
+    **dict.fromkeys((count_sectors, count_surveyed_sectors), _NCU),
 }
 
 
@@ -448,13 +440,6 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
     return _one(id, count_sectors, calls=calls, **how)
 
 
-def _surveyed_sectors(id: str, table: str) -> Experiment:
-    """The same of kernels of others that are in such a table."""
-    return _one(
-        id, count_surveyed_sectors, sizes={"M": 160, "N": 128}, dtype="float32", table=table
-    )
-
-
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("first_copy", {"copy": "copy", "copy_rows": f"{_EXHIBITS}first_copy"}, [WIDE]),
@@ -484,9 +469,7 @@ _ALL = (  # in the order of the book
     _sectors("sectors_packed", METERED, MIXED),
     _sectors("sectors_layouts", METERED, MIXED[:3:2], layouts=[*MEMORY_LAYOUTS][1:]),
     _sectors("sectors_others", OTHERS_METERED, MIXED),
-    _surveyed_sectors("sectors_survey", "kernels.csv"),
-    _surveyed_sectors("sectors_blind", "blind.csv"),
-    _one("shared_conflicts", count_conflicts, calls=SHARING, shapes=MIXED[:3], dtypes=DTYPES),
+    _one("sectors_survey", count_surveyed_sectors, **SURVEYED),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),

@@ -48,8 +48,7 @@ def test_columns_of_one_run_or_of_the_host_are_not_compared():
 
 def test_needs_are_those_of_the_functions_that_measure():
     """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
-    counted = ("counters", "sectors", "conflicts")
-    counting = {id for id in EXPERIMENTS if any(word in id for word in counted)}
+    counting = {id for id in EXPERIMENTS if "counters" in id or "sectors" in id}
     assert counting == {id for id, it in EXPERIMENTS.items() if it.needs.commands == ("ncu",)}
     vendors = {id for id, it in EXPERIMENTS.items() if it.needs.vendor == "nvidia"}
     assert vendors == counting | {"occupancy_driver", "many_gpus"}

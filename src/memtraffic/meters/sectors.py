@@ -52,6 +52,7 @@ COUNTERS = {
     "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
+UNCOUNTED = "in shared memory, by the code; no GPU has counted them"
 UNCONFIRMED = "Not confirmed on hardware: no GPU by AMD has counted them."
 TABLE = ("kernel", "line", "kind", "bits", "requests", "sectors", "sectors_per_request")
 
@@ -188,7 +189,7 @@ class Sectors:
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
         if self.bank_conflicts is not None:
-            totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
+            totals += f", {self.bank_conflicts:,} bank conflicts ({UNCOUNTED})"
         lines = [table, f"for {self.target}: {totals}"]
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
