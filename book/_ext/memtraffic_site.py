@@ -125,8 +125,8 @@ class Cards(SphinxDirective):
             chapter = notebook(path)
             title = re.match(r"# ([^:\n]+)", "".join(chapter["cells"][0]["source"]))[1]
             cards.append(
-                f'<li value="{order.index(name) + 1}"><a href="{name}.html">{html.escape(title)}'
-                f"</a><span>{html.escape(question)}</span>"
+                f'<li><a href="{name}.html" data-number="{order.index(name) + 1}">'
+                f"{html.escape(title)}</a><span>{html.escape(question)}</span>"
                 f"<small>{reading_minutes(chapter)} minutes</small></li>"
             )
         return [nodes.raw("", f'<ol class="cards">{"".join(cards)}</ol>', format="html")]

@@ -163,8 +163,9 @@ def test_first_page_has_a_card_for_each_chapter_in_order(site):
     toc = (ROOT / "_toc.yml").read_text("utf-8").partition("Reference")[0]
     names = re.findall(r"file: book/(\S+)", toc)
     text = (site / f"{PAGES[0]}.html").read_text("utf-8")
-    card = r'<li value="(\d+)"><a href="(.+?).html">(.+?)</a><span>(.+?)</span><small>(.+?)</small>'
-    numbers, links, titles, questions, minutes = zip(*re.findall(card, text), strict=True)
+    link = r'<li><a href="(.+?).html" data-number="(\d+)">'
+    card = link + r"(.+?)</a><span>(.+?)</span><small>(.+?)</small>"
+    links, numbers, titles, questions, minutes = zip(*re.findall(card, text), strict=True)
     assert list(map(int, numbers)) == list(range(1, len(names) + 1))
     assert list(links) == names
     for name, title in zip(names, titles, strict=True):
