@@ -1,3 +1,4 @@
+import itertools
 import math
 import random
 from fractions import Fraction
@@ -18,11 +19,12 @@ from memtraffic.meters.formula import (
     parse_formula,
     plan,
 )
-from memtraffic.meters.polynomials import polynomial, products_of
+from memtraffic.meters.polynomials import least_squares, polynomial, products_of
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 WIDE = ((2, 8), (4, 16), (6, 32), (3, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))
+GRID = [*itertools.product((1, 2, 3), (2, 5), (1, 4), (3, 7, 101))]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,20 @@ def test_formula_of_a_kernel_that_leaves_its_tensors():
 def test_formula_must_hold_at_every_shape(fn, message):
     with pytest.raises(FormulaError, match=message):
         formula(fn)
+
+
+def test_refusal_solves_in_fractions_only_what_has_a_solution(monkeypatch):
+    """A refusal with four sizes and dozens of shapes took a minute after the last count."""
+    calls = []
+
+    def solve(terms, symbols, numbers):
+        calls.append(numbers)
+        return least_squares(terms, symbols, numbers)
+
+    monkeypatch.setattr(module, "least_squares", solve)
+    with pytest.raises(FormulaError, match=r"^it reads BSHD at all but "):
+        formula(lambda x: x.exp() if x.shape[3] <= 1000 else x.exp().exp(), "B,S,H,D", fit=GRID)
+    assert len(calls) < 40
 
 
 # ---- the range

@@ -559,23 +559,25 @@ class Counts:
         symbols, terms = self.symbols, products_of(self.symbols)
         fitted = {shape: moved[shape] for shape in self.fitted}
         yield from solutions(fitted, symbols)
-        for shape in self.fitted:
+        for shape in () if may_solve(terms, symbols, fitted) else self.fitted:
             others = {each: fitted[each] for each in fitted if each != shape}
-            if found := least_squares(terms, symbols, others):
+            if may_solve(terms, symbols, others) and (
+                found := least_squares(terms, symbols, others)
+            ):
                 yield found
         # Where blocks matter from some size on, the shapes below it have one.
         sizes: list[Callable[[Shape], int]] = [math.prod]
         sizes += [operator.itemgetter(i) for i in range(len(symbols))]
         for size in sizes:
             ordered = sorted(moved, key=lambda shape: (size(shape), math.prod(shape)))
-            found = None
+            solved: dict[Shape, int] = {}
             for n in range(len(terms) + 1, len(ordered)):
                 below = {shape: moved[shape] for shape in ordered[:n]}
                 if may_solve(terms, symbols, below):
-                    found = least_squares(terms, symbols, below) or found
-                elif found:
+                    solved = below
+                elif solved:
                     break
-            if found:
+            if solved and (found := least_squares(terms, symbols, solved)):
                 yield found
 
 
