@@ -1,12 +1,8 @@
 """What the folded cells of `book/fused.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import resources, runtime
 from memtraffic.kernels.softmax import fused as kernel
@@ -15,15 +11,6 @@ from memtraffic_book.chapters import fused
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(fused, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def change(monkeypatch, column, factor, **where):

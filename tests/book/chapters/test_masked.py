@@ -13,14 +13,6 @@ from memtraffic_book.chapters import masked
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(masked, "glue", kept.__setitem__)
-    return kept
-
-
 @pytest.fixture
 def changed(monkeypatch):
     """Has `experiment` return a recording with a column changed where another has some value."""

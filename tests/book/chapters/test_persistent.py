@@ -1,12 +1,8 @@
 """What the folded cells of `book/persistent.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import triton
 import triton.language as tl
 
@@ -16,15 +12,6 @@ from memtraffic.kernels.softmax import tiled
 from memtraffic_book.chapters import persistent as page
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def scaled(monkeypatch, name, **factors):

@@ -1,13 +1,8 @@
 """What the folded cells of `book/ship.ipynb` say of the recordings, and where they refuse to."""
 
-import matplotlib
 import pandas as pd
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic.tensors import matrix
@@ -16,15 +11,6 @@ from memtraffic_book.chapters import ship
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 OURS = "memtraffic.softmax"
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(ship, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture

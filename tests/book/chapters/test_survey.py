@@ -11,14 +11,6 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 TABLE = survey.load()
 
 
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    return kept
-
-
 def test_show_summary_adds_up(glued, capsys):
     page.show_summary(TABLE)
     passes = survey.ratios(TABLE)
