@@ -45,11 +45,14 @@ def draw_cliff() -> None:
     block, pieces = (units.format_share(low[name]) for name in ("tiled", "chunks"))
     lines = {"chunks": 100 * share["chunks"], "one block": 100 * share["tiled"]}
     title = f"One block falls to {block} of the speed of a copy, chunks never below {pieces}."
-    words, ticks = (
-        ("columns of bfloat16", "% of the speed of a copy"),
-        [2**k for k in range(11, 16)],
+    figures.plot_lines(
+        lines,
+        "columns of bfloat16",
+        "% of the speed of a copy",
+        title=title,
+        log2=True,
+        ticks=[2**k for k in range(11, 16)],
     )
-    figures.plot_lines(lines, *words, title=title, log2=True, ticks=ticks)
     lost = 1 - share["tiled"][8320] / share["tiled"][8192]
     claim(
         f"With 128 columns more than 8192, one block is {units.format_percent(lost)} slower "

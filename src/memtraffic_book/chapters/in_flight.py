@@ -21,6 +21,7 @@ FULL, FEW = (8, 8, 1, 4), (4, 1, 16, 16)  # the two SMs of the first figure
 LETTER = 1024  # bytes
 BUSY = 0.95  # of the most, from the bend on
 NARROW = (16, 64, 128, 256, 512, 1024)  # columns
+TICKS = (1, 2, 4, 8, 16, 32, 64)  # kB
 AHEAD = "Make the programs persistent, and load the next part while they wait"
 
 
@@ -96,8 +97,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     reached = _at(curve["read"], need) / most
     title = f"From {kilobytes(bend['read'])} in flight per SM on, memory is busy."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
-    ax = figures.plot_lines(lines, *words, title=title, log2=True)
-    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
     figures.mark_position(ax, bend["read"] / 1000, f"bend: {kilobytes(bend['read'])}")
     figures.mark_position(ax, need / 1000, f"idle: {kilobytes(need)}")
     for note, side, how in zip(ax.texts[-2:], (5, -5), ("left", "right"), strict=True):
@@ -179,8 +179,7 @@ def draw_kernels(curve: pd.DataFrame) -> None:
     title = "Narrow rows put too little into the post."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
     lines = {"a copy": copied[copied.index < 70], "masked": masked}
-    ax = figures.plot_lines(lines, *words, title=title, log2=True)
-    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
     for n, x, y in list(zip(NARROW, masked.index, masked, strict=True))[1:4]:
         ax.annotate(f"{n}", (x, y), (6, -12), textcoords="offset points")
     slow, fast = share.loc[[128, 1024]]
