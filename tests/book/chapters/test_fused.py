@@ -13,18 +13,6 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 
 
-def change(monkeypatch, column, factor, **where):
-    """Has `experiment` return a recording with some rows changed."""
-
-    def changed(id):
-        frame = experiment(id)
-        [(name, value)] = where.items()
-        frame[column] = frame[column].where(frame[name] != value, frame[column] * factor)
-        return frame
-
-    monkeypatch.setattr(fused, "experiment", changed)
-
-
 def test_compare_rows_refuses_one_wrong_element(glued):
     y = torch.softmax(X[:, :4], dim=1)
     fused.compare_rows(y, X)
@@ -52,12 +40,12 @@ def test_draw_single_trip_draws_one_figure():
     assert len(plt.get_fignums()) == 1
 
 
-def test_compare_with_bytes_takes_the_gain_apart(glued, capsys, monkeypatch):
+def test_compare_with_bytes_takes_the_gain_apart(glued, capsys, changed):
     fused.compare_with_bytes()
     assert "4.00x from fewer bytes" in capsys.readouterr().out
     speedup, faster = float(glued["speedup"].split()[0]), float(glued["faster"][:-1])
     assert speedup == pytest.approx(4 * faster, rel=0.02)
-    change(monkeypatch, "us", 3, impl="fused")
+    changed("us", 3, impl="fused")
     with pytest.raises(AssertionError, match=r"2\.40x needed"):
         fused.compare_with_bytes()
 
@@ -71,11 +59,11 @@ def test_compare_requests_refuses_a_kernel_that_reads_otherwise(capsys, monkeypa
         fused.compare_requests()
 
 
-def test_draw_widths_refuses_a_compiler_that_is_slower(glued, monkeypatch):
+def test_draw_widths_refuses_a_compiler_that_is_slower(glued, changed):
     fused.draw_widths()
     assert len(plt.get_fignums()) == 1
     assert glued["dropped"] < glued["ours_32768"] and glued["ours_256"] < glued["others_256"]
-    change(monkeypatch, "us", 2, impl=f"compile({fused.KEPT})")
+    changed("us", 2, impl=f"compile({fused.KEPT})")
     with pytest.raises(AssertionError, match=r"1\.10x needed"):
         fused.draw_widths()
 

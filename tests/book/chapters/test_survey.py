@@ -37,7 +37,7 @@ def test_show_measured_where_packages_are_absent(monkeypatch, capsys):
 
 
 def test_claim_rereads_refuses_where_dram_sends_again():
-    frame = page.beside_counters(
+    frame = survey.beside(
         TABLE,
         recording.read(recording.root() / recording.PUBLISHED, EXPERIMENTS["survey_counters"]),
     )
