@@ -42,7 +42,7 @@ def test_take_apart_convicts_the_order(glued, monkeypatch, capsys):
 def test_draw_wide_says_where_the_loop_wins(glued, monkeypatch, capsys):
     page.draw_wide()
     assert "widths from 1000 to 32768" in capsys.readouterr().out
-    assert glued["again"] == "0.97 → 0.92" and len(plt.get_fignums()) == 1
+    assert glued["again"] == "97 → 92 %" and len(plt.get_fignums()) == 1
     scaled(monkeypatch, "experiment", persistent=0.5)
     with pytest.raises(AssertionError, match="at none where"):
         page.draw_wide()
