@@ -105,8 +105,7 @@ def draw_maps() -> list[Path]:
 
     folder = recording.root() / PUBLISHED
     frame = recording.read(folder, EXPERIMENTS[MAP])
-    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
-    speeds = 100 / us.div(us["copy"], axis=0)
+    speeds = 100 * recording.speeds(frame)
     checksum = recording.load_machine(folder)["experiments"][MAP]["sha256"]
     title = "One line to flatten, from 16 columns to a million"
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))

@@ -210,7 +210,6 @@ SLOTS = [  # programs per SM, warps, elements that a lane loads before it waits
     *([3, 1, 1], [3, 1, 4], [3, 1, 16], [3, 1, 32], [3, 1, 64], [3, 1, 128]),
     *([1, 1, 64], [1, 1, 128], [2, 1, 64], [2, 1, 128], [4, 1, 64]),
 ]
-_POWERS = [1, 2, 4, 8, 16, 32]
 EACH_TILE = 2**20  # programs: more than there are tiles, so each takes one
 
 # ---- what is run, by its label
@@ -301,6 +300,8 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 
 DTYPES = ["float32", "bfloat16"]
 TILED = dict(fn="tiled", shape=[4096, 4096])
+TILE_ROWS = dict(option="rows", values=[1, 2, 4, 8, 16, 32])
+NUM_WARPS = dict(option="num_warps", values=[8, 16, 32])
 WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
@@ -419,16 +420,6 @@ def _raced(id: str, impls: Any, shapes: Any, **more: Any) -> Experiment:
     return _one(id, benchmark.bench, impls=impls, shapes=shapes, **more)
 
 
-def _sweep(id: str, fn: Any, shapes: Any, option: str, values: Any, **more: Any) -> Experiment:
-    """Times an implementation with several values of an option."""
-    return _one(id, m.bench_option, fn=fn, shapes=shapes, option=option, values=values, **more)
-
-
-def _swept(id: str, *arguments: Any) -> Iterator[Experiment]:
-    """A sweep in both types."""
-    return (_sweep(f"{id}_{dtype}", *arguments, dtype=dtype) for dtype in DTYPES)
-
-
 def _counted(id: str, impl: Any, **more: Any) -> Experiment:
     """Reads the hardware counters of one implementation."""
     return _one(id, m.counters, impls=impl if isinstance(impl, dict) else [impl], **more)
@@ -471,7 +462,7 @@ _ALL = (  # in the order of the book
     _sectors("sectors_others", OTHERS_METERED, MIXED),
     _one("sectors_survey", count_surveyed_sectors, **SURVEYED),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
-    *_swept("tiled_rows", "tiled", NARROW, "rows", _POWERS),
+    *_typed("tiled_rows", m.bench_option, fn="tiled", shapes=NARROW, **TILE_ROWS),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
     _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),
@@ -487,7 +478,7 @@ _ALL = (  # in the order of the book
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
     _one("occupancy_latency", m.pointer_latency, hops=4096, distance=520),
-    _sweep("occupancy_warps", "persistent", [WIDE], "num_warps", [8, 16, 32]),
+    _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("cdna_grids", m.grid_sizes, ns=[1024, 4096, 16384], num_warps=8),
     _one("long_counters", m.count_cases, **LONG_COUNTED),

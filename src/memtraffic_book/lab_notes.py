@@ -7,6 +7,7 @@ so no page can measure them again; what stayed is measured on the scoreboard.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -26,6 +27,13 @@ def load() -> pd.DataFrame:
     path = Path(__file__).with_name("lab_notes.csv")
     notes = pd.read_csv(path, keep_default_na=False, encoding="utf-8")
     return notes.sort_values("gain", ascending=False, kind="stable", ignore_index=True)
+
+
+def find(start: str) -> dict[str, Any]:
+    """The one note whose change begins so, by the names of its columns."""
+    notes = load()
+    [note] = notes[notes["change"].str.startswith(start)].to_dict("records")
+    return note
 
 
 def show() -> None:

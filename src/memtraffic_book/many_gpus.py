@@ -22,20 +22,13 @@ from memtraffic.tensors import matrix
 from memtraffic.torch_adapter import sleep_on_gpu
 
 COPY, ALONE, ONE, TWO, DTENSOR = "copy", "own part", "one kernel", "two kernels", "DTensor"
-ROWS = 8192
-WIDTHS = (16384, 32768, 65536)  # columns of a rank
 UNTIMED = 3  # first calls, which compile
 SLEEP_CYCLES = 10_000_000  # some 5 ms, in which the host queues what is timed
 TIMEOUT = 500  # seconds for all
 
 
 def sharded_times(
-    n_rows: int = ROWS,
-    widths: Sequence[int] = WIDTHS,
-    dtypes: Sequence[str] = ("float32", "bfloat16"),
-    *,
-    ranks: int = 2,
-    repeats: int = 20,
+    n_rows: int, widths: Sequence[int], dtypes: Sequence[str], *, ranks: int = 2, repeats: int = 20
 ) -> pd.DataFrame:
     """Microseconds of a softmax over `ranks` ranks; a row per implementation, width and dtype.
 

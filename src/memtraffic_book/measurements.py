@@ -637,25 +637,17 @@ def wait_us(call: Callable[[], object]) -> float:
     return statistics.median(_host_us(call, wait=True) for _ in range(WAITS))
 
 
-def launch_overhead(
-    impls: Impls, shape: Sequence[int], *, dtype: str = "float32", calls: int = 300
-) -> pd.DataFrame:
-    """The time that a call takes on the host, before the GPU starts: a row for each implementation.
+def launch_overhead(fns: Sequence[Callable[[], object]], calls: int = 300) -> list[float]:
+    """Microseconds that a call of each function takes on the host, before the GPU starts.
 
-    Columns: `impl`, the sizes, `dtype`; `host_us`, microseconds per call on the host's clock, the
-    median of 20 rounds of `calls` calls each. Choose a shape so small that the GPU keeps up with
-    the calls.
+    The median of 20 rounds of `calls` calls each. They should be so short that the GPU keeps up.
     """
-    [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-    us: dict[str, list[float]] = {name: [] for name in impls}
+    us: list[list[float]] = [[] for _ in fns]
     for _ in progress(range(ROUNDS), "timing"):
-        for name, fn in impls.items():
-            call = functools.partial(fn, x)
+        for times, call in zip(us, fns, strict=True):
             call()
-            us[name].append(_host_us(call, calls, wait=False))
-    key = describe_shape(SOFTMAX, shape, dtype)
-    found = ({"impl": name} | key | {"host_us": statistics.median(us[name])} for name in impls)
-    return pd.DataFrame(found)
+            times.append(_host_us(call, calls, wait=False))
+    return [statistics.median(times) for times in us]
 
 
 def caller_times(
@@ -671,9 +663,9 @@ def caller_times(
     frames = []
     for shape in shapes:
         on_gpu = benchmark.bench(impls, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
-        host = launch_overhead(impls, shape, dtype=dtype, calls=calls)["host_us"]
         [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        waits = [wait_us(functools.partial(fn, x)) for fn in impls.values()]
+        fns = [functools.partial(fn, x) for fn in impls.values()]
+        host, waits = launch_overhead(fns, calls), [wait_us(fn) for fn in fns]
         frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
     return pd.concat(frames, ignore_index=True)
 

@@ -48,6 +48,15 @@ class RecordingError(MemtrafficError, RuntimeError):
     """A recording is missing, damaged, or of something else; the message says what mends it."""
 
 
+def speeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The speed of each implementation as a share of a copy's: a row for each number of columns.
+
+    frame: a result with `impl`, `n` and `us`. NaN where an implementation was not timed.
+    """
+    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
+    return us.rdiv(us["copy"], axis=0)
+
+
 def how_to_fix(*ids: str) -> str:
     """The commands that mend recordings, as the end of an error's message."""
     record = " ".join(("`python -m memtraffic_book record", *ids)) + "`"

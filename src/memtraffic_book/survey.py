@@ -15,7 +15,6 @@ import pandas as pd
 from IPython.display import display
 
 from memtraffic.meters.formula import parse_formula
-from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import units
 from memtraffic_book.recording import RecordingError, root
 
@@ -171,20 +170,22 @@ def _folded(title: str, lines: list[Line]) -> str:
 
 
 def beside(frame: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """What was counted beside what was measured, in bytes of float32, for what did run.
+    """What was counted beside what was measured, for what did run: ratios of the least reads.
 
     frame: the survey. measured: the experiment `survey_counters`. Columns: `package`, `kernel`, its
-    name alone, and `direction`; `counted_reads`, `counted_writes`, `least_reads`; `requested`, by
-    the loads; `from_l2`; `from_dram`; `to_l2`.
+    name alone, and `direction`; `least_reads`, in bytes of float32; `asked`, of what is counted;
+    `requested`, by the loads; `beyond`, of what DRAM sent.
     """
     rows: list[list[Any]] = []
     for row in measured[measured["missing"] == ""].to_dict("records"):
         same = (frame["kernel"] == row["kernel"]) & (frame["direction"] == row["direction"])
         [counted] = frame[same].to_dict("records")
         sizes = {name: int(size) for name, size in re.findall(r"([A-Z])=(\d+)", row["at"])}
-        amounts = [evaluate(counted[name], **sizes) * ITEMSIZE for name in AMOUNTS[:3]]
-        reads = [row[f"{way}_read_bytes"] for way in ("instruction", "l1_l2", "dram")]
-        name, to_l2 = row["kernel"].partition(":")[2], row["l2_write_sectors"] * SECTOR_BYTES
-        rows.append([row["package"], name, row["direction"], *amounts, *reads, to_l2])
-    names = "package kernel direction counted_reads counted_writes least_reads"
-    return pd.DataFrame(rows, columns=f"{names} requested from_l2 from_dram to_l2".split())
+        reads, least = (
+            evaluate(counted[name], **sizes) * ITEMSIZE for name in ("reads", "least_reads")
+        )
+        moved = reads, row["instruction_read_bytes"], row["dram_read_bytes"]
+        key = row["package"], row["kernel"].partition(":")[2], row["direction"], least
+        rows.append([*key, *(n_bytes / least for n_bytes in moved)])
+    names = "package kernel direction least_reads asked requested beyond"
+    return pd.DataFrame(rows, columns=names.split())

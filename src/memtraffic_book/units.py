@@ -42,15 +42,6 @@ def format_us(microseconds: float) -> str:
     return f"{microseconds:.1f} µs" if microseconds < 20 else f"{microseconds:,.0f} µs"
 
 
-def format_ms(milliseconds: float) -> str:
-    """A duration in milliseconds.
-
-    >>> format_ms(4150.09)
-    '4,150 ms'
-    """
-    return f"{milliseconds:,.0f} ms"
-
-
 def format_gb_per_s(value: float) -> str:
     """A bandwidth in GB/s, 10**9 bytes per second.
 
@@ -60,24 +51,6 @@ def format_gb_per_s(value: float) -> str:
     return f"{value:.0f} GB/s"
 
 
-def format_t_per_s(value: float) -> str:
-    """A rate of results in units of 10**12 per second.
-
-    >>> format_t_per_s(4.1432)
-    '4.14 T/s'
-    """
-    return f"{value:.2f} T/s"
-
-
-def format_per_clock(value: float) -> str:
-    """Results per clock cycle.
-
-    >>> format_per_clock(15.81)
-    '15.8 per clock'
-    """
-    return f"{value:.1f} per clock"
-
-
 def format_per_byte(value: float) -> str:
     """Operations per byte that is moved.
 
@@ -85,15 +58,6 @@ def format_per_byte(value: float) -> str:
     ('0.125 per byte', '12 per byte')
     """
     return f"{value:.3g} per byte"
-
-
-def format_ghz(value: float) -> str:
-    """A clock in GHz, 10**9 cycles per second.
-
-    >>> format_ghz(1.98)
-    '1.98 GHz'
-    """
-    return f"{value:.2f} GHz"
 
 
 def format_ratio(value: float) -> str:

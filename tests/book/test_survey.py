@@ -125,16 +125,16 @@ def test_show_of_the_recorded_survey_names_every_kernel(monkeypatch):
     assert len(passes) == len(frame)
 
 
-def test_beside_gives_bytes_of_what_ran():
+def test_beside_gives_ratios_of_what_ran():
     columns = list(EXPERIMENTS["survey_counters"].schema)
     ran = dict.fromkeys(columns, 0) | {
         **{"package": "torch", "kernel": "our:norm", "direction": "forward", "missing": ""},
-        **{"at": "M=2, N=8", "instruction_read_bytes": 7, "l2_write_sectors": 2},
+        **{"at": "M=2, N=8", "instruction_read_bytes": 7, "dram_read_bytes": 5},
     }
     absent = ran | {"missing": "PackageNotFoundError: none"}
     assert survey.beside(FRAME, pd.DataFrame([absent], columns=columns)).empty
     frame = survey.beside(FRAME, pd.DataFrame([absent, ran], columns=columns))
     [found] = frame.to_dict("records")
-    assert found["counted_reads"] == (3 * 16 + 8) * 4 and found["counted_writes"] == 16 * 4
-    assert found["least_reads"] == (16 + 8) * 4
-    assert (found["requested"], found["to_l2"]) == (7, 64)
+    assert found["least_reads"] == (least := (16 + 8) * 4)
+    assert found["asked"] == (3 * 16 + 8) * 4 / least
+    assert (found["requested"], found["beyond"]) == (7 / least, 5 / least)

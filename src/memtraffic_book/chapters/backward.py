@@ -13,16 +13,7 @@ from memtraffic.kernels.softmax import masked
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.op import Op
 from memtraffic.tensors import SECTOR_BYTES, matrix
-from memtraffic_book import (
-    claim,
-    exhibits,
-    experiment,
-    figures,
-    glue,
-    prove,
-    tables,
-    units,
-)
+from memtraffic_book import claim, exhibits, experiment, figures, glue, prove, tables, units
 
 M, N = 4096, 16384  # of the running example, in float32
 MATRIX = 4 * M * N  # bytes

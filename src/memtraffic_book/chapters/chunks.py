@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import torch
 import triton
 from torch import Tensor
@@ -28,6 +27,7 @@ from memtraffic_book import (
     tables,
     units,
 )
+from memtraffic_book.recording import speeds
 
 WIDE = 2048, 4096, 6144, 8192, 8320, 12672, 16384, 24576, 32000, 32768  # multiples of 16 bytes
 SPILL = "At 3584 and 7168 columns"  # how the lab note begins that the page tells
@@ -38,23 +38,21 @@ WAYS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def speeds(dtype: str = "bfloat16") -> pd.DataFrame:
-    """The speed of each kernel of the map at each width, as a share of that of a copy."""
-    us = experiment(f"map_{dtype}").pivot(index="n", columns="impl", values="us")
-    return us.rdiv(us["copy"], axis=0)
-
-
 def draw_cliff() -> None:
     """Draws the speed over the width of a row, in one block and in chunks."""
-    share = speeds()[["tiled", "chunks"]].loc[list(WIDE)]
+    share = speeds(experiment("map_bfloat16"))[["tiled", "chunks"]].loc[list(WIDE)]
     low = share.min()
     block, pieces = (units.format_share(low[name]) for name in ("tiled", "chunks"))
     lines = {"chunks": 100 * share["chunks"], "one block": 100 * share["tiled"]}
     title = f"One block falls to {block} of the speed of a copy, chunks never below {pieces}."
-    chart = figures.plot_lines(
-        lines, "columns of bfloat16", "% of the speed of a copy", title=title, log2=True
+    figures.plot_lines(
+        lines,
+        "columns of bfloat16",
+        "% of the speed of a copy",
+        title=title,
+        log2=True,
+        ticks=[2**k for k in range(11, 16)],
     )
-    chart.set_xticks([2**k for k in range(11, 16)], [str(2**k) for k in range(11, 16)])
     lost = 1 - share["tiled"][8320] / share["tiled"][8192]
     claim(
         f"With 128 columns more than 8192, one block is {units.format_percent(lost)} slower "
@@ -95,11 +93,11 @@ def count_programs() -> None:
 def compare_ways() -> None:
     """Shows registers, programs and speed of one block and of chunks, kept and converted."""
     ways, once = experiments("map_bfloat16", "chunks_converted")
-    us, again = (it.pivot(index="n", columns="impl", values="us") for it in (ways, once))
+    share = speeds(ways)
     speed = {
-        "one block": us["copy"] / us["tiled"],
-        "converted once": again["copy"] / again["converted once"],
-        "kept": us["copy"] / us["chunks"],
+        "one block": share["tiled"],
+        "converted once": speeds(once)["converted once"],
+        "kept": share["chunks"],
     }
     kernels = {(n, way): compiled(fn, n) for n in (8320, 12672, 16384) for way, fn in WAYS.items()}
     programs = {key: resident_programs(kernel) for key, kernel in kernels.items()}
@@ -126,22 +124,21 @@ def compare_ways() -> None:
     for n in (8320, 16384):
         glue(f"converted_{n}", units.format_share(speed["converted once"][n]))
         glue(f"kept_{n}", units.format_share(speed["kept"][n]))
-    notes = lab_notes.load()
-    [note] = notes[notes["change"].str.startswith(SPILL)].to_dict("records")
+    note = lab_notes.find(SPILL)
     glue("expected", note["prediction"])
     glue("measured", note["result"])
 
 
 def compare_widest() -> None:
     """Claims how fast rows of 32768 columns are, and how far float32 falls."""
-    wide = speeds().loc[32768]
+    wide = speeds(experiment("map_bfloat16")).loc[32768]
     one, loop, ours = (units.format_share(wide[it]) for it in ("tiled", "persistent", "chunks"))
     claim(
         f"At 32768 columns of bfloat16 one block reaches {one} of the speed of a copy, a "
         f"persistent loop {loop}, and chunks {ours}.",
         wide["chunks"] > max(wide["tiled"], wide["persistent"]),
     )
-    single = speeds("float32").loc[list(WIDE)]
+    single = speeds(experiment("map_float32")).loc[list(WIDE)]
     block, pieces = (units.format_share(single[name].min()) for name in ("tiled", "chunks"))
     claim(
         f"From 2048 to 32768 columns of float32, one block falls to {block}, and chunks fall to "

@@ -25,6 +25,7 @@ from memtraffic_book import (
     units,
 )
 from memtraffic_book.figures.hardware import Segment
+from memtraffic_book.recording import speeds
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
 KEPT = "persistent reduction"  # how the page calls `compile(persistent reduction)`
@@ -35,10 +36,7 @@ def compare_rows(y: Tensor, x: Tensor) -> None:
     """Claims that the first four columns of y are the softmax of those of x."""
     error = (y[:, :4] - torch.softmax(x[:, :4], dim=1)).abs().max()
     claim("In 12 elements the kernel differs from torch.softmax by less than 1e-6.", error < 1e-6)
-    [note] = lab_notes.load()[lambda it: it["change"].str.startswith(FEWER_INSTRUCTIONS)].to_dict(
-        "records"
-    )
-    glue("tried", note["result"])
+    glue("tried", lab_notes.find(FEWER_INSTRUCTIONS)["result"])
 
 
 def show_who_holds_what(threads: int) -> Resources:
@@ -162,8 +160,7 @@ def draw_widths() -> None:
     swept = experiment("fused_widths")
     swept = swept.replace({"compile(naive)": "torch.compile", f"compile({KEPT})": KEPT})
     order = ["fused", KEPT, "torch.compile", "torch.softmax"]
-    us = swept.pivot(index="n", columns="impl", values="us")
-    speed = us[order].rdiv(us["copy"], axis=0)
+    speed = speeds(swept)[order]
     library = speed["torch.softmax"]
     title = (
         f"At {library.idxmin()} columns torch.softmax falls to "
@@ -172,8 +169,8 @@ def draw_widths() -> None:
     lines = {name: 100 * speed[name] for name in order}
     chart = figures.plot_lines(lines, "columns", "% of the speed of a copy", title=title, log2=True)
     named = {256, 2048, 8192, 32768}
-    chart.set_xticks(list(us.index), [str(n) if n in named else "" for n in us.index])
-    kept = us[KEPT] / us["fused"]
+    chart.set_xticks(list(speed.index), [str(n) if n in named else "" for n in speed.index])
+    kept = speed["fused"] / speed[KEPT]
     near = kept[[2048, 4096, 8192]]
     claim(
         f"From 2048 to 8192 columns the persistent reduction takes between "

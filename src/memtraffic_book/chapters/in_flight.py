@@ -12,24 +12,17 @@ from torch import Tensor
 from memtraffic import count, runtime
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
-from memtraffic_book import claim, experiment, figures, glue, prove, tables, units
-from memtraffic_book.lab_notes import load
+from memtraffic_book import claim, experiment, figures, glue, lab_notes, prove, tables, units
+from memtraffic_book.recording import speeds
+from memtraffic_book.units import format_share as percent
 
 WAY = ["programs", "warps", "loads", "load_bytes"]  # per SM, program, lane and load
 FULL, FEW = (8, 8, 1, 4), (4, 1, 16, 16)  # the two SMs of the first figure
 LETTER = 1024  # bytes
 BUSY = 0.95  # of the most, from the bend on
 NARROW = (16, 64, 128, 256, 512, 1024)  # columns
+TICKS = (1, 2, 4, 8, 16, 32, 64)  # kB
 AHEAD = "Make the programs persistent, and load the next part while they wait"
-
-
-def percent(share: float) -> str:
-    """A share with two digits.
-
-    >>> percent(0.5721)
-    '57 %'
-    """
-    return f"{100 * share:.0f} %"
 
 
 def kilobytes(n_bytes: float) -> str:
@@ -65,11 +58,6 @@ def draw_full_and_empty() -> pd.DataFrame:
     glue("full", percent(full.share))
     glue("few", percent(few.share))
     return measured
-
-
-def check_chase(end: int) -> None:
-    """Claims where three hops lead."""
-    claim("After 3 hops the chase has gone over 3, 2 and 4 to 1.", end == 1)
 
 
 def check_law(flight: pd.DataFrame, latency: float, need: float) -> None:
@@ -109,8 +97,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     reached = _at(curve["read"], need) / most
     title = f"From {kilobytes(bend['read'])} in flight per SM on, memory is busy."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
-    ax = figures.plot_lines(lines, *words, title=title, log2=True)
-    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
     figures.mark_position(ax, bend["read"] / 1000, f"bend: {kilobytes(bend['read'])}")
     figures.mark_position(ax, need / 1000, f"idle: {kilobytes(need)}")
     for note, side, how in zip(ax.texts[-2:], (5, -5), ("left", "right"), strict=True):
@@ -129,8 +116,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     glue("ratio", f"{bend['read'] / need:.1f} times")
     glue("reached", percent(reached))
     glue("copy_loss", percent(1 - curve["copy"].iloc[-1] / curve["copy"].max()))
-    [note] = load()[lambda notes: notes["change"].str.startswith(AHEAD)].to_dict("records")
-    glue("ahead", note["result"].split(",")[0])
+    glue("ahead", lab_notes.find(AHEAD)["result"].split(",")[0])
     return curve
 
 
@@ -186,19 +172,17 @@ def show_ways(measured: pd.DataFrame) -> None:
 
 def draw_kernels(curve: pd.DataFrame) -> None:
     """Draws where the masked kernel lies at narrow rows. curve: of `draw_bend`."""
-    timed = experiment("map_float32").pivot_table(index="n", columns="impl", values="us")
-    timed = timed.loc[list(NARROW)]
-    kb = 16 * 4 * timed.index.to_series() / 1000  # 16 programs of 4 warps, a row of float32 each
-    masked = (100 * timed["copy"] / timed["masked"]).set_axis(kb)
+    share = speeds(experiment("map_float32"))["masked"].loc[list(NARROW)]
+    kb = 16 * 4 * share.index.to_series() / 1000  # 16 programs of 4 warps, a row of float32 each
+    masked = (100 * share).set_axis(kb)
     copied = (100 * curve["copy"]).set_axis(curve.index / 1000)
     title = "Narrow rows put too little into the post."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
     lines = {"a copy": copied[copied.index < 70], "masked": masked}
-    ax = figures.plot_lines(lines, *words, title=title, log2=True)
-    ax.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
     for n, x, y in list(zip(NARROW, masked.index, masked, strict=True))[1:4]:
         ax.annotate(f"{n}", (x, y), (6, -12), textcoords="offset points")
-    slow, fast = (timed["copy"] / timed["masked"]).loc[[128, 1024]]
+    slow, fast = share.loc[[128, 1024]]
     claim(
         f"At 128 columns, with {kilobytes(1000 * kb[128])} in flight per SM, masked has "
         f"{percent(slow / fast)} of its speed at 1024 columns (less than 80 % needed).",

@@ -19,23 +19,14 @@ from memtraffic.kernels.softmax import split
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax
 from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables, units
+from memtraffic_book.recording import speeds
+from memtraffic_book.units import format_share as percent
 
 LLAMA, LONGEST = 128256, 2**20  # columns
 ELEMENTS = 2**26  # of each matrix of the map, at most
 READS = ["instruction_read_bytes", "l1_l2_read_bytes", "dram_read_bytes"]
 KERNELS = ("split", "online", "torch.softmax")
 TILES = [[1, 3], [2, 5], [4, 5]]
-
-
-def percent(share: float) -> str:
-    """A share of the speed of a copy, in two digits."""
-    return f"{100 * share:.0f} %"
-
-
-def shares(dtype: str) -> pd.DataFrame:
-    """The speed of each kernel of the map as a share of a copy's, by columns."""
-    us = experiment(f"map_{dtype}").pivot(index="n", columns="impl", values="us")
-    return us.rdiv(us["copy"], axis=0)
 
 
 def reads(counted: pd.DataFrame) -> pd.DataFrame:
@@ -47,7 +38,7 @@ def reads(counted: pd.DataFrame) -> pd.DataFrame:
 
 def show_three_reads() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Claims what torch.softmax reads and how fast it is; returns all shares and reads."""
-    share, moved = shares("float32"), reads(experiment("long_counters"))
+    share, moved = speeds(experiment("map_float32")), reads(experiment("long_counters"))
     times = moved.loc["torch.softmax", LLAMA]["l1_l2_read_bytes"]
     claim(
         f"At {LLAMA} columns torch.softmax reads {units.format_ratio(times)} the bytes of the "
@@ -161,7 +152,7 @@ def draw_speeds(share: pd.DataFrame) -> None:
         f"online {percent(at['online'])} (more than 1.2x as fast needed).",
         at["split"] > 1.2 * at["online"],
     )
-    half = shares("bfloat16")["split"][LLAMA]
+    half = speeds(experiment("map_bfloat16"))["split"][LLAMA]
     claim(
         f"In bfloat16 split reaches {percent(half)} at {LLAMA} columns (more than 75 % needed).",
         half > 0.75,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -12,16 +11,8 @@ from memtraffic import count, runtime
 from memtraffic.kernels.softmax import masked
 from memtraffic.tensors import sectors
 from memtraffic.testing import assert_softmax
-from memtraffic_book import (
-    claim,
-    exhibits,
-    experiment,
-    glue,
-    lab_notes,
-    prove,
-    tables,
-    units,
-)
+from memtraffic_book import claim, exhibits, experiment, glue, lab_notes, prove, tables, units
+from memtraffic_book.recording import speeds
 
 NARROW = 1024, 512, 256, 128, 64  # columns
 ADDRESS_FIRST = "Compute the address of a masked load"  # how the lab note begins that is told
@@ -110,7 +101,7 @@ def time_the_cheat() -> None:
         "(at most 1.10x allowed).",
         price <= 1.1,
     )
-    glue("at_4096", units.format_share(speeds()[4096]))
+    glue("at_4096", units.format_share(speeds(experiment("map_float32"))["masked"][4096]))
 
 
 def reach_far() -> None:
@@ -122,27 +113,20 @@ def reach_far() -> None:
         "and an offset of 32 bits does not.",
         who == ["64 bits", "masked"],
     )
-    notes = lab_notes.load()
-    [note] = notes[notes["change"].str.startswith(ADDRESS_FIRST)].to_dict("records")
+    note = lab_notes.find(ADDRESS_FIRST)
     glue("expected", note["prediction"])
     glue("measured", note["result"].removeprefix("float32: "))
 
 
-def speeds() -> pd.Series:
-    """The speed of `masked` at each width of the map, as a share of that of a copy."""
-    us = experiment("map_float32").pivot(index="n", columns="impl", values="us")
-    return us["copy"] / us["masked"]
-
-
 def time_narrow() -> None:
     """Shows the speed of `masked` at narrower and narrower rows."""
-    share = speeds()
+    share = speeds(experiment("map_float32"))["masked"]
     tables.show(NARROW, columns_=str, speed_of_a_copy=lambda n: units.format_share(share[n]))
 
 
 def check_narrow(n: int, at_least: float) -> None:
     """Claims that `masked` keeps up with a copy at `n` columns. Raises where it does not."""
-    share = speeds()[n]
+    share = speeds(experiment("map_float32"))["masked"][n]
     claim(
         f"At {n} columns masked reaches {units.format_share(share)} of the speed of a copy "
         f"(at least {units.format_share(at_least)} needed).",

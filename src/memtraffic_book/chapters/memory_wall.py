@@ -23,6 +23,7 @@ from memtraffic_book import (
     recording,
     units,
 )
+from memtraffic_book.recording import speeds
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
 LADDER = (
@@ -130,7 +131,7 @@ def check_floor() -> None:
         f"best has {units.format_percent(found.max() / roof)} of the roof.",
         found.max() <= roof,
     )
-    [note] = lab_notes.load()[lambda it: it["change"].str.startswith(SKIP_L1)].to_dict("records")
+    note = lab_notes.find(SKIP_L1)
     glue("best", f"{100 * found.max() / roof:.0f} %")
     glue("lost", f"{100 * (1 - roof / datasheet):.0f} %")
     glue("skip_predicted", note["prediction"])
@@ -148,9 +149,7 @@ class Rung(NamedTuple):
 
 def ladder() -> list[Rung]:
     """The kernels in the order of the book, at the widths of the first page."""
-    frame = experiment("map_float32", gpu=recording.PUBLISHED)
-    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
-    share = us.rdiv(us["copy"], axis=0)
+    share = speeds(experiment("map_float32", gpu=recording.PUBLISHED))
     rungs = []
     for name in LADDER:
         found = formula(
@@ -158,8 +157,8 @@ def ladder() -> list[Rung]:
             held_out=OURS_AT if name == LADDER[-1] else None,
         )
         there = share[name].dropna()
-        speeds = [f"{100 * there[n]:.0f} %" if n in there else ABSENT for n in LADDER_AT]
-        rungs.append(Rung(name, polynomial(found.reads), polynomial(found.writes), tuple(speeds)))
+        shown = [f"{100 * there[n]:.0f} %" if n in there else ABSENT for n in LADDER_AT]
+        rungs.append(Rung(name, polynomial(found.reads), polynomial(found.writes), tuple(shown)))
     return rungs
 
 

@@ -11,16 +11,7 @@ from torch import Tensor
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters.count import OpTraffic, Traffic
-from memtraffic_book import (
-    claim,
-    experiment,
-    figures,
-    glue,
-    lab_notes,
-    prove,
-    tables,
-    units,
-)
+from memtraffic_book import claim, experiment, figures, glue, lab_notes, prove, tables, units
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
 MATRIX = M * N * ITEMSIZE  # bytes
@@ -93,7 +84,7 @@ def draw_maxima(measured: list[dict[Any, Any]]) -> None:
         f"{texts[1]} from L2 to L1, and {texts[0]} in memory.",
         each > 2 * warps > 4 * l1 > 8 * once,
     )
-    note = lab_notes.load()[lambda it: it["change"].str.startswith(PREFETCH)].iloc[0]
+    note = lab_notes.find(PREFETCH)
     glue("prefetch_predicted", note["prediction"].split(",")[0].removeprefix("float32: "))
     glue("prefetch_found", note["result"].split(",")[0].removeprefix("float32: "))
     glue("prefetch_why", note["why"].split(".")[0].split(": ")[1])

@@ -11,9 +11,8 @@ from torch import Tensor
 from memtraffic import residency
 from memtraffic.gpus import NvidiaGpu, find_gpu
 from memtraffic.residency import nvidia
-from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables
-from memtraffic_book.chapters.in_flight import percent
-from memtraffic_book.lab_notes import load
+from memtraffic_book import claim, experiment, experiments, figures, glue, lab_notes, prove, tables
+from memtraffic_book.units import format_share as percent
 
 H200 = cast(NvidiaGpu, find_gpu("H200"))
 SLOTS = 64  # for warps, on an SM of an H200
@@ -35,10 +34,9 @@ def compare_warps() -> None:
         f"32 warps {percent(share[32])} (at most 10 % apart).",
         abs(share[32] / share[8] - 1) < 0.1,
     )
-    [note] = load()[lambda notes: notes["change"].str.startswith(TRIED)].to_dict("records")
     glue("few", percent(share[8]))
     glue("many", percent(share[32]))
-    glue("tried", note["result"])
+    glue("tried", lab_notes.find(TRIED)["result"])
 
 
 def draw_packing(

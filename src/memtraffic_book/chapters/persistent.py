@@ -27,6 +27,7 @@ from memtraffic_book import (
     tables,
     units,
 )
+from memtraffic_book.recording import speeds
 
 LOOPS = ("1 stage", "2 stages", "3 stages")
 OURS = "memtraffic.softmax"
@@ -105,19 +106,17 @@ def take_apart() -> None:
 
 def draw_wide() -> None:
     """Draws the speed of wide rows of bfloat16, and counts where the loop wins."""
-    frame = experiment("map_bfloat16", gpu=recording.PUBLISHED)
-    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
-    share = us.rdiv(us["copy"], axis=0)[["tiled", "persistent", OURS]].loc[1000:WIDE]
+    every = speeds(experiment("map_bfloat16", gpu=recording.PUBLISHED))
+    share = every[["tiled", "persistent", OURS]].loc[1000:WIDE]
     even = share[share.index % 4 == 0]
-    ax = figures.plot_lines(
+    figures.plot_lines(
         {str(name): 100 * even[name] for name in even},
         "columns, bfloat16",
         "% of the speed of a copy",
         title="The loop wins only where tiled is far from a copy.",
         log2=True,
+        ticks=[1024, 4096, 16384, 32768],
     )
-    ticks = [1024, 4096, 16384, 32768]
-    ax.set_xticks(ticks, list(map(str, ticks)))
     wins = even[even["persistent"] > 1.05 * even["tiled"]]
     claim(
         f"At {len(wins)} of {len(even)} widths from 1000 to {WIDE} columns the loop is over 5 % "
@@ -128,8 +127,7 @@ def draw_wide() -> None:
     glue("wide_tiled", units.format_share(share["tiled"][WIDE]))
     glue("wide_loop", units.format_share(share["persistent"][WIDE]))
     glue("wide_ours", units.format_share(share[OURS][WIDE]))
-    notes = lab_notes.load()
-    [note] = notes[notes["change"].str.startswith(AGAIN)].to_dict("records")
+    note = lab_notes.find(AGAIN)
     glue("again", note["result"].split(" of a copy")[0])
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from memtraffic.benchmark.decision import CANDIDATES
 from memtraffic_book import claim, experiments, tables, units
 from memtraffic_book.chapters import ship
+from memtraffic_book.recording import speeds
 
 ABSENT = "–"  # where a kernel has no time
 
@@ -80,14 +81,13 @@ def _time(us: float) -> str:
 def show_map(dtype: str) -> None:
     """Shows the percent of a copy's speed that each line and rung reaches, over the columns."""
     [frame] = experiments(f"map_{dtype}")
-    us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
+    share = speeds(frame)
     names = [str(name) for name in dict.fromkeys(frame["impl"]) if name != "copy"]
-    share = {name: us["copy"] / us[name] for name in names}
     tables.show(
-        us.index,
+        share.index,
         columns=lambda n: n,
         **{
             ship.short(name): lambda n, it=it: f"{100 * it[n]:.0f} %" if it[n] == it[n] else ABSENT
-            for name, it in share.items()
+            for name, it in share[names].items()
         },
     )

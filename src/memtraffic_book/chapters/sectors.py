@@ -25,6 +25,7 @@ from memtraffic_book import (
     tables,
     units,
 )
+from memtraffic_book.recording import speeds
 
 M = N = 4096  # the matrix that is timed
 SHAPE = "70x1024"  # of the recorded calls that the page shows
@@ -166,10 +167,9 @@ def draw_odd_widths(frame: pd.DataFrame) -> None:
     frame: of `recorded`.
     """
     [timed] = experiments("map_bfloat16", gpu=recording.PUBLISHED)
-    us = timed[timed["us"] > 0].pivot(index="n", columns="impl", values="us")
-    share = 100 * us[["tiled", OURS]].rdiv(us["copy"], axis=0).loc[512:32768]
+    share = 100 * speeds(timed)[["tiled", OURS]].loc[512:32768]
     odd = share[share.index % 2 == 1]
-    ax = figures.plot_lines(
+    figures.plot_lines(
         {
             "tiled, multiples of 8": share["tiled"][share.index % 8 == 0],
             "tiled, odd": odd["tiled"],
@@ -179,9 +179,8 @@ def draw_odd_widths(frame: pd.DataFrame) -> None:
         "% of the speed of a copy",
         title="At odd widths tiled falls behind, and the last kernel does not.",
         log2=True,
+        ticks=[512, 2048, 8192, 32768],
     )
-    ticks = [512, 2048, 8192, 32768]
-    ax.set_xticks(ticks, list(map(str, ticks)))
     gain = (odd[OURS] / odd["tiled"]).min()
     claim(
         f"At {len(odd)} odd widths the last kernel has at least {units.format_ratio(gain)} the "
@@ -196,8 +195,7 @@ def draw_odd_widths(frame: pd.DataFrame) -> None:
         f"and the last kernel {ours}.",
         4 * ours < asked["tiled"],
     )
-    notes = lab_notes.load()
-    [note] = notes[notes["change"].str.startswith(WHOLE_VECTORS)].to_dict("records")
+    note = lab_notes.find(WHOLE_VECTORS)
     glue("even", units.format_share(share["tiled"][EVEN] / 100))
     glue("odd_width", units.format_share(share["tiled"][ODD] / 100))
     glue("ours_odd", units.format_share(share[OURS][ODD] / 100))

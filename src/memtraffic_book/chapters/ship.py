@@ -17,6 +17,8 @@ from memtraffic.benchmark.decision import CANDIDATES, choose
 from memtraffic.tensors import matrix
 from memtraffic.testing import is_softmax
 from memtraffic_book import claim, experiments, figures, glue, prove, recording, tables, units
+from memtraffic_book.chapters import naive
+from memtraffic_book.recording import speeds
 
 TYPES = ("float32", "bfloat16")
 CASES = {
@@ -266,13 +268,9 @@ def show_attention() -> None:
 
 def draw_map() -> None:
     """Draws how flat the line became, in both types, beside `torch.softmax`."""
-    frames = dict(zip(TYPES, experiments(*(f"map_{it}" for it in TYPES)), strict=True))
-    speeds = {}
-    for dtype, frame in frames.items():
-        us = frame[frame["us"] > 0].pivot(index="n", columns="impl", values="us")
-        for name in ("memtraffic.softmax", "torch.softmax"):
-            speeds[name, dtype] = 100 * us["copy"] / us[name]
-    ours = pd.DataFrame({dtype: speeds["memtraffic.softmax", dtype] for dtype in TYPES})
+    frames = experiments(*(f"map_{it}" for it in TYPES))
+    share = dict(zip(TYPES, map(speeds, frames), strict=True))
+    ours = 100 * pd.DataFrame({dtype: share[dtype][OURS] for dtype in TYPES})
     flat = (ours >= FLAT).sum()
     title = f"The last kernel reaches {FLAT} % of a copy at {flat.sum()} of {ours.size} widths."
     ax = figures.width_map(ours, (TYPES[1], TYPES[0]), title=title)
@@ -288,9 +286,7 @@ def draw_map() -> None:
         "(more than half needed).",
         (flat > len(ours) / 2).all(),
     )
-    gain = statistics.geometric_mean(
-        speeds["memtraffic.softmax", "float32"] / speeds["torch.softmax", "float32"]
-    )
+    gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
     glue("flat32", f"{flat['float32']} of {len(ours)}")
     glue("flat16", f"{flat['bfloat16']} of {len(ours)}")
     glue("lowest", f"{ours.min().min():.0f} %")
@@ -311,8 +307,4 @@ def right_by_the_table_alone(fn: Callable[[Tensor], Tensor]) -> bool:
     return True
 
 
-def _log_softmax(x: Tensor) -> Tensor:
-    return torch.log_softmax(x, dim=1)
-
-
-judge_log_softmax = functools.partial(prove.exam, op=_log_softmax)
+judge_log_softmax = functools.partial(prove.exam, op=naive.logs)

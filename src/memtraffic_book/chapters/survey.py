@@ -41,25 +41,10 @@ def show_summary(table: pd.DataFrame) -> None:
         print(f"{survey.label(row)}: {row['reason'][:100]}")
 
 
-def beside_counters(table: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """The passes that ran under ncu; `asked` and `beyond`, what they read as ratios of the least.
-
-    table: of `survey.load`. measured: the experiment. asked: of what is counted. beyond: of what
-    DRAM sent. requested: of what the loads requested, by the hardware.
-    """
-    frame = survey.beside(table, measured)
-    least = frame["least_reads"]
-    return frame.assign(
-        asked=frame["counted_reads"] / least,
-        beyond=frame["from_dram"] / least,
-        requested=frame["requested"] / least,
-    )
-
-
 def show_measured(table: pd.DataFrame) -> None:
     """Shows what passes read by count and by counter, and claims what comes from DRAM."""
     measured = experiment("survey_counters")
-    frame = beside_counters(table, measured)
+    frame = survey.beside(table, measured)
     tables.show(
         frame,
         kernel=survey.label,
@@ -82,7 +67,7 @@ def show_measured(table: pd.DataFrame) -> None:
 def claim_rereads(frame: pd.DataFrame) -> None:
     """Claims how many of the passes that read something again get it from a cache.
 
-    frame: of `beside_counters`.
+    frame: of `survey.beside`.
     """
     again = frame[frame["asked"] > AGAIN]
     cached = again["beyond"] < 1.05

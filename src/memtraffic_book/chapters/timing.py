@@ -142,7 +142,7 @@ def _apart(name: str) -> Apart:
     folder, frames = recording.root() / name, []
     for id in recording.load_machine(folder)["experiments"]:
         options = EXPERIMENTS[id].arguments
-        if options.get("inputs") or options.get("gradient") or id == "copy_warm":
+        if options.get("inputs") or options.get("gradient"):
             continue  # where the names mean something else
         frame = recording.read(folder, EXPERIMENTS[id])
         if {"impl", "m", "n", "dtype", "us"} <= set(frame):

@@ -144,12 +144,14 @@ def plot_lines(
     *,
     title: str = "",
     log2: bool = False,
+    ticks: Sequence[int] = (),
     low: Mapping[str, pd.Series] | None = None,
     high: Mapping[str, pd.Series] | None = None,
 ) -> Axes:
     """Lines, each with its name at its end, and the spread of what was measured as error bars.
 
     lines: by name, series whose index is x. log2: a logarithmic x axis, as `log2_axis` makes it.
+    ticks: of the x axis, in place of those.
     low, high: the ends of the spread, series by the names of lines; a line may have none.
     """
     ax, low, high = axes(xlabel, ylabel, title=title), low or {}, high or {}
@@ -176,6 +178,8 @@ def plot_lines(
     if log2:
         log2_axis(ax, [x for line in lines.values() for x in line.index])
     _spread_ends(ax)
+    if ticks:
+        ax.set_xticks(list(ticks), [str(tick) for tick in ticks])
     return ax
 
 

@@ -28,11 +28,9 @@ BLUE, ORANGE, GREEN, RED, PURPLE, TEAL = (
     "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df", "#0f766e",
 )  # fmt: skip
 PROGRAM_COLORS = ("#9ec5fe", "#ffc9a3", "#a3dcb1", "#f3b1b6", "#cdb7f5", "#e8d98a")
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")  # one for each of PROGRAM_COLORS
 WIDTH = 4.0  # inches
 TEXT, TITLE = 10.0, 11.0  # points
 LINE = 0.17  # inches from a line of text to the next
-DEAD = {"facecolor": "white", "edgecolor": MUTED, "hatch": "/////"}  # there, and of no use
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Segment = Literal[
     "dram_to_l2", "l2_to_l1", "l1_to_registers", "registers_to_l1", "l1_to_l2", "l2_to_dram",
-    "shared", "shared_to_registers",
+    "shared",
 ]  # fmt: skip
 
 
@@ -53,7 +53,6 @@ SEGMENTS: dict[Segment, _Way] = {
     "l1_to_l2": _Way("l1", "l2", DOWN, 1.3),
     "l2_to_dram": _Way("l2", "dram", DOWN, 1.3),
     "shared": _Way("registers", "shared", BOTH, 2.36),
-    "shared_to_registers": _Way("registers", "shared", UP, 2.36),  # in place of `shared`
 }
 FILLS = {"dram": "#dfe4e9", "l2": "#cfe3ff", "l1": "#ffe3cc", "shared": "#ffe3cc"}
 FILLS |= {"registers": "#c9ecd2"}
@@ -99,12 +98,10 @@ def machine(
     gpu: its vendor's words, and the sizes of what an SM has. speeds: texts such as `4273 GB/s`,
     for the way between memory and L2 (`dram`), L2 and L1 (`l2`), L1 and the registers (`l1`). lit:
     the segments of the path that are in use, each with its bytes as a text; the others are faint.
-    sizes: texts for what the table of GPUs does not know: `dram`, `l2` and `l1`; `shared` stands in
-    place of the size.
+    sizes: texts for what the table of GPUs does not know: `dram`, `l2` and `l1`.
 
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
-    `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory,
-    in whose place `shared_to_registers` is drawn if it is lit.
+    `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory.
     Raises ValueError for any other.
     """
     words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
@@ -173,7 +170,7 @@ def machine(
     ax.plot(ends, [rail, rail], color="#aab4be", lw=1.2, gid="rail")
     apart = 0 if words.up_to else 0.06  # one memory, which both divide, or two
     half = (RIGHT - LEFT - 0.16 - apart) / 2
-    shared = sizes.get("shared", f"{words.up_to}{gpu.shared_per_sm / KIB:g} KiB")
+    shared = f"{words.up_to}{gpu.shared_per_sm / KIB:g} KiB"
     for name, x, text in (
         ("l1", LEFT + 0.08, _with_size("L1 cache", sizes.get("l1", ""), "\n")),
         ("shared", LEFT + 0.08 + half + apart, f"{words.shared}\n{shared}"),
@@ -190,11 +187,7 @@ def machine(
     # The path.
     bottoms = {"registers": rail, "l1": grid + rows * unit, "l2": l2 + 0.36}
     tops = {"l1": l1, "shared": l1, "l2": l2, "dram": dram}
-    one_way = "shared_to_registers"
-    hidden = "shared" if one_way in lit else one_way
     for segment, way in SEGMENTS.items():
-        if segment == hidden:
-            continue
         tail, head = (way.x, tops[way.lower] - 0.03), (way.x, bottoms[way.upper] + 0.03)
         if segment not in lit:
             arrow(ax, tail, head, way.heads, color="#aab4be", linewidth=1.2, mutation_scale=8)

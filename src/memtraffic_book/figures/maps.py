@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 
 from memtraffic_book.figures.drawing import (
-    DEAD,
     INK,
     MUTED,
     ORANGE,
@@ -73,16 +72,13 @@ def plot_access_map(
 
 
 @styled
-def plot_thread_layout(
-    layout: BlockedLayout, shape: tuple[int, int], title: str = "", *, live: int | None = None
-) -> Axes:
+def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str = "") -> Axes:
     """Which thread holds what of a block of `shape` (rows, columns).
 
     Each access of a thread is a box with the thread's lane, in the colour of its warp. Where boxes
-    are narrow, only some lanes are written. Boxes are hatched from column `live` on.
+    are narrow, only some lanes are written.
     """
     m, n = shape
-    end = n if live is None else live
     (high, wide), down, across = layout.elements, layout.lanes, layout.warps
     left, right = 0.08 + text_width("row 0"), 0.08 + text_width("warp 0")
     unit, tall = (WIDTH - left - right) / n, 0.3
@@ -95,8 +91,6 @@ def plot_thread_layout(
         warp = y // down[0] % across[0] * across[1] + x // down[1] % across[1]
         look = {"facecolor": PROGRAM_COLORS[warp % len(PROGRAM_COLORS)], "edgecolor": "white"}
         at = (left + x * wide * unit, 0.04 + y * tall)
-        if x * wide >= end:
-            look = DEAD | {"gid": "dead"}
         box(ax, at, (wide * unit, tall), lw=1, **look)
         if lane % every == 0:
             write(ax, at[0] + wide * unit / 2, at[1] + tall / 2, str(lane))

@@ -1,28 +1,14 @@
 """What the folded cells of `book/backward.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
 import pandas as pd
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime, softmax
 from memtraffic.kernels.softmax import masked
 from memtraffic_book.chapters import backward
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(backward, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def test_show_moves_finds_the_product_read_twice(glued, capsys):

@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-import matplotlib
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import resources, runtime
 from memtraffic.kernels.softmax import tiled
@@ -19,15 +14,6 @@ pytestmark = [
     pytest.mark.slow,  # it compiles
     pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(cdna, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

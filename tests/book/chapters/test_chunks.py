@@ -1,11 +1,7 @@
 """What the folded cells of `book/chunks.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
-import pytest
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
+import pytest
 
 from memtraffic import runtime
 from memtraffic.kernels.softmax import chunks as rung
@@ -13,15 +9,6 @@ from memtraffic.kernels.softmax import masked
 from memtraffic_book.chapters import chunks
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(chunks, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def exchange_kernels(monkeypatch):

@@ -1,12 +1,8 @@
 """What the folded cells of `book/fused.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import resources, runtime
 from memtraffic.kernels.softmax import fused as kernel
@@ -15,27 +11,6 @@ from memtraffic_book.chapters import fused
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(fused, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
-
-
-def change(monkeypatch, column, factor, **where):
-    """Has `experiment` return a recording with some rows changed."""
-
-    def changed(id):
-        frame = experiment(id)
-        [(name, value)] = where.items()
-        frame[column] = frame[column].where(frame[name] != value, frame[column] * factor)
-        return frame
-
-    monkeypatch.setattr(fused, "experiment", changed)
 
 
 def test_compare_rows_refuses_one_wrong_element(glued):
@@ -65,12 +40,12 @@ def test_draw_single_trip_draws_one_figure():
     assert len(plt.get_fignums()) == 1
 
 
-def test_compare_with_bytes_takes_the_gain_apart(glued, capsys, monkeypatch):
+def test_compare_with_bytes_takes_the_gain_apart(glued, capsys, changed):
     fused.compare_with_bytes()
     assert "4.00x from fewer bytes" in capsys.readouterr().out
     speedup, faster = float(glued["speedup"].split()[0]), float(glued["faster"][:-1])
     assert speedup == pytest.approx(4 * faster, rel=0.02)
-    change(monkeypatch, "us", 3, impl="fused")
+    changed("us", 3, impl="fused")
     with pytest.raises(AssertionError, match=r"2\.40x needed"):
         fused.compare_with_bytes()
 
@@ -84,11 +59,11 @@ def test_compare_requests_refuses_a_kernel_that_reads_otherwise(capsys, monkeypa
         fused.compare_requests()
 
 
-def test_draw_widths_refuses_a_compiler_that_is_slower(glued, monkeypatch):
+def test_draw_widths_refuses_a_compiler_that_is_slower(glued, changed):
     fused.draw_widths()
     assert len(plt.get_fignums()) == 1
     assert glued["dropped"] < glued["ours_32768"] and glued["ours_256"] < glued["others_256"]
-    change(monkeypatch, "us", 2, impl=f"compile({fused.KEPT})")
+    changed("us", 2, impl=f"compile({fused.KEPT})")
     with pytest.raises(AssertionError, match=r"1\.10x needed"):
         fused.draw_widths()
 

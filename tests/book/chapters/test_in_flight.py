@@ -1,26 +1,12 @@
 """What the folded cells of `book/in-flight.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
 import pytest
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic_book import experiment
 from memtraffic_book.chapters import in_flight
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(in_flight, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture

@@ -1,13 +1,8 @@
 """What the folded cells of `book/long-rows.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
 import pandas as pd
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic.kernels.softmax import split
@@ -16,15 +11,6 @@ from memtraffic_book.chapters import long_rows
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 KERNELS = ("split", "online", "torch.softmax")
 LLAMA = long_rows.LLAMA
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(long_rows, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def counted(times, n=LLAMA, m=10):
@@ -47,7 +33,7 @@ def test_show_three_reads(torch_reads, torch_share, wrong, glued, monkeypatch):
     share = pd.DataFrame(
         {"split": 0.96, "online": 0.62, "torch.softmax": torch_share}, [LLAMA, 2**20]
     )
-    monkeypatch.setattr(long_rows, "shares", lambda dtype: share)
+    monkeypatch.setattr(long_rows, "speeds", lambda frame: share)
     monkeypatch.setattr(long_rows, "experiment", lambda id: counted((1, 2, torch_reads)))
     if wrong:
         with pytest.raises(AssertionError, match=wrong):
@@ -87,9 +73,8 @@ def test_check_split_and_check_impatience(capsys):
         long_rows.check_split(long_rows.reads(counted((2, 2, 3))))
 
 
-def test_draw_speeds_refuses_an_online_softmax_that_is_as_fast(monkeypatch):
+def test_draw_speeds_refuses_an_online_softmax_that_is_as_fast():
     share = pd.DataFrame(dict(zip(KERNELS, (0.9, 0.8, 0.5), strict=True)), [4096, LLAMA])
-    monkeypatch.setattr(long_rows, "shares", lambda dtype: share)
     with pytest.raises(AssertionError, match=r"1.2x as fast"):
         long_rows.draw_speeds(share)
 

@@ -7,34 +7,10 @@ import triton.language as tl
 
 from memtraffic import runtime
 from memtraffic.kernels.softmax import masked as kernel
-from memtraffic_book import exhibits, experiment
+from memtraffic_book import exhibits
 from memtraffic_book.chapters import masked
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(masked, "glue", kept.__setitem__)
-    return kept
-
-
-@pytest.fixture
-def changed(monkeypatch):
-    """Has `experiment` return a recording with a column changed where another has some value."""
-
-    def change(column, by, **where):
-        def lie(id):
-            frame = experiment(id)
-            [(name, value)] = where.items()
-            frame[column] = frame[column].where(frame[name] != value, frame[column] * by)
-            return frame
-
-        monkeypatch.setattr(masked, "experiment", lie)
-
-    return change
 
 
 def test_check_row_refuses_a_dead_element_that_counts(capsys):

@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 from notebooks import code_cells, load
 
 from memtraffic import runtime
@@ -20,15 +16,6 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 BOOK = Path(__file__).resolve().parents[3] / "book"
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 RATES = pd.Series({"multiply-add": 32e12, "exp2": 4e12})
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture

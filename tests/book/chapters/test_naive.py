@@ -1,28 +1,14 @@
 """What the folded cells of `book/naive.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
 import pandas as pd
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import count, runtime
 from memtraffic.kernels.softmax import naive as kernel
 from memtraffic_book.chapters import naive as page
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture

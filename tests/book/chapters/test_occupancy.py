@@ -1,26 +1,12 @@
 """What the folded cells of `book/occupancy.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
 import pytest
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic_book import experiment, experiments
 from memtraffic_book.chapters import occupancy
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(occupancy, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def test_compare_warps_refuses_warps_that_matter(glued, monkeypatch):

@@ -1,12 +1,8 @@
 """What the folded cells of `book/persistent.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import triton
 import triton.language as tl
 
@@ -16,15 +12,6 @@ from memtraffic.kernels.softmax import tiled
 from memtraffic_book.chapters import persistent as page
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def scaled(monkeypatch, name, **factors):
@@ -55,7 +42,7 @@ def test_take_apart_convicts_the_order(glued, monkeypatch, capsys):
 def test_draw_wide_says_where_the_loop_wins(glued, monkeypatch, capsys):
     page.draw_wide()
     assert "widths from 1000 to 32768" in capsys.readouterr().out
-    assert glued["again"] == "0.97 → 0.92" and len(plt.get_fignums()) == 1
+    assert glued["again"] == "97 → 92 %" and len(plt.get_fignums()) == 1
     scaled(monkeypatch, "experiment", persistent=0.5)
     with pytest.raises(AssertionError, match="at none where"):
         page.draw_wide()

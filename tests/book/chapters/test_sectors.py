@@ -1,12 +1,8 @@
 """What the folded cells of `book/sectors.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import triton
 import triton.language as tl
 
@@ -15,15 +11,6 @@ from memtraffic.kernels.softmax import masked
 from memtraffic_book.chapters import sectors as page
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,15 @@
 """What the folded cells of `book/ship.ipynb` say of the recordings, and where they refuse to."""
 
-import matplotlib
 import pandas as pd
 import pytest
 import torch
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 from memtraffic import runtime
-from memtraffic.tensors import matrix
 from memtraffic_book import tables
 from memtraffic_book.chapters import ship
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 OURS = "memtraffic.softmax"
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(ship, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 @pytest.fixture
@@ -129,4 +114,3 @@ def test_judges_of_the_exercises():
         ship.right_by_the_table_alone(lambda x: torch.softmax(x, dim=1))
     with pytest.raises(AssertionError, match="a width of the table"):
         ship.right_by_the_table_alone(torch.zeros_like)
-    assert ship._log_softmax(matrix(2, 3)).exp().sum() == pytest.approx(2)

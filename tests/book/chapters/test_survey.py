@@ -11,14 +11,6 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 TABLE = survey.load()
 
 
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    return kept
-
-
 def test_show_summary_adds_up(glued, capsys):
     page.show_summary(TABLE)
     passes = survey.ratios(TABLE)
@@ -45,7 +37,7 @@ def test_show_measured_where_packages_are_absent(monkeypatch, capsys):
 
 
 def test_claim_rereads_refuses_where_dram_sends_again():
-    frame = page.beside_counters(
+    frame = survey.beside(
         TABLE,
         recording.read(recording.root() / recording.PUBLISHED, EXPERIMENTS["survey_counters"]),
     )

@@ -1,12 +1,8 @@
 """What the folded cells of `book/tiled.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic.kernels.softmax import masked
@@ -14,15 +10,6 @@ from memtraffic.kernels.softmax import tiled as kernel
 from memtraffic_book.chapters import tiled as page
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What a function keeps for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def test_compare_warps_and_time_starts_quote_what_was_timed(glued, monkeypatch, capsys):

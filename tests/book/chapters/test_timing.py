@@ -1,25 +1,11 @@
 """What the folded cells of `book/timing.ipynb` say of the recordings, and where they refuse to."""
 
-import matplotlib
 import pytest
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 
 from memtraffic import runtime
 from memtraffic_book.chapters import timing
 
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(timing, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
 
 
 def test_claims_hold_of_the_recordings(glued, capsys):

@@ -13,14 +13,6 @@ from memtraffic_book.chapters import your_kernel as page
 pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
-@pytest.fixture(autouse=True)
-def glued(monkeypatch):
-    """What is kept for the prose."""
-    kept = {}
-    monkeypatch.setattr(page, "glue", kept.__setitem__)
-    return kept
-
-
 def test_claims_hold_of_the_recordings(glued, capsys):
     page.show_levels()
     page.show_clock()
