@@ -408,24 +408,24 @@ if HAS_DESCRIPTORS:
     KNOWN["descriptor"] = (descriptor, lambda m, n: (m * n, m * n))
 
 
+class Copy(torch.autograd.Function):
+    """Kernels in both passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return masked(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return twice(dy)
+
+
 # Each is wrong in one way.
 
 
 def dropped_mask(x):
     y = torch.empty_like(x)
     _unmasked_kernel[(x.shape[0], 1)](y, x, x.shape[1], BLOCK=width(x))
-    return y
-
-
-def shortened_store(x):
-    y = torch.empty_like(x)
-    _masked_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1] - 1)
-    return y
-
-
-def skipped_row(x):
-    y = torch.empty_like(x)
-    _masked_kernel[(x.shape[0] - 1,)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
     return y
 
 

@@ -138,13 +138,6 @@ def test_count_of_a_function_that_prints(command, module):
 # ---- resources, occupancy
 
 
-def test_resources(command):
-    status, out, err = command("resources fused --target sm_90 --n 4096")
-    assert (status, err, out.count("\n")) == (0, "", 1)
-    assert out.startswith("_softmax_fused_kernel for sm_90, 8 warps: ")
-    assert out.endswith("loads: 4 of 128 bits; stores: 4 of 128 bits\n")
-
-
 def test_sectors(command):
     status, out, err = command("sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16")
     assert (status, err) == (0, "") and "for sm_90: 200 load requests, " in out

@@ -448,14 +448,6 @@ def captured(fn, *tensors):
     return found
 
 
-def test_capturing():
-    x = zeros(2, 4) + 1
-    [(kernel, args, options)] = captured(kernels.masked, x)
-    assert compile_module.jit_function(kernel).fn is kernels._masked_kernel.fn
-    assert args[1:] == (x, 4)
-    assert options == {"BLOCK": 4, "STORED": 4}
-
-
 def test_capturing_refuses_a_launch_without_an_argument():
     x = zeros(2, 4)
     with (
@@ -492,13 +484,6 @@ def test_specialize_tensors():
     large = torch.empty(2**30, dtype=torch.float16, device="meta")  # 2 GiB: a byte too many
     _, _, attributes, _ = specialize(_any_kernel, (large, large[:-1].clone()), {})
     assert attributes == {(0,): [aligned], (1,): [aligned, all_32]}
-
-
-def test_specialize_options():
-    *_, options = specialize(_any_kernel, (1, 2), {"BLOCK": 2, "maxnreg": 32})
-    assert options == {"num_warps": 4, "maxnreg": 32}
-    *_, options = specialize(_any_kernel, (1, 2), {"num_warps": 8})
-    assert options == {"num_warps": 8}
 
 
 def specialized_by_a_launch(gpu):
@@ -549,15 +534,6 @@ def test_specialize_as_a_launch_does(target):
     assert worker.WORKER.call([root], specialized_by_a_launch, find_gpu(target)) == 15 + 19
 
 
-@pytest.mark.parametrize(
-    ("target", "option"), [("sm_90", "waves_per_eu"), ("gfx942", "maxnreg"), ("sm_90", "depth")]
-)
-def test_check_options(target, option):
-    compile_module.check_options({"num_warps": 8, "num_stages": 2}, find_gpu(target))
-    with pytest.raises(ValueError, match=f"{target}.*{option}"):
-        compile_module.check_options({"num_warps": 8, option: 1}, find_gpu(target))
-
-
 # ---- compiled kernels, with a stand-in for one
 
 
@@ -572,10 +548,6 @@ class Compiled:
 
     def _init_handles(self):
         self.n_regs, self.n_spills, self.function = 40, 2, 781
-
-
-def test_loaded_usage_is_in_bytes():
-    assert launching.loaded_usage(Compiled()) == {"registers": 40, "spill_bytes": 8}
 
 
 @pytest.mark.parametrize("scratch", [0, 16])
@@ -645,16 +617,3 @@ def test_loaded_usage_is_what_the_disassembler_says():
         assert launching.loaded_usage(compiled)["registers"] == kernel.registers
         spilled = launching.loaded_usage(compiled)["spill_bytes"]
         assert (spilled > 0) == (kernel.spill_bytes > 0) == bool(launch_options)
-
-
-def test_set_tuning_time_finds_the_autotuner():
-    @triton.jit
-    def plain(x_ptr, BLOCK: tl.constexpr):
-        tl.store(x_ptr, 0.0)
-
-    tuned = triton.autotune([triton.Config({"BLOCK": 8})], key=[])(plain)
-    around = triton.heuristics({"EXTRA": lambda named: 1})(tuned)
-    for kernel in (tuned, around, plain, None):
-        launching.set_tuning_time(kernel, 2.5, 10)
-    assert tuned.do_bench.keywords == {"warmup": 2.5, "rep": 10}
-    assert not hasattr(plain, "do_bench")

@@ -185,20 +185,6 @@ def test_read_drift_of_what_was_measured_again(recorded, capsys):
     )
 
 
-def test_read_drift_says_once_what_two_commits_measured_alike(recorded, monkeypatch, capsys):
-    speed = catalog.EXPERIMENTS["speed"]
-    other = dataclasses.replace(speed, id="other")
-    recorded.lists(speed, other)
-    recorded.record(other)
-    measure_again()
-    monkeypatch.setenv("MEMTRAFFIC_COMMIT", 40 * "1")
-    measure_again(["other"])
-    capsys.readouterr()
-    frame = drift.read_drift()
-    assert frame["commit"].nunique() == 2
-    assert capsys.readouterr().out.count("Measured again") == 1
-
-
 def test_measure_again_keeps_what_it_did_not_measure(recorded):
     speed = catalog.EXPERIMENTS["speed"]
     others = [dataclasses.replace(speed, id=id) for id in ("before", "after", "gone")]

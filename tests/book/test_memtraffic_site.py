@@ -1,7 +1,5 @@
 """The Sphinx extension that makes the pages a site, without and with its public addresses."""
 
-import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -24,13 +22,6 @@ def app(repository="", baseurl=""):
         root_doc="book/intro",
     )
     return SimpleNamespace(config=config)
-
-
-def test_line_without_an_address_says_how_to_upload_the_notebook():
-    line = site.chapter_line("masked", 12, "")
-    assert "12 minutes" in line and 'href="softmax_masked.py"' in line
-    assert 'href="../_sources/book/masked.ipynb" download' in line
-    assert f'upload it at <a href="{site.COLAB}">' in line
 
 
 def test_line_with_an_address_is_one_click():
@@ -60,49 +51,6 @@ def test_minutes_leave_folds_and_solutions_out():
         {"metadata": {}, "source": ["word " * 180]},
     ]
     assert site.reading_minutes({"cells": cells}) == 2
-
-
-def test_numbers_stay_with_their_units():
-    text = site.keep_units("129 µs at 4,800 GB/s, 4096 rows, 12 things, 5 msec, version 3 of")
-    kept = ["129~µs", "at", "4,800~GB/s,", "4096~rows,", "12", "things,", "5", "msec,"]
-    assert text.replace(site.NO_BREAK, "~").split(" ") == [*kept, "version", "3", "of"]
-
-
-KNOWN = {
-    name: (f"What {name} is: <1 & more.", f"term-{name}") for name in ("warp", "SM", "warp slot")
-}
-
-
-def linked(*children):
-    """The text of a paragraph after its terms were linked, and the links."""
-    made = page("")
-    made[0][:] = children
-    site.link_terms(made, KNOWN)
-    links = [it.astext() for it in made.findall(nodes.raw)]
-    return made[0], [(it.split('"')[3], it[it.index(">") + 1 : -4]) for it in links], links
-
-
-def test_first_use_of_each_term_is_linked():
-    text = "Warps run on an SM: a warp slot for each warp, and SMs have slots."
-    made, links, [first, *_] = linked(nodes.Text(text))
-    assert links == [
-        ("glossary.html#term-warp", "Warps"),
-        ("glossary.html#term-SM", "SM"),
-        ("glossary.html#term-warp slot", "warp slot"),
-    ]
-    plain = [it.astext() for it in made.children if isinstance(it, nodes.Text)]
-    assert plain == [" run on an ", ": a ", " for each warp, and SMs have slots."]
-    assert 'aria-description="What warp is: &lt;1 &amp; more."' in first
-
-
-def test_code_links_and_parts_of_words_are_no_terms():
-    code, link = nodes.literal("", "warp"), nodes.reference("", "", nodes.Text("the warp"))
-    assert linked(code, link, nodes.Text(" warped sm num_warps warp.x"))[1] == [
-        ("glossary.html#term-warp", "warp")
-    ]
-    heading = nodes.section("", nodes.title("", "A warp"))
-    site.link_terms(heading, KNOWN)
-    assert not list(heading.findall(nodes.raw))
 
 
 def page(*paragraphs):
@@ -143,27 +91,6 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     missing = tmp_path / "404.html"
     assert missing.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
-
-
-def test_icons_that_no_page_uses_are_left_out(tmp_path):
-    (tmp_path / "book").mkdir()
-    page = '<i class="fa-solid fa-bars"></i><i class="fab fa-github fa-lg"></i>'
-    (tmp_path / "book" / "a.html").write_text(page, "utf-8")
-    script = tmp_path / "_static" / "scripts" / "fontawesome.js"
-    script.parent.mkdir(parents=True)
-    script.with_name("fontawesome.js.LICENSE.txt").write_text("/* CC BY */\n", "utf-8")
-    script.write_text(
-        'x={bars:[1,2,[],"f0c9","M0 1"],github:[3,4,[],"f09b","M2"]},'
-        'y={bars:[5,6,["navicon"],"f0c9","M7 8"],"bars-staggered":[7,7,[],"f550","M9"]}',
-        "utf-8",
-    )
-    made = SimpleNamespace(outdir=tmp_path)
-    for _ in range(2):  # a second build may find what the first has made
-        site.leave_few_icons(made, None)
-        text = script.read_text("utf-8")
-        [icons] = re.findall(r"const icons = (.*);", text)
-        assert json.loads(icons) == {"bars": [5, 6, "M7 8"], "github": [3, 4, "M2"]}
-        assert text.startswith("/* CC BY */") and text.endswith(site.ICONS)
 
 
 def test_units_stay_in_titles_and_in_claims():

@@ -102,20 +102,6 @@ def test_every_picture_has_a_caption(path):
     assert not pictures_without_caption(load(path))
 
 
-def test_pictures_without_caption_are_found():
-    v4 = nbformat.v4
-    drawn = [v4.new_output("display_data", {"image/png": "", "text/plain": ""})]
-    picture, caption = "![a](b.svg)", "*It is {glue:text}`x`.*\n*So.*"
-    cells = [
-        v4.new_markdown_cell(f"# T\n\n{picture}\n\n{caption}\n\n![c](d.png)\n\n*No* caption."),
-        v4.new_code_cell("draw()", outputs=drawn),
-        v4.new_markdown_cell(f"{caption}\n\nText ![e](f.png) inside."),
-        v4.new_code_cell("more()", outputs=drawn),
-    ]
-    found = pictures_without_caption(v4.new_notebook(cells=cells))
-    assert found == ["![c](d.png)", "more()"]
-
-
 def prose(text):
     """What is left of Markdown without code blocks, solutions, and text that comes out of cells."""
     return GLUE.sub("", without_code(DETAILS.sub("", text)))
@@ -332,16 +318,6 @@ def test_no_measurement_is_typed(path):
     assert not measured_in_prose(path)
 
 
-def test_measured_in_prose_finds_only_what_is_typed(tmp_path):
-    page = tmp_path / "page.md"
-    come_from_cells = "{glue:text}`a.ipynb::b:s`\n```python\nt = '1 GB/s'\n```\n"
-    solution = "<details>\n\n2 µs\n\n</details>\n"
-    typed = "```{figure} a.png\n3.1 %\n```\nruns at 3957\nGB/s\n"
-    page.write_text(come_from_cells + solution + typed, "utf-8")
-    first, second = measured_in_prose(page)
-    assert "3.1 %" in first and "3957 GB/s" in second
-
-
 def test_round_number_of_a_copy_is_that_of_its_recording():
     folder = recording.root() / recording.PUBLISHED
     race = recording.read(folder, EXPERIMENTS["fused_race"]).set_index("impl")
@@ -437,33 +413,6 @@ def test_code_is_short_and_folded_everywhere_and_claims_are_sentences(path):
     assert not list(faults(load(path)))
 
 
-def test_faults_sees_what_breaks_the_rules():
-    def notebook(source, tags=(), text="", **metadata):
-        outputs = [nbformat.v4.new_output("stream", text=text)]
-        metadata = {"tags": [*tags], **metadata}
-        cell = nbformat.v4.new_code_cell(source, metadata=metadata, outputs=outputs)
-        return nbformat.v4.new_notebook(cells=[cell])
-
-    form, hidden = {"cellView": "form"}, ["hide-input"]
-    long = "\n\n".join(f"x = {i}" for i in range(13))
-    good = "Recorded\n✓ A copy reaches 4273 GB/s.\n"
-    assert not list(faults(notebook("# @title A\nimport a\n" + long, hidden, good, **form)))
-    assert not list(faults(notebook("import a, b\nfrom c import (\n    d)\nx = 1")))
-    late = notebook("x = 1")
-    late.cells.append(notebook("import a").cells[0])
-    bad = [
-        notebook("# @title A\nx", [], **form),
-        notebook("# @title A\nx", hidden),
-        notebook("x", hidden, **form),
-        notebook(long),
-        notebook("# @title A\n" + long * 4, hidden, **form),
-        notebook("x = " + 90 * "1"),
-        late,
-        *(notebook("x", [], f"✓ {text}\n") for text in ("a 3.", "It is fast.", "A copy of 3")),
-    ]
-    assert [len(list(faults(it))) for it in bad] == [1] * len(bad)
-
-
 def kernels_to_write(text):
     """How many exercises are solved by a Triton kernel."""
     solutions = ("".join(PYTHON.findall(question)) for _, question in exercises(text))
@@ -480,21 +429,6 @@ def test_each_sentence_has_a_line_of_its_own(path):
     lists = r"^```\{api\}.*?^```$"  # names, not sentences
     text = re.sub(lists, "", text_of(path), flags=re.M | re.S)
     assert not lines_with_several_sentences(without_code(text))
-
-
-def test_lines_with_several_sentences_sees_them_and_nothing_else():
-    several = ["One. Two.", "Is it? It is.", "- *One.* Two", "> **Takeaway.** One. Two."]
-    several += ["It is `f`. `g` is not.", "It is {glue:text}`a`. That is more."]
-    several += ["One goes\non here.", "- one goes\n  on here", "> One goes\n> on here"]
-    for line in several:
-        assert lines_with_several_sentences(f"Before.\n\n{line}\n\nAfter.\n"), line
-    fine = ["# One. Two", "One.\nTwo.", "A softmax, e.g. Of rows.", "| One. Two | 3 |"]
-    fine += ["> **Takeaway.** One.\n> Two.", "**1.** How many rows?\nWrite.", "1. One\n2. Two"]
-    fine += ["- S. Williams, A. Waterman, [Roofline](https://x.org): the picture."]
-    fine += ["You need [this. And](a.md) that:\n\n> floor = 2 · M", "term\n  What it means."]
-    fine += ["It takes 4.5 µs.", "<details><summary>Solution</summary>\n\nHalf.\n\n</details>"]
-    for text in fine:
-        assert not lines_with_several_sentences(text), text
 
 
 # ---- exercises; conftest.py runs the solutions
@@ -556,20 +490,3 @@ def disagreements(most=0.05, least_us=0.5):
 
 def test_no_two_recordings_say_different_things_of_one_quantity():
     assert not list(disagreements())
-
-
-def test_disagreements_are_found(monkeypatch):
-    folder = recording.root() / recording.PUBLISHED
-    frame = recording.read(folder, EXPERIMENTS["fused_race"])
-    read = recording.read
-    monkeypatch.setattr(
-        recording,
-        "read",
-        lambda folder, subject: (
-            frame.assign(us=2 * frame["us"])
-            if subject.id == "fused_race"
-            else read(folder, subject)
-        ),
-    )
-    found = {what[0] for what, _ in disagreements()}
-    assert "copy" in found

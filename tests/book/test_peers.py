@@ -61,7 +61,9 @@ def test_peers_have_names():
     assert [peers.find_peer(name) for name in PACKAGES] == 2 * list(peers.PEERS)[:3]
 
 
-def test_liger(package):
+@pytest.fixture
+def fakes(package):
+    """Liger and FlagGems; returns the settings that Liger's backward is called with."""
     seen = []
 
     def backward(dy, y, block, num_warps, multi_block):
@@ -74,25 +76,22 @@ def test_liger(package):
         calculate_settings=lambda n: (1024, 4),
         _softmax_backward=backward,
     )
-    x = matrix(3, 781)
-    assert torch.equal(find_implementation("Liger")(x), softmax(x))
-    y, dy = SOFTMAX_BACKWARD.arguments((3, 781)).positional
-    dx = find_implementation("Liger backward")(y, dy)
-    assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
-    assert seen == [(1024, 4, False)]
-
-
-def test_flag_gems(package):
     package(
         "flag_gems.ops",
         softmax=torch.softmax,
         softmax_backward=lambda dy, y, dim, dtype: SOFTMAX_BACKWARD.reference(y, dy).to(dtype),
     )
-    x = matrix(3, 8, "bfloat16")
-    assert torch.equal(find_implementation("FlagGems")(x), softmax(x))
-    y, dy = SOFTMAX_BACKWARD.arguments((3, 8), "bfloat16").positional
-    dx = find_implementation("FlagGems backward")(y, dy)
-    assert dx.dtype == torch.bfloat16 and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("Liger", "float32"), ("FlagGems", "bfloat16")])
+def test_kernels_of_a_package(name, dtype, fakes):
+    x = matrix(3, 781, dtype)
+    assert torch.equal(find_implementation(name)(x), softmax(x))
+    y, dy = SOFTMAX_BACKWARD.arguments((3, 781), dtype).positional
+    dx = find_implementation(f"{name} backward")(y, dy)
+    assert dx.dtype == y.dtype and torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
+    assert fakes == ([(1024, 4, False)] if name == "Liger" else [])
 
 
 def test_flag_gems_tunes_its_backward_quickly(package, monkeypatch):
@@ -251,17 +250,6 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["torch.softmax", "Liger", "FlagGems", "memtraffic.softmax"])
-def test_gradient_of_each_that_can_be_called(name, dtype, package):
+def test_gradient_of_each_that_can_be_called(name, dtype, fakes):
     """Of a package by the two kernels that it has, whichever these are."""
-    package(
-        "liger_kernel.ops.softmax",
-        LigerSoftmaxFunction=SimpleNamespace(apply=softmax),
-        calculate_settings=lambda n: (1024, 4),
-        _softmax_backward=lambda dy, y, *_: SOFTMAX_BACKWARD.reference(y, dy),
-    )
-    package(
-        "flag_gems.ops",
-        softmax=torch.softmax,
-        softmax_backward=lambda dy, y, dim, dtype: SOFTMAX_BACKWARD.reference(y, dy),
-    )
     assert_correct(WITH_GRADIENT, with_gradient(name), matrix(5, 781, dtype))

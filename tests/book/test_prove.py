@@ -28,7 +28,6 @@ tl = pytest.importorskip("triton.language")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = runtime.device()
-FIVE_LINES = {"reads": "5MN + 2M", "writes": "3MN + 2M"}
 POWERS, WIDTHS = (1, 4, 64, 256), (3, 781)
 
 
@@ -174,49 +173,7 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
 # ---- traffic
 
 
-def test_traffic_says_what_was_counted(capsys):
-    prove.traffic(naive.softmax, **FIVE_LINES)
-    prove.traffic(only_powers_of_two)
-    prove.traffic(pytorch, widths=(3, 5))
-    assert capsys.readouterr().out.splitlines() == [
-        "✓ Counted at 17 shapes: naive reads 5MN + 2M elements and writes 3MN + 2M.",
-        "✓ Counted at 12 shapes: only_powers_of_two reads MN elements and writes MN. "
-        "It refuses 6 other shapes.",
-        "✓ Counted at 6 shapes: pytorch reads MN elements and writes MN.",
-    ]
-
-
-@cases(
-    ("fn", "reads", "writes"),
-    {
-        "reads": (pytorch, "2MN", "MN"),
-        "writes": (pytorch, "MN", "MN + 1"),
-        "one-shape": (wrong_where(lambda x: x.shape[1] == 781, lambda x: x + x), "MN", "MN"),
-    },
-)
-def test_traffic_refuses(fn, reads, writes, capsys):
-    with pytest.raises(ValueError, match="is not a formula such as"):
-        prove.traffic(fn, reads + "MN +")
-    with pytest.raises(AssertionError, match=r"at \d+ x \d+ .* elements, not \d+"):
-        prove.traffic(fn, reads, writes)
-    assert not capsys.readouterr().out
-
-
 # ---- correct
-
-
-def test_correct_says_what_was_judged(capsys):
-    prove.correct(pytorch)
-    prove.correct(pytorch, widths=(8,), layouts=["packed"], dtypes=["bfloat16"])
-    assert capsys.readouterr().out.splitlines() == [
-        "✓ Correct on 19 inputs: pytorch agrees with float64 at 1, 2, 127, 128, 129, 781, 1000, "
-        "4096 and 5000 columns; in 4 memory layouts, also transposed; in float32, float16 and "
-        "bfloat16; with 1e30, -inf, inf and NaN in a row.",
-        "✓ Correct on 6 inputs: pytorch agrees with float64 at 8 columns; in bfloat16; with 1e30, "
-        "-inf, inf and NaN in a row.",
-    ]
-    prove.correct(torch.exp, widths=(8,), op=torch.exp)  # without infinite results
-    assert capsys.readouterr().out.endswith("bfloat16; with -inf and NaN in a row.\n")
 
 
 @cases(

@@ -518,16 +518,3 @@ def test_search_finds_titles_first(site, tmp_path):
     for (query, (title, anchor)), (said, where) in zip(SEARCHES.items(), found, strict=True):
         assert title in said and where == anchor, query
     assert excerpt.strip() == "Text"
-
-
-def test_page_reader_sees_what_is_wrong():
-    page = Page(
-        '<title>T</title><article><h1 id="a">A {glue}</h1><img src="x.png">'
-        '<script>"{doc"</script><div class="cell_output"><p><table class="t"></table></div>'
-        '<table></table><code>{cite}</code><span class="problematic">x</span></article>'
-        "<h1>print</h1>"
-    )
-    assert (page.titles, page.headings, page.ids) == (["T"], 1, {"a"})
-    assert (page.images, page.links) == ([("x.png", "")], ["x.png"])
-    assert (page.tables, page.wrong) == ([{"t"}], ["problematic"])
-    assert (page.text, page.seen) == ("A {glue}xprint", "A {glue}{cite}xprint")

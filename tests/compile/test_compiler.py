@@ -244,12 +244,6 @@ def test_resources_unknown_option(ask):
 # ---- targets and errors
 
 
-@pytest.mark.parametrize("ask", [resources, assembly])
-def test_resources_unknown_target(ask):
-    with pytest.raises(UnknownGpuError, match="sm_91"):
-        ask(fused.softmax, empty(1, 64), target="sm_91")
-
-
 def test_compile_launches_unknown_target():
     with pytest.raises(UnknownGpuError, match="sm_999"):
         compile_launches([(Launch("kernels", "_k", {}, {}, {}, {}), "sm_999")])

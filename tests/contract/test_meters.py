@@ -215,23 +215,11 @@ class Layer(torch.nn.Module):
         return kernels.masked(x)
 
 
-class Copy(torch.autograd.Function):
-    """Kernels in both passes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return kernels.masked(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return kernels.twice(dy)
-
-
 def second(_, x):
     return kernels.masked(x)
 
 
-NAMED = {"module-class": Layer, "autograd-function": Copy}
+NAMED = {"module-class": Layer, "autograd-function": kernels.Copy}
 NAMELESS = {"module": Layer(), "partial": partial(second, None)}
 
 
@@ -277,7 +265,7 @@ def test_layout_is_that_of_the_matrices(it):
 
 @those(lambda it: it.name in ("count", "formula", "report"))  # `ask_traffic` says what is right
 def test_backward_is_counted_beside_the_forward_pass(it):
-    found = it.ask(Copy, "M,N", AT, backward=True)
+    found = it.ask(kernels.Copy, "M,N", AT, backward=True)
     if it.name == "count":
         assert (found.backward.read_elements, found.backward.written_elements) == (64, 32)
     elif it.name == "formula":
@@ -354,7 +342,7 @@ def test_error_of_the_function_is_passed_on(it):
 def test_inputs_are_as_they_were(it, requires_grad):
     given = x().requires_grad_(requires_grad)
     values, version = given.detach().clone(), given._version
-    it.ask(Copy, given, **every_pass(it))
+    it.ask(kernels.Copy, given, **every_pass(it))
     assert torch.equal(given, values)
     assert (given.requires_grad, given.grad, given._version) == (requires_grad, None, version)
 
@@ -391,7 +379,7 @@ def parts():
 AS_WRITTEN = dict(vars(kernels))  # before any meter prepared it for the interpreter
 
 
-class Failing(Copy):
+class Failing(kernels.Copy):
     @staticmethod
     def forward(ctx, x):
         kernels.masked(x)
@@ -399,7 +387,7 @@ class Failing(Copy):
 
 
 @each
-@pytest.mark.parametrize("fn", [Copy, Failing])
+@pytest.mark.parametrize("fn", [kernels.Copy, Failing])
 def test_nothing_is_left_behind(it, fn):
     options = every_pass(it)
 
@@ -451,9 +439,9 @@ def test_meter_that_waits_for_a_capture_sees_what_is_launched_after_it():
 @each
 def test_answer_is_the_same_whatever_the_caller_does_with_gradients(it):
     options = every_pass(it)
-    outside = it.ask(Copy, "M,N", AT, **options)
+    outside = it.ask(kernels.Copy, "M,N", AT, **options)
     with torch.inference_mode():
-        assert it.ask(Copy, "M,N", AT, **options) == outside
+        assert it.ask(kernels.Copy, "M,N", AT, **options) == outside
 
 
 # ---- by which door it is asked

@@ -22,7 +22,6 @@ from memtraffic.meters.formula import (
 from memtraffic.meters.polynomials import least_squares, polynomial, products_of
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
-WIDE = ((2, 8), (4, 16), (6, 32), (3, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))
 GRID = [*itertools.product((1, 2, 3), (2, 5), (1, 4), (3, 7, 101))]
 

@@ -146,24 +146,6 @@ def test_programs_by_limit_as_llvm_says(llvm_answers, gpu):
         assert (vgprs >= point[1], agprs, sgprs >= point[3]) == (True, point[2], True)
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"vgprs": 504},
-        {"vgpr_granule": 4},
-        {"agprs": 512},
-        {"simds": 3},
-        {"sgpr_waves": ((80, 10), (88, 9), (102, 8), (10**9, 7))},
-        {"shared_per_sm": 63 * 1024},
-        {"shared_granularity": 256},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_programs_by_limit_of_another_gpu_differ_from_llvm(llvm_answers, change):
-    assert differences(llvm_answers, replace(MI300X, **change))
-
-
 # ---- the tables, and what no code tells
 
 

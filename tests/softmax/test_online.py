@@ -30,18 +30,6 @@ def test_online_kernel_takes_float64_below_any_float32():
     assert_softmax(lambda _: y, x)
 
 
-def test_online_kernel_with_several_rows_per_program():
-    for rows, m in product((1, 2, 4), (1, 4, 5)):
-        x = matrix(m, 70, layout="transposed")
-        y = torch.full((m, 70), NAN, device=DEVICE)
-        with runtime.device_guard(x):
-            online.online_kernel[(-(-m // rows),)](
-                y, *y.stride(), x, *x.stride(), *x.shape,
-                ROWS=rows, BLOCK=32, ALIGN=1,
-            )  # fmt: skip
-        assert_softmax(lambda _, y=y: y, x)
-
-
 # ---- online_tile
 
 

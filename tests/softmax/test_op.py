@@ -271,9 +271,6 @@ ERRORS = {
     "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
     "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
     "dim-of-an-empty": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
-    "integers": (
-        lambda fn: fn(zeros(2, 3, dtype=torch.int32), 1), NotImplementedError, "torch.int32",
-    ),
     "to-integers": (
         lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
     ),
@@ -386,11 +383,6 @@ def test_traffic_of_a_gradient_of_another_dtype():
         ["softmax_kernel"],
         ["softmax_backward_kernel"],
     ]
-
-
-def test_traffic_of_two_dtypes_in_bytes():
-    traffic = count(lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "bfloat16"))
-    assert (traffic.read_bytes, traffic.written_bytes) == (3 * 40 * 2, 3 * 40 * 4)
 
 
 @pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
@@ -529,13 +521,6 @@ def test_gradient_is_nan_where_that_of_pytorch_is(row):
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradcheck_in_passes(small, dim):
     x = matrix(*((2, 21) if dim else (21, 2)), torch.float64).requires_grad_()
-    assert gradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
-    assert gradgradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
-
-
-@pytest.mark.parametrize("dim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
-def test_gradcheck_of_three_dimensions(dim):
-    x = matrix(4, 3, torch.float64).view(2, 2, 3).transpose(0, 1).requires_grad_()
     assert gradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
     assert gradgradcheck(lambda x: softmax(x, dim), (x,), fast_mode=True)
 

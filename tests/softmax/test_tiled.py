@@ -1,14 +1,12 @@
 import pytest
-import torch
-import triton
 
 from memtraffic.compile import BlockedLayout, capture_launches, compile_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.kernels.softmax import tiled
-from memtraffic.kernels.tiling import common_divisor, tile_shape
+from memtraffic.kernels.tiling import tile_shape
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, assert_touches_once, is_softmax
+from memtraffic.testing import assert_softmax, assert_touches_once
 
 
 @pytest.mark.parametrize("n", [3, 64, 256])
@@ -60,21 +58,6 @@ def test_softmax_plans_for_the_gpu_it_is_given():
     x = matrix(2, 32768)
     [launch] = capture_launches(tiled.softmax, x, gpu=find_gpu("MI300X"))
     assert launch.options["num_warps"] == 16
-
-
-def test_softmax_tiled_kernel_of_a_wrong_alignment():
-    def aligned(x, align):
-        y, tile = torch.empty_like(x), tile_shape(x.shape[1], 4, planning_gpu(x))
-        tiled._softmax_tiled_kernel[(triton.cdiv(x.shape[0], tile.rows),)](
-            y, *y.stride(), x, *x.stride(), *x.shape,
-            ROWS=tile.rows, BLOCK=tile.block, ALIGN=align, num_warps=tile.num_warps,
-        )  # fmt: skip
-        return y
-
-    x = matrix(3, 782)
-    assert is_softmax(lambda x: aligned(x, common_divisor(x, x)), x)
-    assert not is_softmax(lambda x: aligned(x, 4), x)
-    assert not is_softmax(lambda x: aligned(x, 4), matrix(3, 785)[:, :784])
 
 
 # ---- compiled
