@@ -1,5 +1,6 @@
 import dataclasses
 import datetime
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -236,6 +237,22 @@ def test_read_names_the_file_and_what_mends_it(recorded, what, spoil):
 
 
 # ---- writing
+
+
+def test_write_is_keyed_by_arguments_and_schema(recorded):
+    machine = json.loads((recorded.h200 / "machine.json").read_text(encoding="utf-8"))
+    text = (recorded.h200 / SPEED).read_text(encoding="utf-8")
+    units = {"impl": "", "m": "rows", "n": "columns", "us": "µs", "dram_read_bytes": "bytes"}
+    entry = {
+        "arguments": {"shapes": [[4, 8], [2, 16]], "scale": 0.5},
+        "columns": units,
+        "commit": 40 * "0",
+        "date": recorded.date,
+        "rows": 2,
+        "sha256": recording.checksum(text),
+    }
+    assert machine == recorded.machine | {"experiments": {"speed": entry}}
+    assert text.splitlines()[0] == "impl,m,n,us,dram_read_bytes"
 
 
 def test_write_again_gives_the_same_bytes_and_keeps_other_recordings(recorded):

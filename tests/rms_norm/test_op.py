@@ -168,6 +168,7 @@ def zeros(*shape, **options):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
+        pytest.param(lambda: rms_norm([1.0]), TypeError, "x is a list", id="a-list"),
         pytest.param(lambda: rms_norm(zeros(3), 2.0), TypeError, "weight is a float", id="weight"),
         pytest.param(lambda: rms_norm(zeros(3), eps="a"), TypeError, "eps is a str", id="eps"),
         pytest.param(lambda: rms_norm(zeros()), RuntimeError, "scalar", id="scalar"),
