@@ -54,6 +54,7 @@ def test_check_gradient_refuses_another_one():
         backward.check_gradient(lambda x: torch.log_softmax(x, 1))
 
 
+@pytest.mark.slow
 def test_check_kept_counts_what_attention_keeps(capsys):
     backward.check_kept(softmax)
     assert "4608 elements with y, and 8704 with x" in capsys.readouterr().out

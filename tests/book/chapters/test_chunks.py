@@ -52,6 +52,7 @@ def test_check_wider_row_refuses_one_that_fills_an_sm():
         chunks.check_wider_row(65536)
 
 
+@pytest.mark.slow
 def test_judges_of_the_exercises():
     assert chunks.is_the_rule(lambda n: max(1, 1 << (-(-n // 2048) - 1).bit_length()))
     with pytest.raises(AssertionError, match="it gives"):
