@@ -46,12 +46,18 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
     assert narrow.narrow_run(34, 2, 2) is None and narrow.narrow_run(50, 4, 1) is not None
 
 
-@pytest.mark.parametrize(("dtype", "m"), [("float32", 28087), ("bfloat16", 7022)])
-def test_few_rows_are_left_to_tiles(monkeypatch, dtype, m):
+@pytest.mark.parametrize(
+    ("dtype", "n", "m"),
+    [
+        *(("float32", 77, 28087), ("bfloat16", 77, 7022)),
+        *(("float32", 29, 18644), ("bfloat16", 29, 9322)),
+    ],
+)
+def test_few_rows_are_left_to_tiles(monkeypatch, dtype, n, m):
     """Below as many numbers for each of an H200's 132 SMs as the rule says."""
     monkeypatch.undo()
     for rows, kernel in ((m - 1, softmax_kernel), (m, narrow.narrow_kernel)):
-        x = torch.empty(rows, 77, dtype=getattr(torch, dtype), device=device())
+        x = torch.empty(rows, n, dtype=getattr(torch, dtype), device=device())
         assert planning.plan(print, [torch.empty_like(x), x], 1, False).kernel is kernel
 
 

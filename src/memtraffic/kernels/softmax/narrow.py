@@ -25,8 +25,10 @@ NARROWEST = 3  # columns, below which `RECIPROCAL_BITS` are too many
 WIDEST = {(4, 1): 128, (4, 2): 128, (2, 1): 80, (2, 2): 128}
 WIDEST_OF_PAIRS = 32
 RUN = 2048  # numbers
-# By the bytes of an element: below so many numbers an SM, tiles start sooner, by up to 1.2 µs.
-FEWEST = {4: 2**14, 2: 2**12}
+# By the bytes of an element, and whether a row has more than HALF columns: below so many numbers an
+# SM, tiles start sooner, by up to 1.2 µs. The narrower the row, the sooner a tile is slow.
+FEWEST = {(4, False): 2**12, (4, True): 2**14, (2, False): 2**11, (2, True): 2**12}
+HALF = 64
 RECIPROCAL_BITS = tl.constexpr(20)
 NUM_WARPS = 4
 FULL = 0.6  # of a power of two
@@ -48,7 +50,7 @@ def narrow_run(
     itemsize: bytes of an element, 2 or 4. inputs: tensors that a program loads, 1 in the forward
     and 2 in the backward. numbers_per_sm: elements of one tensor over the SMs of the GPU.
     """
-    if numbers_per_sm < FEWEST[itemsize]:
+    if numbers_per_sm < FEWEST[itemsize, n_cols > HALF]:
         return None
     vector = VECTOR_BYTES // itemsize
     widest = WIDEST[itemsize, inputs]
