@@ -568,12 +568,12 @@ def test_starter_passes_what_the_installed_triton_passes(scratch):
         launcher = ScratchLauncher(launcher)
     start = launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1])
     for stream in (6, 7):
-        start(stream, [f"x{stream}", "y"])
+        start(stream, f"x{stream}", "y")
     told = [[[*it] if isinstance(it, tuple) else it for it in one] for one in started]
     by_triton, _, by_us = told
     assert by_triton == by_us
-    with pytest.raises(ValueError):
-        start(7, ["x7"])
+    with pytest.raises(TypeError):
+        start(7, "x7")
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
         launching.starter(Compiled(launcher), (5, 2), [0, 4], [0])
 
@@ -601,7 +601,7 @@ def test_compile_kernel_and_start_it():
     assert 8 <= usage["registers"] <= 255 and usage["spill_bytes"] == 0
     assert launching.function_handle(compiled)
     start = launching.starter(compiled, (1, 1), [0, 0, 512], [0, 1])
-    start(torch.cuda.current_stream().cuda_stream, [y.data_ptr(), x.data_ptr()])
+    start(torch.cuda.current_stream().cuda_stream, y.data_ptr(), x.data_ptr())
     assert torch.allclose(y, x / x.sum())
 
 

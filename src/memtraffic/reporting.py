@@ -20,7 +20,7 @@ from memtraffic.gpus import TARGETS, Gpu, find_gpu
 from memtraffic.inputs import Arguments, tensors_in
 from memtraffic.meters.count import Traffic, count
 from memtraffic.meters.formula import formula
-from memtraffic.meters.sectors import UNCONFIRMED, UNCOUNTED, sectors
+from memtraffic.meters.sectors import UNCONFIRMED, sectors
 from memtraffic.op import AnyInputs, Op, find_op, least_bytes
 from memtraffic.progress import progress
 from memtraffic.residency import Occupancy, Resources, rules_of
@@ -223,7 +223,7 @@ def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
         return ["The function launched no Triton kernel."]
     subject.found.append("sectors")
     known = found.bank_conflicts
-    more = "" if known is None else f"There are {known:,} bank conflicts {UNCOUNTED}."
+    more = "" if known is None else f"There are {known:,} bank conflicts in shared memory."
     frame = found.frame
     shown = pd.DataFrame(
         {

@@ -38,6 +38,8 @@ TensorBase = torch._C.TensorBase
 is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
 has_storage = torch._C._has_storage
+# Whether a transform of `torch.func` wrapped a tensor, even if it has returned since.
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 # The next three are None where PyTorch is built without CUDA.
 current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -55,6 +57,15 @@ def is_forward_mode() -> bool:
 def watchers() -> bool:
     """Whether there is forward mode, a transform of `torch.func`, or a dispatch mode."""
     return forward_ad._current_level >= 0 or is_transformed() or active_modes() > 0
+
+
+def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` for tensors that no transform wrapped, while none is active.
+
+    What `torch.autograd.Function` does for transforms in Python costs the host more than a launch.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return apply
 
 
 # ---- what runs on a GPU

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
 import pandas as pd
@@ -35,6 +35,7 @@ from memtraffic.triton_adapter.capture import autotuners
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
+T = TypeVar("T")
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 
 
@@ -107,7 +108,7 @@ def count_sectors(
     shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    processes: int = 8,
+    processes: int = 12,
     counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
@@ -115,9 +116,10 @@ def count_sectors(
     One process counts, and notes what its autotuners chose; then others predict for this GPU, with
     the same inputs and choices. calls: of each function, a rung or `module:function`, its inputs;
     the others as `memtraffic.sectors` takes them, or sizes by letter in place of shapes.
-    processes: that predict; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`,
-    `layout`; each of `counters`, of the kernels that are predicted; each of them after
-    `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0 then.
+    processes: that compile before and predict afterwards; 0 for this one. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0
+    then.
 
     Raises what `counters.profile` raises.
     """
@@ -127,18 +129,14 @@ def count_sectors(
             calls.items(), shapes, dtypes, layouts
         )
     ]
+    predict = functools.partial(_predict, target=gpus.this_gpu().product)
+    _each(processes, _compile, cases)  # all at once what ncu calls one after the other
     with tempfile.TemporaryDirectory() as folder:
         worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
         report = hardware.profile(worker, {"cases": cases, "told": str(told)}, counters)
         begins = json.loads(told.read_text(encoding="utf-8"))
-    predict = functools.partial(_predict, target=gpus.this_gpu().product)
-    jobs = [(case, chosen) for case, (*_, chosen) in zip(cases, begins, strict=True)]
-    if processes:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            predictions = pool.starmap(predict, jobs, chunksize=1)
-    else:
-        predictions = [predict(*job) for job in jobs]
+    predictions = _each(processes, predict, cases, [chosen for *_, chosen in begins])
     parts = iter(_parts(report, sum(begun for begun, *_ in begins), counters))
     rows = []
     for case, (begun, failed, _), predicted in zip(cases, begins, predictions, strict=True):
@@ -156,7 +154,18 @@ def count_sectors(
     return pd.DataFrame(rows)
 
 
-CONFLICTS = {"bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"}
+def _each(processes: int, fn: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+    """What a function returns for each of its arguments, from so many processes, or from this."""
+    jobs = zip(*arguments, strict=True)
+    if not processes:
+        return [*itertools.starmap(fn, jobs)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return pool.starmap(fn, jobs, chunksize=1)
+
+
+# Of loads and of stores: that of all accesses also counts waits for shuffles and other data.
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
+CONFLICTS = {"bank_conflicts": f"{_CONFLICTS}ld.sum,{_CONFLICTS}st.sum"}
 
 
 def count_conflicts(
@@ -192,6 +201,15 @@ def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     if str(SURVEY) not in sys.path:  # whose modules adapt what others published
         sys.path.append(str(SURVEY))
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
+
+
+def _compile(case: Case) -> None:
+    """Calls a function, so that Triton finds its kernels compiled afterwards."""
+    try:
+        fn, arguments = _arguments(case)
+        arguments.call(fn)
+    except Exception:  # the call that is counted says why
+        return
 
 
 def _said(error: Exception) -> str:

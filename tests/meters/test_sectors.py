@@ -240,7 +240,7 @@ def test_bank_conflicts_by_hand(steps, conflicts):
 def test_sectors_tells_of_bank_conflicts():
     found = sectors(sector_kernels.columns, "64,128:bf16")
     assert found.bank_conflicts > 0
-    assert f"{found.bank_conflicts:,} bank conflicts (in shared memory" in str(found)
+    assert f"{found.bank_conflicts:,} bank conflicts in shared memory" in str(found)
     found = sectors(sector_kernels.columns, "64,128", target="gfx942")
     assert found.bank_conflicts is None and "bank conflicts" not in str(found)
 

@@ -299,3 +299,10 @@ def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
     with pytest.raises(LookupError):
         op.forward(FarTensor(-1), -1, None)
+
+
+def test_a_tensor_that_left_a_transform_has_a_softmax():
+    """It is still wrapped, and has no memory of its own."""
+    left = []
+    torch.func.grad(lambda x: left.append(x * 1) or x.sum())(matrix(2, 5))
+    assert torch.equal(op.softmax(left[0]), op.softmax(matrix(2, 5)))

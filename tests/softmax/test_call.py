@@ -103,7 +103,7 @@ class FakeGpu:
         return SimpleNamespace(kernel=kernel)
 
     def starter(self, compiled, grid, arguments, places):
-        def start(stream, addresses):
+        def start(stream, *addresses):
             given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
             self.started.append((stream, list(given.values())))
 
@@ -231,8 +231,8 @@ def test_launch_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream)
         alive.append(weakref.ref(owner))
         return 4096, owner
 
-    def start(on, addresses):
-        started.append((on, addresses[1:], alive[-1]() is not None))
+    def start(on, *addresses):
+        started.append((on, [*addresses[1:]], alive[-1]() is not None))
 
     monkeypatch.setattr(launch, "raw_stream", lambda i: stream)
     monkeypatch.setattr(launch, "zero_words", words)

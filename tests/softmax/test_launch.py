@@ -236,7 +236,7 @@ def compiler(monkeypatch):
     monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
 
     def starter(compiled, grid, arguments, places):
-        def start(stream, addresses):
+        def start(stream, *addresses):
             given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
             state.launched.append((compiled, grid, *given.values()))
 

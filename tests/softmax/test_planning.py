@@ -344,7 +344,17 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
 
 @pytest.mark.parametrize(
     ("m", "n", "rows"),
-    [(1, 8, 32), (31, 8, 32), (32, 8, 32), (33, 8, 32), (10**6, 8, 64), (5, 513, 1)],
+    [
+        (1, 8, 16),
+        (15, 8, 16),
+        (16, 8, 16),
+        (17, 8, 16),
+        (8447, 8, 16),
+        (8448, 8, 32),
+        (33791, 8, 32),
+        (33792, 8, 64),
+        (5, 513, 1),
+    ],
 )
 def test_plan_has_programs_for_all_rows(m, n, rows):
     with runtime.capturing_launches(H200):

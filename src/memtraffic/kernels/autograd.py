@@ -25,13 +25,15 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from memtraffic import runtime, torch_adapter
-from memtraffic.kernels.launch import Plans, facts
+from memtraffic.kernels.launch import Launch, Plans, facts
 from memtraffic.kernels.operands import partially_overlaps
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
+    bare_apply,
     has_storage,
     is_forward_mode,
     is_transformed,
+    is_wrapped,
     watchers,
 )
 
@@ -147,6 +149,8 @@ def operator(
         if out is not None:
             made[0] = out
         run = plan(tuple(made), tensors, *options)
+        if isinstance(run, Launch):
+            run = run.unwrapped()
         new = makers if out is None else makers[1:]
         return run, (lambda: tuple(make() for make in new)) if several else makers[0]
 
@@ -247,7 +251,8 @@ def operation(
     name, names, single = forward.name, forward.tensors, forward.single
     more = len(names) - 1
     launch, registered = forward.launch, forward.registered
-    run_and_save = _function(forward, backward, save).apply
+    function = _function(forward, backward, save)
+    run_and_save, bare = function.apply, bare_apply(function)
     _register_gradients(forward, backward, save, reference)
 
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
@@ -264,7 +269,9 @@ def operation(
         elif (
             first.requires_grad or (more and _requires_gradient(rest[:more]))
         ) and is_grad_enabled():
-            return run_and_save(first, *rest)
+            if more or is_wrapped(first):
+                return run_and_save(first, *rest[:more], rest[more:])
+            return bare(first, rest)
         else:
             made = launch(first, rest)
         return made if single else made[0]
@@ -330,14 +337,14 @@ def _check_tensors(name: str, names: tuple[str, ...], tensors: Sequence[Any]) ->
 def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any]) -> Any:
     """The operation in eager mode: cheaper than the registered operators, and equal to them."""
     launch, run, single = forward_.launch, backward_.launch, forward_.single
-    no_more = (None,) * forward_.options
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
-            made = launch(arguments[0], arguments[1:])
+        def forward(ctx: Any, first: Tensor, *others: Any) -> Tensor:
+            rest = others[:-1] + others[-1]  # tensors, and all options in one
+            made = launch(first, rest)
             results = (made,) if single else made
-            saved, ctx.options = save(arguments, results)
+            saved, ctx.options = save((first, *rest), results)
             ctx.save_for_backward(*saved)
             return results[0]
 
@@ -357,7 +364,7 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
             else:
                 found = run(dy, saved + ctx.options)
             if backward_.single:
-                return found, *no_more  # it is the only tensor's, and wanted
+                return found, None  # it is the only tensor's, and wanted
             return _wanted(ctx, found)
 
     return Function

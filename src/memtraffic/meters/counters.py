@@ -91,7 +91,7 @@ def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> s
 
     worker: the code that it runs, between whose `cudaProfilerStart` and `cudaProfilerStop` kernels
     are counted. job: what it finds, as JSON, in `sys.argv[1]`. metrics: the names of counters, by
-    ours.
+    ours; with commas between several that are added up.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if the process fails.
@@ -148,11 +148,15 @@ def parse(report: str, metrics: Mapping[str, str] = METRICS) -> pd.DataFrame:
     rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
     if not rows:
         raise CountersError("counters: ncu saw no kernel")
-    if missing := [metric for metric in metrics.values() if metric not in rows[0]]:
+    each = ",".join(metrics.values()).split(",")
+    if missing := [metric for metric in each if metric not in rows[0]]:
         raise CountersError(f"counters: ncu does not give {', '.join(missing)} on this GPU")
     kernels = [
         {"kernel": short_name(row["Kernel Name"])}
-        | {name: int(float(row[metric].replace(",", ""))) for name, metric in metrics.items()}
+        | {
+            name: sum(int(float(row[metric].replace(",", ""))) for metric in several.split(","))
+            for name, several in metrics.items()
+        }
         for row in rows
     ]
     return pd.DataFrame(kernels, columns=["kernel", *metrics])

@@ -52,7 +52,6 @@ COUNTERS = {
     "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
-UNCOUNTED = "in shared memory, by the code; no GPU has counted them"
 UNCONFIRMED = "Not confirmed on hardware: no GPU by AMD has counted them."
 TABLE = ("kernel", "line", "kind", "bits", "requests", "sectors", "sectors_per_request")
 
@@ -105,7 +104,8 @@ class Sectors:
     atomics: the lines with atomic operations, which other counters count. assumed: the autotuned
     kernels of whose configurations the first was taken, as what a GPU chooses is not known.
     confirmed: whether GPUs of the vendor have counted what was predicted for them.
-    bank_conflicts: the further passes that accesses to shared memory take, as of `compile.shared`;
+    bank_conflicts: the further passes that loads and stores of shared memory take, as of
+    `compile.shared`, and as `l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld` and `_st` count;
     None if that is not known, as in a loop with some, or by AMD. backward: of the backward pass,
     which is not part of the rest; None if it was not asked for.
     """
@@ -189,7 +189,7 @@ class Sectors:
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
         if self.bank_conflicts is not None:
-            totals += f", {self.bank_conflicts:,} bank conflicts ({UNCOUNTED})"
+            totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
         lines = [table, f"for {self.target}: {totals}"]
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -116,8 +117,8 @@ def set_tuning_time(kernel: Kernel, warmup: float, rep: float) -> None:
 
 def starter(
     compiled: CompiledKernel, grid: tuple[int, int], arguments: list[Any], places: list[int]
-) -> Callable[[int, list[int]], None]:
-    """A function of a stream (cudaStream_t) and addresses that starts a compiled kernel.
+) -> Callable[..., None]:
+    """A function of a stream (cudaStream_t), and then of addresses, that starts a compiled kernel.
 
     It does not do what Triton does for each launch: no hook is called. arguments: all of them, in
     the kernel's order, constants included; Triton reads beyond the end of fewer. places: which of
@@ -128,32 +129,21 @@ def starter(
     if len(arguments) != expected:
         raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
     launch, fixed, as_list = _launch_function(compiled)
-    before = [*grid, 1, 0, *fixed]  # the 0 is where the stream goes
-    stream_place = 3
-    everything = [*before, *arguments]
-    shifted = [len(before) + place for place in places]
-
-    wrong = f"{compiled.name} takes the addresses of {len(places)} tensors"
-
-    # A check of the lengths takes less time than zip's `strict`.
-    def start(stream: int, addresses: list[int]) -> None:
-        if len(addresses) != len(places):
-            raise ValueError(wrong)
-        given = everything.copy()
-        given[stream_place] = stream
-        for place, address in zip(shifted, addresses):  # noqa: B905
-            given[place] = address
-        launch(*given)
-
-    def start_with_list(stream: int, addresses: list[int]) -> None:
-        if len(addresses) != len(places):
-            raise ValueError(wrong)
-        given = arguments.copy()
-        for place, address in zip(places, addresses):  # noqa: B905
-            given[place] = address
-        launch(*grid, 1, stream, *fixed, given)
-
-    return start_with_list if as_list else start
+    given = arguments if as_list else [*fixed, *arguments]
+    holes = [len(given) - len(arguments) + place for place in places]
+    bounds = itertools.pairwise([-1, *holes, len(given)])
+    parts = {f"part{i}": tuple(given[a + 1 : b]) for i, (a, b) in enumerate(bounds)}
+    # Written out, which costs the host less than to fill a list in a loop.
+    addresses = [f"address{i}" for i in range(len(holes))]
+    call = ", ".join(f"*part{i}, {address}" for i, address in enumerate(addresses))
+    call = f"{call}, *part{len(holes)}"
+    if as_list:
+        call = f"*fixed, [{call}]"
+    names = {"launch": launch, "before": (*grid, 1), "fixed": fixed, **parts}
+    start: Callable[..., None] = eval(
+        f"lambda stream, {', '.join(addresses)}: launch(*before, stream, {call})", names
+    )
+    return start
 
 
 def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tuple[Any, ...], bool]:

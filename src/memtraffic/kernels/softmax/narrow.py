@@ -27,7 +27,7 @@ WIDEST_OF_PAIRS = 32
 RUN = 2048  # numbers
 # By the bytes of an element, and whether a row has more than HALF columns: below so many numbers an
 # SM, tiles start sooner, by up to 1.2 µs. The narrower the row, the sooner a tile is slow.
-FEWEST = {(4, False): 2**12, (4, True): 2**14, (2, False): 2**11, (2, True): 2**12}
+FEWEST = {(4, False): 2**10, (4, True): 2**14, (2, False): 2**10, (2, True): 2**12}
 HALF = 64
 RECIPROCAL_BITS = tl.constexpr(20)
 NUM_WARPS = 4

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memtraffic.kernels.autograd import Results, Run, operation, operator
+from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.operands import accumulated, check_floats
 from memtraffic.kernels.softmax.planning import plan
 from memtraffic.kernels.tiling import MAX_ROW
@@ -101,6 +102,7 @@ def _plan_backward(
 
     [dx], (dy, y) = results, tensors
     run = plan(part, (dx, y, dy), dim, backward=True)
+    run = run.unwrapped() if isinstance(run, Launch) else run
     return lambda dx, dy, y: run(dx, y, dy)
 
 

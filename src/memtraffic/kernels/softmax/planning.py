@@ -72,7 +72,8 @@ LANE_BYTES_OF = {
     (2, 2, 256, True): ((math.inf, 32, 2),),
     (2, 1, 256, True): ((2**15, 16, 2), (2**19, 64, 1), (math.inf, 128, 1)),
 }
-LANE_ELEMENTS_OF_FEW, FEW_BYTES = 8, 8192  # in a lane, of tensors of fewer bytes an SM
+# Of tensors of fewer bytes an SM, the elements in a lane: such a program is short, and starts soon.
+LANE_ELEMENTS_OF_FEW = {2**11: 4, 2**13: 8}
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
@@ -134,8 +135,9 @@ def row_tile(
         usual = math.inf, LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
         choices = LANE_BYTES_OF.get((*kind, block, shifted), (usual,))
         lane_bytes, num_warps = next(it[1:] for it in choices if sm_bytes <= it[0])
-        if sm_bytes < FEW_BYTES:
-            lane_bytes, num_warps = LANE_ELEMENTS_OF_FEW * itemsize, usual[2]
+        few = (it for most, it in LANE_ELEMENTS_OF_FEW.items() if sm_bytes < most)
+        if elements := next(few, 0):
+            lane_bytes, num_warps = elements * itemsize, usual[2]
         rows = max(1, lane_bytes * gpu.warp_size * num_warps // row_bytes)
         if (
             row_bytes == TWO_WARPS_BYTES
