@@ -159,6 +159,15 @@ def _autotuned_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _delayed_kernel(y_ptr, trips_ptr, start_ptr, BLOCK: tl.constexpr):
+    """Only the loop needs the start, and the assembler loads it there."""
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    trips, start = tl.load(trips_ptr + row), tl.load(start_ptr + row)
+    for i in range(0, trips):
+        tl.store(y_ptr + (start + i) * BLOCK + cols, cols)
+
+
+@triton.jit
 def _wrong_hint_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.max_contiguous(tl.multiple_of(3 * tl.arange(0, BLOCK) % BLOCK, 4), 4)
     tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + cols))
@@ -269,4 +278,10 @@ def autotuned(x):
 def misaligned(x):
     y = torch.empty_like(x)
     _wrong_hint_kernel[(1,)](y, x, BLOCK=512, num_warps=1)
+    return y
+
+
+def delayed(trips, starts):
+    y = torch.empty(len(trips) * 64, device=trips.device)
+    _delayed_kernel[(len(trips),)](y, trips, starts, BLOCK=64)
     return y

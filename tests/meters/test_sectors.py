@@ -9,6 +9,7 @@ import numpy as np
 import ptx
 import pytest
 import sector_kernels
+import torch
 
 from memtraffic import sectors
 from memtraffic.compile.compiler import read_code, read_launches
@@ -260,6 +261,14 @@ def test_sectors_tells_of_bank_conflicts():
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):
         sectors(fn, inputs)
+
+
+def test_sectors_refuses_loads_that_not_every_program_makes():
+    starts = torch.arange(4, dtype=torch.int32)
+    found = sectors(sector_kernels.delayed, [torch.ones_like(starts), starts])
+    assert found.load_requests == 2 * 4 * 4  # by each of four warps
+    with pytest.raises(CountError, match="1 loads come after a branch that not all programs take"):
+        sectors(sector_kernels.delayed, [starts.clamp(max=1), starts])
 
 
 def test_sectors_of_the_first_autotuning_configuration():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from memtraffic.compile import amdgcn
+from memtraffic.compile import amdgcn, sass
 from memtraffic.compile.layouts import Layout, layout_of
 from memtraffic.errors import CountError
 
@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["load", "store"]
 class Code(NamedTuple):
     """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`.
 
-    assembly: PTX, or that of AMD.
+    assembly: PTX, or that of AMD. instructions: of the machine code.
     """
 
     kernel: str
@@ -32,6 +32,7 @@ class Code(NamedTuple):
     assembly: str
     load_bits: frozenset[int]
     store_bits: frozenset[int]
+    instructions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ _OPERATION = re.compile(r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (\S.*?) loc\(
 _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
+_PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
+_SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
 _AMD = re.compile(r"\b(global|buffer|flat|s)_(load|store)_(\w+)")
 _COMMENT = re.compile(r"^\s*\.loc\s.*(?://|;)\s*(\S.*)$")
 
@@ -102,6 +105,27 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
                 f"{sorted(bits_there)} in the machine code"
             )
     return found
+
+
+def delayed_loads(code: Code) -> int:
+    """How many loads are made before any branch in PTX, and behind one in NVIDIA's machine code.
+
+    The assembler moves a load to where its value is used, such as into a loop; a program that does
+    not come there does not make it.
+    """
+    first, every = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
+    first_made, made = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    return max(0, first - first_made - (every - made))  # some are left out
+
+
+def _loads(lines: Iterable[str], load: str, branch: str) -> tuple[int, int]:
+    """How many lines are loads, those before the first branch and all."""
+    first, every, branched = 0, 0, False
+    for line in lines:
+        branched = branched or bool(re.search(branch, line))
+        every += bool(re.search(load, line))
+        first += not branched and bool(re.search(load, line))
+    return first, every
 
 
 def describe(where: Chain) -> str:

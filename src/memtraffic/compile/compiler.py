@@ -226,21 +226,17 @@ def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:
 
 def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
     """The forms of a kernel that say how it reaches memory."""
-    used = read_resources(compiled, launch, gpu)
+    reader = _READERS[gpu.vendor]
+    _, lines = reader.read(compiled.asm, compiled.name, gpu)
     assembly = {"nvidia": "ptx", "amd": "amdgcn"}[gpu.vendor]
-    widths = frozenset(used.load_bits), frozenset(used.store_bits)
-    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], *widths)
+    widths = (frozenset(_widths(lines, it, reader)) for it in (reader.LOAD, reader.STORE))
+    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], *widths, lines)
 
 
 def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:
     """What a compiled kernel uses."""
     reader, ir = _READERS[gpu.vendor], compiled.asm["ttgir"]
     usage, lines = reader.read(compiled.asm, compiled.name, gpu)
-
-    def widths(pattern: str) -> dict[int, int]:
-        ends = (end for line in lines for end in re.findall(pattern, line))
-        return _count(map(reader.bits, ends))
-
     warps, shared = launch.options["num_warps"], shared_bytes(compiled)
     return Resources(
         kernel=compiled.name,
@@ -248,13 +244,18 @@ def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resour
         num_warps=warps,
         shared_bytes=shared,
         unlaunchable=_unlaunchable(warps * gpu.warp_size, shared, gpu),
-        load_bits=widths(reader.LOAD),
-        store_bits=widths(reader.STORE),
+        load_bits=_widths(lines, reader.LOAD, reader),
+        store_bits=_widths(lines, reader.STORE, reader),
         instructions=_count(map(reader.name, lines)),
         layout=ttgir.first_load_layout(ir),
         schedule=ttgir.schedule(ir),
         **usage,
     )
+
+
+def _widths(lines: Iterable[str], pattern: str, reader: Any) -> dict[int, int]:
+    """How many instructions of machine code match a pattern, by the bits that each moves a lane."""
+    return _count(reader.bits(end) for line in lines for end in re.findall(pattern, line))
 
 
 def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:

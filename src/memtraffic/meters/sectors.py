@@ -28,7 +28,7 @@ import pandas as pd
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.compile.accesses import CompiledAccess, Kind, describe, read_accesses
+from memtraffic.compile.accesses import CompiledAccess, Kind, delayed_loads, describe, read_accesses
 from memtraffic.compile.compiler import read_code, read_launches
 from memtraffic.compile.launches import launch_of
 from memtraffic.compile.shared import bank_conflicts
@@ -346,6 +346,7 @@ class _Place:
         self.requests = self.sectors = self.wanted_bytes = 0
         self.batches: dict[int, _Batch] = {}
         self.program: Grid | None = None
+        self.programs: set[Grid] = set()
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
         self.types = [access.type for access in compiled]
 
@@ -355,6 +356,7 @@ class _Place:
         Raises CountError if it is not known which of the compiled accesses moves it.
         """
         self.wanted_bytes += itemsize * int(block[1].sum())
+        self.programs.add(program)
         self.itemsize = itemsize
         if any(access.loops for access in self.compiled):
             if len({(access.layout, access.bits) for access in self.compiled}) > 1:
@@ -434,7 +436,7 @@ class _SectorMeter(TrafficMeter):
         self.assumed: list[str] = []
         self.launches = 0
         # By launch, as text.
-        self.code: dict[str, tuple[list[CompiledAccess], int | None]] = {}
+        self.code: dict[str, tuple[list[CompiledAccess], int | None, int]] = {}
         self.conflicts: int | None = 0
         self.programs: set[Grid] = set()
         self.places: dict[tuple[Site, ...], _Place] = {}
@@ -442,6 +444,7 @@ class _SectorMeter(TrafficMeter):
         self.starts: list[int] = []  # addresses of the memory of tensors
         self.compiled: list[CompiledAccess] = []
         self.conflicts_each: int | None = 0  # in a program
+        self.delayed = 0
         self.warps, self.path = 0, ""
 
     def sectors(self) -> Sectors:
@@ -492,11 +495,12 @@ class _SectorMeter(TrafficMeter):
         launch = launch_of(kernel, args, options)
         if (key := repr(launch)) not in self.code:
             [code] = read_launches([(launch, self.gpu)], read_code)
-            conflicts = None
+            conflicts, delayed = None, 0
             if self.gpu.vendor == "nvidia":
                 conflicts = bank_conflicts(code.assembly, launch.options["num_warps"])
-            self.code[key] = read_accesses(code), conflicts
-        self.compiled, self.conflicts_each = self.code[key]
+                delayed = delayed_loads(code)
+            self.code[key] = read_accesses(code), conflicts, delayed
+        self.compiled, self.conflicts_each, self.delayed = self.code[key]
         self.warps = launch.options["num_warps"]
         self.path = kernel.fn.__code__.co_filename
 
@@ -546,6 +550,11 @@ class _SectorMeter(TrafficMeter):
 
     def _check_matched(self, kernel: str) -> None:
         """Raises CountError if accesses of the source and of the compiled kernel do not meet."""
+        if self.delayed and any(it.programs != self.programs for it in self.places.values()):
+            raise CountError(
+                f"{kernel}: in the machine code, {self.delayed} loads come after a branch that not "
+                "all programs take, and it is not known which programs make them"
+            )
         met = {id(access) for place in self.places.values() for access in place.compiled}
         for place in self.places.values():
             missing = [
