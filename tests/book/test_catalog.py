@@ -1,5 +1,6 @@
 import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_columns_of_one_run_or_of_the_host_are_not_compared():
 
 def test_needs_are_those_of_the_functions_that_measure():
     """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
-    counting = {id for id in EXPERIMENTS if "counters" in id or "sectors" in id}
+    counting = {id for id in EXPERIMENTS if re.search("counters|sectors|conflicts", id)}
     assert counting == {id for id, it in EXPERIMENTS.items() if it.needs.commands == ("ncu",)}
     vendors = {id for id, it in EXPERIMENTS.items() if it.needs.vendor == "nvidia"}
     assert vendors == counting | {"occupancy_driver", "many_gpus"}

@@ -25,9 +25,14 @@ NARROWEST = 3  # columns, below which `RECIPROCAL_BITS` are too many
 WIDEST = {(4, 1): 128, (4, 2): 128, (2, 1): 80, (2, 2): 128}
 WIDEST_OF_PAIRS = 32
 RUN = 2048  # numbers
-# By the bytes of an element, and whether a row has more than HALF columns: below so many numbers an
-# SM, tiles start sooner, by up to 1.2 µs. The narrower the row, the sooner a tile is slow.
-FEWEST = {(4, False): 2**10, (4, True): 2**14, (2, False): 2**10, (2, True): 2**12}
+# By the same: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. For rows of up to
+# HALF columns, and for others: the narrower the row, the sooner a tile is slow.
+FEWEST = {
+    (4, 1): (2**10, 2**14),
+    (4, 2): (2**11, 2**14),
+    (2, 1): (2**9, 2**12),
+    (2, 2): (2**10, 2**12),
+}
 HALF = 64
 RECIPROCAL_BITS = tl.constexpr(20)
 NUM_WARPS = 4
@@ -50,7 +55,7 @@ def narrow_run(
     itemsize: bytes of an element, 2 or 4. inputs: tensors that a program loads, 1 in the forward
     and 2 in the backward. numbers_per_sm: elements of one tensor over the SMs of the GPU.
     """
-    if numbers_per_sm < FEWEST[itemsize, n_cols > HALF]:
+    if numbers_per_sm < FEWEST[itemsize, inputs][n_cols > HALF]:
         return None
     vector = VECTOR_BYTES // itemsize
     widest = WIDEST[itemsize, inputs]
