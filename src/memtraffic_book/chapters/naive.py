@@ -85,9 +85,11 @@ def draw_maxima(measured: list[dict[Any, Any]]) -> None:
         each > 2 * warps > 4 * l1 > 8 * once,
     )
     note = lab_notes.find(PREFETCH)
-    glue("prefetch_predicted", note["prediction"].split(",")[0].removeprefix("float32: "))
-    glue("prefetch_found", note["result"].split(",")[0].removeprefix("float32: "))
-    glue("prefetch_why", note["why"].split(".")[0].split(": ")[1])
+    _, _, expected = note["prediction"].split(",")[0].partition(" at 1048576 columns ")
+    found = note["result"].rpartition(", ")[2].removesuffix(" where programs share a row")
+    glue("prefetch_predicted", expected)
+    glue("prefetch_found", found)
+    glue("prefetch_why", note["why"].partition(" at 1048576")[0].rpartition(", ")[2])
     for name, text in zip(("once", "l1", "warps", "each"), texts, strict=True):
         glue(name, text)
 
