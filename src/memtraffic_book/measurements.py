@@ -573,18 +573,6 @@ def compile_for_targets(
     return found
 
 
-def grid_sizes(ns: Sequence[int], num_warps: int) -> pd.DataFrame:
-    """How many programs `persistent` launches on a GPU of each target, whichever GPU this is.
-
-    Compiled by the Triton that is here, for rows of several widths. Columns: `target`, `gpu`, `n`;
-    `resident`, programs per SM or compute unit; `processors`, how many of those; `programs` in all.
-    """
-    kernels = compile_for_targets(gpus.TARGETS, ns, (num_warps,))
-    rows = [{**Occupancy.of(kernel).as_dict(), "n": n} for (_, n, _), kernel in kernels.items()]
-    columns = ["target", "gpu", "n", "resident", "processors", "programs"]
-    return pd.DataFrame(rows)[columns]
-
-
 def compare_with_driver(m: int) -> pd.DataFrame:
     """Compares `residency.nvidia` with the CUDA driver's own calculator on this GPU: two rows.
 

@@ -28,7 +28,6 @@ from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
     compile_for_targets,
-    grid_sizes,
     implementation,
     launch_plans,
 )
@@ -487,27 +486,6 @@ def test_compile_for_targets_prefetches_what_shared_memory_holds():
         assert 0 <= kernel.shared_bytes - copied * tile.rows * n * 4 <= 1024
         if gpu.vendor == "nvidia":
             assert kernel.schedule[: copied + 1] == ("copy",) * copied + ("for",)
-
-
-def test_grid_sizes_fill_all_processors(monkeypatch):
-    """Of what was recorded for the targets: a program per place on each processor."""
-    kernels = {}
-
-    def resources(fn, op, shape, *, target, num_warps):
-        used = dict(vgprs=64, allocated_vgprs=64)
-        kernels[target, shape] = residency.Resources("k", target, num_warps, 64, 0, 4096, **used)
-        return [kernels[target, shape]]
-
-    monkeypatch.setattr(measurements, "resources", resources)
-    frame = grid_sizes([1024, 16384], 8)
-    rows = {(row["target"], (8, row["n"])): row for row in frame.to_dict("records")}
-    assert rows.keys() == kernels.keys()
-    assert {target for target, _ in rows} == set(gpus.TARGETS)
-    for (target, shape), row in rows.items():
-        gpu = gpus.find_gpu(target)
-        assert (row["gpu"], row["processors"]) == (gpu.product, gpu.num_sms)
-        assert row["resident"] == residency.resident_programs(kernels[target, shape]) >= 1
-        assert row["programs"] == row["processors"] * row["resident"]
 
 
 @pytest.mark.gpu

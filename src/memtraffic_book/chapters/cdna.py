@@ -16,7 +16,7 @@ from memtraffic.kernels.softmax import persistent, tiled
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.residency import amd
 from memtraffic.residency.resources import Resources
-from memtraffic_book import claim, experiment, figures, glue, measurements, prove, tables, units
+from memtraffic_book import claim, figures, glue, measurements, prove, units
 from memtraffic_book.chapters import naive
 
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
@@ -125,18 +125,6 @@ def draw_packing(kernel: Resources) -> None:
     )
 
 
-def show_grids() -> None:
-    """Shows how many programs the persistent launcher starts on each GPU."""
-    by = experiment("cdna_grids").set_index(["gpu", "n"])["programs"]
-    products = [find_gpu(target).product for target in CDNA]
-    tables.show(
-        products,
-        GPU=str,
-        compute_units=lambda gpu: find_gpu(gpu).num_sms,
-        **{f"{n}_columns": lambda gpu, n=n: by[gpu, n] for n in (1024, 4096, 16384)},
-    )
-
-
 def compare_stages(one: Resources, two: Resources) -> None:
     """Claims what the launcher chooses, and what a second stage costs on an MI300X."""
     x = torch.empty(8, 16384, device=runtime.device())
@@ -150,9 +138,6 @@ def compare_stages(one: Resources, two: Resources) -> None:
     )
     lds = two.shared_bytes - one.shared_bytes
     claim(f"The second stage takes {lds} bytes of LDS more.", lds == 0 and one.vgprs < two.vgprs)
-    h200 = find_gpu("H200")
-    share = [gpu.datasheet_bytes_per_s / gpu.num_sms for gpu in (MI300X, h200)]
-    glue("need", f"{100 * share[0] / share[1]:.0f} %")
     glue("datasheet", units.format_gb_per_s(MI300X.datasheet_bytes_per_s * 1e-9))
 
 

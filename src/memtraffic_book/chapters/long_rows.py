@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
 import torch
-from IPython.display import Markdown, display
 from torch import Tensor
 
 from memtraffic import count
@@ -94,14 +92,6 @@ def draw_second_read(moved: pd.DataFrame) -> None:
     )
     glue("l2", units.format_bytes(l2))
     glue("rows_at_once", str(at_once))
-
-
-def show_protocol() -> None:
-    """Shows the lines of `split` in which programs tell each other their sums."""
-    lines = inspect.getsource(split.split_kernel.fn).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.lstrip().startswith("publish("))
-    last = next(i for i, line in enumerate(lines) if "# Each lane has the words" in line)
-    display(Markdown("```python\n" + "\n".join(line[4:] for line in lines[first:last]) + "\n```"))
 
 
 def check_split(moved: pd.DataFrame) -> None:

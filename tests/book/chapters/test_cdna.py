@@ -55,7 +55,6 @@ def test_transpose_needs_lds_that_the_compiler_does_not_count():
 
 
 def test_compare_stages_refuses_two_that_are_the_same(glued):
-    cdna.show_grids()
     x = torch.empty(8, 16384)
     [one] = resources(cdna.persistent.softmax, x, target="gfx942", num_stages=1, num_warps=8)
     with pytest.raises(AssertionError, match="LDS more"):

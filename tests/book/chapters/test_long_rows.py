@@ -55,15 +55,6 @@ def test_draw_second_read_refuses_a_second_read_that_dram_does_not_send(monkeypa
         long_rows.draw_second_read(moved)
 
 
-def test_show_protocol_shows_who_publishes_and_who_looks(monkeypatch):
-    shown = []
-    monkeypatch.setattr(long_rows, "display", lambda it: shown.append(it.data))
-    long_rows.show_protocol()
-    lines = shown[0].splitlines()
-    assert lines[1].startswith("publish(") and any("look(" in line for line in lines)
-    assert sum("publish(" in line for line in lines) == 2
-
-
 def test_check_split_and_check_impatience(capsys):
     moved = long_rows.reads(counted((1, 2, 3)))
     long_rows.check_split(moved)

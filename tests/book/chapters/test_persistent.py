@@ -34,8 +34,8 @@ def test_take_apart_convicts_the_order(glued, monkeypatch, capsys):
     page.take_apart()
     assert capsys.readouterr().out.count("✓") == 3
     assert set(glued) == {"late", "order", "second", "tiled_share", "loop_share", "lost"}
-    scaled(monkeypatch, "experiments", **{page.STEPS["the same, next row from a counter"]: 1.2})
-    with pytest.raises(AssertionError, match="A counter in place"):
+    scaled(monkeypatch, "experiments", **{page.VERSIONS["the same, a program per row"]: 1.2})
+    with pytest.raises(AssertionError, match="A fixed order costs"):
         page.take_apart()
 
 
