@@ -71,13 +71,13 @@ def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 # ---- what runs on a GPU
 
 
-def softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    """The gradient of `torch.softmax`, as PyTorch's autograd computes it."""
-    return torch._softmax_backward_data(dy, y, dim, y.dtype)
+def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """PyTorch's own backward of a row softmax `y`, from the gradient `dy` of it."""
+    return torch._softmax_backward_data(dy, y, 1, y.dtype)
 
 
-def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `x` of RMS norm by its rows, as PyTorch computes it on a GPU alone."""
+def rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
+    """The gradient of `x` as PyTorch's own kernel for GPUs computes it, without the weight's."""
     of_x_alone = [True, False]
     found = torch.ops.aten._fused_rms_norm_backward(
         dy, x, weight.shape, rstd[:, None], weight, of_x_alone

@@ -12,10 +12,7 @@ PYTORCH = ["clone", "copy_"]
 FLAT = ["1024, 4 warps", "1024, 8 warps", "4096, 8 warps"]
 NAMES = [*PYTORCH, *FLAT, "tiles"]
 
-needs_triton = pytest.mark.skipif(not runtime.HAS_TRITON, reason="Triton is not installed")
 
-
-@needs_triton
 @pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
 @pytest.mark.parametrize("shape", [(3, 8192), (67, 5), (1, 1), (5, 781)], ids=str)
 def test_copies_are_copies(shape, layout, dtype):
@@ -26,7 +23,6 @@ def test_copies_are_copies(shape, layout, dtype):
         assert y.dtype == dtype and y.data_ptr() != x.data_ptr()
 
 
-@needs_triton
 @pytest.mark.parametrize(
     ("layout", "flat"), [("packed", True), ("transposed", True), ("odd", False)]
 )
@@ -37,7 +33,6 @@ def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout, flat):
     assert copies(x)["tiles"]().is_contiguous()
 
 
-@needs_triton
 def test_copies_of_what_has_no_tiles():
     for x in (torch.zeros(100), torch.zeros(2, 40_000), torch.zeros(0, 8), torch.zeros(8, 0)):
         x = x.to(runtime.device())
@@ -45,7 +40,6 @@ def test_copies_of_what_has_no_tiles():
         assert all(torch.equal(copy(), x) for copy in copies(x).values())
 
 
-@needs_triton
 @pytest.mark.parametrize("layout", ["packed", "transposed", "every other"])
 def test_copies_of_two_inputs_add_them(layout):
     x, other = (matrix(5, 781, layout=layout, seed=seed) for seed in (0, 1))
@@ -54,20 +48,11 @@ def test_copies_of_two_inputs_add_them(layout):
     assert all(torch.equal(call(), x + other) for call in found.values())
 
 
-@needs_triton
 def test_copies_add_tensors_that_lie_differently():
     x, other = matrix(4, 6), matrix(4, 6, layout="transposed")
     assert list(copies(x, other)) == ["add", "add into"]
 
 
-def test_copies_without_triton(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_TRITON", False)
-    x = matrix(4, 6)
-    assert list(copies(x)) == PYTORCH
-    assert all(torch.equal(copy(), x) for copy in copies(x).values())
-
-
-@needs_triton
 @pytest.mark.parametrize("n", [64, 781, 4096, 16384])
 def test_copies_have_the_launch_of_tiled(n):
     from memtraffic.compile import capture_launches
@@ -81,7 +66,6 @@ def test_copies_have_the_launch_of_tiled(n):
     assert ours.signature == theirs.signature
 
 
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_copies_move_16_bytes_per_access(dtype):

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from memtraffic.benchmark import packages
+from memtraffic.kernels.rms_norm import op as rms_norm
 from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax import op as softmax
 from memtraffic.names import import_function
 from memtraffic.torch_adapter import refuse_to_recompile, rms_norm_backward, softmax_backward
 
@@ -36,23 +38,9 @@ def scripted(x: Tensor) -> Tensor:
     return _script()(x)
 
 
-def torch_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """PyTorch's own backward of a row softmax `y`, from the gradient `dy` of it."""
-    return softmax_backward(dy, y, 1)
-
-
-def own_softmax(x: Tensor) -> Tensor:
-    """`memtraffic.softmax` of each row."""
-    import memtraffic
-
-    return memtraffic.softmax(x)
-
-
 def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """The backward of `memtraffic.softmax`, as its autograd function calls it."""
-    from memtraffic.kernels.softmax.op import backward
-
-    return backward(dy, y, 1, y.dtype)
+    return softmax.backward(dy, y, 1, y.dtype)
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -68,21 +56,12 @@ def compiled_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def own_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """`memtraffic.rms_norm` of each row."""
-    import memtraffic
-
-    return memtraffic.rms_norm(x, weight, EPS)
-
-
-def torch_rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of `x` as PyTorch's own kernel for GPUs computes it, without the weight's."""
-    return rms_norm_backward(dy, x, rstd, weight)
+    return rms_norm.rms_norm(x, weight, EPS)
 
 
 def own_rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
     """The gradient of `x` as our backward computes it, which has the weight's in the same pass."""
-    from memtraffic.kernels.rms_norm.op import backward
-
-    return backward(dy, x, weight, rstd, EPS)[0]
+    return rms_norm.backward(dy, x, weight, rstd, EPS)[0]
 
 
 def compiled_softmax(x: Tensor) -> Tensor:
@@ -153,15 +132,15 @@ BASELINES: dict[str, Callable[..., Tensor]] = {
     "compile(torch.softmax)": compiled_softmax,
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,
-    "memtraffic.softmax": own_softmax,
+    "memtraffic.softmax": softmax.softmax,
     "torch.rms_norm": torch_rms_norm,
     "compile(torch.rms_norm)": compiled_rms_norm,
     "memtraffic.rms_norm": own_rms_norm,
 }
 BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
-    f"torch.softmax{BACKWARD}": torch_softmax_backward,
+    f"torch.softmax{BACKWARD}": softmax_backward,
     f"memtraffic.softmax{BACKWARD}": own_softmax_backward,
-    f"torch.rms_norm{BACKWARD}": torch_rms_norm_backward,
+    f"torch.rms_norm{BACKWARD}": rms_norm_backward,
     f"memtraffic.rms_norm{BACKWARD}": own_rms_norm_backward,
 }
 PACKAGES: dict[str, Callable[..., Tensor]] = {

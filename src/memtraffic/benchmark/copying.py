@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic.benchmark import kernels
 from memtraffic.benchmark.timing import time_interleaved
 from memtraffic.tensors import span
 
@@ -23,7 +23,8 @@ FLAT = ((1024, 4), (1024, 8), (4096, 8))  # elements per program, warps
 def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
     """Calls that copy `x`, by name; with a second input, calls that add the two.
 
-    >>> found = copies(torch.ones(2, 16, device=runtime.device()))
+    >>> from memtraffic.runtime import device
+    >>> found = copies(torch.ones(2, 16, device=device()))
     >>> list(found)
     ['clone', 'copy_', '1024, 4 warps', '1024, 8 warps', '4096, 8 warps', 'tiles']
     >>> found["tiles"]().sum().item()
@@ -32,7 +33,7 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
     `clone` writes to new memory, the others overwrite a result that they keep. A name with numbers
     is a Triton kernel: the elements that a program copies, and its warps. It copies memory as it
     lies, so there is none for an `x` with gaps. `tiles` has the grid, the tiles and the warps of
-    the rung `tiled`, and no arithmetic. Without Triton there are only PyTorch's own.
+    the rung `tiled`, and no arithmetic.
     """
     out = torch.empty_like(x)  # of x's strides, where x has no gaps
     found: dict[str, Copy]
@@ -41,10 +42,6 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
     else:
         add = functools.partial(torch.add, x, other)
         found = {"add": add, "add into": functools.partial(add, out=out)}
-    if not runtime.HAS_TRITON:
-        return found
-    from memtraffic.benchmark import kernels
-
     inputs = (x,) if other is None else (x, other)
     if all(it.stride() == out.stride() and span(it) == it.numel() for it in inputs):
         for block, num_warps in FLAT:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic.triton_adapter.launch import set_tuning_time
 
 # A cluster of QuACK's is at most 16 thread blocks, each of which an SM of an H200 gives this much
 # shared memory, less 1 KiB for what the blocks tell one another.
@@ -72,10 +72,7 @@ def _tune_quickly(kernel: Any) -> None:
 
     Otherwise a comparison at many shapes would mostly wait for FlagGems to tune.
     """
-    if runtime.HAS_TRITON:
-        from memtraffic.triton_adapter.launch import set_tuning_time
-
-        set_tuning_time(kernel, *TUNING_MS)
+    set_tuning_time(kernel, *TUNING_MS)
 
 
 # ---- QuACK
