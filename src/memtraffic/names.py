@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -102,19 +102,15 @@ def import_attribute(path: str) -> Any:
     it has no such attribute.
     """
     _check_path(path)
-    module_name, _, attribute = path.partition(":")
     try:
         with _current_folder_on_path():
-            value: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
+            return pkgutil.resolve_name(path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module may exit while it is imported
         raise LookupError(
             f"{path!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    return value
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountersError, NoKernelError, described
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import TARGETS, Gpu, find_gpu
-from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.count import Traffic, count
+from memtraffic.inputs import Arguments
+from memtraffic.meters.count import Traffic, count, run_passes
 from memtraffic.meters.formula import formula
 from memtraffic.meters.sectors import UNCONFIRMED, sectors
 from memtraffic.op import AnyInputs, Op, find_op, least_bytes
@@ -260,14 +260,9 @@ def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
 
 def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
     """`fn` and its backward pass, as `count` makes it."""
-    from memtraffic.meters.count import differentiable, gradients_of, leaves_of
 
     def call(*args: Any, **options: Any) -> None:
-        with torch.enable_grad():
-            results = tensors_in([differentiable(Arguments(args, options)).call(fn)])
-            outputs = [x for x in results if x.requires_grad]
-            gradients = gradients_of(outputs)
-            torch.autograd.grad(outputs, leaves_of(outputs), gradients, allow_unused=True)
+        run_passes(fn, Arguments(args, options), True, lambda run: run())
 
     return call
 

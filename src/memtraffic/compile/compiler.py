@@ -6,8 +6,8 @@ It is read from what the compiler wrote.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections import Counter
@@ -209,9 +209,7 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
     try:
         kernel: Any = launch.function
         if kernel is None:
-            kernel = importlib.import_module(launch.module)
-            for name in launch.qualname.split("."):
-                kernel = getattr(kernel, name)
+            kernel = pkgutil.resolve_name(f"{launch.module}:{launch.qualname}")
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(
