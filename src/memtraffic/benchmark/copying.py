@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memtraffic.benchmark import kernels
 from memtraffic.benchmark.timing import time_interleaved
+from memtraffic.kernels.tiling import MAX_COLS
 from memtraffic.tensors import span
 
 Copy = Callable[[], Tensor]
@@ -47,7 +48,7 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
         for block, num_warps in FLAT:
             call = functools.partial(kernels.copy_flat, out, x, other, block, num_warps)
             found[f"{block}, {num_warps} warps"] = call
-    if other is None and x.dim() == 2 and kernels.fits_tiles(x):
+    if other is None and x.dim() == 2 and x.numel() and x.shape[1] <= MAX_COLS:
         packed = torch.empty_like(x, memory_format=torch.contiguous_format)
         found["tiles"] = functools.partial(kernels.copy_tiles, packed, x)
     return found

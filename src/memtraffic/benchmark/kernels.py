@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.tiling import MAX_COLS, common_divisor, tile_shape
+from memtraffic.kernels.tiling import common_divisor, tile_shape
 from memtraffic.runtime import device_guard
 
 
@@ -49,11 +49,6 @@ def _copy_tiled_kernel(
     rows, cols = rows.to(tl.int64), cols.to(tl.int64)
     x = tl.load(x_ptr + rows * x_row_stride + cols * x_col_stride, mask=mask)
     tl.store(y_ptr + rows * y_row_stride + cols * y_col_stride, x, mask=mask)
-
-
-def fits_tiles(x: Tensor) -> bool:
-    """Whether `copy_tiles` takes the matrix `x`: its rows fit one program."""
-    return 0 < x.shape[1] <= MAX_COLS and x.shape[0] > 0
 
 
 def copy_tiles(out: Tensor, x: Tensor) -> Tensor:

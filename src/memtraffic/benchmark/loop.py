@@ -29,14 +29,6 @@ LOOSE = 16  # ulps of a row's largest element that a result may be off and still
 TIMES = ("us", "us_p20", "us_p80", "us_reversed", "gb_per_s")
 
 
-def find_implementations(
-    impls: Sequence[str] | Mapping[str, Implementation],
-) -> dict[str, Callable[..., Any]]:
-    """The functions to compare, by name; see `find_implementation`."""
-    named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
-    return {name: find_implementation(impl) for name, impl in named.items()}
-
-
 def bind(
     fn: Callable[..., Any],
     inputs: Sequence[Any],
@@ -105,7 +97,9 @@ def bench(
     another number of sizes, for `judge` without an `Op` and for `beside_copy` without a tensor.
     """
     runtime.require_gpu("bench")
-    fns, subject = find_implementations(impls), find_op("softmax") if inputs is None else inputs
+    named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
+    fns = {name: find_implementation(impl) for name, impl in named.items()}
+    subject = find_op("softmax") if inputs is None else inputs
     made_by, rows, lost = find_op(subject), [], ""
     sizes = [made_by.check(shape) for shape in shapes]
     op = subject if isinstance(subject, Op) else None

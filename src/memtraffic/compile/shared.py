@@ -85,13 +85,11 @@ def read_shared(ptx: str, warps: int) -> list[SharedAccess]:
             made[target].append(_computed(step[3], taken) if usable else None)
         for target, results in made.items():
             computed = [it for it in results if it is not None]
-            if len(computed) == len(results) and all(map(_equal(computed[0]), computed)):
+            if len(computed) == len(results) and all(
+                np.array_equal(computed[0], it) for it in computed
+            ):
                 values[target] = computed[0]
     return [SharedAccess(step[0], _conflicts(step, value), i in once) for i, step in shared]
-
-
-def _equal(one: Array) -> Callable[[Array], bool]:
-    return lambda other: np.array_equal(one, other)
 
 
 def _made_once(lines: list[str]) -> set[int]:

@@ -6,7 +6,7 @@ names. An operation that this module does not know is an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -106,15 +106,12 @@ def _local(
     for spec, tensor in zip(func._schema.returns, results, strict=False):
         if isinstance(tensor, Tensor) and spec.alias_info is None:
             written.append(tensor)
-    return result, [*map(_read, read), *map(_written, written)]
+    return result, _moves("read", read) + _moves("written", written)
 
 
-def _read(tensor: Tensor) -> Move:
-    return "read", held(tensor), tensor.element_size()
-
-
-def _written(tensor: Tensor) -> Move:
-    return "written", held(tensor), tensor.element_size()
+def _moves(side: Side, tensors: Iterable[Tensor]) -> list[Move]:
+    """The move of each tensor as a whole."""
+    return [(side, held(tensor), tensor.element_size()) for tensor in tensors]
 
 
 def _operands(
@@ -166,7 +163,8 @@ def _indexed(
     values = {spec.name: spec.default_value for spec in func._schema.arguments if not spec.is_out}
     values |= dict(zip(values, args, strict=False)) | kwargs
     name, result = operation_name(func), results[0]
-    yield from map(_read, tensors_in(values.get(key) for key in ("index", "indices", "target")))
+    index = tensors_in(values.get(key) for key in ("index", "indices", "target"))
+    yield from _moves("read", index)
     if name in _PICKS:
         yield "read", result.numel(), result.element_size()
         yield "written", result.numel(), result.element_size()
