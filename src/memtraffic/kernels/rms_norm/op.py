@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.autograd import Results, Run, operation, operator
-from memtraffic.kernels.launch import Launch, resident_launch, takes_ptx
+from memtraffic.kernels.launch import Launch, resident_launch
 from memtraffic.kernels.operands import accumulated, check_floats
 from memtraffic.kernels.rms_norm.backward import (
     long_rms_norm_backward_kernel,
@@ -17,7 +17,7 @@ from memtraffic.kernels.rms_norm.backward import (
 )
 from memtraffic.kernels.rms_norm.forward import long_rms_norm_kernel, rms_norm_kernel
 from memtraffic.kernels.softmax.online import online_tile
-from memtraffic.kernels.softmax.planning import Tile, common_divisor, row_tile
+from memtraffic.kernels.softmax.planning import Tile, common_divisor, row_tile, tile_constants
 from memtraffic.kernels.tiling import MAX_ROW, VECTOR_BYTES
 
 # Of the backward: warps, and the widest row, in columns, that a program of them holds beside its
@@ -147,14 +147,6 @@ def _align(*matrices: Tensor) -> int:
     return common_divisor(matrices, matrices[0].shape, [x.stride() for x in matrices])
 
 
-def _constants(tile: Tile, n_cols: int, weight: Tensor | None, gpu: Gpu) -> dict[str, Any]:
-    whole = n_cols // tile.block if tile.rows == 1 else 0
-    return {
-        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": tile.chunks, "WHOLE": whole,
-        "WEIGHTED": weight is not None, "PTX": takes_ptx(gpu),
-    }  # fmt: skip
-
-
 def _ordered(constants: dict[str, Any], kernel: Any) -> dict[str, Any]:
     """Constants in the order of the kernel's parameters."""
     return {name: constants[name] for name in kernel.arg_names if name in constants}
@@ -173,7 +165,8 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
     strides = [it for matrix in matrices for it in (matrix, *matrix.stride())]
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
     arguments = *strides, *of_weight, rstd, n_rows, n_cols
-    constants = {"EPS": eps, "ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
+    align = _align(*matrices)
+    constants = {"EPS": eps, "ALIGN": align, "WEIGHTED": weight is not None}
     tile = forward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_kernel
     if tile is None:
@@ -181,7 +174,7 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
         constants |= {"BLOCK": long.block}
         grid, num_warps = n_rows, long.num_warps
     else:
-        constants |= _constants(tile, n_cols, weight, gpu)
+        constants |= tile_constants(tile, n_cols, 1, align, gpu)
         grid, num_warps = triton.cdiv(n_rows, tile.rows), tile.num_warps
     constants = _ordered(constants, kernel)
     launch = Launch(kernel, (grid, 1), arguments, constants, num_warps=num_warps)
@@ -202,7 +195,8 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
     of_dx, of_dy, of_x = ((matrix, *matrix.stride()) for matrix in matrices)
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
     arguments = *of_dx, parts, *of_dy, *of_x, *of_weight, rstd
-    constants = {"ALIGN": _align(*matrices), "WEIGHTED": weight is not None}
+    align = _align(*matrices)
+    constants = {"ALIGN": align, "WEIGHTED": weight is not None}
     found = backward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_backward_kernel
     if found is None:
@@ -214,7 +208,7 @@ def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
         tile, team = found
         width = tile.block * tile.chunks
         last = n_cols - (team - 1) * width  # columns of the last part
-        constants |= _constants(tile, last, weight, gpu)
+        constants |= tile_constants(tile, last, 1, align, gpu) | {"CHUNKS": tile.chunks}
         lanes = max(triton.next_power_of_2(team), gpu.warp_size * tile.num_warps)
         stages = STAGES.get((x.element_size(), tile.num_warps, tile.chunks), 1)
         constants |= {"SLOTS": lanes if team > 1 else 0, "LOOKS": LOOKS, "STAGES": stages}
