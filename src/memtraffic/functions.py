@@ -60,11 +60,12 @@ def as_function(fn: Any) -> Callable[..., Any]:
     )
 
 
-def unfinished(result: object) -> str:
-    """The kind of a result whose work is still to be done; "" if a function did its work.
+def check_finished(result: object, error: type[Exception] = TypeError) -> None:
+    """Raises `error` if the work of a result is still to be done, as that of a generator is.
 
-    >>> unfinished(map(abs, [1])), unfinished([1])
-    ('map', '')
+    >>> check_finished(map(abs, [1]))
+    Traceback (most recent call last):
+    TypeError: the function returned a result of type map, before it did its work
     """
     import torch
 
@@ -73,12 +74,8 @@ def unfinished(result: object) -> str:
     later = isinstance(result, (Iterator, Awaitable, AsyncIterator)) or (
         callable(result) and not isinstance(result, (torch.nn.Module, type))
     )
-    return type(result).__name__ if later else ""
-
-
-def check_finished(result: object, error: type[Exception] = TypeError) -> None:
-    """Raises `error` if the work of a result is still to be done, as `unfinished` finds."""
-    if kind := unfinished(result):
+    if later:
+        kind = type(result).__name__
         raise error(f"the function returned a result of type {kind}, before it did its work")
 
 

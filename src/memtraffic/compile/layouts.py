@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -167,13 +167,9 @@ def _fitted(
     for base in itertools.chain(*bases.values()):
         covered = [max(size, 1 << at.bit_length()) for size, at in zip(covered, base, strict=True)]
     fitted = {name: [inside(base) for base in bases[name]] for name in HARDWARE}
-    fitted["register"] += _repeats(covered, shape, order)
-    return fitted
-
-
-def _repeats(covered: Sequence[int], shape: Index, order: Sequence[int]) -> Iterator[Index]:
     for axis in order:
         size = covered[axis]
         while size < shape[axis]:
-            yield _along(axis, size, len(shape))
+            fitted["register"].append(_along(axis, size, len(shape)))
             size *= 2
+    return fitted

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memtraffic.gpus import AmdGpu
-from memtraffic.residency.resources import Resources
+from memtraffic.residency.resources import Resources, round_up
 from memtraffic.triton_adapter.launch import CompiledKernel
 
 
@@ -68,9 +68,9 @@ def waves_by_limit(vgprs: int, agprs: int, sgprs: int, gpu: AmdGpu) -> dict[str,
     for `vgprs` if the kernel needs more vector registers than its instructions can address.
     """
     if gpu.agprs:  # two register files: the fuller one binds
-        used = max(_round_up(vgprs, gpu.vgpr_granule), _round_up(agprs, gpu.vgpr_granule))
+        used = max(round_up(vgprs, gpu.vgpr_granule), round_up(agprs, gpu.vgpr_granule))
     else:  # one register file: accumulation registers start at a multiple of 4
-        used = _round_up(_round_up(vgprs, 4) + agprs if agprs else vgprs, gpu.vgpr_granule)
+        used = round_up(round_up(vgprs, 4) + agprs if agprs else vgprs, gpu.vgpr_granule)
     too_many = vgprs + agprs > gpu.max_addressable_vgprs
     limits = {
         "vgprs": 0 if too_many else gpu.vgprs // max(gpu.vgpr_granule, used),
@@ -111,7 +111,7 @@ def programs_by_limit(
     if num_warps * gpu.warp_size > gpu.max_threads_per_program:
         limits["waves"] = 0
     if lds_bytes:
-        lds = _round_up(lds_bytes, gpu.shared_granularity)
+        lds = round_up(lds_bytes, gpu.shared_granularity)
         limits["lds"] = 0 if lds_bytes > gpu.shared_per_program else gpu.shared_per_sm // lds
     if num_warps > 1:  # a workgroup of one wave needs no barrier
         limits["groups"] = gpu.max_workgroups
@@ -126,7 +126,3 @@ def resident_programs(
     Returns 0 if none fits. The arguments and errors are the same.
     """
     return min(programs_by_limit(vgprs, agprs, sgprs, lds_bytes, num_warps, gpu).values())
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -14,7 +14,7 @@ from memtraffic.gpus import (
     call_driver,
     this_gpu,
 )
-from memtraffic.residency.resources import Resources
+from memtraffic.residency.resources import Resources, round_up
 from memtraffic.triton_adapter.launch import function_handle, loaded_usage
 
 __all__ = [
@@ -61,10 +61,10 @@ def programs_by_limit(
         raise ValueError(
             f"programs_by_limit: {num_warps} warps, {registers} registers, {shared_bytes} bytes"
         )
-    warp_registers = _round_up(registers * gpu.warp_size, gpu.register_granularity)
+    warp_registers = round_up(registers * gpu.warp_size, gpu.register_granularity)
     warps = gpu.registers_per_sm // gpu.subpartitions // max(1, warp_registers) * gpu.subpartitions
     reserved = gpu.shared_per_sm - gpu.shared_per_program  # for each block, by the system
-    shared = _round_up(shared_bytes + reserved, gpu.shared_granularity)
+    shared = round_up(shared_bytes + reserved, gpu.shared_granularity)
     threads = num_warps * gpu.warp_size
     return {
         "registers": 0 if registers > gpu.max_registers_per_thread else warps // num_warps,
@@ -107,7 +107,3 @@ def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -
         ctypes.c_size_t(shared_bytes),
     )
     return blocks.value
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -65,3 +65,8 @@ class Resources:
 def widths_text(bits: dict[int, int], unit: str = "") -> str:
     """`load_bits` or `store_bits` in words, such as "2 of 128"."""
     return " + ".join(f"{n} of {width}{unit}" for width, n in sorted(bits.items())) or "none"
+
+
+def round_up(value: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not below `value`."""
+    return -(-value // unit) * unit
