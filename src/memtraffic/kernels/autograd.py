@@ -50,20 +50,18 @@ Results = list[tuple[Sequence[int], torch.dtype]]
 class Operator:
     """What `operator` makes: a planned function that `torch.ops.memtraffic` has by its name.
 
-    tensors: the names of its arguments that are tensors; they come first. options: how many
-    are not. single: whether it has one result; otherwise it returns a tuple. launch:
-    `launch(first, rest, out=None)` runs it on plain tensors, without autograd and without
-    PyTorch's dispatcher; `rest` is a tuple of its other arguments, as a call with `*rest`
-    costs the host more, and `out` is what the first result is written to. registered: the
-    same, of all arguments one by one, by way of the dispatcher.
+    tensors: the names of its arguments that are tensors; they come first. single: whether it
+    has one result; otherwise it returns a tuple. launch: `launch(first, rest, out=None)` runs
+    it on plain tensors, without autograd and without PyTorch's dispatcher; `rest` is a tuple
+    of its other arguments, as a call with `*rest` costs the host more, and `out` is what the
+    first result is written to. registered: the same, of all arguments one by one, by way of
+    the dispatcher.
     """
 
     name: str
     tensors: tuple[str, ...]
-    options: int
     single: bool
     results: Callable[..., Results]
-    check: Callable[..., None]
     plans: Plans
     launch: Callable[..., Any]
     registered: Any
@@ -184,8 +182,7 @@ def operator(
     registered.register_fake(fake)
     registered.register_vmap(batch or one_by_one)
     overload = getattr(torch.ops.memtraffic, name)
-    options = len(every) - len(names)
-    return Operator(name, names, options, not several, results, check, plans, launch, overload)
+    return Operator(name, names, not several, results, plans, launch, overload)
 
 
 def _runs_on_cpu() -> bool:
