@@ -64,7 +64,8 @@ def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     What `torch.autograd.Function` does for transforms in Python costs the host more than a launch.
     """
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    bare: Any = super(torch.autograd.Function, function)
+    apply: Callable[..., Any] = bare.apply
     return apply
 
 

@@ -227,8 +227,8 @@ def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
     reader = _READERS[gpu.vendor]
     _, lines = reader.read(compiled.asm, compiled.name, gpu)
     assembly = {"nvidia": "ptx", "amd": "amdgcn"}[gpu.vendor]
-    widths = (frozenset(_widths(lines, it, reader)) for it in (reader.LOAD, reader.STORE))
-    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], *widths, lines)
+    loads, stores = (frozenset(_widths(lines, it, reader)) for it in (reader.LOAD, reader.STORE))
+    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], loads, stores, lines)
 
 
 def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:
