@@ -326,15 +326,6 @@ class Spread:
 # ---- what a launch does
 
 
-@dataclass
-class _Batch:
-    """Blocks that one compiled access has moved and that are still to be looked at."""
-
-    spread: Spread
-    blocks: list[tuple[Array, Array]] = field(default_factory=list)
-    elements: int = 0
-
-
 class _Place:
     """A load or store of the source during one launch: what it is in the compiled kernel."""
 
@@ -344,7 +335,8 @@ class _Place:
         self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
         self.gpu = gpu
         self.requests = self.sectors = self.wanted_bytes = 0
-        self.batches: dict[int, _Batch] = {}
+        # Of each compiled access, the blocks that are still to be looked at.
+        self.batches: dict[int, tuple[Spread, list[tuple[Array, Array]]]] = {}
         self.program: Grid | None = None
         self.programs: set[Grid] = set()
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
@@ -390,28 +382,27 @@ class _Place:
         """Counts a block that the compiled access of this number moves."""
         if number not in self.batches:
             spread = Spread.of(self.compiled[number], self.itemsize, self.warps, self.gpu)
-            self.batches[number] = _Batch(spread)
-        batch = self.batches[number]
-        batch.blocks.append(block)
-        batch.elements += block[0].size
-        if batch.elements >= BATCH:
-            self.look(batch)
+            self.batches[number] = spread, []
+        spread, blocks = self.batches[number]
+        blocks.append(block)
+        if len(blocks) * block[0].size >= BATCH:
+            self.look(spread, blocks)
 
-    def look(self, batch: _Batch) -> None:
-        """Counts what the blocks of a batch are."""
-        if batch.blocks:
-            addresses, masks = (np.stack(parts) for parts in zip(*batch.blocks, strict=True))
-            requests, sectors = batch.spread.count(addresses, masks)
+    def look(self, spread: Spread, blocks: list[tuple[Array, Array]]) -> None:
+        """Counts what some blocks are, and empties their list."""
+        if blocks:
+            addresses, masks = (np.stack(parts) for parts in zip(*blocks, strict=True))
+            requests, sectors = spread.count(addresses, masks)
             self.requests += requests
             self.sectors += sectors
-        batch.blocks, batch.elements = [], 0
+            blocks.clear()
 
     def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
         """What this place did, once the launch has ended."""
         if self.blocks:
             self.settle()
-        for batch in self.batches.values():
-            self.look(batch)
+        for spread, blocks in self.batches.values():
+            self.look(spread, blocks)
         line = self.site.begin[0]
         bits = max((access.bits for access in self.compiled), default=0)
         source = linecache.getline(path, line).strip()
