@@ -84,7 +84,7 @@ def occupancy(
     The arguments and errors are those of `resources`.
     """
     gpu = _gpu(target)
-    kernels = compile_launches(_jobs(fn, inputs, shape, gpu, **options))
+    kernels = resources(fn, inputs, shape, target=gpu, **options)
     return [Occupancy.of(kernel, gpu) for kernel in kernels]
 
 
