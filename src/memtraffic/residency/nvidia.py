@@ -15,17 +15,8 @@ from memtraffic.gpus import (
     this_gpu,
 )
 from memtraffic.residency.resources import Resources, round_up
-from memtraffic.triton_adapter.launch import function_handle, loaded_usage
-
-__all__ = [
-    "check_options",
-    "driver_resident_programs",
-    "limits_of",
-    "loaded_usage",
-    "programs_by_limit",
-    "resident_programs",
-    "warp_slots",
-]
+from memtraffic.triton_adapter.launch import function_handle
+from memtraffic.triton_adapter.launch import loaded_usage as loaded_usage
 
 
 def limits_of(kernel: Resources, gpu: NvidiaGpu) -> dict[str, int]:
