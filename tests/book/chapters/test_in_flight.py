@@ -2,25 +2,13 @@
 
 import pytest
 
-from memtraffic import runtime
 from memtraffic_book import experiment
 from memtraffic_book.chapters import in_flight
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
 @pytest.fixture
 def flight():
     return experiment("bytes_in_flight")
-
-
-def test_draw_full_and_empty_quotes_both_and_refuses_few_warps_that_are_slow(glued, monkeypatch):
-    measured = in_flight.draw_full_and_empty()
-    assert set(measured["access"]) == {"read"} and glued.keys() == {"full", "few"}
-    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 4, 9.0))
-    monkeypatch.setattr(in_flight, "experiment", lambda id: slow)
-    with pytest.raises(AssertionError, match=r"0\.8x needed"):
-        in_flight.draw_full_and_empty()
 
 
 def test_check_law_refuses_a_latency_that_is_wrong(flight, glued):

@@ -6,11 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from memtraffic import runtime
 from memtraffic.kernels.softmax import masked
 from memtraffic_book.chapters import sectors as page
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +23,6 @@ def test_compare_refuses_one_sector_more(counted, glued, capsys):
     more.iloc[-1, more.columns.get_loc("store_sectors")] += 1
     with pytest.raises(AssertionError, match="511 of 512"):
         page.compare(more)
-
-
-def test_open_page_and_time_layouts_refuse_other_bytes(glued, monkeypatch, capsys):
-    page.open_page()
-    page.time_layouts()
-    assert glued["times"] == "8 times" and capsys.readouterr().out.count("✓") == 2
-    real = page.experiments
-
-    def changed(*ids):
-        first, *others = real(*ids)
-        return [first.assign(l1_l2_read_bytes=first["dram_read_bytes"]), *others]
-
-    monkeypatch.setattr(page, "experiments", changed)
-    for show in (page.open_page, page.time_layouts):
-        with pytest.raises(AssertionError):
-            show()
 
 
 def test_draw_odd_widths_refuses_requests_that_do_not_fall(counted, glued, capsys):
