@@ -249,15 +249,15 @@ SUSPECTS = {
 }
 REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persistent"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
-ONLINE = "memtraffic.kernels.softmax.online:softmax"
 MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
 )
-SPLIT = f"{_EXHIBITS}softmax_split"
-SPLIT_1024 = {"split, 1024 columns": {"fn": SPLIT, "columns": 1024}}
-LONG_RUNGS = {"online": ONLINE, "split": SPLIT}
-LONG_FEW = {**_named("copy", "torch.softmax"), "online": ONLINE, **SPLIT_1024}
+LONG_RUNGS = _named("online", "split")
+LONG_FEW = {
+    **_named("copy", "torch.softmax", "online"),
+    "split, 1024 columns": {"fn": "split", "block": 512, "chunks": 2},
+}
 TORCH_BACKWARD = {"PyTorch's backward": f"{_EXHIBITS}backward_torch"}
 OUR_BACKWARD = {"our backward": f"{_EXHIBITS}backward_ours"}
 RACED = {
