@@ -169,17 +169,6 @@ def test_normalize_outputs_removes_what_differs_from_run_to_run():
     assert "language_info" not in notebook.metadata and "outputs" not in text
 
 
-def test_fold_inputs_in_jupyterlab_and_colab():
-    v4 = pytest.importorskip("nbformat").v4
-    folded = v4.new_code_cell("# @title A", metadata={"tags": ["hide-input"]})
-    others = [v4.new_code_cell("a"), v4.new_markdown_cell("b")]
-    made = v4.new_notebook(cells=[folded, *others])
-    assert build.fold_inputs(made) is made
-    assert folded.metadata["cellView"] == "form"
-    assert folded.metadata["jupyter"] == {"source_hidden": True}
-    assert not [cell for cell in others if cell.metadata]
-
-
 def notebook(path, source):
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("nbclient")
@@ -234,11 +223,6 @@ def test_main_records_and_compares(book, capsys):
     assert "us was 5.33333, is 99 " in capsys.readouterr().err
     assert commands.main(["record", "sped"]) == 1
     assert "sped" in capsys.readouterr().err
-
-
-def test_main_chart_data(capsys):
-    assert commands.main(["chart-data"]) == 0
-    assert capsys.readouterr().out == build.chart_data()
 
 
 def test_main_without_a_gpu(monkeypatch, capsys):
