@@ -10,7 +10,7 @@ from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
 from memtraffic_book import __main__ as commands
 from memtraffic_book import build, catalog, recording
-from memtraffic_book.build import execute_notebooks, normalize_outputs, record_experiments
+from memtraffic_book.build import execute_notebooks, record_experiments
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
@@ -147,26 +147,6 @@ def test_maps_are_of_their_recording(tmp_path, monkeypatch):
 
 
 # ---- notebooks
-
-
-def test_normalize_outputs_removes_what_differs_from_run_to_run():
-    v4 = pytest.importorskip("nbformat").v4
-    trace = ["\x1b[31m----", "/home/reader/src/fused.py in softmax"]
-    error = v4.new_output("error", ename="ValueError", evalue="781 columns", traceback=trace)
-    pieces = [v4.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n")]
-    warning = v4.new_output("stream", name="stderr", text="c\n")
-    cell = v4.new_code_cell(
-        "softmax(x)",
-        outputs=[*pieces, warning, error],
-        metadata={"execution": {"shell.execute_reply": "2026-11-21"}, "tags": ["kept"]},
-    )
-    text = v4.new_markdown_cell("text")
-    notebook = v4.new_notebook(cells=[cell, text], metadata={"language_info": {"name": "python"}})
-    assert normalize_outputs(notebook) is notebook
-    assert [output.get("text") for output in cell.outputs] == ["a\nb\n", "c\n", None]
-    assert cell.outputs[2]["traceback"] == ["ValueError: 781 columns"]
-    assert cell.metadata == {"tags": ["kept"]}
-    assert "language_info" not in notebook.metadata and "outputs" not in text
 
 
 def notebook(path, source):

@@ -27,17 +27,15 @@ def test_check_gradient_refuses_another_one():
 
 
 @pytest.mark.slow
-def test_check_kept_counts_what_attention_keeps(capsys):
+def test_check_kept_counts_what_attention_keeps():
     backward.check_kept(softmax)
-    assert "4608 elements with y, and 8704 with x" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="8704 elements with y"):
         backward.check_kept(backward.FromX.apply)
 
 
-def test_check_losses_quotes_both_and_refuses_one_that_does_not_fall(glued):
+def test_check_losses_quotes_both_and_refuses_one_that_does_not_fall():
     right, wrong = torch.tensor([1.0, 0.32]), torch.tensor([1.0, 0.43])
     backward.check_losses(right, right, wrong)
-    assert (glued["fell"], glued["fell_wrong"]) == ("32 %", "43 %")
     with pytest.raises(AssertionError, match="wrong gradient"):
         backward.check_losses(right, right, torch.tensor([1.0, 0.9]))
 

@@ -10,21 +10,18 @@ from memtraffic_book.chapters import fused
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 
 
-def test_compare_rows_refuses_one_wrong_element(glued):
+def test_compare_rows_refuses_one_wrong_element():
     y = torch.softmax(X[:, :4], dim=1)
     fused.compare_rows(y, X)
-    assert "wrong" in glued["tried"]
     y[2, 3] += 1e-3
     with pytest.raises(AssertionError, match="less than 1e-6"):
         fused.compare_rows(y, X)
 
 
 @pytest.mark.slow
-def test_compiled_kernel_is_held_and_counted(glued, capsys):
+def test_compiled_kernel_is_held_and_counted():
     compiled = fused.show_who_holds_what(1024)
-    assert glued == {"row_kib": "64 KiB"}
     fused.count_exchanges(compiled, 1024)
-    assert "20 shuffles: 10 for each" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="shuffles"):
         fused.count_exchanges(compiled, 512)
     [narrow] = resources(kernel.softmax, torch.empty(1, 1024), target="sm_90")

@@ -10,28 +10,25 @@ from memtraffic_book import exhibits
 from memtraffic_book.chapters import masked
 
 
-def test_check_row_refuses_a_dead_element_that_counts(capsys):
+def test_check_row_refuses_a_dead_element_that_counts():
     row = torch.arange(5.0)
     numerator = torch.cat([(row - 4).exp(), torch.zeros(3)])
     masked.check_row(numerator, row)
-    assert "add 0 to the sum" in capsys.readouterr().out
     numerator[7] = 1
     with pytest.raises(AssertionError, match="add 1 to the sum"):
         masked.check_row(numerator, row)
 
 
-def test_try_softmaxes_passes_all_and_judges_one_right(glued, capsys, monkeypatch):
+def test_try_softmaxes_passes_all_and_judges_one_right(monkeypatch):
     masked.try_softmaxes()
-    assert glued == {"passed": "4"} and "the judge passes 1: masked" in capsys.readouterr().out
     monkeypatch.setattr(exhibits, "softmax_block_of_512", kernel.softmax)  # is right
     with pytest.raises(AssertionError, match="the judge passes 2"):
         masked.try_softmaxes()
 
 
-def test_check_narrow_holds_at_wide_rows_alone(capsys):
+def test_check_narrow_holds_at_wide_rows_alone():
     masked.time_narrow()
     masked.check_narrow(4096, at_least=0.9)
-    assert "At 4096 columns masked reaches" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="At 64 columns"):
         masked.check_narrow(64, at_least=0.9)
 

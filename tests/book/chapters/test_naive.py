@@ -14,17 +14,14 @@ def measured():
     return page.show_counters()
 
 
-def test_show_ops_refuses_another_matrix(capsys):
+def test_show_ops_refuses_another_matrix():
     page.show_ops(count(kernel.softmax, torch.ones(3, 5)))
-    assert "read 81 elements and write 51" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="81 elements"):
         page.show_ops(count(kernel.softmax, torch.ones(3, 6)))
 
 
-def test_draw_maxima_refuses_lanes_that_each_load_one(measured, glued):
+def test_draw_maxima_refuses_lanes_that_each_load_one(measured):
     page.draw_maxima(measured)
-    assert glued["each"] == "268.4 MB" and glued["once"] == "16.4 kB"
-    assert glued["prefetch_predicted"].endswith("of a copy")
     measured[1]["instruction_read_bytes"] = 2 * page.MATRIX
     with pytest.raises(AssertionError, match="at the instructions"):
         page.draw_maxima(measured)

@@ -11,9 +11,8 @@ from memtraffic_book.chapters import persistent as page
 
 
 @pytest.mark.slow
-def test_check_schedules_refuses_a_loop_that_never_asks_ahead(monkeypatch, capsys):
+def test_check_schedules_refuses_a_loop_that_never_asks_ahead(monkeypatch):
     page.check_schedules()
-    assert "3 stages has 1 request" in capsys.readouterr().out
     two = page.compiled(16384, 2)
     monkeypatch.setattr(page, "compiled", lambda n_cols, num_stages: two)
     with pytest.raises(AssertionError):

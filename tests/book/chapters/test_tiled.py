@@ -8,10 +8,9 @@ from memtraffic.kernels.softmax import tiled as kernel
 from memtraffic_book.chapters import tiled as page
 
 
-def test_show_dead_row_refuses_a_tile_without_one(capsys):
+def test_show_dead_row_refuses_a_tile_without_one():
     mask = torch.tensor([[True] * 5 + [False] * 3, [False] * 8])
     page.show_dead_row(mask, torch.arange(16).reshape(2, 8))
-    assert "[1.0, nan]" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="dead one is NaN"):
         page.show_dead_row(mask[[0, 0]], torch.arange(16).reshape(2, 8) % 15)
 

@@ -9,9 +9,8 @@ from memtraffic_book import yours
 from memtraffic_book.chapters import your_kernel as page
 
 
-def test_keep_reads_refuses_another_kernel(glued):
+def test_keep_reads_refuses_another_kernel():
     page.keep_reads(yours.rms_norm)
-    assert glued["reads"] == "2"
     with pytest.raises(AssertionError, match=r"3\.00 times"):
         page.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w))
 
