@@ -63,7 +63,7 @@ def timed(timed, monkeypatch):
 # ---- of implementations
 
 
-def test_bench_beside_copy_takes_any_inputs(timed):
+def test_bench_dtypes_beside_a_copy_of_any_inputs(timed):
     dtypes, impls, shapes = ["float32", "bfloat16"], catalog.CROSS_ENTROPIES, [[4, 8], [2, 16]]
     frame = run("your_kernel_race", shapes=shapes)
     assert frame[["dtype", "m", "n", "impl"]].to_numpy().tolist() == [
