@@ -439,15 +439,15 @@ def trips() -> str:
         picture.change(f"{i} name", left + 128, 36, "end", font_weight="bold")
         picture.cells(f"{i} held", grid((middle - 60, 43), 1, 8, 15), 15)
         picture.write(middle, 153, "memory", "middle")
-        for kind, side, tail, head, anchor in (
+        for kind, sign, tail, head, anchor in (
             ("load", -1, 132, 70, "end"),
             ("store", 1, 68, 130, "start"),
         ):
-            x, color = middle + 30 * side, COLORS[kind]
+            x, color = middle + 30 * sign, COLORS[kind]
             way = arrow(x, tail, head, color)
             picture.add(way.name, **way.look, opacity=0.3)
             look = {"fill": color, "font_weight": "bold"}
-            picture.change(f"{i} {kind}s", x + 12 * side, 104, anchor, **look)
+            picture.change(f"{i} {kind}s", x + 12 * sign, 104, anchor, **look)
             dot = {"cx": x, "cy": tail, "r": 4, "fill": color, "stroke": "#ffffff"}
             picture.group(f"{i} {kind} dots", [Member("circle", "", dot)] * 3)
         picture.change(f"{i} moved", middle, 183, "middle", font_size=16, font_weight="bold")
