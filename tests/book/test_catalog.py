@@ -37,15 +37,6 @@ def test_columns_are_named_once_and_say_how_they_are_compared():
         assert names[0] == subject.arguments.get("option", names[0])
 
 
-def test_columns_of_one_run_or_of_the_host_are_not_compared():
-    loose = {c.name for e in EXPERIMENTS.values() for c in e.columns if c.tolerance is None}
-    host = {"host_us", "host_wait_us"}
-    host |= {f"{how}_us{end}" for how in ("eager", "graph") for end in ("", "_p20", "_p80")}
-    names = {"us_p20", "us_p80", "us_reversed", "kernel", "version", "note", "refused"}
-    spread = {f"{way}_us{end}" for way in ("eager", "graph") for end in ("", "_p20", "_p80")}
-    assert loose == names | host | spread
-
-
 def test_needs_are_those_of_the_functions_that_measure():
     """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
     counting = {id for id in EXPERIMENTS if re.search("counters|sectors|conflicts", id)}
