@@ -9,11 +9,11 @@ Nothing is asked from another origin when a page is read.
 
 from __future__ import annotations
 
-import ast
 import functools
 import html
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,7 @@ def add_chapter_line(app: Sphinx, doctree: nodes.document, page: str) -> None:
 @functools.cache
 def units() -> re.Pattern[str]:
     """The space between a number and its unit, which is one of the book's or a common noun."""
-    source = (ROOT / "src/memtraffic_book/units.py").read_text("utf-8")
-    [listed] = re.findall(r"^UNITS = (\(.*?^\))", source, re.M | re.S)
-    known = eval(compile(ast.parse(listed, mode="eval"), "units", "eval"), {"__builtins__": {}})
+    known = runpy.run_path(str(ROOT / "src/memtraffic_book/units.py"))["UNITS"]
     known += ("bytes", "bits", "rows", "columns", "elements", "warps", "threads", "programs")
     return re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, known))})(?![\w/]))")
 

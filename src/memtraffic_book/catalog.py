@@ -249,15 +249,15 @@ SUSPECTS = {
 }
 REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persistent"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
-ONLINE = "memtraffic.kernels.softmax.online:softmax"
 MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
 )
-SPLIT = f"{_EXHIBITS}softmax_split"
-SPLIT_1024 = {"split, 1024 columns": {"fn": SPLIT, "columns": 1024}}
-LONG_RUNGS = {"online": ONLINE, "split": SPLIT}
-LONG_FEW = {**_named("copy", "torch.softmax"), "online": ONLINE, **SPLIT_1024}
+LONG_RUNGS = _named("online", "split")
+LONG_FEW = {
+    **_named("copy", "torch.softmax", "online"),
+    "split, 1024 columns": {"fn": "split", "block": 512, "chunks": 2},
+}
 TORCH_BACKWARD = {"PyTorch's backward": f"{_EXHIBITS}backward_torch"}
 OUR_BACKWARD = {"our backward": f"{_EXHIBITS}backward_ours"}
 RACED = {
@@ -346,7 +346,6 @@ _NCU = Needs(commands=("ncu",), vendor="nvidia")
 COLUMNS: dict[Measure, tuple[Column, ...]] = {
     roof: columns("gpu copy_gb_per_s datasheet_gb_per_s fp32_tflop_per_s l2_mib"),
     **dict.fromkeys((benchmark.bench, m.bench_copies, m.bench_dtypes), BENCH),
-    m.bench_beside_copy: BENCH,
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
     m.bench_rounds: columns(f"rounds extra impl {TIMES}"),
     m.bench_layouts: columns(f"layout {TIMES}"),
@@ -417,9 +416,9 @@ def _typed(id: str, measure: Measure, /, **arguments: Any) -> Iterator[Experimen
         yield _one(f"{id}_{dtype}", measure, dtype=dtype, **arguments)
 
 
-def _shapes(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of what times, from those of what counts at one shape."""
-    return dict(inputs=arguments["inputs"], shapes=[arguments["shape"]])
+def _beside_copy(counted: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of what times beside a copy, from those of what counts at one shape."""
+    return dict(inputs=counted["inputs"], shapes=[counted["shape"]], beside_copy=True)
 
 
 def _raced(id: str, impls: Any, shapes: Any, **more: Any) -> Experiment:
@@ -499,14 +498,14 @@ _ALL = (  # in the order of the book
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),
-    _one("your_kernel_rms", m.bench_beside_copy, impls=RMS_NORMS, **_shapes(RMS_NORM)),
+    _raced("your_kernel_rms", RMS_NORMS, **_beside_copy(RMS_NORM)),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),
     _one(
         "your_kernel_race",
-        m.bench_beside_copy,
+        m.bench_dtypes,
         impls=CROSS_ENTROPIES,
         dtypes=DTYPES,
-        **_shapes(LOGITS),
+        **_beside_copy(LOGITS),
     ),
     _counted("your_kernel_counters", CROSS_ENTROPY, **LOGITS),
 )

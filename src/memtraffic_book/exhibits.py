@@ -12,7 +12,6 @@ from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
@@ -236,23 +235,6 @@ def transpose(x: Tensor) -> Tensor:
     y, tiles = torch.empty_like(x), len(x) // 64
     _transpose_kernel[(tiles, tiles)](y, x, len(x), SIDE=64, num_warps=4)
     return y
-
-
-# ---- long-rows: a row split over programs, planned once
-
-
-def softmax_split(x: Tensor, *, columns: int | None = None) -> Tensor:
-    """`split.softmax` with at most `columns` columns per program.
-
-    columns: by default as many as `memtraffic.softmax` takes. Raises as `split.softmax` does.
-    """
-    if columns is None or not x.numel():
-        return split.softmax(x)
-    size, align = x.element_size(), common_divisor(x, x)
-    parts = split.best_split(x.shape[1], size, 1, align, planning_gpu(x))
-    block, chunks = min(parts.block, columns), max(1, columns // parts.block)
-    num_warps = max(1, parts.num_warps * block // parts.block)
-    return split.softmax(x, block=block, chunks=chunks, num_warps=num_warps)
 
 
 # ---- sectors: a sum whose parts cross warps in shared memory, with bank conflicts

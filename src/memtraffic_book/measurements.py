@@ -73,7 +73,7 @@ def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(arguments)
     for name, value in arguments.items():
-        if name in ("fn", "tuned"):
+        if name == "fn":
             found[name] = implementation(value)
         elif name == "impls":
             found[name] = implementations(value)
@@ -88,22 +88,9 @@ def _stacked(frames: Iterable[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.Dat
     return pd.concat(whole, ignore_index=True)
 
 
-def bench_dtypes(dtypes: Sequence[str] = ("float32",), **options: Any) -> pd.DataFrame:
+def bench_dtypes(dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
     """`benchmark.bench` in several types, one after the other. Columns: its own."""
     return _stacked(({}, benchmark.bench(dtype=dtype, **options)) for dtype in dtypes)
-
-
-def bench_beside_copy(**options: Any) -> pd.DataFrame:
-    """`bench_dtypes` beside a copy of the first tensor. Columns: those of `bench`."""
-    return bench_dtypes(beside_copy=True, **options)
-
-
-def _bench_what_works(
-    impls: Impls, shapes: Sequence[Sequence[int]], **options: Any
-) -> pd.DataFrame:
-    """`benchmark.bench` of implementations that may refuse a shape, or be wrong: without those."""
-    frame = benchmark.bench(impls, SOFTMAX, shapes, judge=True, **options)
-    return frame[frame["us"].notna()].drop(columns=["us_reversed", "note"])
 
 
 def bench_rounds(
@@ -165,7 +152,10 @@ def bench_option(
     """
     named = {str(value): value for value in values}
     fns = {name: functools.partial(fn, **{option: value}) for name, value in named.items()}
-    frame = _bench_what_works({"copy": copy, **fns}, shapes, dtype=dtype, budget=0.1)
+    frame = benchmark.bench(
+        {"copy": copy, **fns}, SOFTMAX, shapes, dtype=dtype, budget=0.1, judge=True
+    )
+    frame = frame[frame["us"].notna()].drop(columns=["us_reversed", "note"])
     copied = frame[frame["impl"] == "copy"].set_index(["m", "n"])["us"].rename("copy_us")
     timed = frame[frame["impl"] != "copy"].rename(columns={"impl": option})
     if timed.empty:

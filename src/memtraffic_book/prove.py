@@ -4,7 +4,6 @@
 - `correct` judges its results against float64;
 - `resources` compiles its kernels, for any GPU;
 - `counters` compares what an experiment's hardware counters saw with the count;
-- `speed` times it beside a copy, on a GPU;
 - `exam` examines a function that a learner wrote. It prints nothing.
 
 What does not hold is an AssertionError that says what was found, what was expected, and at which
@@ -50,7 +49,6 @@ HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("na
 
 Function = Callable[..., Tensor]
 Operation = str | Op | Callable[[Tensor], Tensor]
-Shape = tuple[int, ...]
 
 
 def traffic(
@@ -126,10 +124,10 @@ def exam(
     op: Operation = SOFTMAX,
     *,
     widths: Sequence[int] = WIDTHS,
-    layouts: Sequence[str] = ("packed",),
-    dtypes: Sequence[str] = ("float32",),
 ) -> bool:
     """Examines a function: what it moves, as `traffic` does, then its results, as `correct` does.
+
+    The results are those of packed float32 matrices.
 
     It is the judge of an exercise: `check_exercise("1: a kernel", answer_1, prove.exam)`.
 
@@ -156,7 +154,7 @@ def exam(
         raise AssertionError("the answer is a kernel: give the function that launches it")
     op = _operation(op)
     _check_traffic(fn, reads, writes, op, () if tuple(widths) == WIDTHS else widths)
-    for label, inputs, _ in _cases(op, widths, layouts, dtypes):
+    for label, inputs, _ in _cases(op, widths, ["packed"], ["float32"]):
         _judge(fn, op, label, inputs)
     return True
 
@@ -165,62 +163,39 @@ def resources(
     fn: Callable[..., object],
     *inputs: Tensor,
     target: str | Sequence[str] = "sm_90",
-    max_registers: int | None = None,
-    spill_bytes: int | None = 0,
     load_bits: int | None = None,
     store_bits: int | None = None,
 ) -> None:
-    """Compiles the kernels that `fn(*inputs)` launches, and compares what they use.
+    """Compiles the kernels that `fn(*inputs)` launches: none spills a register.
 
     >>> from memtraffic.kernels.softmax import fused
     >>> resources(fused.softmax, torch.empty(1, 4096, device=runtime.device()), load_bits=128)
     ✓ Compiled for sm_90: fused spills 0 bytes per thread and moves 128 bits per load.
 
     target: one GPU or several, such as "sm_90" or "MI300X"; none of them need be here.
-    max_registers: the most registers per thread. spill_bytes: per thread. load_bits, store_bits:
-    what every load from, and every store to, global memory moves per thread. None is not compared.
+    load_bits, store_bits: what every load from, and every store to, global memory moves per thread.
+    None is not compared.
 
     Raises AssertionError, which says what was found, and what `memtraffic.resources` raises: where
     there is no GPU, a kernel must be in a file, not in a cell.
     """
     name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
-    assert_resources(
-        fn,
-        inputs,
-        target=targets,
-        max_registers=max_registers,
-        spill_bytes=spill_bytes,
-        load_bits=load_bits,
-        store_bits=store_bits,
-    )
-    compared = {
-        f"uses at most {max_registers} registers per thread": max_registers,
-        f"spills {spill_bytes} bytes per thread": spill_bytes,
-        f"moves {load_bits} bits per load": load_bits,
-        f"moves {store_bits} bits per store": store_bits,
-    }
-    facts = [fact for fact, bound in compared.items() if bound is not None]
+    assert_resources(fn, inputs, target=targets, load_bits=load_bits, store_bits=store_bits)
+    moved = {"load": load_bits, "store": store_bits}
+    facts = ["spills 0 bytes per thread"]
+    facts += [f"moves {bits} bits per {what}" for what, bits in moved.items() if bits is not None]
     claim(f"Compiled for {_list(targets)}: {name} {_list(facts)}.", True)
 
 
-def counters(
-    id: str,
-    reads: str | None = "MN",
-    writes: str | None = "MN",
-    *,
-    memory: str = "L2",
-    within: float = 0.01,
-) -> None:
-    """Compares the hardware counters of an experiment with formulas of the traffic.
+def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 0.01) -> None:
+    """Compares what hardware counters saw the SMs and L2 exchange with formulas of the traffic.
 
     >>> counters("fused_counters", within=0)  # doctest: +SKIP
     Recorded on NVIDIA H200 (PyTorch 2.11.0+cu130, Triton 3.6.0).
     ✓ Measured at 4096 x 16384: fused reads 268.4 MB from L2, exactly the bytes of MN elements, and
     writes 268.4 MB to L2, exactly the bytes of MN elements.
 
-    id: an experiment whose columns are those of `memtraffic.counters`. reads, writes: elements;
-    None is not compared. memory: "L2", what the SMs and L2 exchange, or "DRAM", what L2 and DRAM
-    do. What is written may reach DRAM only after a kernel has ended, so give `writes=None` there.
+    id: an experiment whose columns are those of `memtraffic.counters`. reads, writes: elements.
     within: how far a measured number may be from its formula, relatively; at 0 it must be equal.
 
     Raises AssertionError with both numbers, and what `experiment` raises.
@@ -229,16 +204,13 @@ def counters(
     (m, n), [name] = subject.arguments["shape"], subject.arguments["impls"]
     itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
     frame = experiment(id)
-    if memory == "L2":
-        measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
-    else:
-        measured = frame["dram_read_bytes"].sum(), frame["dram_write_bytes"].sum()
-    expected = parse_formula(reads or "0", writes or "0").elements(m, n)
+    measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
+    expected = parse_formula(reads, writes).elements(m, n)
     parts = []
-    for i, (way, elements) in enumerate(((f"from {memory}", reads), (f"to {memory}", writes))):
-        if elements is None:
-            continue
-        verb, found, counted = ("reads", "writes")[i], int(measured[i]), int(expected[i] * itemsize)
+    for verb, way, elements, *sizes in zip(
+        ("reads", "writes"), ("from L2", "to L2"), (reads, writes), measured, expected, strict=True
+    ):
+        found, counted = int(sizes[0]), int(sizes[1] * itemsize)
         if abs(found - counted) > within * counted:
             raise AssertionError(
                 f"{name} {verb} {found:,} bytes {way} at {m} x {n}, and {elements} elements are "
@@ -248,44 +220,6 @@ def counters(
         size = units.format_bytes(found)
         parts.append(f"{verb} {size} {way}, {share} the bytes of {elements} elements")
     claim(f"Measured at {m} x {n}: {name} {', and '.join(parts)}.", True)
-
-
-def speed(
-    fn: Function,
-    shape: Shape = (4096, 16384),
-    at_least: float = 0.9,
-    *,
-    op: Operation = SOFTMAX,
-    dtype: str = "float32",
-) -> bool:
-    """Times `fn` beside a copy on this GPU; where there is none, prints that it was not timed.
-
-    >>> speed(lambda x: torch.softmax(x, dim=1), at_least=0.5)  # doctest: +SKIP
-    ✓ Timed at 4096 x 16384: the function reaches 0.63x of a copy's bandwidth, at least 0.50x.
-    True
-
-    shape: M and N. at_least: the share of the bandwidth of a copy, which moves the least traffic of
-    `op`, that `fn` must reach. Returns True, so that an exercise can ask for `exam(fn) and
-    speed(fn)`.
-
-    Raises AssertionError if `fn` is slower.
-    """
-    m, n = shape
-    if not runtime.HAS_GPU:
-        print(f"– Not timed at {m} x {n}: there is no GPU here.")
-        return True
-    from memtraffic import benchmark
-
-    impls: dict[str, str | Callable[..., Tensor]] = {"copy": "copy", "fn": fn}
-    frame = benchmark.bench(impls, find_op(_operation(op)), [shape], dtype=dtype)
-    us = frame.set_index("impl")["us"]
-    share = us["copy"] / us["fn"]
-    found = f"{_name(fn)} reaches {units.format_ratio(share)} of a copy's bandwidth"
-    wanted = units.format_ratio(at_least)
-    if share < at_least:
-        raise AssertionError(f"{found} at {m} x {n}, not {wanted}")
-    claim(f"Timed at {m} x {n}: {found}, at least {wanted}.", True)
-    return True
 
 
 # ---- what is counted
@@ -383,7 +317,7 @@ def _list(parts: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def compiled_answer(fn: Function, shape: Shape, gpu: Gpu) -> Resources:
+def compiled_answer(fn: Function, shape: tuple[int, ...], gpu: Gpu) -> Resources:
     """What the one kernel that a learner's function launches uses on a GPU.
 
     A kernel of a cell is copied into a file, from which any process can compile it. shape: of the

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from memtraffic import runtime
-from memtraffic.kernels.softmax.op import softmax
 from memtraffic_book import attention
 from memtraffic_book.attention import Attention, captured, look_up, softmax_of, training
 
@@ -49,55 +48,6 @@ def test_attention_is_that_of_pytorch():
     error = (model(x) - expected).abs().max()
     assert error < 1e-6 and expected.abs().max() > 0.1
     assert model(x).shape == (2, 16, 16)
-
-
-class Forgetful(torch.autograd.Function):
-    """A softmax whose backward forgets the sum."""
-
-    @staticmethod
-    def forward(ctx, x, dim):
-        y = torch.softmax(x, dim)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        return ctx.saved_tensors[0] * dy, None
-
-
-def losses(softmax, steps=20):
-    step = training(softmax, SHAPE, heads=2, lr=0.01)
-    return torch.stack([step() for _ in range(steps)])
-
-
-def test_training_tells_a_wrong_gradient_from_a_right_one():
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    expected, ours = losses(torch.softmax), losses(softmax, 4)
-    assert torch.equal(torch.get_rng_state(), state)
-    wrong = losses(Forgetful.apply)
-    assert (ours / expected[:4] - 1).abs().max() < 1e-4
-    assert expected[-1] < 0.5 * expected[0]
-    assert wrong[0] == expected[0]  # the same start
-    assert wrong[-1] > 1.1 * expected[-1]
-    still = training(torch.softmax, SHAPE, heads=2, lr=0.0)
-    assert still() == still() == expected[0] and not still().requires_grad
-
-
-def test_steps_train_one_model_per_shape(monkeypatch):
-    made = []
-
-    def counting(softmax, shape, **options):
-        made.append((softmax, shape))
-        return lambda: torch.tensor(len(made))
-
-    monkeypatch.setattr(attention, "training", counting)
-    attention._training.cache_clear()
-    x = torch.zeros(SHAPE)
-    assert [attention.step_with_torch(x).item(), attention.step_with_ours(x).item()] == [1, 2]
-    attention.step_with_ours(x)
-    assert made == [(torch.softmax, SHAPE), (softmax, SHAPE)]
-    attention._training.cache_clear()
 
 
 def test_captured_keeps_the_memory_that_a_replay_uses(monkeypatch):

@@ -10,7 +10,7 @@ from memtraffic import gpus, runtime
 from memtraffic.errors import CountersUnavailable
 from memtraffic_book import __main__ as commands
 from memtraffic_book import build, catalog, recording
-from memtraffic_book.build import execute_notebooks, normalize_outputs, record_experiments
+from memtraffic_book.build import execute_notebooks, record_experiments
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
@@ -149,37 +149,6 @@ def test_maps_are_of_their_recording(tmp_path, monkeypatch):
 # ---- notebooks
 
 
-def test_normalize_outputs_removes_what_differs_from_run_to_run():
-    v4 = pytest.importorskip("nbformat").v4
-    trace = ["\x1b[31m----", "/home/reader/src/fused.py in softmax"]
-    error = v4.new_output("error", ename="ValueError", evalue="781 columns", traceback=trace)
-    pieces = [v4.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n")]
-    warning = v4.new_output("stream", name="stderr", text="c\n")
-    cell = v4.new_code_cell(
-        "softmax(x)",
-        outputs=[*pieces, warning, error],
-        metadata={"execution": {"shell.execute_reply": "2026-11-21"}, "tags": ["kept"]},
-    )
-    text = v4.new_markdown_cell("text")
-    notebook = v4.new_notebook(cells=[cell, text], metadata={"language_info": {"name": "python"}})
-    assert normalize_outputs(notebook) is notebook
-    assert [output.get("text") for output in cell.outputs] == ["a\nb\n", "c\n", None]
-    assert cell.outputs[2]["traceback"] == ["ValueError: 781 columns"]
-    assert cell.metadata == {"tags": ["kept"]}
-    assert "language_info" not in notebook.metadata and "outputs" not in text
-
-
-def test_fold_inputs_in_jupyterlab_and_colab():
-    v4 = pytest.importorskip("nbformat").v4
-    folded = v4.new_code_cell("# @title A", metadata={"tags": ["hide-input"]})
-    others = [v4.new_code_cell("a"), v4.new_markdown_cell("b")]
-    made = v4.new_notebook(cells=[folded, *others])
-    assert build.fold_inputs(made) is made
-    assert folded.metadata["cellView"] == "form"
-    assert folded.metadata["jupyter"] == {"source_hidden": True}
-    assert not [cell for cell in others if cell.metadata]
-
-
 def notebook(path, source):
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("nbclient")
@@ -234,11 +203,6 @@ def test_main_records_and_compares(book, capsys):
     assert "us was 5.33333, is 99 " in capsys.readouterr().err
     assert commands.main(["record", "sped"]) == 1
     assert "sped" in capsys.readouterr().err
-
-
-def test_main_chart_data(capsys):
-    assert commands.main(["chart-data"]) == 0
-    assert capsys.readouterr().out == build.chart_data()
 
 
 def test_main_without_a_gpu(monkeypatch, capsys):

@@ -250,14 +250,6 @@ def test_notebook_prints_a_meant_error(convert):
     ]
 
 
-def test_catch_prints_the_error_and_goes_on(capsys):
-    caught = colab.catch(
-        'def f(x):\n    return 1 / x\n\n\ny = f(1)\nprint(y,\n      f"{y}")\nf(0)\n'
-    )
-    exec(caught, {})
-    assert capsys.readouterr().out == "1.0 1.0\nZeroDivisionError: division by zero\n"
-
-
 # ---- the book as Markdown
 
 

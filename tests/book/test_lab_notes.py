@@ -1,4 +1,4 @@
-from memtraffic_book import lab_notes, tables
+from memtraffic_book import lab_notes
 
 NOTES = lab_notes.load()
 
@@ -14,15 +14,3 @@ def test_each_note_says_what_was_tried_and_what_became_of_it():
         assert not any(text.endswith(".") for text in NOTES[column])
     assert all(NOTES["result"])
     assert (NOTES.loc[NOTES["gain"] < 0, "verdict"] == lab_notes.DROPPED).all()
-
-
-def test_show_has_the_largest_gain_first(monkeypatch):
-    shown = []
-    monkeypatch.setattr(tables, "display", lambda data, raw: shown.append(data["text/plain"]))
-    monkeypatch.setattr(lab_notes, "glue", lambda *kept: None)
-    lab_notes.show()
-    [first, *lines] = shown[0].splitlines()
-    assert first == "gain | of | note | verdict" and len(lines) == len(NOTES)
-    gains = [float(line.split(" %")[0].replace("±", "")) for line in lines]
-    assert gains == sorted(gains, reverse=True) and gains[0] > 100 > 0 > gains[-1]
-    assert shown[0].count("Predicted: ") == (NOTES["prediction"] != "").sum()

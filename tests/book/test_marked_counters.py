@@ -163,42 +163,12 @@ def test_every_blind_kernel_has_a_call():
         find_op(row["inputs"]).arguments([160, 128][: len(find_op(row["inputs"]).sizes)])
 
 
-ROWS = 256  # of 4096: the programs of the others do the same, 256 rows further down
-
-
-def predicted_and_recorded(id, fn, op="softmax", **which):
-    """Of all 4096 rows, with this Triton; another one compiled what an H200 ran."""
-    subject = EXPERIMENTS[id]
-    frame = recording.read(recording.root() / recording.PUBLISHED, subject)
-    [row] = frame[(frame[[*which]] == pd.Series(which, dtype=object)).all(axis=1)].to_dict(
-        "records"
-    )
-    m, n = row["m"] if "m" in row else subject.arguments["shape"][0], row.get("n")
-    n = n or subject.arguments["shape"][1]
-    options = {name: which[name] for name in ("dtype", "layout") if name in which}
-    found = sectors(fn, op, (ROWS, n), target="H200", **options)
-    return {name: number * m // ROWS for name, number in found.totals.items()}, row
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("id", "fn", "which"),
-    [
-        ("masked_counters_8320", "masked", {}),
-        ("tiled_counters", "tiled", {"layout": "every other"}),
-        ("backward_counters", "memtraffic_book.exhibits:backward_ours", {"op": "softmax_backward"}),
-    ],
-)
-def test_sectors_are_those_that_were_recorded(id, fn, which):
-    predicted, row = predicted_and_recorded(id, import_function(fn), **which)
-    assert predicted["load_requests"] == row["load_instructions"]
-    assert predicted["store_sectors"] == row["l2_write_sectors"]
-
-
 @pytest.mark.slow
 def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
     """Where rows are no multiple of 32 bytes; but no more merge than what is one sector."""
-    predicted, row = predicted_and_recorded("masked_counters_781", import_function("masked"))
+    [row] = recorded_sectors("masked_counters_781").to_dict("records")
+    found = sectors(import_function("masked"), "softmax", (256, 781), target="H200").totals
+    predicted = {name: 16 * n for name, n in found.items()}  # of 4096 rows, which repeat
     assert predicted["load_requests"] == row["load_instructions"]
     assert predicted["load_sectors"] == predicted["store_sectors"] == 489_472  # as ncu counted
     assert 4096 * 781 * 4 / 32 < row["l2_write_sectors"] < predicted["store_sectors"]

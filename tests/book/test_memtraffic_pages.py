@@ -11,8 +11,6 @@ import pytest
 pytest.importorskip("docutils", reason="Sphinx is not installed")
 
 import memtraffic_pages as pages
-from docutils import nodes
-from docutils.utils import new_document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,13 +74,6 @@ def test_describe_dataclass():
     assert "_private" not in text
 
 
-def test_find_follows_imports():
-    """From the front door over a package to the module that defines it."""
-    assert isinstance(pages.find("memtraffic", "bench"), ast.FunctionDef)
-    with pytest.raises(LookupError):
-        pages.find("memtraffic", "nothing")
-
-
 @pytest.fixture
 def two_gpus(tmp_path, monkeypatch):
     """Recordings of the published GPU, and of another one that lacks a rung."""
@@ -100,15 +91,6 @@ def two_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "RECORDINGS", tmp_path)
 
 
-def test_describe_recordings(two_gpus):
-    lines = list(pages.describe_recordings())
-    headings = [line for line in lines if line.startswith("**")]
-    h200, other = "**H200** (`book/recordings/nvidia-h200`)", "**A** (`book/recordings/a-gpu`)"
-    assert headings == [h200, other]
-    assert lines.count("Driver 1, CUDA 13.0, PyTorch 2, Triton 3.") == 2
-    assert lines.count("| 2026-01-02 | `0123456789` | ladder, roof |") == 2
-
-
 def test_describe_ladder_of_two_gpus(two_gpus):
     assert list(pages.describe_ladder()) == [
         "| rung | H200 | A |",
@@ -118,27 +100,6 @@ def test_describe_ladder_of_two_gpus(two_gpus):
         "| fused | 3900 GB/s, 98 % | – |",
         "",
     ]
-
-
-@pytest.mark.parametrize(
-    ("source", "prompt", "code"),
-    [
-        pytest.param(
-            "# @title Draw two bars\n\nf()\n", "Code: Draw two bars", "f()\n", id="titled"
-        ),
-        pytest.param("f()  # @title A\n", "Code", "f()  # @title A\n", id="untitled"),
-    ],
-)
-def test_title_of_a_folded_cell_moves_to_its_fold(source, prompt, code):
-    document = new_document("page")
-    for options in ({"hide_mode": "input", "prompt_show": "Code", "prompt_hide": "Code"}, {}):
-        cell = nodes.container("", nodes.literal_block(source, source), **options)
-        document += cell
-    pages.FoldedTitles(document).run()
-    folded, shown = document.children
-    assert folded["prompt_show"] == folded["prompt_hide"] == prompt
-    assert folded.children[0].rawsource == folded.astext() == code
-    assert shown.astext() == source
 
 
 @pytest.mark.parametrize("address", ["", "https://github.com/owner/name"])

@@ -93,18 +93,6 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
 
 
-def test_units_stay_in_titles_and_in_claims():
-    title = nodes.title("", "Rows: 2 kB per program")
-    links = nodes.bullet_list("", nodes.paragraph("", "", nodes.reference("", "Rows: 2 kB")))
-    env = SimpleNamespace(titles={"a": title}, tocs={"a": links})
-    site.mend_titles(app(), env)
-    assert "2\N{NO-BREAK SPACE}kB" in title.astext() and "2\N{NO-BREAK SPACE}kB" in links.astext()
-    claim = nodes.raw("", '<details class="claim">It takes 3 µs.</details>', format="html")
-    table = nodes.raw("", "<td>3 µs</td>", format="html")
-    site.keep_units_in(nodes.section("", claim, table))
-    assert "3\N{NO-BREAK SPACE}µs" in claim.astext() and table.astext() == "<td>3 µs</td>"
-
-
 # ---- boxes and captions
 
 

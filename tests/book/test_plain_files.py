@@ -86,24 +86,6 @@ def linked(tmp_path, name, **modules):
     return linker
 
 
-def test_linker_takes_what_a_definition_needs_and_no_more(tmp_path):
-    linker = linked(
-        tmp_path,
-        "f",
-        a="from os import sep\nfrom memtraffic.b import g, own\nimport json\n\n"
-        "def f(i):\n    return g(i) + own() + len(sep)\n\ndef h(): pass\n",
-        b="K = 1\ni = 2\n\ndef g(x):\n    i = x\n    return K + i\n\ndef own(): pass\n",
-    )
-    found = [(place.module, place.name) for place in linker.places.values()]
-    assert found == [
-        ("memtraffic.b", "K"),
-        ("memtraffic.b", "g"),
-        ("plain_launch", "own"),
-        ("memtraffic.a", "f"),
-    ]
-    assert linker.imports == {"os": {"sep"}}
-
-
 @pytest.mark.parametrize(
     "modules",
     [

@@ -10,12 +10,11 @@ import pytest
 import torch
 from cases import cases
 
-from memtraffic import gpus, runtime
+from memtraffic import runtime
 from memtraffic.errors import CountersUnavailable
 from memtraffic_book import catalog, drift, recording
 from memtraffic_book.catalog import Column, Needs
 from memtraffic_book.recording import (
-    PUBLISHED,
     RecordingError,
     experiment,
     experiments,
@@ -351,8 +350,3 @@ def test_root_is_found_from_anywhere(tmp_path, monkeypatch):
         assert root().resolve() == tmp_path / "book" / "recordings"
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", "elsewhere")
     assert str(root()) == "elsewhere"
-
-
-def test_published_folder_is_of_a_known_gpu():
-    names = {runtime.folder_name(gpu.driver_name) for gpu in gpus.GPUS}
-    assert PUBLISHED in names

@@ -117,14 +117,6 @@ def test_show_has_a_line_for_each_pass(monkeypatch):
     ]
 
 
-def test_show_of_the_recorded_survey_names_every_kernel(monkeypatch):
-    frame = survey.load()
-    lines, page = shown(monkeypatch, frame)
-    assert page.count("<details>") == frame["package"].nunique() == len(survey.TITLES)
-    passes = [line for line in lines if line.startswith(("forward |", "backward |"))]
-    assert len(passes) == len(frame)
-
-
 def test_beside_gives_ratios_of_what_ran():
     columns = list(EXPERIMENTS["survey_counters"].schema)
     ran = dict.fromkeys(columns, 0) | {

@@ -104,16 +104,3 @@ def test_show_diff_has_both_sides_and_no_docstring(shown):
     assert not [line for line in lines if line.startswith(("@@", "---", "+++")) or '"""' in line]
     show_diff(naive.softmax, naive.softmax)
     assert not [it for it in shown[1][0].data.splitlines() if it.startswith(("+", "-"))]
-
-
-def test_source_of_a_kernel_is_that_of_its_function():
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from memtraffic_book import exhibits
-
-    for kernel in (exhibits._no_other_kernel, exhibits._pointer_chase_kernel):
-        assert text.source(kernel).startswith("@triton.jit\ndef _")
-
-
-def test_source_without_a_docstring():
-    assert '"""' in text.source(naive.softmax)
-    assert '"""' not in text.source(naive.softmax, docstring=False)

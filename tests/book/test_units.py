@@ -59,21 +59,6 @@ def test_sanitize_rule_hides_the_size_of_a_figure(sanitize):
     assert sanitize(shown) == "<Figure size SIZE with 1 Axes>"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [  # beside the examples of their docstrings
-        (units.format_us(19.94), "19.9 µs"),
-        (units.format_us(12345.6), "12,346 µs"),
-        (units.format_bytes(999_900), "999.9 kB"),
-        (units.format_bytes(1e6), "1.0 MB"),
-        (units.format_bytes(4294967296), "4,295.0 MB"),
-        (units.format_percent(-0.05), "-5.0 %"),
-    ],
-)
-def test_format(text, expected):
-    assert text == expected
-
-
 def outputs(path):
     """The texts that the cells of a notebook print or display."""
     for cell in json.loads(path.read_text("utf-8"))["cells"]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from memtraffic.inputs import tensors_in
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
 from memtraffic.meters.formula import parse_formula
-from memtraffic.meters.sectors import Array, count_sectors
+from memtraffic.meters.sectors import count_sectors
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import BLUE, INK, MUTED, ORANGE, PALE, PROGRAM_COLORS
@@ -440,21 +439,16 @@ def trips() -> str:
         picture.change(f"{i} name", left + 128, 36, "end", font_weight="bold")
         picture.cells(f"{i} held", grid((middle - 60, 43), 1, 8, 15), 15)
         picture.write(middle, 153, "memory", "middle")
-        for kind, x, (tail, head) in (
-            ("load", middle - 30, (132, 70)),
-            ("store", middle + 30, (68, 130)),
+        for kind, sign, tail, head, anchor in (
+            ("load", -1, 132, 70, "end"),
+            ("store", 1, 68, 130, "start"),
         ):
-            way = arrow(x, tail, head, COLORS[kind])
+            x, color = middle + 30 * sign, COLORS[kind]
+            way = arrow(x, tail, head, color)
             picture.add(way.name, **way.look, opacity=0.3)
-            picture.change(
-                f"{i} {kind}s",
-                x + (-12 if kind == "load" else 12),
-                104,
-                "end" if kind == "load" else "start",
-                fill=COLORS[kind],
-                font_weight="bold",
-            )
-            dot = {"cx": x, "cy": tail, "r": 4, "fill": COLORS[kind], "stroke": "#ffffff"}
+            look = {"fill": color, "font_weight": "bold"}
+            picture.change(f"{i} {kind}s", x + 12 * sign, 104, anchor, **look)
+            dot = {"cx": x, "cy": tail, "r": 4, "fill": color, "stroke": "#ffffff"}
             picture.group(f"{i} {kind} dots", [Member("circle", "", dot)] * 3)
         picture.change(f"{i} moved", middle, 183, "middle", font_size=16, font_weight="bold")
         picture.write(middle, 197, "moved", "middle", fill=MUTED)
@@ -538,48 +532,29 @@ MOST = {"stride": 8, "first": 7}  # elements, so that 32 sectors are enough
 STRIDED = {"dtype": "float32", "bits": 32, "stride": 2, "first": 0}  # what the picture starts with
 
 
-def warp_loads(itemsize: int, bits: int, stride: int, first: int) -> tuple[Array, int]:
-    """What the lanes of a warp load: the addresses of shape (requests, lanes), and bytes of each.
-
-    A lane wants `bits` that lie side by side, or one element where `stride` leaves gaps. It loads
-    them at once if the first element permits that, as the largest power of two that divides both.
-    """
-    wanted = max(1, bits // 8 // itemsize) if stride == 1 else 1
-    vector = math.gcd(wanted, first)
-    pieces = np.arange(0, wanted, vector)[:, None]
-    elements = first + np.arange(WARP) * stride * wanted + pieces
-    return elements * itemsize, vector * itemsize
-
-
-def sector_texts(itemsize: int, addresses: Array, size: int) -> dict[str, str]:
-    """What the picture says of some requests."""
-    requests, touched = count_sectors(addresses, np.ones(WARP, dtype=bool))
-    moved, wanted = SECTOR_BYTES * touched, addresses.size * size
-    word = "request" if requests == 1 else "requests"
-    return {
-        "requests": f"{requests} {word} of {8 * size} bits a lane",
-        "sectors": f"{touched / requests:g} sectors per request",
-        "wanted": f"wanted {wanted} bytes",
-        "moved": f"moved {moved} bytes",
-    }
-
-
 def sectors_of_a_warp() -> str:
     """The file of the figure in which 32 lanes load from sectors of 32 bytes."""
-    itemsize = DTYPES[str(STRIDED["dtype"])]
-    addresses, size = warp_loads(itemsize, 32, 2, 0)
+    size = DTYPES["float32"]
+    addresses = 2 * size * np.arange(WARP)  # of every other element
+    requests, sectors = count_sectors(addresses[None], np.ones(WARP, dtype=bool))
     wide, high = SECTOR
     unit, left, top = (wide - 4) / SECTOR_BYTES, 15.0, 42.0
-    touched = set((addresses // SECTOR_BYTES).flat)
+    touched = {*(addresses // SECTOR_BYTES)}
     boxes = "".join(
         f"M{left + place % 128 // 32 * wide + place % 32 * unit:g} {top + place // 128 * high:g}"
         f"h{size * unit - 0.4:g}v{high - 4:g}h{0.4 - size * unit:g}z"
-        for place in map(int, addresses[0])
+        for place in map(int, addresses)
     )
     pieces = [boxes, *[""] * 7]
     places = {f"request {i}": {"d": pieces[i]} for i in range(8)}
     classes = {"sectors": ["on" if i in touched else "none" for i in range(32)]}
-    frame = Frame("", classes, sector_texts(itemsize, addresses, size), places)
+    texts = {
+        "requests": f"{requests} request of {8 * size} bits a lane",
+        "sectors": f"{sectors} sectors per request",
+        "wanted": f"wanted {WARP * size} bytes",
+        "moved": f"moved {SECTOR_BYTES * sectors} bytes",
+    }
+    frame = Frame("", classes, texts, places)
     data = {"dtypes": DTYPES, "most": MOST, "begin": STRIDED, "unit": unit, "size": [wide, high]}
     picture = Picture("sectors", [frame], {**data, "corner": [left, top]})
     picture.change("requests", 8, 16, font_weight="bold")

@@ -2,11 +2,8 @@
 
 import pytest
 
-from memtraffic import runtime
 from memtraffic_book import experiment
 from memtraffic_book.chapters import in_flight
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
 @pytest.fixture
@@ -14,41 +11,28 @@ def flight():
     return experiment("bytes_in_flight")
 
 
-def test_draw_full_and_empty_quotes_both_and_refuses_few_warps_that_are_slow(glued, monkeypatch):
-    measured = in_flight.draw_full_and_empty()
-    assert set(measured["access"]) == {"read"} and glued.keys() == {"full", "few"}
-    slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 4, 9.0))
-    monkeypatch.setattr(in_flight, "experiment", lambda id: slow)
-    with pytest.raises(AssertionError, match=r"0\.8x needed"):
-        in_flight.draw_full_and_empty()
-
-
-def test_check_law_refuses_a_latency_that_is_wrong(flight, glued):
+def test_check_law_refuses_a_latency_that_is_wrong(flight):
     in_flight.check_law(flight, 337.0, 11_300)
-    assert glued == {"latency": "337 ns", "need": "11 kB"}
     with pytest.raises(AssertionError, match="the law predicts"):
         in_flight.check_law(flight, 1000.0, 11_300)
 
 
-def test_draw_bend_finds_the_bend_right_of_what_was_calculated(flight, glued):
+def test_draw_bend_finds_the_bend_right_of_what_was_calculated(flight):
     curve = in_flight.draw_bend(flight, 11_300)
-    assert glued["bend"] == "25 kB" and glued["copy_bend"] == "16 kB"
     assert curve["read"].max() > 0.9
     with pytest.raises(AssertionError, match=r"1\.2x of that"):
         in_flight.draw_bend(flight, 22_000)
     in_flight.draw_kernels(curve)
-    assert glued["narrow_flight"] == "8 kB"
 
 
-def test_show_load_refuses_a_latency_that_stays(flight, capsys):
+def test_show_load_refuses_a_latency_that_stays(flight):
     curve = in_flight.draw_bend(flight, 11_300)
     in_flight.show_load(flight, curve)
-    assert "as long (over 1.5x)" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"over 1\.5x"):
         in_flight.show_load(flight.assign(latency_ns=400.0), curve)
 
 
-def test_show_ways_refuses_warps_that_count_by_themselves(glued):
+def test_show_ways_refuses_warps_that_count_by_themselves():
     measured = experiment("slots_in_flight").query("access == 'read'")
     in_flight.show_ways(measured)
     slow = measured.assign(gb_per_s=measured["gb_per_s"].where(measured["slots"] != 4, 9.0))

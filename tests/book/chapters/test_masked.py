@@ -5,60 +5,30 @@ import torch
 import triton
 import triton.language as tl
 
-from memtraffic import runtime
 from memtraffic.kernels.softmax import masked as kernel
 from memtraffic_book import exhibits
 from memtraffic_book.chapters import masked
 
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
-
-def test_check_row_refuses_a_dead_element_that_counts(capsys):
+def test_check_row_refuses_a_dead_element_that_counts():
     row = torch.arange(5.0)
     numerator = torch.cat([(row - 4).exp(), torch.zeros(3)])
     masked.check_row(numerator, row)
-    assert "add 0 to the sum" in capsys.readouterr().out
     numerator[7] = 1
     with pytest.raises(AssertionError, match="add 1 to the sum"):
         masked.check_row(numerator, row)
 
 
-def test_explain_surplus_refuses_other_bytes_than_those_of_the_sectors(glued, changed):
-    masked.explain_surplus()
-    assert glued["surplus"] == "0.9 %"
-    changed("l1_l2_read_bytes", 1.1, kernel="_softmax_masked_kernel")
-    with pytest.raises(AssertionError, match="sectors of its rows"):
-        masked.explain_surplus()
-
-
-def test_try_softmaxes_passes_all_and_judges_one_right(glued, capsys, monkeypatch):
+def test_try_softmaxes_passes_all_and_judges_one_right(monkeypatch):
     masked.try_softmaxes()
-    assert glued == {"passed": "4"} and "the judge passes 1: masked" in capsys.readouterr().out
     monkeypatch.setattr(exhibits, "softmax_block_of_512", kernel.softmax)  # is right
     with pytest.raises(AssertionError, match="the judge passes 2"):
         masked.try_softmaxes()
 
 
-def test_time_the_cheat_refuses_one_that_looks_slow(glued, changed):
-    masked.time_the_cheat()
-    assert int(glued["at_4096"][:-2]) > 90
-    changed("us", 3, impl="block of 512")
-    with pytest.raises(AssertionError, match="more than 3x needed"):
-        masked.time_the_cheat()
-
-
-def test_reach_far_refuses_a_short_offset_that_arrives(glued, changed):
-    masked.reach_far()
-    assert glued["expected"] == "no change" and "slower" in glued["measured"]
-    changed("found", 0, who="masked")
-    with pytest.raises(AssertionError, match="found by 1 of 3"):
-        masked.reach_far()
-
-
-def test_check_narrow_holds_at_wide_rows_alone(capsys):
+def test_check_narrow_holds_at_wide_rows_alone():
     masked.time_narrow()
     masked.check_narrow(4096, at_least=0.9)
-    assert "At 4096 columns masked reaches" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="At 64 columns"):
         masked.check_narrow(64, at_least=0.9)
 

@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
 from notebooks import code_cells, load
 
-from memtraffic import runtime
 from memtraffic_book import exhibits, text
 from memtraffic_book.chapters import memory_wall as page
 
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 BOOK = Path(__file__).resolve().parents[3] / "book"
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 RATES = pd.Series({"multiply-add": 32e12, "exp2": 4e12})
@@ -29,12 +26,6 @@ def found(monkeypatch):
     return set_
 
 
-def test_draw_times_quotes_what_was_raced(glued):
-    page.draw_times()
-    assert {"copy", "naive", "speedup", "exponentials", "ratio"} == set(glued)
-    assert glued["copy"].endswith(" µs") and len(plt.get_fignums()) == 1
-
-
 def test_trace_rows_sees_what_is_left_nan(capsys):
     y = X.clone()
     y[:, 4] = float("nan")
@@ -47,34 +38,6 @@ def test_trace_rows_sees_what_is_left_nan(capsys):
 def test_kernel_of_the_page_is_the_one_that_was_timed():
     printed = [cell.source for cell in code_cells(load(BOOK / "memory-wall.ipynb"))]
     assert text.source(exhibits.copy_rows) in printed
-
-
-def test_time_first_copy_refuses_a_slow_one(found, glued, capsys):
-    race = pd.DataFrame({"impl": ["copy", "copy_rows"], "us": [90.0, 100.0]})
-    found(first_copy=race)
-    page.time_first_copy()
-    assert "reaches 90.0 % of the speed" in capsys.readouterr().out and glued["first"] == "90 %"
-    found(first_copy=race.assign(us=[80.0, 100.0]))
-    with pytest.raises(AssertionError, match="85 % needed"):
-        page.time_first_copy()
-
-
-def test_draw_machine_and_roofline(glued):
-    page.draw_machine()
-    page.draw_roofline(4e12, RATES, 1 / 8)
-    assert glued["ridge"] == "1 per byte" and glued["l2"].endswith(" MiB")
-    assert len(plt.get_fignums()) == 2
-
-
-def test_check_floor_refuses_a_kernel_that_beats_it(found, glued):
-    page.check_floor()
-    assert glued["skip_found"] and glued["lost"].endswith(" %")
-    fast = pd.DataFrame({"gb_per_s": [4300.0]})
-    roofs = pd.DataFrame({"datasheet_gb_per_s": [4800.0]})
-    copies = pd.DataFrame({"gb_per_s": [4200.0]})
-    found(map_float32=fast, map_bfloat16=fast, copies=copies, roof=roofs)
-    with pytest.raises(AssertionError, match="beats its floor"):
-        page.check_floor()
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """What the folded cells of `book/naive.ipynb` do, on data where a claim is false, too."""
 
-import pandas as pd
 import pytest
 import torch
 
-from memtraffic import count, runtime
+from memtraffic import count
 from memtraffic.kernels.softmax import naive as kernel
 from memtraffic_book.chapters import naive as page
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
 @pytest.fixture
@@ -17,33 +14,14 @@ def measured():
     return page.show_counters()
 
 
-def test_draw_trips_refuses_lines_as_fast_as_a_copy(glued, monkeypatch):
-    page.draw_trips()
-    assert set(glued) == {"copy_us", "naive_us", "times"}
-    race = pd.DataFrame({"impl": ["copy", "naive"], "us": [100.0, 250.0]})
-    monkeypatch.setattr(page, "experiment", lambda id: race)
-    with pytest.raises(AssertionError, match=r"2\.50x as long"):
-        page.draw_trips()
-
-
-def test_show_ops_refuses_another_matrix(capsys):
+def test_show_ops_refuses_another_matrix():
     page.show_ops(count(kernel.softmax, torch.ones(3, 5)))
-    assert "read 81 elements and write 51" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="81 elements"):
         page.show_ops(count(kernel.softmax, torch.ones(3, 6)))
 
 
-def test_show_counters_refuses_a_kernel_too_many(measured, monkeypatch):
-    again = pd.DataFrame([*measured, measured[0]])
-    monkeypatch.setattr(page, "experiment", lambda id: again)
-    with pytest.raises(AssertionError, match="run 6 kernels"):
-        page.show_counters()
-
-
-def test_draw_maxima_refuses_lanes_that_each_load_one(measured, glued):
+def test_draw_maxima_refuses_lanes_that_each_load_one(measured):
     page.draw_maxima(measured)
-    assert glued["each"] == "268.4 MB" and glued["once"] == "16.4 kB"
-    assert glued["prefetch_predicted"].endswith("of a copy")
     measured[1]["instruction_read_bytes"] = 2 * page.MATRIX
     with pytest.raises(AssertionError, match="at the instructions"):
         page.draw_maxima(measured)

@@ -1,16 +1,12 @@
 """What the folded cells of `book/sectors.ipynb` do, on data where a claim is false, too."""
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from memtraffic import runtime
 from memtraffic.kernels.softmax import masked
 from memtraffic_book.chapters import sectors as page
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
 
 
 @pytest.fixture(scope="module")
@@ -18,44 +14,24 @@ def counted():
     return page.recorded()
 
 
-def test_compare_refuses_one_sector_more(counted, glued, capsys):
+def test_compare_refuses_one_sector_more(counted):
     page.compare(counted)
-    assert "512 of 512" in capsys.readouterr().out
-    assert glued == {"calls": "128", "odd": "4.1 times"}
     more = counted.copy()
     more.iloc[-1, more.columns.get_loc("store_sectors")] += 1
     with pytest.raises(AssertionError, match="511 of 512"):
         page.compare(more)
 
 
-def test_open_page_and_time_layouts_refuse_other_bytes(glued, monkeypatch, capsys):
-    page.open_page()
-    page.time_layouts()
-    assert glued["times"] == "8 times" and capsys.readouterr().out.count("✓") == 2
-    real = page.experiments
-
-    def changed(*ids):
-        first, *others = real(*ids)
-        return [first.assign(l1_l2_read_bytes=first["dram_read_bytes"]), *others]
-
-    monkeypatch.setattr(page, "experiments", changed)
-    for show in (page.open_page, page.time_layouts):
-        with pytest.raises(AssertionError):
-            show()
-
-
-def test_draw_odd_widths_refuses_requests_that_do_not_fall(counted, glued, capsys):
+def test_draw_odd_widths_refuses_requests_that_do_not_fall(counted):
     page.draw_odd_widths(counted)
-    assert {"expected", "found", "ours_odd"} <= set(glued) and len(plt.get_fignums()) == 1
     with pytest.raises(AssertionError, match="load requests"):
         page.draw_odd_widths(counted.assign(load_requests=100))
 
 
 @pytest.mark.slow
-def test_draw_lanes_and_show_bits_refuse_other_loads(monkeypatch, capsys):
+def test_draw_lanes_and_show_bits_refuse_other_loads(monkeypatch):
     page.draw_lanes()
     page.show_bits()
-    assert capsys.readouterr().out.count("✓") == 2
     monkeypatch.setattr(page.tiled, "softmax", lambda x, **options: masked.softmax(x))
     with pytest.raises(AssertionError, match="4100 columns"):
         page.show_bits()

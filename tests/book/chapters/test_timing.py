@@ -2,20 +2,7 @@
 
 import pytest
 
-from memtraffic import runtime
 from memtraffic_book.chapters import timing
-
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU measures itself")
-
-
-def test_claims_hold_of_the_recordings(glued, capsys):
-    timing.show_clocks()
-    timing.claim_floor()
-    timing.show_cold()
-    timing.show_drift()
-    timing.claim_level(timing.draw_spread())
-    assert capsys.readouterr().out.count("✓") == 7
-    assert all(value[0].isdigit() for value in glued.values())
 
 
 def test_compare_again_keeps_the_larger_of_both_gpus(glued, monkeypatch, capsys):

@@ -1,0 +1,143 @@
+"""What a chapter claims of the recordings, with one of their columns changed until it is false.
+
+What it says of the recordings as they are, nbval compares on its page.
+"""
+
+import pytest
+
+from memtraffic_book import recording, survey
+from memtraffic_book.chapters import backward, ship, tiled, your_kernel
+
+
+def times(columns, by, **where):
+    """A change of a recording: columns times a number, in the rows where others have values."""
+    names = columns.split()
+
+    def change(frame):
+        if not {*names, *where} <= {*frame}:
+            return frame
+        other = ~(frame[[*where]] == [*where.values()]).all(axis=1)
+        return frame.assign(**{name: frame[name].where(other, frame[name] * by) for name in names})
+
+    return change
+
+
+def us(by, impl=None, **where):
+    """A change of times, of one implementation or of all."""
+    return times("us", by, **({"impl": impl} if impl else {}), **where)
+
+
+OURS = "memtraffic.softmax"
+QUEUE = "1 stage, 8 warps, dynamic order"
+
+LIES = {
+    "backward": {
+        "show_moves": (times("l1_l2_read_bytes", 0.3), "more than 1.5x"),
+        "draw_race": (us(1.4, backward.OURS), "75 % needed"),
+        "draw_race, theirs": (us(0.3, backward.THEIRS), "more than 1.2x"),
+        "show_steps": (times("dram_read_bytes", 2, softmax=OURS), "less than 0.95x"),
+        "show_steps, replayed": (times("host_us", 9, launch="graph"), "less than 0.8x"),
+    },
+    "chunks": {
+        "draw_cliff": (us(0.5, "tiled", n=8320), "more than a tenth"),
+        "draw_cliff, chunks": (us(9, "chunks"), "and chunks fall"),
+        "compare_widest": (us(2, "chunks"), "At 32768 columns"),
+    },
+    "fused": {
+        "compare_with_bytes": (us(3, "fused"), "2.40x needed"),
+        "compare_requests": (times("instruction_read_bytes", 2), "in the order of the table"),
+        "draw_widths": (us(2, "compile(persistent reduction)"), "0.90x and 1.10x needed"),
+        "draw_widths, widest": (us(0.6, "compile(persistent reduction)", n=32768), "more than 1.1"),
+    },
+    "in_flight": {
+        "draw_full_and_empty": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),
+    },
+    "long_rows": {
+        "show_three_reads": (times("l1_l2_read_bytes", 0.6, impl="torch.softmax"), "3 expected"),
+        "show_three_reads, speed": (us(0.5, "torch.softmax"), "less than 60 %"),
+        "show_few_rows": (us(3, "split, 1024 columns"), "more than 1.5x"),
+    },
+    "masked": {
+        "explain_surplus": (times("l1_l2_read_bytes", 1.1), "sectors of its rows"),
+        "time_the_cheat": (us(3, "block of 512"), "more than 3x"),
+        "time_the_cheat, mask": (us(1.2, "masked"), "1.10x allowed"),
+        "reach_far": (times("found", 0, who="masked"), "found by 1 of 3"),
+    },
+    "memory_wall": {
+        "time_first_copy": (us(2, "copy_rows"), "85 % needed"),
+        "draw_machine": (us(20, cache="warm"), "more than 1.2x"),
+        "check_floor": (times("gb_per_s", 2, impl="tiled"), "beats its floor"),
+    },
+    "naive": {
+        "draw_trips": (us(0.5, "naive"), "more than 3x"),
+        "show_counters": (times("dram_read_bytes", 1.1), "to within 1 %"),
+    },
+    "occupancy": {
+        "compare_warps": (us(2, num_warps=32), "at most 10 % apart"),
+        "compare_with_tutorial": (times("resident", 2), "At 0 of 8"),
+        "compare_programs": (us(3, programs=264), "over 1.05x"),
+    },
+    "persistent": {
+        "take_apart": (us(1.2, "2 stages, program per tile"), "A fixed order costs"),
+        "take_apart, counter": (us(1.2, QUEUE), "A fixed order costs"),
+        "take_apart, detour": (us(0.9, "tiled"), "at most 1.02x"),
+        "take_apart, late": (us(1.1, extra=4), "under 3.0 %"),
+        "draw_wide": (us(0.5, "persistent"), "at none where"),
+    },
+    "sectors": {
+        "open_page": (times("l1_l2_read_bytes", 2, layout="transposed"), "8 expected"),
+        "time_layouts": (times("l1_l2_read_bytes", 2, layout="every other"), "exactly"),
+    },
+    "scoreboard": {
+        "show_versions": (times("us_reversed", 2), "2 % allowed"),
+    },
+    "ship": {
+        "claim_rivals": (us(3, OURS), "0.85x to 1.1x"),
+        "show_times": (times("eager_us", 0.1, n=128), "more than 2.00x"),
+        "show_attention": (us(3, "scaled_dot_product_attention"), "more than 2.00x"),
+        "draw_map": (us(2, OURS), "more than half"),
+    },
+    "survey": {
+        "show_measured": (times("instruction_read_bytes", 2), "request what was counted"),
+        "show_measured, again": (times("dram_read_bytes", 3), "fetch from DRAM at most"),
+    },
+    "tiled": {
+        "compare_warps": (us(3, "masked"), "within 20 %"),
+        "time_starts": (us(3, "masked"), "at least half"),
+        "draw_tiles": (us(1.5, rows=tiled.RULE // 256, n=64), "10 % allowed"),
+        "draw_narrow": (us(2, "tiled", n=64), "85 % needed"),
+    },
+    "timing": {
+        "show_clocks": (times("host_us", 99, n=16384), "takes .* its time on the GPU"),
+        "claim_floor": (us(9, what="no kernel"), "with a kernel that does nothing"),
+        "show_cold": (us(9, cache="warm"), "more than 1.1x"),
+        "draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
+    },
+    "your_kernel": {
+        "show_levels": (times("dram_read_bytes", 1.2), "less than 1.05x"),
+        "show_clock": (us(2, your_kernel.LOOP), "less than 25 %"),
+        "claim_small": (times("l2_mib", 0.01), "100 times as much"),
+        "show_loss": (us(1.3, "cross-entropy"), "at most 1.10x"),
+    },
+}  # fmt: skip
+GIVEN = dict.fromkeys(("show_versions", "claim_rivals", "show_times"), ship.load)
+GIVEN |= {"show_measured": survey.load}  # what makes the argument of a function
+
+
+@pytest.mark.parametrize(
+    ("chapter", "name", "change", "refused"),
+    [
+        pytest.param(chapter, name.partition(",")[0], *lie, id=f"{chapter}-{name}")
+        for chapter, lies in LIES.items()
+        for name, lie in lies.items()
+    ],
+    indirect=["chapter"],
+)
+def test_chapter_refuses_a_recording_in_which_its_claim_is_false(
+    chapter, name, change, refused, monkeypatch
+):
+    read = recording.read
+    monkeypatch.setattr(recording, "read", lambda *what: change(read(*what)))
+    given = [GIVEN[name]()] if name in GIVEN else []
+    with pytest.raises(AssertionError, match=f"does not hold: .*{refused}"):
+        getattr(chapter, name)(*given)
