@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import runtime
+from memtraffic.compile import capture_launches
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import (
     chunks,
@@ -558,6 +560,16 @@ def test_offsets_outgrow_int32(it, strides):
         assert_correct(it.op, it.fn, *apart)
     if it.takes_out:
         assert_correct(it.op, partial(it.fn, out=far(tensors[0], strides)), *tensors)
+
+
+@each(lambda it: it.name in ("fused", "masked", "tiled", "chunks", "persistent"))
+def test_a_row_has_as_many_lanes_on_wider_warps(it):
+    """It is planned for the GPU that it is captured for: half as many warps of 64 lanes."""
+    lanes = []
+    for gpu in map(find_gpu, ("H200", "MI300X")):
+        [launch] = capture_launches(it.fn, *it.make(2, 32768, "float32"), gpu=gpu)
+        lanes.append(launch.options["num_warps"] * gpu.warp_size)
+    assert lanes[0] == lanes[1] >= 512
 
 
 # ---- what does it refuse?
