@@ -91,13 +91,17 @@ def test_linked_kernel_where_the_number_of_launches_wraps():
 def test_linked_kernel_stores_two_words_a_row_at_each_other_rank(n_ranks):
     ranks, xs = Ranks(n_ranks), matrix(M, 20 * n_ranks, "float32", device="cpu").split(20, dim=1)
     traffic = count(lambda: ranks.softmax(*xs), (), trace=True)
-    size, others, read = ranks.boxes[0].numel(), 0, 0
+    size, others, looked, read = ranks.boxes[0].numel(), 0, 0, 0
     for access in traffic.accesses:
         at = torch.tensor(access.offsets)
+        elsewhere = int((at // size != access.program[1]).sum())
         if access.argument == "boxes_ptr" and access.kind == "written":
-            others += int((at // size != access.program[1]).sum())
+            others += elsewhere
+        elif access.argument == "boxes_ptr":
+            looked += elsewhere
         read += access.argument == "xs" and access.kind == "read" and at.numel()
     assert others == 2 * M * (n_ranks - 1) * n_ranks  # of all ranks
+    assert looked == others  # an exchange reads the word that it replaces; the rest is at home
     assert read == M * 20 * n_ranks  # each element once
 
 
