@@ -46,7 +46,8 @@ notebook: $(LAB_ENV) ## open the notebooks in JupyterLab
 colab: $(BOOK_ENV) ## write notebooks for Colab, which need nothing else, to _build/colab
 	$(BOOK_PY) src/memtraffic_book/colab.py _build/colab
 
-check: lint quick ## lint, types and the quick tests
+check: ## lint, types and the quick tests
+	$(MAKE) --jobs 2 lint quick
 
 test: ## everything that needs no GPU
 	$(MAKE) --jobs 2 environments

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -73,12 +74,12 @@ ORDER = [
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
 
+@cache
 def modules():
     """(path within the package, syntax tree) of each module but the front door."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        relative = path.relative_to(SOURCE)
-        if relative != Path("__init__.py"):
-            yield relative, ast.parse(path.read_text("utf-8"))
+    paths = {path.relative_to(SOURCE): path for path in sorted(SOURCE.rglob("*.py"))}
+    del paths[Path("__init__.py")]
+    return [(relative, ast.parse(path.read_text("utf-8"))) for relative, path in paths.items()]
 
 
 def module_name(path):

@@ -11,6 +11,8 @@ from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax import fused, naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.meters import counters as hardware
+from memtraffic.meters.formula import formula
+from memtraffic.op import find_op
 from memtraffic.reporting import report
 from memtraffic.residency import Resources
 
@@ -32,6 +34,19 @@ def cells(text):
 @pytest.fixture(scope="module")
 def text():
     return report(fused.softmax, shape=(16, 4096), targets=HERE)
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch):
+    """All but `text` solve for a matrix's formula at a few small shapes, which takes no second."""
+
+    def at_few_shapes(fn, inputs=None, **options):
+        if len(find_op(inputs).sizes) == 2:
+            options["fit"] = [(1, 8), (2, 4), (3, 16), (4, 1), (5, 2), (6, 32)]
+            options["held_out"] = [(7, 64), (8, 128)]
+        return formula(fn, inputs, **options)
+
+    monkeypatch.setattr(reporting, "formula", at_few_shapes)
 
 
 def test_report_formula(text):
@@ -104,7 +119,7 @@ def test_report_compiled_is_what_the_meters_say(text):
 def test_report_says_why_a_section_is_refused():
     """And goes on."""
     text = report(lambda x: x[: int(x.shape[0] ** 0.5)].exp(), shape=(16, 4))
-    assert "There is nothing to show here: it reads no sum" in section(text, "Formula")
+    assert section(text, "Formula").startswith("There is nothing to show here: it reads ")
     assert cells(section(text, "Counted"))[-1] == ["total", "16", "16", "64", "64"]
     assert "launched no Triton kernel" in section(text, "Compiled")
     text = report(fused.softmax, shape=(16, 100), targets=["sm_90"])

@@ -1,4 +1,5 @@
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,24 @@ def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, static):
 def test_read_of_what_is_no_machine_code():
     with pytest.raises(subprocess.CalledProcessError):
         sass.read({"cubin": b"no cubin"}, "k", find_gpu("sm_90"))
+
+
+def test_disassembler_is_asked_once_about_each_binary(tmp_path):
+    """By the script through which these tests call it, with one that counts how often it is."""
+    script = Path(__file__).parents[1] / "cuobjdump"
+    calls, asked = tmp_path / "calls", tmp_path / "asked"
+    calls.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest -s "$2" && cat "$2"\n')
+    calls.chmod(0o755)
+    environment = {"CUOBJDUMP": str(calls), "CUOBJDUMP_ANSWERS": str(tmp_path)}
+
+    def ask(option, name, binary):
+        (tmp_path / name).write_text(binary)
+        command = [script, option, tmp_path / name]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.stdout, done.returncode, len(asked.read_text().splitlines())
+
+    assert ask("-sass", "first", "one") == ("one", 0, 1)
+    assert ask("-sass", "another-name", "one") == ("one", 0, 1)
+    assert ask("-sass", "first", "two") == ("two", 0, 2)
+    assert ask("-res-usage", "first", "two") == ("two", 0, 3)
+    assert [ask("-sass", "none", "") for _ in range(2)] == [("", 1, 4), ("", 1, 5)]

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import runtime
+from memtraffic.compile import capture_launches
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import (
     chunks,
@@ -509,7 +511,11 @@ def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut, dtype):
 
 
 @WITH_KERNEL
-@pytest.mark.parametrize("n", [2, 127, 128, 129, 781, 2049, 2055, 4096, 8320])
+@pytest.mark.parametrize(
+    "n",
+    [*(2, 128, 129, 781, 2055, 8320)]
+    + [pytest.param(n, marks=pytest.mark.slow) for n in (127, 2049, 4096)],
+)
 def test_each_width_touches_each_element_as_often_as_is_said(it, n):
     """Rows of odd widths start at all distances from an aligned address."""
     if it.takes(n):
@@ -554,6 +560,16 @@ def test_offsets_outgrow_int32(it, strides):
         assert_correct(it.op, it.fn, *apart)
     if it.takes_out:
         assert_correct(it.op, partial(it.fn, out=far(tensors[0], strides)), *tensors)
+
+
+@each(lambda it: it.name in ("fused", "masked", "tiled", "chunks", "persistent"))
+def test_a_row_has_as_many_lanes_on_wider_warps(it):
+    """It is planned for the GPU that it is captured for: half as many warps of 64 lanes."""
+    lanes = []
+    for gpu in map(find_gpu, ("H200", "MI300X")):
+        [launch] = capture_launches(it.fn, *it.make(2, 32768, "float32"), gpu=gpu)
+        lanes.append(launch.options["num_warps"] * gpu.warp_size)
+    assert lanes[0] == lanes[1] >= 512
 
 
 # ---- what does it refuse?
@@ -630,7 +646,8 @@ def assert_refuses(it, call, of_rung, of_operation, says):
     for _ in range(2):  # nothing wrong is remembered
         with pytest.raises(error) as raised:
             call()
-        assert re.match(rf"[a-z_ ]+: .*{says}", str(raised.value)), raised.value
+        name = it.name.partition("-")[0] if it.errors == "rung" else it.op
+        assert re.match(f"{name}: .*{says}", str(raised.value)), raised.value
 
 
 @each(lambda it: it.errors)

@@ -37,18 +37,13 @@ def assert_as_in_float64(x, weight, dy, eps=1e-6):
         assert_close(got.detach(), expected.detach(), like.dtype, roundings=16)
 
 
-WIDTHS = [1, 7, 33, 128, 1025, 2048, 32769]
-SHAPES = [pytest.param((3, n), marks=pytest.mark.slow) if n > 9000 else (9, n) for n in WIDTHS]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(9, 7), (9, 1025), pytest.param((3, 32769), marks=pytest.mark.slow)], ids=str
+)
 def test_rms_norm_and_its_gradients(shape, dtype):
-    if shape[1] > 1:  # of one column, what is left of the gradient is eps
-        x, dy = matrix(*shape, dtype), matrix(*shape, dtype, seed=1)
-        assert_as_in_float64(x, matrix(1, shape[1], dtype, seed=2)[0], dy)
-    else:
-        y = rms_norm(torch.full(shape, 3.0, dtype=dtype, device=DEVICE), eps=0.0)
-        assert (y == 1).all()
+    """And so that of the weight, which the contract does not ask for."""
+    x, dy = matrix(*shape, dtype), matrix(*shape, dtype, seed=1)
+    assert_as_in_float64(x, matrix(1, shape[1], dtype, seed=2)[0], dy)
 
 
 def test_rms_norm_of_another_dtype_than_its_weight():

@@ -82,8 +82,8 @@ def test_rows_must_follow_one_another_from_an_aligned_address_on(x, kernel):
     assert torch.allclose(softmax(x), torch.softmax(x, dim=-1))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("n", [3, 11, 18, 29, 33, 51, 77])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [3, 19, 33, 77])  # two with a second power of two, one not full
 def test_last_program_may_end_inside_of_a_vector(n, dtype):
     """What lies behind the last row is untouched."""
     rows = narrow.narrow_run(n, matrix(1, 1, dtype).element_size(), 1).rows

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from memtraffic import runtime
-from memtraffic.gpus import DEFAULT_GPU, find_gpu
+from memtraffic.gpus import DEFAULT_GPU
 from memtraffic.kernels import operands
 from memtraffic.kernels.softmax import op, planning, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
@@ -235,24 +235,6 @@ def test_softmax_of_integers_needs_a_dtype(name):
 # ---- out
 
 
-OUTS = {
-    "transposed": lambda m, n: torch.empty(n, m).t(),
-    "odd-row-stride": lambda m, n: torch.empty(m, n + 1)[:, :n],
-    "unaligned": lambda m, n: torch.empty(m * n + 1)[1:].view(m, n),
-}
-
-
-@pytest.mark.parametrize("out", OUTS.values(), ids=OUTS)
-def test_softmax_writes_and_returns_out(either, out):
-    x = matrix(5, 40)
-    with torch.device(DEVICE):
-        out = out(5, 40)
-    base = out._base.fill_(781.0)
-    assert softmax(x, out=out) is out
-    assert_softmax(lambda _: out, x)
-    assert (base == 781.0).sum() == base.numel() - out.numel(), "written past out"
-
-
 def test_softmax_into_an_out_of_another_dtype():
     x, out = matrix(3, 40), torch.empty(3, 40, dtype=torch.bfloat16, device=DEVICE)
     assert softmax(x, dtype=torch.bfloat16, out=out) is out
@@ -354,7 +336,9 @@ def test_softmax_of_batches_of_rows_that_start_anywhere():
     ("n", "name", "parts"),
     [
         (16383, "float32", 0), (16384, "float32", 4), (50257, "float32", 13),
-        (131072, "float32", 32), (65537, "bfloat16", 9), (131072, "bfloat16", 16),
+        (65537, "bfloat16", 9),
+        pytest.param(131072, "float32", 32, marks=pytest.mark.slow),
+        pytest.param(131072, "bfloat16", 16, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_traffic_of_long_rows(n, name, parts):
@@ -408,17 +392,6 @@ def test_traffic_in_two_passes(small, dim, name):
     [kernel] = count(lambda y, dy: backward(dy, y, dim, y.dtype), (x, x.clone())).ops
     assert kernel.name == "passes_backward_kernel"
     assert (kernel.read_elements, kernel.written_elements) == (4 * x.numel(), x.numel())
-
-
-# ---- plans
-
-
-def test_plans_are_those_of_the_gpu_that_is_planned_for():
-    x = matrix(2, 2048)
-    for name in ("H200", "MI300X"):
-        with runtime.capturing_launches(find_gpu(name)):
-            softmax(x)
-    assert len(op._FORWARD.plans.latest) == 2
 
 
 # ---- autograd

@@ -455,11 +455,12 @@ def test_odd_rows_compile_without_spills(name, inputs):
         assert kernel.load_bits[element] == inputs * kernel.store_bits[element] == inputs
 
 
-def test_backward_is_planned_for_the_gpu_that_it_is_compiled_for():
+@pytest.mark.parametrize(("backward_too", "warps"), [(False, 2), (True, 4)])
+def test_plan_is_that_of_the_gpu_that_it_is_compiled_for(backward_too, warps):
     """A plan of one GPU does not serve another, whose warps are wider."""
     targets = ("sm_90", "gfx942", "sm_90")
-    launches = [captured(target, rows(2048, "float32"), True)[0] for target in targets]
-    assert [launch.options["num_warps"] for launch in launches] == [4, 2, 4]
+    launches = [captured(it, rows(2048, "float32"), backward_too)[0] for it in targets]
+    assert [launch.options["num_warps"] for launch in launches] == [warps, warps // 2, warps]
 
 
 @pytest.mark.slow

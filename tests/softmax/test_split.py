@@ -175,7 +175,7 @@ def test_softmax_splits_as_it_is_asked():
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
 def test_softmax_ends_between_chunks_and_parts(few_sms, chunks, looks):
-    for n in (1, 7, 8, 9, 15, 16, 17, 24, 31, 41, 64):
+    for n in (1, 8, 9, 16, 17, 41, 64):
         assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
 
 
