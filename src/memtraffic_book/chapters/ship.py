@@ -64,7 +64,7 @@ def runs(found: pd.Series[str]) -> str:
     """The answers at one width as text, from few rows to many.
 
     >>> runs(pd.Series({8: "torch.softmax", 64: "torch.softmax", 4096: "QuACK"}))
-    'torch ≤ 64, QuACK'
+    'torch ≤64, QuACK'
 
     found: by the number of rows.
     """
@@ -72,7 +72,7 @@ def runs(found: pd.Series[str]) -> str:
         (name, [m for m, _ in some]) for name, some in groupby(found.items(), lambda it: it[1])
     ]
     *before, (last, _) = parts
-    text = "".join(f"{short(name)} ≤ {rows[-1]}, " for name, rows in before)
+    text = "".join(f"{short(name)} ≤{rows[-1]}, " for name, rows in before)
     return text + short(last)
 
 
