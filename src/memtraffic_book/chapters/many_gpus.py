@@ -20,7 +20,7 @@ from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 ID, N, DTYPE = "many_gpus", 16384, "float32"  # the case of the prose
 LABELS = {
     COPY: "copy",
-    ALONE: "softmax of the part alone",
+    ALONE: "part alone",
     ONE: "one kernel",
     TWO: "two kernels",
     DTENSOR: "DTensor",

@@ -30,6 +30,7 @@ SHORT = {
     "torch.softmax": "torch",
     "compile(torch.softmax)": "compile",
     "memtraffic.softmax": "ours",
+    "scaled_dot_product_attention": "SDPA",
 }
 ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
 CALLED_AT = (8, 4096)  # rows, at which a page shows what the caller sees
@@ -38,7 +39,6 @@ SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 TORCH, OURS = CANDIDATES[0], CANDIDATES[-1]
 WIDE, VECTOR_BYTES = 10_000_000, 16
 FLAT = 95  # % of a copy, from which on a line counts as flat
-LOWEST = 5  # widths
 
 Frames = Mapping[str, pd.DataFrame]
 
@@ -64,7 +64,7 @@ def runs(found: pd.Series[str]) -> str:
     """The answers at one width as text, from few rows to many.
 
     >>> runs(pd.Series({8: "torch.softmax", 64: "torch.softmax", 4096: "QuACK"}))
-    'torch to 64, QuACK'
+    'torch ≤64, QuACK'
 
     found: by the number of rows.
     """
@@ -72,7 +72,7 @@ def runs(found: pd.Series[str]) -> str:
         (name, [m for m, _ in some]) for name, some in groupby(found.items(), lambda it: it[1])
     ]
     *before, (last, _) = parts
-    text = "".join(f"{short(name)} to {rows[-1]}, " for name, rows in before)
+    text = "".join(f"{short(name)} ≤{rows[-1]}, " for name, rows in before)
     return text + short(last)
 
 
@@ -276,10 +276,6 @@ def draw_map() -> None:
     ax = figures.width_map(ours, (TYPES[1], TYPES[0]), title=title)
     for label, below in zip(ax.texts, (-34, -19), strict=True):  # of two lines that nearly meet
         label.set_position((0, below))
-    for dtype in TYPES:
-        low = ours[dtype].nsmallest(LOWEST)
-        places = ", ".join(f"{value:.0f} % at {n}" for n, value in low.items())
-        print(f"Lowest in {dtype}: {places}.")
     claim(
         f"In float32 the last kernel reaches {FLAT} % of the speed of a copy at "
         f"{flat['float32']} of {len(ours)} widths, and in bfloat16 at {flat['bfloat16']} "

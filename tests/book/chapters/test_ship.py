@@ -39,7 +39,7 @@ def test_answers_go_to_what_others_maintain(shown):
     assert ship.answers(frame({(49, 8): (0, 0, 0)})).item() == "not measured"
     ship.show_decision({"float32": frame(times)})
     [lines] = shown
-    assert lines[1:] == ["49 | torch to 8, ours", "128 | QuACK to 8, ours"]
+    assert lines[1:] == ["49 | torch ≤8, ours", "128 | QuACK ≤8, ours"]
 
 
 def test_threshold_lies_where_the_answers_change():
