@@ -16,6 +16,7 @@ from memtraffic.meters.sectors import COUNTERS
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix, sectors
 from memtraffic_book import (
     claim,
+    experiment,
     experiments,
     figures,
     glue,
@@ -63,7 +64,7 @@ def recorded() -> pd.DataFrame:
 def compare(frame: pd.DataFrame) -> None:
     """Shows predicted and counted sectors of `tiled` in each layout, and claims that all agree.
 
-    frame: of `recorded`.
+    So do kernels of packages that were tried afterwards. frame: of `recorded`.
     """
     some = frame[(frame["fn"] == "tiled") & (frame["shape"] == SHAPE)]
     by = some.set_index(["layout", "dtype"])
@@ -81,8 +82,17 @@ def compare(frame: pd.DataFrame) -> None:
         "counters equal what was predicted.",
         equal.all() and equal.size > 400,
     )
+    others = experiment("sectors_blind")
+    known = others[others["refused"] == ""]
+    agree = (known[PREDICTED].to_numpy() == known[[*COUNTERS]].to_numpy()).all(axis=1)
+    claim(
+        f"Of {len(others)} kernels of three other packages, {len(known)} can be predicted, and "
+        f"the counters of {agree.sum()} are equal.",
+        agree.all() and len(known) >= 30,
+    )
     loads = by["load_sectors"]
     glue("calls", str(len(frame)))
+    glue("others", str(len(known)))
     glue("odd", f"{loads['odd', 'float32'] / loads['packed', 'float32']:.1f} times")
 
 

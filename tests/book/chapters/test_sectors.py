@@ -22,6 +22,14 @@ def test_compare_refuses_one_sector_more(counted):
         page.compare(more)
 
 
+def test_compare_refuses_another_count_of_another_package(counted, monkeypatch):
+    others = page.experiment("sectors_blind")
+    more = others.assign(load_requests=others["load_requests"] + (others["refused"] == ""))
+    monkeypatch.setattr(page, "experiment", lambda id: more)
+    with pytest.raises(AssertionError, match="the counters of 0 are equal"):
+        page.compare(counted)
+
+
 def test_draw_odd_widths_refuses_requests_that_do_not_fall(counted):
     page.draw_odd_widths(counted)
     with pytest.raises(AssertionError, match="load requests"):
