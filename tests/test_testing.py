@@ -260,12 +260,12 @@ def test_assert_traffic_says_what_differs_and_why():
     import kernels
 
     head, by_operation, by_argument = lines_of(kernels.twice, "MN", "MN")
-    assert head == "kernels.twice reads 2MN, not MN: at 4 x 2 16 elements, not 8"
+    assert head == "kernels.twice reads 2MN, not MN: at 4 x 2, 16 elements, not 8"
     assert by_operation == "  by operation: _twice_kernel 16"
     assert by_argument.endswith(": x_ptr 16, of 8 elements several times")
 
     head, by_operation = lines_of(lambda x: (x - x[:, :1]).sum(), "2MN", "MN + 1")
-    assert head.endswith("reads 2MN + M, not 2MN: at 4 x 2 20 elements, not 16")
+    assert head.endswith("reads 2MN + M, not 2MN: at 4 x 2, 20 elements, not 16")
     assert by_operation == "  by operation: sub 12, sum 8"
 
 
@@ -287,7 +287,7 @@ def test_assert_traffic_pins_bytes():
 
     testing.assert_traffic(widens, "2MN", "2MN", dtype="bfloat16", write_bytes="6MN")
     said = lines_of(widens, "2MN", "2MN", dtype="bfloat16", read_bytes="4MN", write_bytes="4MN")
-    assert "writes, in bytes, 6MN, not 4MN: at 4 x 2 48 bytes, not 32" in said[0]
+    assert "writes, in bytes, 6MN, not 4MN: at 4 x 2, 48 bytes, not 32" in said[0]
     assert said[1] == "  by operation: exp 16, _to_copy 32"
     options = {"dtype": "bfloat16", "backward": ("2MN", "MN", None, "4MN")}
     assert "writes, in bytes, 2MN, not 4MN" in lines_of(torch.exp, "MN", "MN", **options)[0]

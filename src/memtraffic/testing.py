@@ -328,7 +328,7 @@ def _traffic_difference(counts: "Counts", which: int, side: str, right: dict[str
     shape = min(odd, key=math.prod)
     name = function_name(counts.fn)
     name = f"the backward pass of {name}" if which else name
-    at = f"at {shape_text(shape)} " if shape else ""
+    at = f"at {shape_text(shape)}, " if shape else ""
     unit = "bytes" if "bytes" in side else "elements"
     lines = [
         f"{name} {counts.describe(which, side)}, not {polynomial(right)}: "

@@ -140,7 +140,7 @@ def exam(
     AssertionError: memtraffic_book.prove.<lambda> reads 3MN + M, not MN: at 4 x 2 28 elements,
     not 8
       by operation: amax 8, sub 12, _softmax 8
-    memtraffic_book.prove.<lambda> writes 2MN + M, not MN: at 4 x 2 20 elements, not 8
+    memtraffic_book.prove.<lambda> writes 2MN + M, not MN: at 4 x 2, 20 elements, not 8
       by operation: amax 4, sub 8, _softmax 8
 
     op: an operation, its name, or a function of one matrix, which says in float64 what is right.

@@ -124,9 +124,9 @@ def test_exam_of_another_operation():
 @cases(
     ("fn", "reason"),
     {
-        "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2 16 elements, not 8\n"),
+        "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2, 16 elements, not 8\n"),
         "drops-the-mask": (variant(masked=False), r"changed is wrong at 3 x 5: .*_kernel"),
-        "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2 6 elements, not 8"),
+        "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2, 6 elements, not 8"),
         "program-fewer": (variant(fewer=1), r"changed reads MN - N, not MN: at 4 x 2 6 elements"),
         "operations": (naive.softmax, r"reads 5MN \+ 2M, not MN: .*\n.*: amax 8, sub 12,"),
         "nothing": (lambda x: None, "reads 0, not MN: at 4 x 2 0 elements"),
@@ -167,7 +167,7 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
         "✓ Counted at 17 shapes: softmax reads MN elements and writes MN.",
         "✓ Counted at 17 shapes: changed reads 2MN elements and writes MN.",
     ]
-    assert "reads 2MN, not MN: at 4 x 2 16 elements, not 8" in done.stderr
+    assert "reads 2MN, not MN: at 4 x 2, 16 elements, not 8" in done.stderr
 
 
 # ---- traffic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 import pandas as pd
@@ -223,7 +224,8 @@ def judge_result(op: Op, fn: Callable[..., Tensor], *inputs: Tensor) -> str:
 
 def _reason(what: str, error: Exception) -> str:
     kind = "" if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: "
-    return f"{what}: {kind}{said(error)[:160] or type(error).__name__}"
+    text = shorten(said(error), 160, placeholder=" …")
+    return f"{what}: {kind}{text or type(error).__name__}"
 
 
 def _lost_after(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
+
 import pandas as pd
 
 from memtraffic_book import claim, experiment, glue, survey, tables, units
@@ -38,7 +40,7 @@ def show_summary(table: pd.DataFrame) -> None:
     glue("least", f"{100 * least / len(passes):.0f} %")
     glue("twice", f"{100 * twice / len(passes):.0f} %")
     for row in refused.to_dict("records"):
-        print(f"{survey.label(row)}: {row['reason'][:100]}")
+        print(f"{survey.label(row)}: {shorten(row['reason'], 100, placeholder=' …')}")
 
 
 def show_measured(table: pd.DataFrame) -> None:
