@@ -276,7 +276,7 @@ def test_assert_traffic_sees_one_shape_and_both_sides():
         return x.exp() if x.shape != (301, 4099) else x.exp().exp()
 
     size = 301 * 4099
-    assert f"at 301 x 4099 {2 * size} elements, not {size}" in lines_of(odd, "MN", "MN")[0]
+    assert f"at 301 x 4099, {2 * size} elements, not {size}" in lines_of(odd, "MN", "MN")[0]
     said = lines_of(torch.exp, "2MN", "MN + M")
     assert [line.split()[1] for line in said if line[0] != " "] == ["reads", "writes"]
 
