@@ -19,6 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -66,8 +67,8 @@ MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
 # those that are left, and always the least number.
 MAX_OPERATIONS, PART, LEAST_OPERATIONS = 500_000, 4, 10_000
 # Where a size grows by itself, to find what it must be a multiple of.
-LINE, LONG_LINE, LONGEST_BLOCK = (1, 2, 3, 4, 5, 7), (301, 1205, 4099), 4096
-MAX_SEARCH = 150_000  # operations on blocks, in all lines together
+LINE, LONG_LINE, LONGEST_BLOCK = (1, 2, 3, 4, 6), (301, 1205, 4099), 4096
+MAX_SEARCH = 80_000  # operations on blocks, in all lines together, and in all rounds for squares
 BLOCKS = (16, 32, 64, 128)  # that are tried where a line does not show one
 OTHER_SIZES = (2, 128)  # that the other sizes have there, first small ones, then whole blocks
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
@@ -306,11 +307,13 @@ class Counts:
         fit: Sequence[Shape] | None = None,
         held_out: Sequence[Shape] | None = None,
         least: int | None = None,
+        limit: bool = False,
     ) -> list[dict[str, Polynomial]] | None:
         """Counts at these shapes, or at those that are chosen, and solves.
 
         least: how many shapes to solve at are enough; by default, one more than there are products
-        of sizes. Returns for each pass the polynomial of each of `SIDES`; None if one has none.
+        of sizes. limit: shapes with too many programs are left out, as of those that are chosen.
+        Returns for each pass the polynomial of each of `SIDES`; None if one has none.
         Raises FormulaError for too few shapes and for counts that are not repeatable, InputsError
         for a shape of another number of sizes.
         """
@@ -319,7 +322,7 @@ class Counts:
         held_out = held_out if held_out is None else [check(shape) for shape in held_out]
         (first, small), *more = plan(len(self.symbols))
         planned = fit is None
-        self.add(first if fit is None else fit, (), limit=planned)
+        self.add(first if fit is None else fit, (), limit=planned or limit)
         least, pinned = least or 2 ** len(self.symbols) + bool(self.symbols), least is not None
         while planned and more and len(self.fitted) < least:
             self.add(*more.pop(0), limit=True)
@@ -330,9 +333,10 @@ class Counts:
         self._count_again()
         found = self._solve()
         squares = 3 ** len(self.symbols)
-        while found is None and planned and more and len(self.fitted) <= squares:
-            self.add(*more.pop(0), limit=True)
-            found = self._solve()
+        with self._at_most(MAX_SEARCH):
+            while found is None and planned and more and len(self.fitted) <= squares:
+                self.add(*more.pop(0), limit=True)
+                found = self._solve()
         if not any(traffic.ops for passes in self.traffic.values() for traffic in passes):
             self.notes.append(nothing_ran())
         if held_out is not None:
@@ -391,6 +395,15 @@ class Counts:
         finally:
             self._operations -= work.operated
         return (found, found.backward) if found.backward else (found,)
+
+    @contextmanager
+    def _at_most(self, operations: int) -> Iterator[None]:
+        """Context manager: shapes are left out when these operations on blocks are used up."""
+        before, least = self._operations, self._least_operations
+        self._operations, self._least_operations = operations, 0
+        yield
+        self._operations += before - operations
+        self._least_operations = least
 
     def _keep_grids(self, work: Work) -> None:
         launches: dict[str, int] = {}
@@ -525,10 +538,10 @@ class Counts:
         units = [1] * len(self.symbols)
         for other in OTHER_SIZES:
             lines = Counts(self.fn, self.inputs, self.backward, self.dtype)
-            lines._operations, lines._least_operations = MAX_SEARCH, 0
             others = [math.lcm(unit, other) for unit in units]
             try:
-                known = [lines.multiple(i, others) for i in range(len(units))]
+                with lines._at_most(MAX_SEARCH):
+                    known = [lines.multiple(i, others) for i in range(len(units))]
             finally:
                 self.shape = lines.shape
             found_units = [
@@ -539,7 +552,7 @@ class Counts:
             units = found_units
             counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
             try:
-                found = counts.run(_multiples(units, [degree for _, degree in known]))
+                found = counts.run(_multiples(units, [degree for _, degree in known]), limit=True)
             except FormulaError:  # too few shapes could be counted
                 continue
             finally:
@@ -558,49 +571,43 @@ class Counts:
         """
         for unit in self._likely(i, others):
             long = sorted({max(n // unit, LINE[-1] + 1) | 1 for n in LONG_LINE})
-            moved = self._line(i, others, [unit * times for times in (*LINE, *long)])
-            if len(moved) < len(LINE):
-                continue
-            sides = [
-                {(n,): side for n, side in zip(moved, each, strict=True)}
-                for each in zip(*moved.values(), strict=True)
-            ]
-            found = [next(solutions(side, "N"), None) for side in sides]
-            if all(found):
+            moved: dict[int, list[int]] = {}
+            for numbers in (LINE, long):
+                moved |= self._line(i, others, [unit * times for times in numbers])
+                sides = [
+                    {(n,): side for n, side in zip(moved, each, strict=True)}
+                    for each in zip(*moved.values(), strict=True)
+                ]
+                found = [next(solutions(side, "N"), None) for side in sides]
+                if len(moved) < len(LINE) or not all(found):
+                    break
+            else:
                 return unit, max(len(each) - 1 for each in found if each)
         return 1, 1
 
     def _likely(self, i: int, others: Sequence[int]) -> Iterator[int]:
         """Numbers that one size may have to be a multiple of, each once, the likeliest first."""
         yield 1
-        end = self._end_of_line(i, others, 1)
-        # Where a grid leaves out what is no whole block, the last number of a line is one less.
-        whole = self._end_of_line(i, others, end + 1) == 2 * end + 1
-        first = (end + 1, end) if whole else (end, end + 1)
+        end = LINE[1]
+        while end < LONGEST_BLOCK and self._straight(i, others, 1, 2 * end):
+            end *= 2
+        beyond = 2 * end
+        while beyond - end > 1:
+            middle = (end + beyond) // 2
+            straight = self._straight(i, others, 1, middle)
+            end, beyond = (middle, beyond) if straight else (end, middle)
+        # Where a grid leaves out what is no whole block, a line ends one before its second block.
+        floor = end > 2 and self._straight(i, others, beyond, 2 * beyond - 1)
+        first = (beyond, end) if floor else (end, beyond)
         yield from dict.fromkeys(unit for unit in (*first, 2 * end, 4 * end, *BLOCKS) if unit > 1)
 
-    def _end_of_line(self, i: int, others: Sequence[int], start: int) -> int:
-        """The largest number of one size up to which counts grow in a straight line from a number.
-
-        start: where the line starts. It is long enough if it has twice as many numbers as those
-        below its start, and `LONGEST_BLOCK` at least.
-        """
-
-        def straight(n: int) -> bool:
-            moved = self._line(i, others, (start, start + 1, n))
-            if n not in moved or len(moved) < min(3, n - start + 1):
-                return False
-            one, two = moved[start], moved[start + 1]
-            return moved[n] == [a + (n - start) * (b - a) for a, b in zip(one, two, strict=True)]
-
-        low, step = start + 1, 2
-        while low < max(LONGEST_BLOCK, 2 * start) and straight(start + step):
-            low, step = start + step, 2 * step
-        high = start + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if straight(middle) else (low, middle)
-        return low
+    def _straight(self, i: int, others: Sequence[int], start: int, n: int) -> bool:
+        """Whether counts at a number of one size continue the line from two smaller ones."""
+        moved = self._line(i, others, (start, start + 1, n))
+        if len(moved) < 3:
+            return False
+        lines = zip(*moved.values(), strict=True)
+        return all(last == a + (n - start) * (b - a) for a, b, last in lines)
 
     def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
         """What is moved on each side of each pass, by a size that changes by itself."""
