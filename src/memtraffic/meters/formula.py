@@ -237,9 +237,10 @@ def formula(
     tensors. By default it is one matrix, M,N. dtype: of the tensors whose specification names none.
     fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
     given: small ones to solve at, and large ones to check at, each size a multiple of what divides
-    it in all of `fit`. A shape that `fn` or `inputs` refuses with a ValueError, an AssertionError
-    or a NotImplementedError is left out and listed in `Formula.refused`. backward: the result has
-    the formula of the backward pass, too.
+    it in all of `fit`. If no formula holds at those, sizes that are multiples of a kernel's blocks
+    are tried, and `Formula.steps` says which. A shape that `fn` or `inputs` refuses with a
+    ValueError, an AssertionError or a NotImplementedError is left out and listed in
+    `Formula.refused`. backward: the result has the formula of the backward pass, too.
 
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
