@@ -553,7 +553,9 @@ class Counts:
             units = found_units
             counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
             try:
-                found = counts.run(_multiples(units, [degree for _, degree in known]), limit=True)
+                with counts._at_most(2 * MAX_SEARCH):
+                    shapes = _multiples(units, [degree for _, degree in known])
+                    found = counts.run(shapes, limit=True)
             except FormulaError:  # too few shapes could be counted
                 continue
             finally:
