@@ -600,7 +600,8 @@ class Counts:
             straight = self._straight(i, others, 1, middle)
             end, beyond = (middle, beyond) if straight else (end, middle)
         # Where a grid leaves out what is no whole block, a line ends one before its second block.
-        floor = end > 2 and self._straight(i, others, beyond, 2 * beyond - 1)
+        # Most blocks are powers of two: a line that ends at one may also just end there.
+        floor = not _is_power(end) and self._straight(i, others, beyond, 2 * beyond - 1)
         first = (beyond, end) if floor else (end, beyond)
         yield from dict.fromkeys(unit for unit in (*first, 2 * end, 4 * end, *BLOCKS) if unit > 1)
 
