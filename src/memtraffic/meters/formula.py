@@ -553,7 +553,7 @@ class Counts:
             units = found_units
             counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
             try:
-                with counts._at_most(2 * MAX_SEARCH):
+                with counts._at_most(3 * MAX_SEARCH):
                     shapes = _multiples(units, [degree for _, degree in known])
                     found = counts.run(shapes, limit=True)
             except FormulaError:  # too few shapes could be counted
@@ -577,7 +577,7 @@ class Counts:
             moved: dict[int, list[int]] = {}
             for numbers in (LINE, long):
                 moved |= self._line(i, others, [unit * times for times in numbers])
-                sides = [
+                sides: list[dict[Shape, int]] = [
                     {(n,): side for n, side in zip(moved, each, strict=True)}
                     for each in zip(*moved.values(), strict=True)
                 ]
