@@ -716,15 +716,18 @@ def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
 
 
 def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
-    """Shapes that tell all terms of a polynomial of these degrees apart, and two to spare.
+    """Shapes that tell all terms of a polynomial of these degrees apart, and one to spare a size.
 
     units: what each size is a multiple of. degrees: the highest power of each size.
 
     >>> _multiples([1, 64], [1, 1])
-    [(1, 64), (1, 128), (2, 64), (2, 128), (3, 192), (4, 256)]
+    [(1, 64), (1, 128), (2, 64), (2, 128), (3, 64), (1, 192)]
     """
     enough = itertools.product(*(range(1, degree + 2) for degree in degrees))
-    spare = ([degree + more for degree in degrees] for more in (2, 3))
+    spare = [
+        tuple(degree + 2 if j == i else 1 for j in range(len(units)))
+        for i, degree in enumerate(degrees)
+    ]
     return [
         tuple(unit * times for unit, times in zip(units, each, strict=True))
         for each in (*enough, *spare)
