@@ -537,7 +537,8 @@ class Counts:
         If there is no formula at such sizes either, these are the counts at hand, and None.
         """
         units = [1] * len(self.symbols)
-        for other in OTHER_SIZES:
+        # With four sizes, tensors of whole blocks along each are too large.
+        for other in OTHER_SIZES[: 1 if len(units) == MAX_SYMBOLS else 2]:
             lines = Counts(self.fn, self.inputs, self.backward, self.dtype)
             others = [math.lcm(unit, other) for unit in units]
             try:
