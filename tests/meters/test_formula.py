@@ -309,42 +309,51 @@ def test_formula_keeps_grids_small(monkeypatch):
     assert counted <= 300 and "together to" in found.evidence
 
 
-# Kernels that work in blocks: what the refusal of their formula says; nothing for one that holds.
+# Kernels that work in blocks: what sizes must be multiples of, or what the refusal says.
 BLOCKED = {
-    ("rows_grow", 1): "",
-    ("rows_grow", 64): "at all but .* 301 x 4 ",
-    ("add_bias", 64, 64): r"MN \+ N at all but .* 301 x 4 \(there 1224,",
-    ("floor_bias", 64, 64): "0 at all but .* 301 x 4 ",
-    ("layer_norm_backward", 132): "at all but .* 301 x 4 ",
-    ("blur", 32): "--fit and --check",
+    ("rows_grow", 1): {},
+    ("add_bias", 64, 64): {"M": 64},
+    ("floor_bias", 256, 64): {"M": 256},
 }
 SLOW_BLOCKED = {
-    ("add_bias", 1, 128): "",
-    ("add_bias", 8, 16): "at all but|no sum",
-    ("add_bias", 4, 16, True): "at all but|no sum",
-    ("matmul", 64, 32, 64): "--fit and --check",
-    ("blur", 8): "at all but|no sum",
+    ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
+    ("blur", 32): {"N": 32},
+    ("layer_norm_backward", 132): "at all but .* 301 x 4 .* --fit and --check",
+    ("layer_norm_backward", 10**6, 48): {"M": 48},
+    ("floor_bias", 1024, 64): {"M": 1024},
+    ("add_bias", 1, 128): {},
+    ("add_bias", 2, 512): {"M": 2},
+    ("add_bias", 8, 16): {"M": 8},
+    ("add_bias", 4, 16, True): {"M": 4, "N": 16},
+    ("matmul", 64, 32, 64): {"M": 64, "N": 32},
+    ("matmul", 16, 128, 16): {"M": 16, "N": 128},
+    ("blur", 8): {"N": 8},
 }
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("kernel", "refusal"),
+    ("kernel", "found"),
     [*BLOCKED.items(), *(pytest.param(*it, marks=pytest.mark.slow) for it in SLOW_BLOCKED.items())],
     ids=lambda it: "-".join(map(str, it)) if isinstance(it, tuple) else "",
 )
-def test_formula_is_right_in_the_range_that_it_prints(kernel, refusal):
+def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
     """What is printed equals the count at ten shapes drawn from the range; all else is refused."""
     fn, inputs = blocked(*kernel), PRODUCT if kernel[0] == "matmul" else "M,N"
-    if refusal:
-        with pytest.raises(FormulaError, match=refusal):
+    if isinstance(found, str):
+        with pytest.raises(FormulaError, match=found):
             formula(fn, inputs)
         return
-    found, rng = formula(fn, inputs), random.Random(0)
+    units, found, rng = found, formula(fn, inputs), random.Random(0)
+    assert found.steps == {size: f"multiples of {unit}" for size, unit in units.items()}
+    for size, unit in units.items():
+        assert f"{size} to {found.tried[size][1]} in multiples of {unit}" in found.evidence
+    assert ("other sizes have no formula: it reads " in found.evidence) == bool(units)
     counts, wanted = Counts(fn, inputs), []
     while len(wanted) < 10:
         shape = tuple(
-            round(low * (high / low) ** rng.random()) for low, high in found.tried.values()
+            units.get(size, 1) * round(low * (high / low) ** rng.random() / units.get(size, 1))
+            for size, (low, high) in found.tried.items()
         )
         wanted += [shape] if found.holds(*shape) else []
     counts.add((), wanted, limit=True)
@@ -353,6 +362,28 @@ def test_formula_is_right_in_the_range_that_it_prints(kernel, refusal):
         assert found.elements(*shape) == tuple(
             counts.moved(0, side)[shape] for side in ("reads", "writes")
         ), shape
+
+
+@needs_triton
+@pytest.mark.slow
+def test_formula_of_blocks_must_hold_at_large_multiples():
+    """Blocks that are larger where both sizes are: only the check of large shapes sees it."""
+    small, large = blocked("add_bias", 64, 256), blocked("add_bias", 128, 256)
+    with pytest.raises(FormulaError, match="at all but"):
+        formula(lambda x: (large if x.shape[0] > 300 and x.shape[1] > 1000 else small)(x))
+
+
+@needs_triton
+def test_formula_says_what_to_try_where_one_shape_is_odd():
+    copy = blocked("rows_grow", 1)
+    with pytest.raises(FormulaError, match=r"at all but 4 x 64 \(.*--fit and --check"):
+        formula(lambda x: copy(x + x if x.shape == (4, 64) else x))
+
+
+def test_formula_of_squares_of_ones_own_is_ambiguous():
+    fit = [(n, n) for n in (2, 3, 5, 8, 13, 21)]
+    with pytest.raises(FormulaError, match="what these shapes do not tell the terms of apart: 2 x"):
+        formula(lambda x: x.exp() - x[:, :1], fit=fit)
 
 
 def test_formula_as_text_adds_and_subtracts_less_than_one():

@@ -6,6 +6,10 @@ zero. Shapes to solve at are small. The solution must also predict the counts at
 part in solving it, and these are large: each size in turn a few hundred or thousand, then all sizes
 together, so that a kernel runs several programs along each axis of its grid. A formula says how
 large: beyond that it was not tried.
+
+A kernel that works in blocks has no formula at sizes of every kind, because it reads some of its
+inputs once a block. There may be one where sizes are multiples of a block: how long that is shows
+where one size grows by itself, and the count leaves a straight line.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -61,8 +66,17 @@ MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
 # On blocks, which take most of the time: at all shapes together. One to check at may take a part of
 # those that are left, and always the least number.
 MAX_OPERATIONS, PART, LEAST_OPERATIONS = 500_000, 4, 10_000
+# Where a size grows by itself, to find what it must be a multiple of.
+LINE, LONG_LINE, LONGEST_BLOCK = (1, 2, 3, 4, 6), (301, 1205, 4099), 4096
+MAX_SEARCH = 80_000  # operations on blocks, in all lines together, and in all rounds for squares
+BLOCKS = (16, 32, 64, 128)  # that are tried where a line does not show one
+OTHER_SIZES = (2, 128)  # that the other sizes have there, first small ones, then whole blocks
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
 OWN_SHAPES = "give such shapes as fit= and held_out=, or --fit and --check"
+ADVICE = (
+    "Where sizes are multiples of a kernel's blocks, or its grid is full, there may be a formula: "
+    f"{OWN_SHAPES}"
+)
 MAX_SYMBOLS = 4
 MOST_SHAPES = 4  # that a message lists
 MIN_CHECKED = 2
@@ -223,9 +237,10 @@ def formula(
     tensors. By default it is one matrix, M,N. dtype: of the tensors whose specification names none.
     fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
     given: small ones to solve at, and large ones to check at, each size a multiple of what divides
-    it in all of `fit`. A shape that `fn` or `inputs` refuses with a ValueError, an AssertionError
-    or a NotImplementedError is left out and listed in `Formula.refused`. backward: the result has
-    the formula of the backward pass, too.
+    it in all of `fit`. If no formula holds at those, sizes that are multiples of a kernel's blocks
+    are tried, and `Formula.steps` says which. A shape that `fn` or `inputs` refuses with a
+    ValueError, an AssertionError or a NotImplementedError is left out and listed in
+    `Formula.refused`. backward: the result has the formula of the backward pass, too.
 
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
@@ -233,6 +248,8 @@ def formula(
     counts = Counts(fn, inputs, backward=backward, dtype=dtype)
     try:
         found = counts.run(fit, held_out)
+        if found is None and fit is None and held_out is None and counts.launched:
+            counts, found = counts.in_blocks()
     except AccessError as error:
         at = f" It was at {shape_text(counts.shape)}." if counts.shape else ""
         raise AccessError(f"{error}{at} If it takes only whole blocks, {OWN_SHAPES}") from error
@@ -282,7 +299,7 @@ class Counts:
             raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
         self._programs: dict[tuple[str, int, int], int] = {}  # most, by kernel, launch and axis
-        self._operations = MAX_OPERATIONS  # that are left
+        self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
         self._too_large: set[Shape] = set()
         self._unmade: InputsError | None = None
 
@@ -291,11 +308,13 @@ class Counts:
         fit: Sequence[Shape] | None = None,
         held_out: Sequence[Shape] | None = None,
         least: int | None = None,
+        limit: bool = False,
     ) -> list[dict[str, Polynomial]] | None:
         """Counts at these shapes, or at those that are chosen, and solves.
 
         least: how many shapes to solve at are enough; by default, one more than there are products
-        of sizes. Returns for each pass the polynomial of each of `SIDES`; None if one has none.
+        of sizes. limit: shapes with too many programs are left out, as of those that are chosen.
+        Returns for each pass the polynomial of each of `SIDES`; None if one has none.
         Raises FormulaError for too few shapes and for counts that are not repeatable, InputsError
         for a shape of another number of sizes.
         """
@@ -304,7 +323,7 @@ class Counts:
         held_out = held_out if held_out is None else [check(shape) for shape in held_out]
         (first, small), *more = plan(len(self.symbols))
         planned = fit is None
-        self.add(first if fit is None else fit, (), limit=planned)
+        self.add(first if fit is None else fit, (), limit=planned or limit)
         least, pinned = least or 2 ** len(self.symbols) + bool(self.symbols), least is not None
         while planned and more and len(self.fitted) < least:
             self.add(*more.pop(0), limit=True)
@@ -315,9 +334,10 @@ class Counts:
         self._count_again()
         found = self._solve()
         squares = 3 ** len(self.symbols)
-        while found is None and planned and more and len(self.fitted) <= squares:
-            self.add(*more.pop(0), limit=True)
-            found = self._solve()
+        with self._at_most(MAX_SEARCH):
+            while found is None and planned and more and len(self.fitted) <= squares:
+                self.add(*more.pop(0), limit=True)
+                found = self._solve()
         if not any(traffic.ops for passes in self.traffic.values() for traffic in passes):
             self.notes.append(nothing_ran())
         if held_out is not None:
@@ -349,8 +369,8 @@ class Counts:
         if shape in self.traffic or shape in self._too_large:
             return shape in self.traffic
         work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
-        if limit and self.fitted:
-            work.operations = max(self._operations // PART, LEAST_OPERATIONS)
+        if limit and (self.fitted or not self._least_operations):
+            work.operations = max(self._operations // PART, self._least_operations)
         try:
             passes = self._count(shape, work)
         except TooMuchWork:
@@ -376,6 +396,15 @@ class Counts:
         finally:
             self._operations -= work.operated
         return (found, found.backward) if found.backward else (found,)
+
+    @contextmanager
+    def _at_most(self, operations: int) -> Iterator[None]:
+        """Context manager: shapes are left out when these operations on blocks are used up."""
+        before, least = self._operations, self._least_operations
+        self._operations, self._least_operations = operations, 0
+        yield
+        self._operations += before - operations
+        self._least_operations = least
 
     def _keep_grids(self, work: Work) -> None:
         launches: dict[str, int] = {}
@@ -495,6 +524,105 @@ class Counts:
             if most <= FEW_PROGRAMS and (most > 1 or key[2] == 0)  # other axes may not be there
         }
 
+    # ---- blocks
+
+    @property
+    def launched(self) -> bool:
+        """Whether a kernel ran, and not only operations of PyTorch."""
+        return bool(self._programs)
+
+    def in_blocks(self) -> tuple[Counts, list[dict[str, Polynomial]] | None]:
+        """Counts where sizes are multiples of a kernel's blocks, and what `run` returns for them.
+
+        If there is no formula at such sizes either, these are the counts at hand, and None.
+        """
+        units = [1] * len(self.symbols)
+        # With four sizes, tensors of whole blocks along each are too large.
+        for other in OTHER_SIZES[: 1 if len(units) == MAX_SYMBOLS else 2]:
+            lines = Counts(self.fn, self.inputs, self.backward, self.dtype)
+            others = [math.lcm(unit, other) for unit in units]
+            try:
+                with lines._at_most(MAX_SEARCH):
+                    known = [lines.multiple(i, others) for i in range(len(units))]
+            finally:
+                self.shape = lines.shape
+            found_units = [
+                math.lcm(*each) for each in zip(units, (n for n, _ in known), strict=True)
+            ]
+            if found_units == units:
+                continue
+            units = found_units
+            counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
+            try:
+                with counts._at_most(3 * MAX_SEARCH):
+                    shapes = _multiples(units, [degree for _, degree in known])
+                    found = counts.run(shapes, limit=True)
+            except FormulaError:  # too few shapes could be counted
+                continue
+            finally:
+                self.shape = counts.shape
+            if found is not None:
+                odd = str(self.no_formula()).removesuffix(f". {ADVICE}")
+                counts.notes.append(f"other sizes have no formula: {odd}")
+                return counts, found
+        return self, None
+
+    def multiple(self, i: int, others: Sequence[int]) -> tuple[int, int]:
+        """The least number of whose multiples, as one size, counts are a polynomial; its degree.
+
+        others: the numbers that the other sizes have meanwhile. Only likely numbers are tried: 1,
+        the end of a straight line, and `BLOCKS`. Returns 1 and 1 if there is none of them.
+        """
+        for unit in self._likely(i, others):
+            long = sorted({max(n // unit, LINE[-1] + 1) | 1 for n in LONG_LINE})
+            moved: dict[int, list[int]] = {}
+            for numbers in (LINE, long):
+                moved |= self._line(i, others, [unit * times for times in numbers])
+                sides: list[dict[Shape, int]] = [
+                    {(n,): side for n, side in zip(moved, each, strict=True)}
+                    for each in zip(*moved.values(), strict=True)
+                ]
+                found = [next(solutions(side, "N"), None) for side in sides]
+                if len(moved) < len(LINE) or not all(found):
+                    break
+            else:
+                return unit, max(len(each) - 1 for each in found if each)
+        return 1, 1
+
+    def _likely(self, i: int, others: Sequence[int]) -> Iterator[int]:
+        """Numbers that one size may have to be a multiple of, each once, the likeliest first."""
+        yield 1
+        end = LINE[1]
+        while end < LONGEST_BLOCK and self._straight(i, others, 1, 2 * end):
+            end *= 2
+        beyond = 2 * end
+        while beyond - end > 1:
+            middle = (end + beyond) // 2
+            straight = self._straight(i, others, 1, middle)
+            end, beyond = (middle, beyond) if straight else (end, middle)
+        # Where a grid leaves out what is no whole block, a line ends one before its second block.
+        # Most blocks are powers of two: a line that ends at one may also just end there.
+        floor = not _is_power(end) and self._straight(i, others, beyond, 2 * beyond - 1)
+        first = (beyond, end) if floor else (end, beyond)
+        yield from dict.fromkeys(unit for unit in (*first, 2 * end, 4 * end, *BLOCKS) if unit > 1)
+
+    def _straight(self, i: int, others: Sequence[int], start: int, n: int) -> bool:
+        """Whether counts at a number of one size continue the line from two smaller ones."""
+        moved = self._line(i, others, (start, start + 1, n))
+        if len(moved) < 3:
+            return False
+        lines = zip(*moved.values(), strict=True)
+        return all(last == a + (n - start) * (b - a) for a, b, last in lines)
+
+    def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
+        """What is moved on each side of each pass, by a size that changes by itself."""
+        shapes = {n: (*others[:i], n, *others[i + 1 :]) for n in numbers}
+        return {
+            n: [getattr(each, side) for each in self.traffic[shape] for side in SIDES.values()]
+            for n, shape in shapes.items()
+            if self.made_by.elements(shape) <= MAX_ELEMENTS and self._counted(shape, limit=True)
+        }
+
     # ---- solutions
 
     def solve(self, numbers: Mapping[Shape, int]) -> Polynomial | None:
@@ -519,7 +647,8 @@ class Counts:
         for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
             if self.solve(self.moved(which, side)) is None:
                 subject = "the backward pass" if which else "it"
-                return FormulaError(f"{subject} {self.describe(which, side)}")
+                text = f"{subject} {self.describe(which, side)}"
+                return FormulaError(text + (f". {ADVICE}" if self._programs else ""))
         raise AssertionError("every side has a formula")
 
     def describe(self, which: int, side: str) -> str:
@@ -532,13 +661,13 @@ class Counts:
         verb += ", in bytes," if "bytes" in side else ""
         if (found := self.solve(moved)) is not None:
             return f"{verb} {polynomial(found)}"
+        fitted = {shape: moved[shape] for shape in self.fitted}
+        if least_squares(products_of(symbols), symbols, fitted) is None:
+            shapes = ", ".join(map(shape_text, self.fitted))
+            return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
         near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
         odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
         few = 2 * len(odd) <= len(moved)
-        fitted = {shape: moved[shape] for shape in self.fitted}
-        if not few and least_squares(products_of(symbols), symbols, fitted) is None:
-            shapes = ", ".join(map(shape_text, self.fitted))
-            return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
         smallest = sorted(odd if few else moved, key=math.prod)[:MOST_SHAPES]
         if few:
             number = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
@@ -547,11 +676,6 @@ class Counts:
         else:
             each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
             text = f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
-        if self._programs and len(odd) > 1:
-            text += (
-                ". Where sizes are multiples of a kernel's blocks, or its grid is full, there may "
-                f"be a formula: {OWN_SHAPES}"
-            )
         return text
 
     def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
@@ -590,6 +714,25 @@ def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
             verb = verb if verb.endswith("s") else f"{verb}s"
             return f"{verb} {one} {unit or 'elements'} the first time and {two}"
     return ""
+
+
+def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
+    """Shapes that tell all terms of a polynomial of these degrees apart, and one to spare a size.
+
+    units: what each size is a multiple of. degrees: the highest power of each size.
+
+    >>> _multiples([1, 64], [1, 1])
+    [(1, 64), (1, 128), (2, 64), (2, 128), (3, 64), (1, 192)]
+    """
+    enough = itertools.product(*(range(1, degree + 2) for degree in degrees))
+    spare = [
+        tuple(degree + 2 if j == i else 1 for j in range(len(units)))
+        for i, degree in enumerate(degrees)
+    ]
+    return [
+        tuple(unit * times for unit, times in zip(units, each, strict=True))
+        for each in (*enough, *spare)
+    ]
 
 
 def _covers(one: Shape, other: Shape) -> bool:
