@@ -320,7 +320,6 @@ SLOW_BLOCKED = {
     ("blur", 32): {"N": 32},
     ("layer_norm_backward", 132): "at all but .* 301 x 4 .* --fit and --check",
     ("layer_norm_backward", 10**6, 48): {"M": 48},
-    ("floor_bias", 1024, 64): {"M": 1024},
     ("add_bias", 1, 128): {},
     ("add_bias", 2, 512): {"M": 2},
     ("add_bias", 8, 16): {"M": 8},
