@@ -111,21 +111,23 @@ def delayed_loads(code: Code) -> int:
     """How many loads are made before any branch in PTX, and behind one in NVIDIA's machine code.
 
     The assembler moves a load to where its value is used, such as into a loop; a program that does
-    not come there does not make it.
+    not come there does not make it. Where PTX has no branch, those of the machine code only skip
+    lanes that are masked out. Of a loop that is unrolled, it has more loads than PTX.
     """
-    first, every = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
-    first_made, made = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
-    return max(0, first - first_made - (every - made))  # some are left out
+    first, every, branches = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
+    first_made, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    left_out = max(0, every - made)
+    return max(0, first - first_made - left_out) if branches else 0
 
 
-def _loads(lines: Iterable[str], load: str, branch: str) -> tuple[int, int]:
-    """How many lines are loads, those before the first branch and all."""
+def _loads(lines: Iterable[str], load: str, branch: str) -> tuple[int, int, bool]:
+    """How many lines are loads, those before the first branch and all; and if one is a branch."""
     first, every, branched = 0, 0, False
     for line in lines:
         branched = branched or bool(re.search(branch, line))
         every += bool(re.search(load, line))
         first += not branched and bool(re.search(load, line))
-    return first, every
+    return first, every, branched
 
 
 def describe(where: Chain) -> str:
