@@ -63,6 +63,14 @@ def test_parse_gives_a_row_for_each_kernel_in_any_order_of_columns():
     assert parse(report(COPY[::-1], SUM[::-1], header=HEADER[::-1], units=units)).equals(frame)
 
 
+def test_parse_adds_up_counters_between_commas():
+    frame = parse(report(COPY, SUM), {"dram": ",".join(NAMES[3:5]), "all": ",".join(NAMES)})
+    assert frame["dram"].tolist() == [sum(VALUES[3:5]), 16]
+    assert frame["all"].tolist() == [sum(VALUES), 8 * len(NAMES)]
+    with pytest.raises(CountersError, match="not give absent on"):
+        parse(report(COPY), {"dram": f"{NAMES[3]},absent"})
+
+
 def test_parse_names_what_is_missing():
     with pytest.raises(CountersError, match=NAMES[3]):
         parse(report(COPY, header=[name.replace(NAMES[3], "other") for name in HEADER]))

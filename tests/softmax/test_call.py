@@ -1,5 +1,6 @@
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from types import SimpleNamespace
 
 import kernels
@@ -54,8 +55,8 @@ def arrivals(programs, slots):
 
 def test_launch_runs_on_the_tensors_of_each_call():
     x = matrix(6, 5).view(2, 3, 5)
-    run = scale(torch.empty_like(x), x)
-    for other in (x, x + 1):
+    launch = scale(torch.empty_like(x), x)
+    for run, other in product((launch, launch.unwrapped()), (x, x + 1)):
         y = torch.full_like(x, float("nan"))
         assert run(y, other) is None
         assert torch.equal(y, 3 * other)
@@ -149,6 +150,22 @@ def test_launch_that_waits_is_an_ordinary_launch(fake_gpu):
     [(_, (first, slots, n_slots, block))] = fake_gpu.started
     assert (first, n_slots, block) == (y.data_ptr(), 7, 8)
     assert slots != first
+
+
+def test_unwrapped_starts_what_a_call_starts(fake_gpu):
+    y, x, z = (matrix(2, 5, seed=seed) for seed in range(3))
+    for tensors in ((y, x), (y, x, z)):
+        run = Launch(_scale_kernel, (1, 1), (*tensors, 5), {"BLOCK": 8}, num_warps=1)
+        bare = run.unwrapped()
+        for fake_gpu.stream in (7, 8):
+            run(*tensors)
+            bare(*tensors)
+            [by_call, by_bare] = fake_gpu.started[-2:]
+            assert by_call == by_bare
+    run, y = arrivals(5, 7)
+    run.unwrapped()(y)
+    _, (first, slots, *_) = fake_gpu.started[-1]
+    assert first == y.data_ptr() != slots
 
 
 # ---- words of 0

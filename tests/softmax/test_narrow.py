@@ -8,7 +8,7 @@ import torch
 from memtraffic import count, resources
 from memtraffic.kernels.softmax import narrow, planning
 from memtraffic.kernels.softmax.op import backward, softmax
-from memtraffic.kernels.softmax.rows import softmax_kernel
+from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
 from memtraffic.runtime import device
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
@@ -47,18 +47,24 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "n", "m"),
+    ("dtype", "inputs", "n", "m"),
     [
-        *(("float32", 77, 28087), ("bfloat16", 77, 7022)),
-        *(("float32", 29, 4661), ("bfloat16", 29, 2331)),
+        *(("float32", 1, 33, 4096), ("float32", 1, 65, 33273)),
+        *(("float32", 2, 63, 4292), ("float32", 2, 66, 32768)),
+        *(("bfloat16", 1, 33, 2048), ("bfloat16", 1, 65, 8319)),
+        *(("bfloat16", 2, 63, 2146), ("bfloat16", 2, 65, 8319)),
     ],
 )
-def test_few_rows_are_left_to_tiles(monkeypatch, dtype, n, m):
+def test_few_rows_are_left_to_tiles(monkeypatch, dtype, inputs, n, m):
     """Below as many numbers for each of an H200's 132 SMs as the rule says."""
     monkeypatch.undo()
-    for rows, kernel in ((m - 1, softmax_kernel), (m, narrow.narrow_kernel)):
+    kernels = {
+        1: (softmax_kernel, narrow.narrow_kernel),
+        2: (softmax_backward_kernel, narrow.narrow_backward_kernel),
+    }
+    for rows, kernel in zip((m - 1, m), kernels[inputs], strict=True):
         x = torch.empty(rows, n, dtype=getattr(torch, dtype), device=device())
-        assert planning.plan(print, [torch.empty_like(x), x], 1, False).kernel is kernel
+        assert planning.plan(print, [x] * (1 + inputs), 1, inputs == 2).kernel is kernel
 
 
 def names(x):

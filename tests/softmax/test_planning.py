@@ -135,6 +135,7 @@ def test_row_tile_of_a_gpu_with_small_programs():
     [
         (4223, 64, 4, 1, Tile(4, 64, 1, 1)),  # 4 tiles an SM
         (4224, 64, 4, 1, Tile(8, 64, 1, 1)),
+        (4223, 32, 2, 1, Tile(4, 32, 1, 1)),
         (256, 197, 2, 1, Tile(1, 256, 1, 1)),
         (131, 16384, 4, 1, None),  # not a row for each SM
         (132, 16384, 4, 1, Tile(1, 2048, 8, 16)),
