@@ -213,6 +213,8 @@ def test_sectors_are_those_that_a_gpu_counted():
 
 
 def test_bank_conflicts_are_those_that_a_gpu_counted():
+    counters = marked_counters.CONFLICTS["bank_conflicts"].split(",")
+    assert sorted(it[-6:] for it in counters) == ["ld.sum", "st.sum"]
     frame = recorded_sectors("bank_conflicts")
     assert set(frame[frame["refused"] != ""]["fn"]) == {"fused", "persistent"}
     known = frame[frame["refused"] == ""]
