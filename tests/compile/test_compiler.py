@@ -291,7 +291,7 @@ def launch(x):
 """
 
 
-@pytest.mark.parametrize("file", ["kernel.py", "__init__.py"])
+@pytest.mark.parametrize("file", ["02-kernel.py", "__init__.py"])  # as of Triton's tutorials
 def test_resources_of_a_kernel_that_is_edited(tmp_path, monkeypatch, file):
     """Another process compiles what is on disk now, and finds it where this process did."""
     package = tmp_path / f"package_of_{len(file)}"
@@ -305,7 +305,7 @@ def test_resources_of_a_kernel_that_is_edited(tmp_path, monkeypatch, file):
             del sys.modules[module]
         with monkeypatch.context() as patch:
             patch.syspath_prepend(tmp_path)
-            module = importlib.import_module(name if file == "__init__.py" else f"{name}.kernel")
+            module = importlib.import_module(name if file == "__init__.py" else f"{name}.02-kernel")
         found += assembly(module.launch, empty(1, 4), target="gfx942")
     assert "0x447a4000" in found[0]  # the float 1001
     assert "0x44898000" in found[1]  # the float 1100

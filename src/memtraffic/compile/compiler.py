@@ -6,14 +6,15 @@ It is read from what the compiler wrote.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -209,7 +210,7 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
     try:
         kernel: Any = launch.function
         if kernel is None:
-            kernel = pkgutil.resolve_name(f"{launch.module}:{launch.qualname}")
+            kernel = attrgetter(launch.qualname)(importlib.import_module(launch.module))
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(
