@@ -228,8 +228,8 @@ def sectors(
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
     CountError for one that copies asynchronously (cp.async) or by descriptor (TMA), waits for other
-    programs or reads what they add to, or whose accesses cannot be told apart in the compiled code;
-    and what `count` and `resources` raise.
+    programs or reads what they add to, or whose accesses cannot be told apart in the compiled code,
+    or are moved there behind a branch; and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
