@@ -34,7 +34,8 @@ SHORT = {
 }
 ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
 CALLED_AT = (8, 4096)  # rows, at which a page shows what the caller sees
-SHOWN_AT = (128, 4096, 50257)  # columns
+SHOWN_AT = (128, 4096)  # columns
+DIPS_AT = (77, 2**20)  # columns where the map of float32 dips, and rows that it does not have
 SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 TORCH, OURS = CANDIDATES[0], CANDIDATES[-1]
 WIDE, VECTOR_BYTES = 10_000_000, 16
@@ -165,33 +166,41 @@ def claim_rivals(frames: Frames) -> None:
     found = [name for frame in frames.values() for name in answers(frame, CALLED)]
     glue("ours", str(found.count(OURS)))
     glue("cases", str(len(found)))
+    us = frames[TYPES[0]].set_index(["n", "m", "impl"])[ON_GPU]
+    n, m = DIPS_AT
+    glue("many_77", units.format_share(us[n, m, "copy"] / us[n, m, OURS]))
     glue("whole", units.format_ratio(whole))
     glue("odd", units.format_ratio(odd))
 
 
 def show_times(frames: Frames) -> None:
-    """Shows what to call at a few widths and its time in µs, by the three clocks."""
-    columns = {
-        f"{what}{heading}": {
-            dtype: (answers(frame, column), frame.set_index(["n", "m", "impl"])[column])
-            for dtype, frame in ((it, frames[it + case]) for it in TYPES)
-        }
-        for what, case in (("", ""), ("gradient_", ", with gradient"))
-        for heading, column in (("on_GPU", ON_GPU), ("called", CALLED), ("in_graph", IN_GRAPH))
-    }
+    """Shows what to call at a few widths and its time in µs, by the three clocks.
+
+    A table without the gradient, and one with it: narrow enough for a phone.
+    """
+    clocks = {"on_GPU": ON_GPU, "called": CALLED, "in_graph": IN_GRAPH}
 
     def cell(found: tuple[pd.Series[str], pd.Series[float]], n: int, m: int) -> str:
         name = found[0][n, m]
         return f"{short(name)} {number(found[1][n, m, name])}" if name in CANDIDATES else name
 
-    tables.show_words(
-        itertools.product(SHOWN_AT, CALLED_AT, TYPES),
-        matrix=lambda key: f"{key[1]}x{key[0]} {SHORT_TYPES[key[2]]}",
-        **{
-            name: lambda key, it=it: cell(it[key[2]], key[0], key[1])
-            for name, it in columns.items()
-        },
-    )
+    for what, case in (("forward", ""), ("with_gradient", ", with gradient")):
+        timed = {dtype: frames[dtype + case] for dtype in TYPES}
+        columns = {
+            heading: {
+                dtype: (answers(frame, column), frame.set_index(["n", "m", "impl"])[column])
+                for dtype, frame in timed.items()
+            }
+            for heading, column in clocks.items()
+        }
+        tables.show_words(
+            itertools.product(SHOWN_AT, CALLED_AT, TYPES),
+            **{what: lambda key: f"{key[1]}x{key[0]} {SHORT_TYPES[key[2]]}"},
+            **{
+                heading: lambda key, it=it: cell(it[key[2]], key[0], key[1])
+                for heading, it in columns.items()
+            },
+        )
     called, graph = (
         fastest(frames[TYPES[0]], column)[SHOWN_AT[0], CALLED_AT[0]]
         for column in (CALLED, IN_GRAPH)
@@ -248,13 +257,10 @@ def show_attention() -> None:
     us = frame.pivot(index="n", columns="impl", values="us")
     fused = "scaled_dot_product_attention"
     tables.show_words(
-        us.index,
-        words=lambda n: n,
+        itertools.product(("", ", with gradient"), us.index),
+        words=lambda key: f"{key[1]}{key[0]}",
         **{
-            f"{short(name)}{what.replace(', ', '_').replace(' ', '_')}": (
-                lambda n, name=name, what=what: units.format_us(us.loc[n, name + what])
-            )
-            for what in ("", ", with gradient")
+            short(name): lambda key, name=name: units.format_us(us.loc[key[1], name + key[0]])
             for name in ("torch.softmax", "memtraffic.softmax", fused)
         },
     )
@@ -283,8 +289,6 @@ def draw_map() -> None:
         (flat > len(ours) / 2).all(),
     )
     gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
-    glue("flat32", f"{flat['float32']} of {len(ours)}")
-    glue("flat16", f"{flat['bfloat16']} of {len(ours)}")
     glue("lowest", f"{ours.min().min():.0f} %")
     glue("over_torch", units.format_ratio(gain))
     glue("step", units.format_ratio(1 / (0.9 + 0.1 / gain)))
