@@ -15,6 +15,7 @@ from memtraffic.op import Op
 from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
 from memtraffic_book import claim, experiment, glue, prove, recording, tables, units
+from memtraffic_book.chapters.ship import SHORT_TYPES
 from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 
 ID, N, DTYPE = "many_gpus", 16384, "float32"  # the case of the prose
@@ -102,7 +103,7 @@ def show_times(times: pd.DataFrame) -> None:
         return lambda case: units.format_us(t) if (t := us[impl].get(case, 0)) > 0 else "–"
 
     shown = {label.replace(" ", "_"): cell(impl) for impl, label in LABELS.items()}
-    tables.show(cases, type=lambda case: case[0], columns_a_GPU=lambda case: str(case[1]), **shown)
+    tables.show(cases, columns_a_GPU=lambda case: f"{case[1]} {SHORT_TYPES[case[0]]}", **shown)
     found = in_case(times)
     gain, cost = found[TWO] / found[ONE], found[DTENSOR] / found[ONE]
     claim(
