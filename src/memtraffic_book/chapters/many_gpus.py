@@ -95,7 +95,7 @@ def check_dtensor() -> None:
 
 
 def show_times(times: pd.DataFrame) -> None:
-    """Shows the median of each implementation, a row for each dtype and width."""
+    """Shows the median of each implementation, a row for each width and dtype of a part."""
     us = times.pivot(index=["dtype", "n"], columns="impl", values="us")
     cases = list(times[["dtype", "n"]].drop_duplicates().itertuples(index=False, name=None))
 
@@ -103,7 +103,7 @@ def show_times(times: pd.DataFrame) -> None:
         return lambda case: units.format_us(t) if (t := us[impl].get(case, 0)) > 0 else "–"
 
     shown = {label.replace(" ", "_"): cell(impl) for impl, label in LABELS.items()}
-    tables.show(cases, columns_a_GPU=lambda case: f"{case[1]} {SHORT_TYPES[case[0]]}", **shown)
+    tables.show(cases, part=lambda case: f"{case[1]} {SHORT_TYPES[case[0]]}", **shown)
     found = in_case(times)
     gain, cost = found[TWO] / found[ONE], found[DTENSOR] / found[ONE]
     claim(
