@@ -24,6 +24,7 @@ from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
+from memtraffic_book.cost import estimate
 from memtraffic_book.marked_counters import (
     count_conflicts,
     count_sectors,
@@ -31,6 +32,7 @@ from memtraffic_book.marked_counters import (
     count_surveyed_sectors,
 )
 
+PATIENCE = 60  # seconds of the GPU for an experiment, for which a reader waits
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
 
@@ -54,23 +56,34 @@ class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
     commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
-    gpus: how many.
+    gpus: how many. threads: that an SM of NVIDIA's holds. moves: GiB, which a reader waits for.
     """
 
     commands: tuple[str, ...] = ()
     vendor: str = ""
     gib: float = 0
     gpus: int = 1
+    threads: int = 0
+    moves: float = 0
 
-    def lacking(self) -> str:
-        """What of it this machine does not have, as text; "" if it has all. Needs a GPU."""
+    def lacking(self, reader: bool = False) -> str:
+        """What of it this machine does not have, as text; "" if it has all. Needs a GPU.
+
+        reader: whether somebody waits, so that a memory must not take longer than PATIENCE.
+        """
         lacks = [f"the command `{name}`" for name in self.commands if not shutil.which(name)]
         if self.vendor and (gpu := gpus.this_gpu()).vendor != self.vendor:
             lacks.append(f"a GPU of {self.vendor}, not an {gpu.product}")
         if self.gib and self.gib > (gib := torch.cuda.mem_get_info()[1] / 2**30):
-            lacks.append(f"{self.gib} GiB of GPU memory, not {gib:.1f}")
+            lacks.append(f"{self.gib:.3g} GiB of GPU memory, not {gib:.1f}")
         if self.gpus > 1 and self.gpus > (there := torch.cuda.device_count()):
             lacks.append(f"{self.gpus} GPUs, not {there}")
+        if self.threads:
+            held = getattr(gpus.this_gpu(), "max_threads_per_sm", self.threads)
+            lacks += [f"SMs of {self.threads} threads, not {held}"] * (held < self.threads)
+        if reader and self.moves and (speed := gpus.this_gpu().datasheet_bytes_per_s):
+            seconds = self.moves * 2**30 / speed
+            lacks += [f"a faster memory, or {seconds:.0f} seconds"] * (seconds > PATIENCE)
         return ", ".join(lacks)
 
 
@@ -395,6 +408,7 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
+    **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),  # all of them
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
@@ -404,10 +418,11 @@ NEEDS = {
 
 def _one(id: str, measure: Measure, /, **arguments: Any) -> Experiment:
     named = {m.bench_option: arguments.get("option"), m.bench_programs: "programs"}.get(measure)
-    first = (Column(named),) if named else ()
-    return Experiment(
-        id, measure, arguments, (*first, *COLUMNS[measure]), NEEDS.get(measure, Needs())
-    )
+    first, needs = (Column(named),) if named else (), NEEDS.get(measure, Needs())
+    if not needs.commands:  # what counts takes other programs far longer
+        cost = estimate(measure, arguments)
+        needs = dataclasses.replace(needs, gib=max(needs.gib, cost.gib), moves=cost.moves)
+    return Experiment(id, measure, arguments, (*first, *COLUMNS[measure]), needs)
 
 
 def _typed(id: str, measure: Measure, /, **arguments: Any) -> Iterator[Experiment]:
@@ -481,7 +496,10 @@ _ALL = (  # in the order of the book
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
     *_typed("decision_gradient", m.decide, shapes=DECIDED_AT, gradient=True, budget=0.02),
-    _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
+    dataclasses.replace(
+        _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
+        needs=Needs(gib=16),  # 2 GiB of scores a head's words, and what is made of them
+    ),
     _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),

@@ -83,7 +83,9 @@ def set_up(archive):
     import torch
 
     import memtraffic  # before Triton: it decides what runs the kernels
+    from memtraffic.progress import enable
 
+    enable(notebook=True)
     switch = "Runtime > Change runtime type > T4 GPU > Save, then Runtime > Run all"
     if torch.cuda.is_available():
         print(f"GPU: {{torch.cuda.get_device_name()}}. Cells that measure say its name, or")
@@ -101,6 +103,12 @@ set_up("""
 {archive}
 """)
 '''
+
+# Below the title. tests/book/test_colab.py compiles them.
+NOT_RUN = (
+    "This notebook was not run on a T4, the GPU that Colab lends for free; its kernels were "
+    "compiled for one."
+)
 
 # A block between fences, a role, a code span, or a link or an image.
 MYST = re.compile(
@@ -202,6 +210,9 @@ class Chapter:
                 elif cell["cell_type"] == "code":
                     self._code(cell, source)
                 else:
+                    if number == 0:
+                        title, *rest = source.split("\n\n", 1)
+                        source = "\n\n".join((title, NOT_RUN, *rest))
                     cell |= {"source": self.text(source), "metadata": {}}
             except ValueError as error:
                 raise ValueError(f"{self.path.name} cell {number}: {error}") from error

@@ -130,6 +130,8 @@ def count_sectors(
         )
     ]
     predict = functools.partial(_predict, target=gpus.this_gpu().product)
+    if processes:
+        hardware.require_counters()  # or all of them would compile for nothing
     _each(processes, _compile, cases)  # all at once what ncu calls one after the other
     with tempfile.TemporaryDirectory() as folder:
         worker = "from memtraffic_book.marked_counters import _call; _call()"

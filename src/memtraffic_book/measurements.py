@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
-ROUNDS, WAITS = 20, 100  # of calls that the host times
+ROUNDS, CALLS, WAITS = 20, 300, 100  # of calls that the host times
 IN_A_ROW = 50  # steps of training
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
@@ -615,7 +615,7 @@ def wait_us(call: Callable[[], object]) -> float:
     return statistics.median(_host_us(call, wait=True) for _ in range(WAITS))
 
 
-def launch_overhead(fns: Sequence[Callable[[], object]], calls: int = 300) -> list[float]:
+def launch_overhead(fns: Sequence[Callable[[], object]], calls: int = CALLS) -> list[float]:
     """Microseconds that a call of each function takes on the host, before the GPU starts.
 
     The median of 20 rounds of `calls` calls each. They should be so short that the GPU keeps up.
@@ -629,7 +629,7 @@ def launch_overhead(fns: Sequence[Callable[[], object]], calls: int = 300) -> li
 
 
 def caller_times(
-    impls: Impls, shapes: Sequence[Sequence[int]], *, dtype: str = "float32", calls: int = 300
+    impls: Impls, shapes: Sequence[Sequence[int]], *, dtype: str = "float32", calls: int = CALLS
 ) -> pd.DataFrame:
     """The time of a call on the GPU, beside what its caller sees on the host's clock.
 

@@ -3,8 +3,8 @@
 `experiment` treats an experiment of `catalog.EXPERIMENTS` by mode:
 
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the machine lacks
-  what the experiment needs, such as counters that can be read, the page says so and shows the
-  recording;
+  what the experiment needs, such as counters that can be read or a memory fast enough for a
+  reader to wait, or refuses a kernel, the page says so and shows the recording;
 - `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
   the recording's label. Rows of packages that are absent here are the recording's;
 - `replay`, the default without a GPU: it is read from the recording.
@@ -34,7 +34,7 @@ import torch
 
 from memtraffic import runtime
 from memtraffic.benchmark.loop import ABSENT
-from memtraffic.errors import CountersUnavailable, MemtrafficError
+from memtraffic.errors import CountersUnavailable, MemtrafficError, described
 from memtraffic_book.catalog import Experiment, find_experiments
 from memtraffic_book.text import say
 
@@ -42,6 +42,7 @@ PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
 said: set[str] = set()  # the origins of results that this process has named, each once
+measured: dict[str, pd.DataFrame] = {}  # what it measured, mode `live`: a page has one value of it
 
 
 class RecordingError(MemtrafficError, RuntimeError):
@@ -118,20 +119,30 @@ def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, list[str]]:
     [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)
     if gpu or mode() == "replay":
         return read(folder, subject), [label(folder)]
-    if lacking := subject.needs.lacking():
-        why = [f"{id} needs {lacking}, so this is a recording."] if mode() == "live" else []
+    live = mode() == "live"
+    if lacking := subject.needs.lacking(reader=live):
+        why = [f"{id} needs {lacking}, so this is a recording."] if live else []
         return read(folder, subject), [*why, label(folder)]
-    try:
-        frame = from_csv(to_csv(_run(subject)))
-    except CountersUnavailable as error:
-        if mode() != "live":
-            raise
-        return read(folder, subject), [f"{error}, so this is a recording.", label(folder)]
-    if mode() == "live":
-        return frame, [f"Measured now on {runtime.gpu_name()}."]
-    recorded = read(folder, subject)
+    if live:
+        return _measure_now(subject, folder)
+    frame, recorded = from_csv(to_csv(_run(subject))), read(folder, subject)
     kept_path(id).write_text(to_csv(frame), encoding="utf-8")
     return replay_absent(frame, recorded), [label(folder)]
+
+
+def _measure_now(subject: Experiment, folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """What is measured; a recording, and the reason, where this GPU or its driver refuses it."""
+    import triton
+
+    try:
+        if subject.id not in measured:
+            measured[subject.id] = from_csv(to_csv(_run(subject)))
+        return measured[subject.id].copy(), [f"Measured now on {runtime.gpu_name()}."]
+    except CountersUnavailable as error:
+        why = f"{error}, so this is a recording."
+    except (MemtrafficError, RuntimeError, triton.TritonError) as error:
+        why = f"{subject.id} is refused here ({described(error)[:200]}), so this is a recording."
+    return read(folder, subject), [why, label(folder)]
 
 
 def is_absent(row: Mapping[str, Any]) -> bool:

@@ -45,6 +45,7 @@ def in_mode(monkeypatch):
     def change(mode):
         monkeypatch.setenv("MEMTRAFFIC_MODE", mode)
         recording.said.clear()
+        recording.measured.clear()
 
     return change
 

@@ -7,6 +7,7 @@ each kernel. So each kernel is counted alone, starting cold.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -41,6 +42,13 @@ METRICS = {
 COLUMNS = ("kernel", *METRICS)
 # Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
 NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
+DENIED = "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
+_denied: set[str] = set()  # the commands to which it has said so, and will again
+# A kernel, which is what the driver has to allow.
+ONE_KERNEL = (
+    "import torch; torch.cuda.cudart().cudaProfilerStart(); torch.zeros(1, device='cuda'); "
+    "torch.cuda.synchronize()"
+)
 
 
 def counters(
@@ -101,6 +109,8 @@ def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> s
     ncu = shutil.which("ncu")
     if ncu is None:
         raise CountersUnavailable("counters: Nsight Compute's command `ncu` is not on the PATH")
+    if ncu in _denied:
+        raise CountersUnavailable(DENIED)
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     with tempfile.NamedTemporaryFile(suffix=".csv") as log:
         done = subprocess.run(
@@ -116,14 +126,19 @@ def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> s
         )
         report = log.read().decode()
     if "ERR_NVGPUCTRPERM" in report + done.stdout:
-        raise CountersUnavailable(
-            "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
-        )
+        _denied.add(ncu)
+        raise CountersUnavailable(DENIED)
     if done.returncode:
         lines = (done.stderr or report).strip().splitlines() or [f"ncu exited {done.returncode}"]
         errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         raise CountersError(f"counters: {(errors or lines)[-1]}")
     return report
+
+
+@functools.cache
+def require_counters() -> None:
+    """Asks for the counters of one small kernel. Raises what `profile` raises."""
+    profile(ONE_KERNEL, None)
 
 
 def count_layouts(
