@@ -28,7 +28,7 @@ from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from packaging.requirements import Requirement
 
-PREINSTALLED = ("torch", "triton", "numpy", "pandas", "matplotlib", "ipykernel")
+PREINSTALLED = ("torch", "triton", "numpy", "pandas", "matplotlib", "tqdm", "ipykernel")
 ROOT = Path(__file__).resolve().parents[1]
 
 LOOK = """\

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import base64
+import fnmatch
+import functools
+import importlib
 import io
+import itertools
 import os
+import pickle
+import random
 import re
 import subprocess
 import sys
@@ -15,10 +21,17 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_colab  # tests/run_colab.py
+import torch
 from cases import cases
 from markdown_it import MarkdownIt
+from torch._subclasses import FakeTensorMode
 
-from memtraffic_book import colab
+from memtraffic import gpus, runtime
+from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.op import find_op
+from memtraffic_book import chapters, colab, cost, marked_counters, measurements, recording
+from memtraffic_book.catalog import EXPERIMENTS
+from memtraffic_book.cost import estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
@@ -52,6 +65,7 @@ def test_set_up_holds_the_package_and_the_recordings(folder):
     first = [cells(load(folder / name), "code")[0] for name in CHAPTERS]
     assert all(cell.source == first[0].source for cell in first)
     assert first[0].source.startswith("# @title Set-up")
+    assert "enable(notebook=True)" in first[0].source  # which shows progress
     archive = ast.parse(first[0].source).body[-1].value.args[0].value
     with tarfile.open(fileobj=io.BytesIO(base64.b85decode("".join(archive.split())))) as files:
         found = {file.name: files.extractfile(file).read() for file in files.getmembers()}
@@ -81,6 +95,7 @@ def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
     assert notebook.metadata.accelerator == "GPU"
     assert notebook.metadata.colab == {"gpuType": "T4", "provenance": []}
     assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.cells[0].source.split("\n\n")[1] == colab.NOT_RUN
     assert (folder / name).stat().st_size < 1_000_000
     for token in (it for cell in cells(notebook, "markdown") for it in tokens(cell.source)):
         assert not (token.type == "fence" and "{" in token.info), token.info
@@ -276,6 +291,173 @@ def test_markdown_is_what_is_seen_without_pictures(convert, tmp_path):
     expected += ["```python\nglue()\n```", "```python\nf()\n```", "```\na\n```", "```\n✓ 3.\n```"]
     expected += ["*A.*", "**b**"]
     assert [part for part in made.split("\n\n") if part.strip()] == [*expected[:-1], "**b**\n"]
+
+
+# ---- on a T4, which Colab lends
+
+# Their kernels are looked at elsewhere, or need a GPU to launch: those of `persistent` at widths
+# that an experiment of it times; a read of one element; a step of training as a CUDA graph.
+NEED_A_GPU = {"occupancy_driver", "occupancy_plans", "masked_far", "backward_host"}
+PYTORCHS = re.compile(r"copy|naive|.*torch|.*PyTorch|.*compile\(", re.I)
+DRAWN = 6
+
+
+@pytest.fixture
+def t4(monkeypatch):
+    """The GPU that is here is a T4, whose driver lets nobody read counters."""
+    gpu = gpus.find_gpu("T4")
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    return gpu
+
+
+def asked(name):
+    """The experiments that a notebook asks for, as its cells and their modules name them.
+
+    All that a module names: no page leaves out a part of it. What is asked of another GPU is read.
+    """
+    code = "\n".join(cell.source for cell in cells(load(ROOT / "book" / name), "code"))
+    modules = set(re.findall(r"memtraffic_book.chapters import (\w+)", code))
+    folder = Path(chapters.__file__).parent
+    found, left = set(), [ast.parse(code)]
+    left += [ast.parse((folder / f"{module}.py").read_text("utf-8")) for module in modules]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Call) and "PUBLISHED" in map(_last, node.keywords):
+            continue
+        if isinstance(node, ast.JoinedStr):  # such as f"map_{dtype}"
+            parts = [getattr(part, "value", "*") for part in node.values]
+            pattern = "".join(part if isinstance(part, str) else "*" for part in parts)
+            found |= {*fnmatch.filter(EXPERIMENTS, pattern)} if len(pattern) > 3 else set()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} & set(EXPERIMENTS)
+        left += ast.iter_child_nodes(node)
+    return found
+
+
+def _last(keyword):
+    return ast.unparse(keyword.value).rpartition(".")[2]
+
+
+def measured(names=CHAPTERS):
+    """The experiments that a T4 measures for these notebooks."""
+    subjects = [EXPERIMENTS[id] for id in sorted(set().union(*map(asked, names)))]
+    return [it for it in subjects if not it.needs.commands and not it.needs.lacking(reader=True)]
+
+
+def test_asked_finds_what_a_page_measures_and_not_what_it_reads():
+    assert "fused_race" in asked("memory-wall.ipynb")
+    assert "map_float32" not in asked("memory-wall.ipynb")
+    assert asked("ship.ipynb") >= {"decision_attention", "decision_gradient_bfloat16"}
+    assert not asked("cdna.ipynb")
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_notebook_takes_a_t4_eight_minutes_and_12_gb_at_most(name, t4):
+    costs = [estimate(it.measure, it.arguments) for it in measured([name])]
+    assert sum(cost.seconds for cost in costs) <= 8 * 60
+    assert max((it.needs.gib for it in measured([name])), default=0) * 2**30 <= 12e9
+
+
+def calls_of(subject):
+    """The calls by which an experiment launches our kernels, by name; tensors have no numbers."""
+    found = measurements.resolve(subject.arguments)
+    impls = found.get("impls") or {"": fn for fn in [found.get("fn")] if fn}
+    if not impls:
+        yield subject.id, functools.partial(subject.measure, **found)
+        return
+    op, shapes = find_op(found.get("inputs")), cost._shapes(subject.arguments)
+    name = found.get("option", "programs" if "programs_per_sm" in found else "")
+    values = found.get("values") or [int(40 * it) for it in found.get("programs_per_sm", [0])]
+    dtypes = found.get("dtypes") or [found.get("dtype", "float32")]
+    for label, shape, dtype, value in itertools.product(impls, shapes, dtypes, values):
+        if not PYTORCHS.match(label):
+            inputs = empty(op, shape, dtype)
+            call = functools.partial(impls[label], *inputs, **({name: value} if name else {}))
+            yield f"{subject.id}: {label} {shape} {dtype} {value}", call
+
+
+def empty(op, shape, dtype):
+    """The inputs of an operation, in memory that nothing has written and that takes up no room."""
+    with FakeTensorMode():
+        made = op.arguments(shape, dtype).positional
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in made]
+
+
+@pytest.mark.parametrize(
+    "drawn", [pytest.param(True, id="drawn"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+)
+def test_kernels_of_experiments_compile_for_a_t4(drawn, t4, timed, monkeypatch):
+    """And can be launched there; those that a launcher refuses are named, and their page goes on."""
+    monkeypatch.setattr(runtime, "gpu_name", lambda: t4.driver_name)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    subjects = [it for it in measured() if it.id not in NEED_A_GPU]
+    calls = [call for subject in subjects for call in calls_of(subject)]
+    launches, refused = {}, {}
+    for name, call in random.Random(DRAWN).sample(calls, DRAWN) if drawn else calls:
+        if name in EXPERIMENTS:
+            monkeypatch.setattr(runtime, "device", lambda: torch.device("meta"))
+        try:
+            launches |= {repr(it): it for it in capture_launches(call, gpu=t4)}
+        except ValueError as error:
+            refused[name] = str(error)
+        monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
+    kernels = compile_launches([(launch, t4) for launch in launches.values()])
+    assert not [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
+    assert all(re.search(r"\d", error) for error in refused.values())
+    if not drawn:
+        assert {name.partition(":")[0] for name in refused} == REFUSED
+        assert {launch.qualname for launch in launches.values()} >= LAUNCHED
+
+
+# A tile of more numbers than lanes have room for, which is judged; 64 programs, and 40 fit.
+REFUSED = {"tiled_rows_float32", "tiled_rows_bfloat16", "long_few"}
+LAUNCHED = {"split_kernel", "_arithmetic_kernel", "_idle_kernel", "_pointer_chase_kernel"}
+
+
+@pytest.mark.slow
+def test_kernels_of_cells_compile_for_a_t4(tmp_path, t4, monkeypatch):
+    """Those that the visible cells launch, planned for it; compiling is of the eight minutes."""
+    pages = [ROOT / "book" / name for name in CHAPTERS]
+    command = [sys.executable, ROOT / "tests" / "launches_of_cells.py", t4.product, tmp_path]
+    environment = {**os.environ, "MEMTRAFFIC_MODE": "replay", "MPLBACKEND": "agg"}
+    subprocess.run([*command, *pages], check=True, env=environment)
+    launches = pickle.loads((tmp_path / "launches.pickle").read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in tmp_path.glob("*.py"):
+        importlib.import_module(path.stem)
+    every = {repr(launch): launch for found in launches.values() for launch in found}
+    assert {it.module for it in every.values()} >= {
+        f"cells_of_{name}" for name in ("memory_wall", "fused", "chunks", "long_rows", "backward")
+    }
+    kernels = compile_launches([(launch, t4) for launch in every.values()])
+    assert not [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
+    for name, found in launches.items():
+        seconds = sum(estimate(it.measure, it.arguments).seconds for it in measured([name]))
+        assert seconds + cost.TRITON * len(found) <= 8 * 60, name
+
+
+@pytest.mark.parametrize("ids", [["naive_counters", "fused_counters"], ["sectors_packed"]])
+def test_counters_that_the_driver_denies_are_those_recorded(ids, t4, tmp_path, monkeypatch, capsys):
+    """As on Colab. The driver is asked once, by one process, and the page says it once."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text("#!/bin/sh\necho $$ >> asked; echo ==ERROR== ERR_NVGPUCTRPERM; exit 1\n")
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MEMTRAFFIC_MODE", "live")
+    monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(ROOT / "book" / "recordings"))
+    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(marked_counters, "_each", None)  # nothing is compiled for it
+    monkeypatch.chdir(tmp_path)
+    recording.said.clear()
+    frames = recording.experiments(*ids)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("(ERR_NVGPUCTRPERM), so this is a recording.")
+    assert said[1].startswith("Recorded on NVIDIA H200") and len(said) == 2
+    assert all(map(len, frames)) and len((tmp_path / "asked").read_text().split()) == 1
 
 
 # ---- executed as on Colab
