@@ -20,6 +20,7 @@ def stderr(monkeypatch):
     monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=terminal))
     monkeypatch.setattr(module, "DELAY", 0)
     monkeypatch.setattr(module, "_enabled", False)
+    monkeypatch.setattr(module, "_at_once", False)
     return terminal
 
 
@@ -28,6 +29,18 @@ def test_progress_on_a_terminal(stderr):
     assert list(progress(iter("abc"), "timing")) == ["a", "b", "c"]
     assert "timing:" in stderr.getvalue()
     assert "/3" in stderr.getvalue()
+
+
+def test_progress_in_a_notebook_shows_the_first_step_of_a_loop(stderr, monkeypatch):
+    """Also where it is the only one, and in no terminal."""
+    monkeypatch.setattr(module, "DELAY", 1e9)
+    monkeypatch.setattr(Terminal, "isatty", lambda self: False)
+    enable(notebook=True)
+    for _ in progress([0], "timing"):
+        assert "timing:" in stderr.getvalue() and "0/1" in stderr.getvalue()
+    with progress_bar("counting") as show:
+        show(1, 8)
+    assert "counting" not in stderr.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from memtraffic import runtime
 from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersUnavailable, MemtrafficError, described
 from memtraffic_book.catalog import Experiment, find_experiments
-from memtraffic_book.text import say
+from memtraffic_book.text import elsewhere, say
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
@@ -137,6 +137,7 @@ def _measure_now(subject: Experiment, folder: Path) -> tuple[pd.DataFrame, list[
     try:
         if subject.id not in measured:
             measured[subject.id] = from_csv(to_csv(_run(subject)))
+        elsewhere.update({runtime.gpu_name()} if folder_of_this_gpu().name != PUBLISHED else ())
         return measured[subject.id].copy(), [f"Measured now on {runtime.gpu_name()}."]
     except CountersUnavailable as error:
         why = f"{error}, so this is a recording."

@@ -18,6 +18,7 @@ GLUE_MIME = "application/papermill.record/"  # where MyST-NB looks for what is g
 
 
 CHECKED_TRITON = ("3.6.", "3.7.")  # whose compiled code the book speaks of
+elsewhere: set[str] = set()  # the GPU, where a page has measured on another than the book's
 
 
 def claim(sentence: str, holds: object, *, of_compiler: bool = False) -> None:
@@ -27,8 +28,9 @@ def claim(sentence: str, holds: object, *, of_compiler: bool = False) -> None:
     ✓ A softmax reads each element once: 15 of 15.
 
     sentence: with its subject, its condition and its number. of_compiler: it is about the code that
-    Triton makes. If it does not hold with a Triton other than those of CHECKED_TRITON, that is what
-    is printed. A page shows the tick alone, which opens to the sentence.
+    Triton makes. If it does not hold with a Triton other than those of CHECKED_TRITON, or where a
+    page has measured `elsewhere`, that is what is printed. A page shows the tick alone, which opens
+    to the sentence.
 
     Raises AssertionError, which repeats the sentence, if it does not hold.
     """
@@ -37,6 +39,8 @@ def claim(sentence: str, holds: object, *, of_compiler: bool = False) -> None:
         say(f"✓ {sentence}", mark.format(html.escape(sentence, quote=False)))
     elif of_compiler and not (here := version("triton")).startswith(CHECKED_TRITON):
         print(f"– With Triton {here} this does not hold: {sentence}")
+    elif elsewhere:
+        print(f"– Measured on {', '.join(elsewhere)}, this does not hold: {sentence}")
     else:
         raise AssertionError(f"does not hold: {sentence}")
 

@@ -46,6 +46,7 @@ def in_mode(monkeypatch):
         monkeypatch.setenv("MEMTRAFFIC_MODE", mode)
         recording.said.clear()
         recording.measured.clear()
+        recording.elsewhere.clear()
 
     return change
 

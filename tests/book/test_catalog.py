@@ -54,6 +54,8 @@ def test_needs_are_those_of_the_functions_that_measure():
         (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
         (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
         (Needs(gpus=3), "3 GPUs, not 2"),
+        (Needs(moves=60 * 5.3e12 / 2**30 - 1), ""),
+        (Needs(moves=62 * 5.3e12 / 2**30), "a faster memory, or 62 seconds"),
         (Needs(("no-such-command",), "nvidia"), "the command `no-such-command`, a GPU of nvidia"),
     ],
 )
@@ -61,7 +63,16 @@ def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatc
     monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert needs.lacking().startswith(lacking) and bool(needs.lacking()) == bool(lacking)
+    found = needs.lacking(reader=True)
+    assert found.startswith(lacking) and bool(found) == bool(lacking)
+    assert not (needs.moves and needs.lacking())  # who records has time
+
+
+def test_bytes_in_flight_are_measured_where_an_sm_holds_all_warps(monkeypatch):
+    for name, lacks in ("H200", ""), ("T4", "SMs of 2048 threads, not 1024"), ("MI300X", ""):
+        monkeypatch.setattr(gpus, "this_gpu", lambda *index, name=name: gpus.find_gpu(name))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 16 * 2**30))
+        assert EXPERIMENTS["bytes_in_flight"].needs.lacking() == lacks
 
 
 def test_long_rows_are_counted_where_the_map_times_them():

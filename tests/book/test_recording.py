@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import triton
 from cases import cases
 
 from memtraffic import runtime
 from memtraffic.errors import CountersUnavailable
+from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic_book import catalog, drift, recording
 from memtraffic_book.catalog import Column, Needs
 from memtraffic_book.recording import (
@@ -23,6 +25,7 @@ from memtraffic_book.recording import (
     read,
     root,
 )
+from memtraffic_book.text import claim
 
 LABEL = "Recorded on NVIDIA H200 (PyTorch 2.11.0, Triton 3.6.0).\n"
 BOOK = Path(__file__).resolve().parents[2] / "book"
@@ -137,6 +140,57 @@ def test_experiment_without_counters(recorded, in_mode, capsys):
     in_mode("live")
     with pytest.raises(AssertionError, match="measured in a replay"):
         experiment("speed")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (TooManyPrograms("128 programs, and 40 fit"), "128 programs, and 40 fit"),
+        (torch.OutOfMemoryError("2 GiB"), "torch.OutOfMemoryError: 2 GiB"),
+        (triton.OutOfResources(98304, 65536, "shared memory"), "98304, Hardware limit: 65536"),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capsys):
+    """Live, its page goes on; it fails where it is recorded or verified."""
+
+    def refuse(**arguments):
+        raise error
+
+    recorded.changes(measure=refuse)
+    in_mode("live")
+    assert len(experiment("speed")) == 2
+    said, label = capsys.readouterr().out.splitlines()
+    assert said.startswith("speed is refused here (") and why in said and "recording" in said
+    assert f"{label}\n" == LABEL
+    in_mode("verify")
+    with pytest.raises(type(error)):
+        experiment("speed")
+
+
+def test_a_page_measures_an_experiment_once(recorded, in_mode):
+    found = iter((1.0, 2.0))
+    measure = catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda shapes, scale: measure(shapes, next(found)))
+    in_mode("live")
+    first = experiment("speed")
+    first["us"] = 0.0  # which is the caller's own
+    assert experiment("speed")["us"].tolist() == [10.6667] * 2
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "Tesla T4"])
+def test_claim_measured_on_another_gpu_is_told(gpu, recorded, in_mode, capsys):
+    recorded.machine["gpu"] = gpu
+    in_mode("live")
+    experiment("speed")
+    capsys.readouterr()
+    if gpu == "NVIDIA H200":
+        with pytest.raises(AssertionError, match="2x"):
+            claim("It is 2x as fast.", False)
+    else:
+        claim("It is 2x as fast.", False)
+        said = "– Measured on Tesla T4, this does not hold: It is 2x as fast.\n"
+        assert capsys.readouterr().out == said
 
 
 def test_experiment_that_the_machine_cannot_measure(recorded, in_mode, capsys):
