@@ -408,7 +408,9 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
     m.reach_far_row: Needs(gib=10),
-    **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),  # all of them
+    # Of full SMs; or set beside what an H200 holds.
+    **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),
+    **dict.fromkeys((m.launch_plans, m.bench_programs), Needs(threads=2048)),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
@@ -429,6 +431,12 @@ def _typed(id: str, measure: Measure, /, **arguments: Any) -> Iterator[Experimen
     """An experiment in both types."""
     for dtype in DTYPES:
         yield _one(f"{id}_{dtype}", measure, dtype=dtype, **arguments)
+
+
+def _of_full_sms(subject: Experiment) -> Experiment:
+    """The experiment, of which a page says how much of an H200's SM it fills."""
+    needs = dataclasses.replace(subject.needs, threads=2048)
+    return dataclasses.replace(subject, needs=needs)
 
 
 def _beside_copy(counted: dict[str, Any]) -> dict[str, Any]:
@@ -504,7 +512,9 @@ _ALL = (  # in the order of the book
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
     _one("occupancy_latency", m.pointer_latency, hops=4096, distance=520),
-    _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS),
+    _of_full_sms(
+        _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS)
+    ),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
     _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),

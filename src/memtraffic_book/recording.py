@@ -20,7 +20,6 @@ import datetime
 import hashlib
 import html
 import io
-import itertools
 import json
 import os
 import shutil
@@ -91,14 +90,22 @@ def experiment(id: str, gpu: str | None = None) -> pd.DataFrame:
 def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
     """The results of several experiments; says each origin that the page has not named before.
 
-    ids, gpu: as for `experiment`.
+    All of them are of one GPU: if one cannot be measured here, none is. ids, gpu: as for
+    `experiment`.
     """
-    results = [_obtain(id, gpu) for id in ids]
-    for origin in itertools.chain.from_iterable(origins for _, origins in results):
+    subjects, folder = find_experiments(ids), root() / (gpu or PUBLISHED)
+    origins = [label(folder)] if gpu or mode() != "live" else []
+    if gpu or mode() == "replay":
+        frames = [read(folder, subject) for subject in subjects]
+    elif mode() == "verify":
+        frames = [_verify(subject, folder) for subject in subjects]
+    else:
+        frames, origins = _measure_now(subjects, folder)
+    for origin in origins:
         if origin not in said:
             said.add(origin)
             say(origin, f'<small class="origin">{html.escape(origin)}</small>')
-    return [frame for frame, _ in results]
+    return frames
 
 
 def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
@@ -114,36 +121,43 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
     return [read(root() / PUBLISHED, subject) for subject in find_experiments(ids)]
 
 
-def _obtain(id: str, gpu: str | None) -> tuple[pd.DataFrame, list[str]]:
-    """The result of an experiment, and the lines that say where it comes from."""
-    [subject], folder = find_experiments([id]), root() / (gpu or PUBLISHED)
-    if gpu or mode() == "replay":
-        return read(folder, subject), [label(folder)]
-    live = mode() == "live"
-    if lacking := subject.needs.lacking(reader=live):
-        why = [f"{id} needs {lacking}, so this is a recording."] if live else []
-        return read(folder, subject), [*why, label(folder)]
-    if live:
-        return _measure_now(subject, folder)
+def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
+    """What is measured, and kept for `drift`; the recording, where this machine lacks something."""
+    if subject.needs.lacking():
+        return read(folder, subject)
     frame, recorded = from_csv(to_csv(_run(subject))), read(folder, subject)
-    kept_path(id).write_text(to_csv(frame), encoding="utf-8")
-    return replay_absent(frame, recorded), [label(folder)]
+    kept_path(subject.id).write_text(to_csv(frame), encoding="utf-8")
+    return replay_absent(frame, recorded)
 
 
-def _measure_now(subject: Experiment, folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """What is measured; a recording, and the reason, where this GPU or its driver refuses it."""
+def _measure_now(
+    subjects: Sequence[Experiment], folder: Path
+) -> tuple[list[pd.DataFrame], list[str]]:
+    """What is measured; recordings, and the reason, where this GPU or its driver refuses one.
+
+    The lines say where the results come from.
+    """
     import triton
 
-    try:
-        if subject.id not in measured:
-            measured[subject.id] = from_csv(to_csv(_run(subject)))
-        elsewhere.update({runtime.gpu_name()} if folder_of_this_gpu().name != PUBLISHED else ())
-        return measured[subject.id].copy(), [f"Measured now on {runtime.gpu_name()}."]
-    except CountersUnavailable as error:
-        why = f"{error}, so this is a recording."
-    except (MemtrafficError, RuntimeError, triton.TritonError) as error:
-        why = f"{subject.id} is refused here ({described(error)[:200]}), so this is a recording."
-    return read(folder, subject), [why, label(folder)]
+    needs = {subject.id: subject.needs.lacking(reader=True) for subject in subjects}
+    why = [f"{id} needs {lacking}" for id, lacking in needs.items() if lacking]
+    for subject in () if why else subjects:
+        try:
+            if subject.id not in measured:
+                measured[subject.id] = from_csv(to_csv(_run(subject)))
+        except CountersUnavailable as error:
+            why = [str(error)]
+        except (MemtrafficError, RuntimeError, triton.TritonError) as error:
+            why = [f"{subject.id} is refused here ({described(error)[:200]})"]
+        if why:
+            break
+    if why:
+        replayed = [read(folder, subject) for subject in subjects]
+        return replayed, [*(f"{it}, so this is a recording." for it in why), label(folder)]
+    if folder_of_this_gpu().name != PUBLISHED:
+        elsewhere.add(runtime.gpu_name())
+    found = [measured[subject.id].copy() for subject in subjects]
+    return found, [f"Measured now on {runtime.gpu_name()}."]
 
 
 def is_absent(row: Mapping[str, Any]) -> bool:

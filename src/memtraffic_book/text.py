@@ -40,7 +40,7 @@ def claim(sentence: str, holds: object, *, of_compiler: bool = False) -> None:
     elif of_compiler and not (here := version("triton")).startswith(CHECKED_TRITON):
         print(f"– With Triton {here} this does not hold: {sentence}")
     elif elsewhere:
-        print(f"– Measured on {', '.join(elsewhere)}, this does not hold: {sentence}")
+        print(f"– Does not hold on a page measured on {', '.join(elsewhere)}: {sentence}")
     else:
         raise AssertionError(f"does not hold: {sentence}")
 

@@ -178,6 +178,18 @@ def test_a_page_measures_an_experiment_once(recorded, in_mode):
     assert experiment("speed")["us"].tolist() == [10.6667] * 2
 
 
+def test_experiments_asked_for_together_are_of_one_gpu(recorded, in_mode, capsys):
+    measured, lacks = catalog.EXPERIMENTS["speed"], Needs(commands=("no-such-command",))
+    counted = dataclasses.replace(measured, id="counted", needs=lacks)
+    recorded.lists(measured, counted)
+    recorded.record(counted)
+    recorded.lists(dataclasses.replace(measured, measure=never), counted)
+    in_mode("live")
+    assert [len(frame) for frame in experiments("speed", "counted")] == [2, 2]
+    why = "counted needs the command `no-such-command`, so this is a recording.\n"
+    assert capsys.readouterr().out == why + LABEL
+
+
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", "Tesla T4"])
 def test_claim_measured_on_another_gpu_is_told(gpu, recorded, in_mode, capsys):
     recorded.machine["gpu"] = gpu
@@ -189,7 +201,7 @@ def test_claim_measured_on_another_gpu_is_told(gpu, recorded, in_mode, capsys):
             claim("It is 2x as fast.", False)
     else:
         claim("It is 2x as fast.", False)
-        said = "– Measured on Tesla T4, this does not hold: It is 2x as fast.\n"
+        said = "– Does not hold on a page measured on Tesla T4: It is 2x as fast.\n"
         assert capsys.readouterr().out == said
 
 

@@ -12,7 +12,17 @@ from torch import Tensor
 from memtraffic import count, runtime
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
-from memtraffic_book import claim, experiment, figures, glue, lab_notes, prove, tables, units
+from memtraffic_book import (
+    claim,
+    experiment,
+    experiments,
+    figures,
+    glue,
+    lab_notes,
+    prove,
+    tables,
+    units,
+)
 from memtraffic_book.recording import speeds
 from memtraffic_book.units import format_share as percent
 
@@ -86,7 +96,8 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     """
     h100 = "nvidia-h100-80gb-hbm3"
     other = experiment("bytes_in_flight", gpu=h100).query("access == 'read'")
-    roofs = [experiment("roof", **where)["copy_gb_per_s"][0] for where in ({}, {"gpu": h100})]
+    both = "bytes_in_flight", "roof"  # of one GPU
+    roofs = [experiments(*both, **at)[1]["copy_gb_per_s"][0] for at in ({}, {"gpu": h100})]
     curve = flight.pivot(index="kib_per_sm", columns="access", values="gb_per_s")[["read", "copy"]]
     curve = (curve / roofs[0]).set_axis(LETTER * curve.index)
     lines = {str(name): 100 * line for name, line in curve.items()}

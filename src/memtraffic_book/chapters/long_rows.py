@@ -62,7 +62,7 @@ def check_sum(row: Iterable[float], total: float, how: str) -> None:
 
 def draw_second_read(moved: pd.DataFrame) -> None:
     """Draws how much of the second read of `online` comes from DRAM, over its working set."""
-    plans, roof = experiments("long_plans", "roof")
+    _, plans, roof = experiments("long_counters", "long_plans", "roof")  # of one GPU
     at_once = int(plans.set_index("impl")["resident"]["online"]) * find_gpu("H200").num_sms
     l2 = roof["l2_mib"][0] * 2**20
     twice = moved.loc["online"]
@@ -151,7 +151,8 @@ def draw_speeds(share: pd.DataFrame) -> None:
 
 def show_few_rows() -> None:
     """Shows the times at 8 rows, and glues how many programs a row of them needs."""
-    few = experiment("long_few").pivot(index="n", columns="impl", values="us")
+    timed, roof = experiments("long_few", "roof")
+    few = timed.pivot(index="n", columns="impl", values="us")
     names = {"copy": "copy", "torch.softmax": "torch_softmax", "online": "online"}
     names["split, 1024 columns"] = "split"
 
@@ -168,7 +169,7 @@ def show_few_rows() -> None:
     )
     widest = few.index[-1]
     rate = 3 * 4 * widest / few["online"][widest] / 1e3  # GB/s of an SM with one program
-    bandwidth = experiment("roof")["copy_gb_per_s"][0]
+    bandwidth = roof["copy_gb_per_s"][0]
     glue("sm_rate", units.format_gb_per_s(rate))
     glue("parts", f"{bandwidth / rate / 8:.0f}")
 

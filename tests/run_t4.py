@@ -1,0 +1,133 @@
+"""Runs notebooks as if a T4 were here, in the interpreter; notes what their visible cells launch.
+
+    python tests/run_t4.py FOLDER NOTEBOOK ...
+
+Launchers plan for the T4. What it would measure takes 15 times as long as was recorded; the driver
+denies counters, and rows of 64 programs are refused. It fails if a cell does. Each kernel that a
+cell defines is written to FOLDER, where another process can import it, and to
+FOLDER/launches.pickle the launches of each notebook that differ in what a compiler sees.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from memtraffic import gpus, runtime  # isort: skip  before Triton
+import pandas as pd
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from notebooks import code_cells, load, tags, visible
+
+from memtraffic.compile import Launch
+from memtraffic.compile.launches import launch_of
+from memtraffic.errors import CountersUnavailable
+from memtraffic.kernels.softmax.split import TooManyPrograms
+from memtraffic.meters.counters import DENIED
+from memtraffic_book import recording
+from memtraffic_book.catalog import Experiment
+
+T4 = replace(gpus.find_gpu("T4"), l2_bytes=4 * 2**20)
+SLOWER = 15  # than the published GPU
+REFUSED = "long_few"
+
+
+def measure(subject: Experiment) -> pd.DataFrame:
+    """What a T4 might measure."""
+    if subject.needs.commands:
+        raise CountersUnavailable(DENIED)
+    if subject.id == REFUSED:
+        raise TooManyPrograms("a row of 65536 columns needs 64 programs of 1024, and 40 fit")
+    frame = recording.read(recording.root() / recording.PUBLISHED, subject)
+    for name, unit in subject.schema.items():
+        if unit in ("µs", "ns"):
+            frame[name] *= SLOWER
+        elif unit in ("GB/s", "T/s", "TFLOP/s"):
+            frame[name] /= SLOWER
+    facts = {"l2_mib": T4.l2_bytes / 2**20, "sms": T4.num_sms}
+    return frame.assign(**{name: it for name, it in facts.items() if name in frame})
+
+
+@contextlib.contextmanager
+def on_a_t4() -> Iterator[None]:
+    """Context manager: pages find a T4, and measure on it."""
+    which = shutil.which
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (gpus, "DEFAULT_GPU", T4),
+            (gpus, "this_gpu", lambda *index: T4),
+            (runtime, "gpu_name", lambda *index: T4.driver_name),
+            (torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20)),
+            (torch.cuda, "device_count", lambda: 1),
+            (shutil, "which", lambda name, *a, **o: name if name == "ncu" else which(name, *a)),
+            (recording, "mode", lambda: "live"),
+            (recording, "_run", measure),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def write_kernels(path: Path, sources: list[str]) -> None:
+    """Writes what cells import and the kernels that they define."""
+    imports, kernels = ["import memtraffic  # noqa: F401  before Triton"], []
+    for node in (it for source in sources for it in ast.parse(source).body):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imports.append(ast.unparse(node))
+        elif isinstance(node, ast.FunctionDef) and "triton.jit" in map(
+            ast.unparse, node.decorator_list
+        ):
+            kernels.append(ast.unparse(node))
+    path.write_text("\n".join(imports + kernels) + "\n", "utf-8")
+
+
+@contextlib.contextmanager
+def noting(launches: list[Launch]) -> Iterator[None]:
+    """Context manager: notes each launch, which the interpreter runs as it would."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run = InterpretedFunction.run
+
+    def noted(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        launches.append(replace(launch_of(kernel, args, options), function=None))
+        return run(kernel, *args, grid=grid, warmup=warmup, **options)
+
+    with mock.patch.object(InterpretedFunction, "run", noted):
+        yield
+
+
+def main(folder: str, *notebooks: str) -> int:
+    assert runtime.INTERPRETED
+    shell, found, failed = InteractiveShell.instance(), {}, 0
+    for path in map(Path, notebooks):
+        cells = code_cells(load(path))
+        module, launches = f"cells_of_{path.stem.replace('-', '_')}", list[Launch]()
+        shown = [cell.source for cell in (cells[0], *filter(visible, cells))]
+        write_kernels(Path(folder, f"{module}.py"), shown)
+        os.chdir(path.parent)
+        shell.reset(new_session=False)
+        for said in (recording.said, recording.measured, recording.elsewhere):
+            said.clear()
+        with on_a_t4():
+            for cell in cells:
+                with noting(launches) if visible(cell) else contextlib.nullcontext():
+                    result = shell.run_cell(cell.source)
+                if not result.success and "raises-exception" not in tags(cell):
+                    print(f"{path.name}: fails on a T4:\n{cell.source}", file=sys.stderr)
+                    failed += 1
+        here = [replace(it, module=module) if it.module == "__main__" else it for it in launches]
+        found[path.name] = [*{repr(it): it for it in here}.values()]
+    Path(folder, "launches.pickle").write_bytes(pickle.dumps(found))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
