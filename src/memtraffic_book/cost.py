@@ -6,7 +6,6 @@ An estimate errs upwards: each call is taken to move as much as the five lines o
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
