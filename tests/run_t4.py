@@ -1,4 +1,4 @@
-"""Runs notebooks as if a T4 were here, in the interpreter; notes what their visible cells launch.
+"""Runs notebooks as if a T4 were here, with solved exercises, in the interpreter; notes launches.
 
     python tests/run_t4.py FOLDER NOTEBOOK ...
 
@@ -26,7 +26,7 @@ from memtraffic import gpus, runtime  # isort: skip  before Triton
 import pandas as pd
 import torch
 from IPython.core.interactiveshell import InteractiveShell
-from notebooks import code_cells, load, tags, visible
+from notebooks import code_cells, exercise_cell, load, solved, tags
 
 from memtraffic.compile import Launch
 from memtraffic.compile.launches import launch_of
@@ -108,20 +108,20 @@ def main(folder: str, *notebooks: str) -> int:
     assert runtime.INTERPRETED
     shell, found, failed = InteractiveShell.instance(), {}, 0
     for path in map(Path, notebooks):
-        cells = code_cells(load(path))
+        notebook = load(path)
+        cells, exercise, solution = code_cells(notebook), exercise_cell(notebook), solved(notebook)
+        sources = [solution if cell is exercise else cell.source for cell in cells]
         module, launches = f"cells_of_{path.stem.replace('-', '_')}", list[Launch]()
-        shown = [cell.source for cell in (cells[0], *filter(visible, cells))]
-        write_kernels(Path(folder, f"{module}.py"), shown)
+        write_kernels(Path(folder, f"{module}.py"), sources)
         os.chdir(path.parent)
         shell.reset(new_session=False)
         for said in (recording.said, recording.measured, recording.elsewhere):
             said.clear()
-        with on_a_t4():
-            for cell in cells:
-                with noting(launches) if visible(cell) else contextlib.nullcontext():
-                    result = shell.run_cell(cell.source)
+        with on_a_t4(), noting(launches):
+            for cell, source in zip(cells, sources, strict=True):
+                result = shell.run_cell(source)
                 if not result.success and "raises-exception" not in tags(cell):
-                    print(f"{path.name}: fails on a T4:\n{cell.source}", file=sys.stderr)
+                    print(f"{path.name}: fails on a T4:\n{source}", file=sys.stderr)
                     failed += 1
         here = [replace(it, module=module) if it.module == "__main__" else it for it in launches]
         found[path.name] = [*{repr(it): it for it in here}.values()]
