@@ -91,7 +91,7 @@ def _timed(
     elif "mib" in arguments:
         for mib in (*arguments["mib"], *arguments["mib"]):  # cold and warm
             yield 1, mib * 2.0**20, mib * 2.0**18
-    elif measure is not m.step_times and (shapes := _shapes(arguments)):
+    elif measure is not m.step_times and (shapes := shapes_of(arguments)):
         op = find_op(arguments.get("inputs"))
         tensors = len(op.made.shapes) or 2  # a function makes a softmax and its gradient
         dtypes = arguments.get("dtypes") or [arguments.get("dtype", "float32")]
@@ -105,7 +105,8 @@ def _timed(
         yield SMALL_CALLS, 0, 0
 
 
-def _shapes(arguments: Mapping[str, Any]) -> list[list[int]]:
+def shapes_of(arguments: Mapping[str, Any]) -> list[list[int]]:
+    """The shapes that an experiment has, none where its arguments say no shape."""
     if "rounds" in arguments:
         per_sm = itertools.product(arguments["rounds"], arguments["extra"])
         return [[rows * SMS + more, arguments["n"]] for rows, more in per_sm]

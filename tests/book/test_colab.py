@@ -364,7 +364,7 @@ def calls_of(subject):
     if not impls:
         yield subject.id, functools.partial(subject.measure, **found)
         return
-    op, shapes = find_op(found.get("inputs")), cost._shapes(subject.arguments)
+    op, shapes = find_op(found.get("inputs")), cost.shapes_of(subject.arguments)
     name = found.get("option", "programs" if "programs_per_sm" in found else "")
     values = found.get("values") or [int(40 * it) for it in found.get("programs_per_sm", [0])]
     dtypes = found.get("dtypes") or [found.get("dtype", "float32")]
