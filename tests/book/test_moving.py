@@ -158,10 +158,10 @@ def test_letters_show_each_point_of_the_recording(browse):
         law = row.gb_per_s * idle / row.sms / 1024  # GB/s times ns is bytes
         assert drawn.count("of0") == pytest.approx(law, abs=0.51)
         assert state["texts"]["travel"] == f"{drawn.count('of0')} travel"
-        assert state["texts"]["wait"] == f"{drawn.count('dead')} wait in line"
+        assert state["texts"]["wait"] == f"{drawn.count('dead')} not under way"
         assert float(state["places"]["bag"]["height"]) == pytest.approx(70 * row.gb_per_s / best)
         said = f"With {1.024 * row.kib_per_sm:.1f} kB in flight per SM, a read reaches "
-        said += f"{row.gb_per_s:.0f} GB/s, and an answer takes {row.latency_ns:,.0f} ns."
+        said += f"{row.gb_per_s:.0f} GB/s, and an answer takes {row.latency_ns:,.0f} ns at most."
         assert state["said"] == said
     assert {it["texts"]["full"] for it in states} >= {"8 % full", "96 % full", "100 % full"}
 

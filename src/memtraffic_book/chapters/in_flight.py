@@ -18,7 +18,6 @@ from memtraffic_book import (
     experiments,
     figures,
     glue,
-    lab_notes,
     prove,
     tables,
     units,
@@ -32,7 +31,6 @@ LETTER = 1024  # bytes
 BUSY = 0.95  # of the most, from the bend on
 NARROW = (16, 64, 128, 256, 512, 1024)  # columns
 TICKS = (1, 2, 4, 8, 16, 32, 64)  # kB
-AHEAD = "Make the programs persistent, and load the next part while they wait"
 
 
 def kilobytes(n_bytes: float) -> str:
@@ -127,7 +125,6 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     glue("ratio", f"{bend['read'] / need:.1f} times")
     glue("reached", percent(reached))
     glue("copy_loss", percent(1 - curve["copy"].iloc[-1] / curve["copy"].max()))
-    glue("ahead", lab_notes.find(AHEAD)["result"].split(",")[0])
     return curve
 
 
@@ -138,7 +135,7 @@ def _at(line: pd.Series[float], n_bytes: float) -> float:
 
 
 def show_load(flight: pd.DataFrame, curve: pd.DataFrame) -> None:
-    """Shows how long an answer takes under load.
+    """Shows how long an answer takes at most: as if the most were always in flight.
 
     flight: of `bytes_in_flight`. curve: of `draw_bend`.
     """
@@ -147,13 +144,13 @@ def show_load(flight: pd.DataFrame, curve: pd.DataFrame) -> None:
         read.loc[[1, 8, 24, 32, 64]].reset_index(),
         in_flight_per_SM=lambda row: kilobytes(LETTER * row["kib_per_sm"]),
         speed=lambda row: percent(curve["read"][LETTER * row["kib_per_sm"]]),
-        answer_after=lambda row: units.format_ns(row["latency_ns"]),
+        answer_after_at_most=lambda row: units.format_ns(row["latency_ns"]),
     )
     half, full = read.loc[32], read.loc[64]
     longer = full["latency_ns"] / half["latency_ns"]
     faster = abs(full["gb_per_s"] / half["gb_per_s"] - 1)
     claim(
-        f"From {kilobytes(32 * LETTER)} to {kilobytes(64 * LETTER)} per SM an answer takes "
+        f"From {kilobytes(32 * LETTER)} to {kilobytes(64 * LETTER)} per SM this limit is "
         f"{units.format_ratio(longer)} as long (over 1.5x), and the bandwidth changes by "
         f"{units.format_percent(faster)} (under 5 %).",
         longer > 1.5 and faster < 0.05,

@@ -128,7 +128,7 @@ def draw_wide() -> None:
     glue("wins", f"{len(wins)} of {len(even)}")
     glue("wide_tiled", units.format_share(share["tiled"][WIDE]))
     glue("wide_loop", units.format_share(share["persistent"][WIDE]))
-    glue("wide_ours", units.format_share(share[OURS][WIDE]))
+    glue("wide_chunks", units.format_share(every["chunks"][WIDE]))
     note = lab_notes.find(AGAIN)
     glue("again", note["result"].split(" of a copy")[0])
 

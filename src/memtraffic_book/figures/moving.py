@@ -467,7 +467,8 @@ def letters(read: pd.DataFrame, idle_ns: float) -> str:
 
     read: the recorded lines of a kernel that reads, with columns `kib_per_sm`, `sms`, `gb_per_s`
     and `latency_ns`. idle_ns: how long an answer takes where memory has nothing else to do. By
-    Little's law, bandwidth × idle latency of the bytes in flight travel, and the others wait.
+    Little's law, bandwidth × idle latency of the bytes in flight travel. The others are not under
+    way: they wait in line, or are those of a program that has nothing in flight just then.
     """
     most, kib = read["gb_per_s"].max(), read["kib_per_sm"].max()
     left, right, top, bottom = CHART
@@ -481,13 +482,13 @@ def letters(read: pd.DataFrame, idle_ns: float) -> str:
         wait, full = it.kib_per_sm - travel, it.gb_per_s / most
         flight = units.format_bytes(LETTER * it.kib_per_sm)
         say = f"With {flight} in flight per SM, a read reaches {units.format_gb_per_s(it.gb_per_s)}"
-        say += f", and an answer takes {units.format_ns(it.latency_ns)}."
+        say += f", and an answer takes {units.format_ns(it.latency_ns)} at most."
         classes = ["of0"] * travel + ["dead"] * wait + ["gone"] * (kib - it.kib_per_sm)
         texts = {
             "flight": f"{flight} in flight per SM",
-            "answer": f"answer after {units.format_ns(it.latency_ns)}",
+            "answer": f"answer after {units.format_ns(it.latency_ns)} at most",
         }
-        texts |= {"travel": f"{travel} travel", "wait": f"{wait} wait in line"}
+        texts |= {"travel": f"{travel} travel", "wait": f"{wait} not under way"}
         texts |= {"full": f"{full:.0%}".replace("%", " % full")}
         bag = {"y": 186 - 70 * full, "height": 70 * full}
         frames.append(

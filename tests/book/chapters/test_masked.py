@@ -10,13 +10,9 @@ from memtraffic_book import exhibits
 from memtraffic_book.chapters import masked
 
 
-def test_check_row_refuses_a_dead_element_that_counts():
-    row = torch.arange(5.0)
-    numerator = torch.cat([(row - 4).exp(), torch.zeros(3)])
-    masked.check_row(numerator, row)
-    numerator[7] = 1
-    with pytest.raises(AssertionError, match="add 1 to the sum"):
-        masked.check_row(numerator, row)
+def test_try_rows_refuses_dead_elements_that_count():
+    with pytest.raises(AssertionError, match="On 3 rows of 5 numbers"):
+        masked.try_rows(exhibits._no_other_kernel)
 
 
 def test_try_softmaxes_passes_all_and_judges_one_right(monkeypatch):
