@@ -368,17 +368,16 @@ def occupancy(call: Call, as_json: bool, target: Gpu, **options: Any) -> str:
     *CALL,
     click.option("--layout", type=click.Choice(LAYOUTS), default=LAYOUTS[0],
                  help="Of matrices in memory (default: packed)."),
+    click.option("--caches", is_flag=True, help="Also what moves between L1, L2 and DRAM."),
     TARGET, BACKWARD, STAND_IN, JSON,
 )  # fmt: skip
-def sectors(call: Call, layout: str, target: Gpu, backward: bool, as_json: bool) -> str:
+def sectors(call: Call, target: Gpu, as_json: bool, **options: Any) -> str:
     """Predict the requests and sectors of loads and stores."""
     shape = call.shape()
     from memtraffic.meters.sectors import sectors
 
-    options: dict[str, Any] = {"target": target, "dtype": call.dtype, "layout": layout}
-    options["backward"] = backward
     with no_kernel_hinted(call):
-        found = sectors(call.fn, call.made, shape, **options)
+        found = sectors(call.fn, call.made, shape, target=target, dtype=call.dtype, **options)
     return json.dumps(found.as_dict()) if as_json else str(found)
 
 

@@ -29,14 +29,16 @@ from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.compile.accesses import CompiledAccess, Kind, delayed_loads, describe, read_accesses
-from memtraffic.compile.compiler import read_code, read_launches
+from memtraffic.compile.compiler import read_code, read_launches, read_resources
 from memtraffic.compile.launches import launch_of
 from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu
+from memtraffic.meters.caches import Caches, Trace, check_known, replay
 from memtraffic.meters.count import TrafficMeter, run_metered, run_passes
 from memtraffic.op import AnyInputs, find_op
+from memtraffic.residency import resident_programs
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import Site
@@ -106,8 +108,9 @@ class Sectors:
     confirmed: whether GPUs of the vendor have counted what was predicted for them.
     bank_conflicts: the further passes that loads and stores of shared memory take, as of
     `compile.shared`, and as `l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld` and `_st` count;
-    None if that is not known, as in a loop with some, or by AMD. backward: of the backward pass,
-    which is not part of the rest; None if it was not asked for.
+    None if that is not known, as in a loop with some, or by AMD. caches: what L1 and L2 keep of
+    it. backward: of the backward pass, which is not part of the rest. Both are None if they were
+    not asked for.
     """
 
     target: str
@@ -117,6 +120,7 @@ class Sectors:
     assumed: list[str] = field(default_factory=list)
     confirmed: bool = True
     bank_conflicts: int | None = None
+    caches: Caches | None = None
     backward: Sectors | None = None
 
     def _total(self, kind: Kind, name: str) -> int:
@@ -157,6 +161,7 @@ class Sectors:
         }
         notes |= {"confirmed": self.confirmed, "bank_conflicts": self.bank_conflicts}
         found = {"target": self.target, **self.totals, "accesses": rows, **notes}
+        found |= {"caches": self.caches.as_dict()} if self.caches else {}
         return found | ({"backward": self.backward.as_dict()} if self.backward else {})
 
     @property
@@ -191,6 +196,8 @@ class Sectors:
         if self.bank_conflicts is not None:
             totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
         lines = [table, f"for {self.target}: {totals}"]
+        if self.caches:
+            lines.append(str(self.caches))
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
         if self.atomics:
@@ -211,6 +218,7 @@ def sectors(
     dtype: str = "float32",
     layout: str = "packed",
     backward: bool = False,
+    caches: bool | int = False,
 ) -> Sectors:
     """Predicts the requests and the sectors of each load and store of the kernels of `fn`.
 
@@ -224,19 +232,25 @@ def sectors(
     and each launch is compiled for it as Triton would: with the alignment of these tensors, and
     with what is known of these numbers. A tensor's memory is taken to start with a sector, as what
     PyTorch allocates does. An autotuned kernel has the configuration that it chose on a GPU before,
-    in this process; without one, the first that it would try.
+    in this process; without one, the first that it would try. caches: also predicts the bytes
+    between L1, L2 and DRAM, see `meters.caches`. A number is that of programs which each launch
+    would have, whose accesses are further steps of those that were made: 4096 of 64 rows tells of
+    a matrix of 4096.
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
     CountError for one that copies asynchronously (cp.async) or by descriptor (TMA), waits for other
     programs or reads what they add to, or whose accesses cannot be told apart in the compiled code,
-    or are moved there behind a branch; and what `count` and `resources` raise.
+    or are moved there behind a branch, or, with `caches`, for a GPU whose caches are not known and
+    for accesses that take no equal steps; and what `count` and `resources` raise.
     """
     gpu = target if isinstance(target, Gpu) else find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
     meters: list[_SectorMeter] = []
+    if caches:
+        check_known(gpu, caches)
 
     def run(call: Callable[[], object]) -> object:
-        meters.append(_SectorMeter(gpu))
+        meters.append(_SectorMeter(gpu, caches))
         return run_metered(call, fn, meters[-1], gpu)
 
     run_passes(function, arguments, backward, run)
@@ -418,9 +432,11 @@ def _same(block: tuple[Array, Array]) -> Callable[[tuple[Array, Array]], bool]:
 class _SectorMeter(TrafficMeter):
     """Compiles each launch, and counts the sectors of each block of the interpreted kernel."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, caches: bool | int = False) -> None:
         super().__init__(trace=False)
-        self.gpu = gpu
+        self.gpu, self.replays = gpu, caches
+        self.accessed: Trace | None = None  # if they are to be replayed
+        self.caches: list[Caches] = []
         self.found: list[AccessSectors] = []
         self.kernels: set[str] = set()
         self.atomics: list[str] = []
@@ -443,19 +459,24 @@ class _SectorMeter(TrafficMeter):
         names = (op.name for op in self.traffic.ops if op.name not in self.kernels)
         others, atomics = [*dict.fromkeys(names)], [*dict.fromkeys(self.atomics)]
         confirmed, assumed = self.gpu.vendor == "nvidia", [*dict.fromkeys(self.assumed)]
-        notes = others, atomics, assumed, confirmed, self.conflicts
+        caches = functools.reduce(operator.add, self.caches) if self.caches else None
+        notes = others, atomics, assumed, confirmed, self.conflicts, caches
         return Sectors(self.gpu.target, self.found, *notes)
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
         self.places, self.updated, self.starts, self.programs = {}, set(), [], set()
         self.kernels.add(kernel)
+        found = len(self.found)
         with super().launch(kernel, tensors):
             yield
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
                     self.found.append(place.finish(self.launches, kernel, self.path))
+            if self.accessed and self.accessed.grid:
+                stores = (it.sectors for it in self.found[found:] if it.kind == "store")
+                self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
                 self.conflicts = None
             else:
@@ -492,6 +513,9 @@ class _SectorMeter(TrafficMeter):
                 delayed = delayed_loads(code)
             self.code[key] = read_accesses(code), conflicts, delayed
         self.compiled, self.conflicts_each, self.delayed = self.code[key]
+        if self.replays:
+            [used] = read_launches([(launch, self.gpu)], read_resources)
+            self.accessed = Trace(max(1, resident_programs(used, self.gpu)), used.shared_bytes)
         self.warps = launch.options["num_warps"]
         self.path = kernel.fn.__code__.co_filename
 
@@ -525,6 +549,8 @@ class _SectorMeter(TrafficMeter):
                     "programs add to what it reads, and their order decides what it is"
                 )
             place.add(program, block, itemsize)
+        if self.accessed and place.compiled:
+            self.accessed.add(program, kind == "written", touched, self.starts)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""
