@@ -137,7 +137,7 @@ def exam(
     True
     >>> exam(lambda x: (x - x.amax(dim=1, keepdim=True)).softmax(dim=1))
     Traceback (most recent call last):
-    AssertionError: memtraffic_book.prove.<lambda> reads 3MN + M, not MN: at 4 x 2 28 elements,
+    AssertionError: memtraffic_book.prove.<lambda> reads 3MN + M, not MN: at 4 x 2, 28 elements,
     not 8
       by operation: amax 8, sub 12, _softmax 8
     memtraffic_book.prove.<lambda> writes 2MN + M, not MN: at 4 x 2, 20 elements, not 8

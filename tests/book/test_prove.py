@@ -127,9 +127,9 @@ def test_exam_of_another_operation():
         "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2, 16 elements, not 8\n"),
         "drops-the-mask": (variant(masked=False), r"changed is wrong at 3 x 5: .*_kernel"),
         "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2, 6 elements, not 8"),
-        "program-fewer": (variant(fewer=1), r"changed reads MN - N, not MN: at 4 x 2 6 elements"),
+        "program-fewer": (variant(fewer=1), r"changed reads MN - N, not MN: at 4 x 2, 6 elements"),
         "operations": (naive.softmax, r"reads 5MN \+ 2M, not MN: .*\n.*: amax 8, sub 12,"),
-        "nothing": (lambda x: None, "reads 0, not MN: at 4 x 2 0 elements"),
+        "nothing": (lambda x: None, "reads 0, not MN: at 4 x 2, 0 elements"),
         "error": (lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt"),
         "no-sum": (lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5"),
         "refuses-widths": (
