@@ -551,7 +551,7 @@ class Compiled:
 
 
 @pytest.mark.parametrize("scratch", [0, 16])
-def test_starter_passes_what_the_installed_triton_passes(scratch):
+def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     """Its launcher here, with a function that writes down what it is called with."""
     from triton.backends.nvidia.driver import CudaLauncher
 
@@ -569,9 +569,12 @@ def test_starter_passes_what_the_installed_triton_passes(scratch):
     start = launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1])
     for stream in (6, 7):
         start(stream, f"x{stream}", "y")
+    monkeypatch.setattr(launching, "raw_stream", lambda index: index)
+    tensors = [SimpleNamespace(data_ptr=lambda it=it: it) for it in ("x7", "y")]
+    launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1], 7)(*tensors)
     told = [[[*it] if isinstance(it, tuple) else it for it in one] for one in started]
-    by_triton, _, by_us = told
-    assert by_triton == by_us
+    by_triton, _, by_us, of_tensors = told
+    assert by_triton == by_us == of_tensors
     with pytest.raises(TypeError):
         start(7, "x7")
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):

@@ -96,19 +96,23 @@ class FakeGpu:
         monkeypatch.setattr(runtime, "runs_on_gpu", lambda: True)
         monkeypatch.setattr(launch, "compile_kernel", self.compile)
         monkeypatch.setattr(launch, "starter", self.starter)
-        stream = lambda index: (index, self.stream)  # noqa: E731
-        monkeypatch.setattr(launch, "raw_stream", stream)
+        monkeypatch.setattr(launch, "raw_stream", self.stream_of)
+
+    def stream_of(self, index):
+        return -1 if index is None else index, self.stream
 
     def compile(self, kernel, *arguments, **options):
         self.compiled.append((kernel, arguments, options))
         return SimpleNamespace(kernel=kernel)
 
-    def starter(self, compiled, grid, arguments, places):
+    def starter(self, compiled, grid, arguments, places, gpu):
         def start(stream, *addresses):
             given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
             self.started.append((stream, list(given.values())))
 
-        return start
+        if gpu is None:
+            return start
+        return lambda *tensors: start(self.stream_of(gpu), *[x.data_ptr() for x in tensors])
 
 
 @pytest.fixture
@@ -137,7 +141,7 @@ def test_launch_asks_for_the_stream_each_time(fake_gpu):
     run = scale(x, x)
     for fake_gpu.stream in (7, 8):
         run(x, x)
-    index = x.device.index
+    index = x.get_device()
     assert [stream for stream, _ in fake_gpu.started] == [(index, 7), (index, 8)]
 
 

@@ -228,8 +228,9 @@ def compiler(monkeypatch):
     monkeypatch.setattr(launch, "loaded_resources", loaded_resources)
     monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
 
-    def starter(compiled, grid, arguments, places):
-        def start(stream, *addresses):
+    def starter(compiled, grid, arguments, places, gpu):
+        def start(*tensors):
+            addresses = [x.data_ptr() for x in tensors]
             given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
             state.launched.append((compiled, grid, *given.values()))
 

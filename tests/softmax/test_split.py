@@ -143,7 +143,7 @@ def test_longer_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected)
 
 @pytest.mark.parametrize(
     ("m", "parts"),
-    [(1, 128), (8, 128), (9, 64), (16, 64), (17, 32)],  # with more than 4 programs an SM
+    [(1, 512), (2, 512), (3, 256), (5, 128), (9, 64), (17, 32)],  # more than 4 programs an SM
 )
 def test_fewer_rows_take_more_programs(m, parts):
     assert best_split(2**20, 2, 1, 8, H200, m).parts == parts

@@ -29,6 +29,7 @@ from memtraffic.kernels.launch import Launch, Plans, facts
 from memtraffic.kernels.operands import partially_overlaps
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
+    active_modes,
     bare_apply,
     has_storage,
     is_forward_mode,
@@ -40,7 +41,8 @@ from memtraffic.torch_adapter import (
 PLAIN = (Tensor, torch.nn.Parameter)
 is_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
-current_gpu = torch_adapter.current_gpu if runtime.HAS_GPU else None
+# With a single GPU, none other can be the current one.
+current_gpu = torch_adapter.current_gpu if torch.cuda.device_count() > 1 else None
 
 Run = Callable[..., None]
 Results = list[tuple[Sequence[int], torch.dtype]]
@@ -100,11 +102,14 @@ def operator(
 
     def launch(first: Tensor, rest: tuple[Any, ...], out: Tensor | None = None) -> Any:
         index = first.get_device()
-        if current_gpu and index not in (-1, current_gpu()):
+        if current_gpu and index != -1 and index != current_gpu():
             with torch.cuda.device(index):
                 return launch(first, rest, out)
+        address = first.data_ptr()
+        if not address and first.is_meta:
+            return registered(first, *rest)
         key: tuple[object, ...] = (
-            first.dtype, first.shape, first.stride(), first.data_ptr() & 15, index, capture(),
+            first.dtype, first.shape, first.stride(), address & 15, index, capture(),
             rest[more:] if more else rest,
         )  # fmt: skip
         if more:
@@ -255,9 +260,12 @@ def operation(
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
-            or (watchers() and is_watched())
-            or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
-            or first.is_meta
+            # `watchers` and `are_plain` in line, as a call costs the host.
+            or (
+                (forward_ad._current_level >= 0 or is_transformed() or active_modes())
+                and is_watched()
+            )
+            or type(first) not in PLAIN
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):

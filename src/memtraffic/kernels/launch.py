@@ -84,28 +84,24 @@ class Launch:
         if runtime.runs_on_gpu():
             self.compiled = compile_kernel(kernel, *arguments, **constants, **self.options)
             every = [*self._arguments, *constants.values()]
-            self._start = starter(self.compiled, grid, every, places)
+            # With slots it is given addresses; without, the tensors, which costs the host less.
+            gpu = None if slots else arguments[places[0]].get_device()
+            self._start = starter(self.compiled, grid, every, places, gpu)
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches the kernel on the current stream of the current GPU."""
         if self._start is None:
             self._run(*tensors)
-            return
-        stream = self._stream(self._device.index)
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if self._slots:
+        elif not self._slots:
+            self._start(*tensors)
+        else:
+            stream = self._stream(self._device.index)
             address, _owner = zero_words(self._slots, self._device, stream)
-            addresses.append(address)
-        self._start(stream, *addresses)
+            self._start(stream, *[tensor.data_ptr() for tensor in tensors], address)
 
     def unwrapped(self) -> Callable[..., None]:
         """A function that does what a call does, and costs the host less where that is possible."""
-        start, stream, index = self._start, self._stream, self._device.index
-        if start is None or self._slots:
-            return self
-        if len(self._places) == 2:
-            return lambda y, x: start(stream(index), y.data_ptr(), x.data_ptr())
-        return lambda *tensors: start(stream(index), *[x.data_ptr() for x in tensors])
+        return self if self._start is None or self._slots else self._start
 
     def _run(self, *tensors: Tensor) -> None:
         """A launch that is interpreted, or seen by a meter."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from memtraffic.errors import LaunchError
+from memtraffic.torch_adapter import raw_stream
 
 Kernel: TypeAlias = Any  # what @triton.jit, @triton.autotune or @triton.heuristics returns
 CompiledKernel: TypeAlias = Any
@@ -116,33 +116,45 @@ def set_tuning_time(kernel: Kernel, warmup: float, rep: float) -> None:
 
 
 def starter(
-    compiled: CompiledKernel, grid: tuple[int, int], arguments: list[Any], places: list[int]
+    compiled: CompiledKernel,
+    grid: tuple[int, int],
+    arguments: list[Any],
+    places: list[int],
+    gpu: int | None = None,
 ) -> Callable[..., None]:
     """A function of a stream (cudaStream_t), and then of addresses, that starts a compiled kernel.
 
     It does not do what Triton does for each launch: no hook is called. arguments: all of them, in
     the kernel's order, constants included; Triton reads beyond the end of fewer. places: which of
-    these are the addresses of tensors, which are not checked.
+    these are the addresses of tensors, which are not checked. gpu: the index of a GPU; then it is a
+    function of the tensors alone, and starts the kernel on the current stream of that GPU.
     """
     compiled._init_handles()
     expected = len(compiled.src.signature)
     if len(arguments) != expected:
         raise TypeError(f"{compiled.name} takes {expected} arguments, not {len(arguments)}")
     launch, fixed, as_list = _launch_function(compiled)
-    given = arguments if as_list else [*fixed, *arguments]
-    holes = [len(given) - len(arguments) + place for place in places]
-    bounds = itertools.pairwise([-1, *holes, len(given)])
-    parts = {f"part{i}": tuple(given[a + 1 : b]) for i, (a, b) in enumerate(bounds)}
-    # Written out, which costs the host less than to fill a list in a loop.
-    addresses = [f"address{i}" for i in range(len(holes))]
-    call = ", ".join(f"*part{i}, {address}" for i, address in enumerate(addresses))
-    call = f"{call}, *part{len(holes)}"
-    if as_list:
-        call = f"*fixed, [{call}]"
-    names = {"launch": launch, "before": (*grid, 1), "fixed": fixed, **parts}
-    start: Callable[..., None] = eval(
-        f"lambda stream, {', '.join(addresses)}: launch(*before, stream, {call})", names
+    values: dict[str, Any] = {"launch": launch, "stream_of": raw_stream}
+
+    def written(value: Any) -> str:
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"value{len(values)}"
+        values[name] = value
+        return name
+
+    # Written out as a line of Python, which costs the host less than to fill a list.
+    given = {place: f"given{i}" for i, place in enumerate(places)}
+    address, stream = "{}", "stream"
+    if gpu is not None:
+        address, stream = "{}.data_ptr()", f"stream_of({gpu})"
+    passed = ", ".join(
+        address.format(given[i]) if i in given else written(it) for i, it in enumerate(arguments)
     )
+    before = ", ".join([*map(written, (*grid, 1)), stream, *map(written, fixed)])
+    parameters = ", ".join(["stream"] * (gpu is None) + [*given.values()])
+    line = f"lambda {parameters}: launch({before}, {f'[{passed}]' if as_list else passed})"
+    start: Callable[..., None] = eval(line, values)
     return start
 
 

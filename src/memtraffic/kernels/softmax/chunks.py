@@ -4,12 +4,11 @@ Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
 Only the last chunk of a row has dead elements, and 16-bit numbers share registers.
 """
 
-import triton
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.planning import row_tile, tile_constants
+from memtraffic.kernels.softmax.planning import row_tile, tile_constants, tile_programs
 from memtraffic.kernels.softmax.rows import softmax_kernel
 from memtraffic.kernels.tiling import MAX_COLS, common_divisor, shifted_vector
 from memtraffic.runtime import device_guard
@@ -36,9 +35,10 @@ def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
         raise ValueError(
             f"chunks: {n_cols} columns do not fit a program of an {gpu.product}"
         )
-    constants = tile_constants(tile, n_cols, vector, common_divisor(x, y), gpu)
+    align = common_divisor(x, y)
+    constants = tile_constants(tile, n_cols, vector, align, gpu, adjacent)
     with device_guard(x):
-        softmax_kernel[(triton.cdiv(n_rows, tile.rows), 1)](
+        softmax_kernel[(tile_programs(tile, n_rows, constants), 1)](
             y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols,
             **constants, num_warps=tile.num_warps,
         )  # fmt: skip

@@ -22,8 +22,8 @@ NARROWEST = 3  # columns, below which `RECIPROCAL_BITS` are too many
 # By the bytes of an element and the tensors that a program loads, from a sweep on an H200: the
 # widest row that is not faster in a tile of its own, where it is loaded element by element. Pairs
 # of 16-bit elements are loaded at once where all rows start at multiples of 4 bytes.
-WIDEST = {(4, 1): 128, (4, 2): 128, (2, 1): 80, (2, 2): 128}
-WIDEST_OF_PAIRS = 32
+WIDEST = {(4, 1): 72, (4, 2): 224, (2, 1): 56, (2, 2): 82}
+WIDEST_OF_PAIRS = 48
 RUN = 2048  # numbers
 # By the same: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. For rows of up to
 # HALF columns, and for others: the narrower the row, the sooner a tile is slow.

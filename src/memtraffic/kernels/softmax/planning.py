@@ -54,26 +54,33 @@ WARPS = {
 SHIFTED = {(2, 1): (8, 51200)}  # wider ones that start between multiples of 16 bytes
 # Rows that would fit a program, and are faster over several: the narrowest of a kind, and the bytes
 # of one where there are fewer rows than SMs.
-SPLIT_FROM, SPLIT_BYTES = {(4, 1): 24577}, 2**16
+SPLIT_FROM, SPLIT_BYTES = {(4, 1): 24577}, 36 * 2**10
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
 ONE_WARP = {(2, 1): (4, 257, 1792), (2, 2): (4, 257, 768), (4, 2): (1, 257, 512)}
 # Narrower ones share one, or two: the widest, and the widest that is shifted.
-NARROW = {(4, 1): (512, 512), (2, 2): (256, 384)}
+NARROW = {(4, 1): (512, 512), (4, 2): (256, 256), (2, 2): (256, 416)}
 NARROW_OTHERS = 256, 512
-# Of a row with its padding. Where the forward loads 8 bytes at a time, the narrowest do with one.
+# Where a power of two may leave many places of 16-bit rows empty, eight lanes take a row, in chunks
+# of a vector each: the narrowest and the widest such row, which is not shifted.
+EIGHT_LANES, EIGHT_VECTORS = (129, 320), 8 * VECTOR_BYTES // 2
+# Of a row with its padding. Where the forward loads 8 bytes or more at a time, the narrowest do
+# with one.
 TWO_WARPS_BYTES = 1024
 LANE_BYTES = 64  # of each tensor
 # By kind, block and `shifted`, where other bytes of a lane are faster: these, and the warps. Each
 # up to some bytes of padded rows an SM.
 LANE_BYTES_OF = {
-    (2, 1, 64, True): ((math.inf, 32, 2),),
-    (2, 2, 64, True): ((math.inf, 32, 2),),
+    (4, 1, 128, True): ((math.inf, 128, 1),),
+    (2, 1, 64, True): ((math.inf, 32, 1),),
     (2, 2, 64, False): ((math.inf, 32, 1),),
-    (2, 2, 256, True): ((math.inf, 32, 2),),
-    (2, 1, 256, True): ((2**15, 16, 2), (2**19, 64, 1), (math.inf, 128, 1)),
+    (2, 1, 256, True): ((2**15, 16, 2), (math.inf, 128, 1)),
+    (2, 2, 256, True): ((2**19, 32, 2), (math.inf, 64, 1)),
 }
+FEW_BYTES = 2**14  # an SM
 # Of tensors of fewer bytes an SM, the elements in a lane: such a program is short, and starts soon.
 LANE_ELEMENTS_OF_FEW = {2**11: 4, 2**13: 8}
+# Rows of a tile, up to which those that do not fill one take a program each.
+MOST_SINGLY = 8
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
@@ -130,6 +137,14 @@ def row_tile(
     Tile(rows=1, block=2048, chunks=7, num_warps=8)
     """
     block, kind = triton.next_power_of_2(n_cols), (itemsize, inputs)
+    if (
+        itemsize == 2
+        and not shifted
+        and EIGHT_LANES[0] <= n_cols <= EIGHT_LANES[1]
+        and sm_bytes >= FEW_BYTES
+    ):
+        chunks = triton.cdiv(n_cols, EIGHT_VECTORS)
+        return Tile(gpu.warp_size // 8, EIGHT_VECTORS, chunks, 1)
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
         row_bytes = block * itemsize
         usual = math.inf, LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
@@ -142,7 +157,8 @@ def row_tile(
         if (
             row_bytes == TWO_WARPS_BYTES
             and inputs == 1
-            and n_cols * itemsize % VECTOR_BYTES == 8
+            and n_cols * itemsize % 8 == 0
+            and sm_bytes >= FEW_BYTES
         ):
             num_warps = 1
         return Tile(rows, block, 1, num_warps)
@@ -265,8 +281,9 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
     if tile:
         kernel: Any = softmax_backward_kernel if backward else softmax_kernel
         arguments = tuple(it for x, s in by_tensor for it in (x, *s))
-        rows, num_warps = tile.rows, tile.num_warps
-        constants = tile_constants(tile, n_cols, vector, align, gpu)
+        num_warps = tile.num_warps
+        constants = tile_constants(tile, n_cols, vector, align, gpu, packed)
+        programs = tile_programs(tile, n_rows, constants)
         whole, kind = constants["WHOLE"], (itemsize, tile.chunks, num_warps)
         if (
             constants["PTX"]
@@ -293,11 +310,12 @@ def plan(run: Run, tensors: Sequence[Tensor], dim: int, backward: bool) -> Run:
         rows, num_warps = 1 if packed else 32, loop.num_warps
         block = loop.block if packed else min(loop.block, 128)
         constants = {"ROWS": rows, "BLOCK": block, "ALIGN": align}
-    grid = triton.cdiv(n_rows, rows), batches
+        programs = triton.cdiv(n_rows, rows)
     arguments = *arguments, n_rows, n_cols
     return Launch(
-        kernel, grid, arguments, constants, num_warps=num_warps, maxnreg=maxnreg
-    )
+        kernel, (programs, batches), arguments, constants,
+        num_warps=num_warps, maxnreg=maxnreg,
+    )  # fmt: skip
 
 
 def narrow_launch(
@@ -328,10 +346,19 @@ def narrow_launch(
     )
 
 
+def tile_programs(tile: Tile, n_rows: int, constants: dict[str, int]) -> int:
+    """The programs of a kernel whose rows fit one."""
+    full, rest = divmod(n_rows, tile.rows)
+    return full + (rest if constants["SINGLY"] else rest > 0)
+
+
 def tile_constants(
-    tile: Tile, n_cols: int, vector: int, align: int, gpu: Gpu
+    tile: Tile, n_cols: int, vector: int, align: int, gpu: Gpu, packed: bool = False
 ) -> dict[str, int]:
-    """The constants of a kernel whose rows fit a program. vector: see `shifted_vector`."""
+    """The constants of a kernel whose rows fit a program.
+
+    vector: see `shifted_vector`. packed: whether the columns of a row are adjacent in memory.
+    """
     vector = vector if tile.rows == 1 else 1
     widest = n_cols // vector * vector
     narrowest = (n_cols - vector + 1) // vector * vector
@@ -339,7 +366,8 @@ def tile_constants(
         "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
         # A program's only row exists.
         "WHOLE": narrowest // tile.block if tile.rows == 1 else 0,
-        "ALIGN": align, "VECTOR": vector, "PTX": takes_ptx(gpu),
+        "ALIGN": align, "VECTOR": vector,
+        "SINGLY": packed and 1 < tile.rows <= MOST_SINGLY, "PTX": takes_ptx(gpu),
     }  # fmt: skip
 
 

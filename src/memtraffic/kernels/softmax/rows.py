@@ -1,5 +1,8 @@
 """Softmax and its backward for rows that fit one program: one row in chunks, or several rows.
 
+If several, and SINGLY, the rows at the end that do not fill a tile take a program each. All tiles
+are full then, so that a lane needs no predicate for each row, which would take a register.
+
 Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
 
@@ -40,29 +43,60 @@ def softmax_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
+    SINGLY: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    # No value changes, but the compiler can now prove that ALIGN divides each of them.
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    batch, program = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    x_batch = batch * (x_batch_stride // ALIGN * ALIGN)
+    y_batch = batch * (y_batch_stride // ALIGN * ALIGN)
+    full = n_rows // ROWS  # tiles
+    if SINGLY:
+        n_rows = full * ROWS
+    if SINGLY and program >= full:
+        softmax_of_rows(
+            y_ptr, y_batch, y_row_stride, y_col_stride,
+            x_ptr, x_batch, x_row_stride, x_col_stride,
+            program + full * (ROWS - 1), n_rows + ROWS, n_cols,
+            1, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+        )  # fmt: skip
+    else:
+        softmax_of_rows(
+            y_ptr, y_batch, y_row_stride, y_col_stride,
+            x_ptr, x_batch, x_row_stride, x_col_stride,
+            program * ROWS, n_rows, n_cols,
+            ROWS, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+        )  # fmt: skip
+
+
+@triton.jit
+def softmax_of_rows(
+    y_ptr, y_batch, y_row_stride, y_col_stride,
+    x_ptr, x_batch, x_row_stride, x_col_stride,
+    first, n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
-    # No value changes, but the compiler can now prove that ALIGN divides each of them.
-    n_cols = n_cols // ALIGN * ALIGN
-    x_batch_stride = x_batch_stride // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_batch_stride = y_batch_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    batch = tl.program_id(1).to(tl.int64)
-    # (ROWS, 1)
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
     live = rows < n_rows
     cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
     y_col_stride = tl.cast(y_col_stride, tl.int64)
-    x_row = batch * x_batch_stride + rows * x_row_stride  # (ROWS, 1)
-    y_row = batch * y_batch_stride + rows * y_row_stride
+    x_row = x_batch + rows * x_row_stride  # (ROWS, 1)
+    y_row = y_batch + rows * y_row_stride
     inner = n_cols
     if VECTOR > 1:
-        x_start = batch * x_batch_stride + tl.program_id(0).to(tl.int64) * x_row_stride
-        y_start = batch * y_batch_stride + tl.program_id(0).to(tl.int64) * y_row_stride
+        x_start = x_batch + first * x_row_stride
+        y_start = y_batch + first * y_row_stride
         inner, edge_col, on_edge = whole_vectors(x_start, n_cols, VECTOR)
         edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
         x_row = round_up(x_start, VECTOR)
@@ -103,35 +137,68 @@ def softmax_backward_kernel(
     WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
+    SINGLY: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    n_cols = n_cols // ALIGN * ALIGN
+    dx_row_stride = dx_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    dy_row_stride = dy_row_stride // ALIGN * ALIGN
+    batch, program = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64)
+    dx_batch = batch * (dx_batch_stride // ALIGN * ALIGN)
+    y_batch = batch * (y_batch_stride // ALIGN * ALIGN)
+    dy_batch = batch * (dy_batch_stride // ALIGN * ALIGN)
+    full = n_rows // ROWS
+    if SINGLY:
+        n_rows = full * ROWS
+    if SINGLY and program >= full:
+        gradient_of_rows(
+            dx_ptr, dx_batch, dx_row_stride, dx_col_stride,
+            y_ptr, y_batch, y_row_stride, y_col_stride,
+            dy_ptr, dy_batch, dy_row_stride, dy_col_stride,
+            program + full * (ROWS - 1), n_rows + ROWS, n_cols,
+            1, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+        )  # fmt: skip
+    else:
+        gradient_of_rows(
+            dx_ptr, dx_batch, dx_row_stride, dx_col_stride,
+            y_ptr, y_batch, y_row_stride, y_col_stride,
+            dy_ptr, dy_batch, dy_row_stride, dy_col_stride,
+            program * ROWS, n_rows, n_cols,
+            ROWS, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+        )  # fmt: skip
+
+
+@triton.jit
+def gradient_of_rows(
+    dx_ptr, dx_batch, dx_row_stride, dx_col_stride,
+    y_ptr, y_batch, y_row_stride, y_col_stride,
+    dy_ptr, dy_batch, dy_row_stride, dy_col_stride,
+    first, n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
     DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
-    n_cols = n_cols // ALIGN * ALIGN
-    dx_batch_stride = dx_batch_stride // ALIGN * ALIGN
-    dx_row_stride = dx_row_stride // ALIGN * ALIGN
-    y_batch_stride = y_batch_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    dy_batch_stride = dy_batch_stride // ALIGN * ALIGN
-    dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    batch = tl.program_id(1).to(tl.int64)
-    # (ROWS, 1)
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
     live = rows < n_rows
     cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     dx_col_stride = tl.cast(dx_col_stride, tl.int64)
     y_col_stride = tl.cast(y_col_stride, tl.int64)
     dy_col_stride = tl.cast(dy_col_stride, tl.int64)
-    dx_row = batch * dx_batch_stride + rows * dx_row_stride  # (ROWS, 1)
-    y_row = batch * y_batch_stride + rows * y_row_stride
-    dy_row = batch * dy_batch_stride + rows * dy_row_stride
+    dx_row = dx_batch + rows * dx_row_stride  # (ROWS, 1)
+    y_row = y_batch + rows * y_row_stride
+    dy_row = dy_batch + rows * dy_row_stride
     inner = n_cols
     if VECTOR > 1:
-        row = tl.program_id(0).to(tl.int64)
-        dx_start = batch * dx_batch_stride + row * dx_row_stride
-        y_start = batch * y_batch_stride + row * y_row_stride
-        dy_start = batch * dy_batch_stride + row * dy_row_stride
+        dx_start = dx_batch + first * dx_row_stride
+        y_start = y_batch + first * y_row_stride
+        dy_start = dy_batch + first * dy_row_stride
         inner, edge_col, on_edge = whole_vectors(y_start, n_cols, VECTOR)
         edge_y = tl.load(y_ptr + y_start + edge_col, mask=on_edge, other=0)
         edge_dy = tl.load(dy_ptr + dy_start + edge_col, mask=on_edge, other=0)

@@ -52,7 +52,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 # more, the fewer programs tell each other their sums. With 128 lanes and 96 registers a lane, five
 # programs fit an SM of an H200.
 PART_LANES = 128
-LANE_BYTES = (512, 168), (256, 96), (128, None)
+LANE_BYTES = (512, 168), (256, 96), (128, None), (64, None), (32, None)
 # The first, by the bytes of an element and the inputs, of rows from so many columns on.
 LONGER = {(4, 1): 2**18, (2, 1): 3 * 2**16, (4, 2): 3 * 2**15}
 PROGRAMS_PER_SM = 4  # or a lane holds fewer bytes
