@@ -125,11 +125,11 @@ def _of_sectors(unit: str) -> str:
 
 # Columns by their unit, tolerance and noise. What is not here is text, which must be equal.
 NUMBERS: dict[tuple[str, float | None, float], str] = {
-    ("rows", 0, 0): "m rounds extra",
+    ("rows", 0, 0): "m",
     ("columns", 0, 0): "n",
     ("µs", 0.1, 0): "us copy_us",
     ("µs", None, 0): (  # of one run, or of a host
-        "us_p20 us_p80 us_reversed host_us host_wait_us "
+        "us_p20 us_p80 us_reversed "
         "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
     ),
     ("ns", 0.1, 0): "ns latency_ns",
@@ -145,21 +145,17 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("bytes", 0.1, NOISE_BYTES): (
         "instruction_read_bytes l1_l2_read_bytes dram_read_bytes dram_write_bytes"
     ),
-    ("bytes", 0.1, 0): "shared_bytes",
     ("sectors", 0.1, 0): "l2_write_sectors",
     ("requests", 0, 0): _of_sectors("requests"),
     ("sectors", 0, 0): _of_sectors("sectors"),
     ("conflicts", 0, 0): "bank_conflicts predicted_bank_conflicts",
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms",
-    ("programs", 0, 0): "programs resident",
+    ("programs", 0, 0): "programs",
     ("warps", 0, 0): "warps slots",
-    ("stages", 0, 0): "stages",
-    ("registers", 0.1, 0): "registers",  # compilers differ
     ("configurations", 0.1, 0): "asked equal",
     ("loads", 0, 0): "hops loads",
     ("bytes", 0, 0): "load_bytes flight_bytes",
-    ("squared error", 0.05, 0): "loss",
 }
 _COLUMNS = {name: Column(name, *how) for how, names in NUMBERS.items() for name in names.split()}
 
@@ -201,7 +197,6 @@ EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
 COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
-RECOMPUTED_AT = [[2**26 // n, n] for n in (2048, 4096, 16384)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
 CONVERTED_AT = [[2**26 // n, n] for n in (8320, 12672, 16384)]  # as in the map
 MAP = [
@@ -260,7 +255,7 @@ SUSPECTS = {
     "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
     "3 stages": STAGES["3 stages"],
 }
-REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persistent"]
+REPEATED = ["copy", "naive", "tiled"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
 MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
@@ -279,7 +274,6 @@ RACED = {
     **TORCH_BACKWARD,
     **OUR_BACKWARD,
 }
-RECOMPUTED = {**OUR_BACKWARD, "backward from x": f"{_EXHIBITS}backward_from_x"}
 # Of each package, kernels with a formula that no autotuner changes.
 _LIGER = "liger_kernel.transformers.functional:liger"
 PUBLISHED = [
@@ -315,9 +309,8 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 
 DTYPES = ["float32", "bfloat16"]
 TILED = dict(fn="tiled", shape=[4096, 4096])
-TILE_ROWS = dict(option="rows", values=[1, 2, 4, 8, 16, 32])
+TILE_ROWS = dict(fn="tiled", shapes=NARROW, option="rows", values=[1, 2, 4, 8, 16, 32])
 NUM_WARPS = dict(option="num_warps", values=[8, 16, 32])
-WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
 )
@@ -332,7 +325,6 @@ LONG_COUNTED = dict(
 )
 BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
-TRAINING = dict(softmaxes=BOTH, heads=8, lr=0.003, steps=20)
 SEQUENCES = [2, 4096, 512]
 SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2)
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
@@ -360,13 +352,11 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     roof: columns("gpu copy_gb_per_s datasheet_gb_per_s fp32_tflop_per_s l2_mib"),
     **dict.fromkeys((benchmark.bench, m.bench_copies, m.bench_dtypes), BENCH),
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
-    m.bench_rounds: columns(f"rounds extra impl {TIMES}"),
     m.bench_layouts: columns(f"layout {TIMES}"),
     # The option comes before these.
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
     m.compare: COMPARED,
     m.decide: DECIDED,
-    m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
     m.bytes_in_flight: columns(f"access kib_per_sm sms {SPREAD} gb_per_s latency_ns"),
     m.slots_in_flight: columns(
@@ -374,16 +364,11 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
         f"{SPREAD} gb_per_s copy_gb_per_s"
     ),
     m.l2_read: columns(f"cache mib {SPREAD} gb_per_s"),
-    m.elementwise: columns(f"what {SPREAD} gb_per_s"),
     # A fraction of a microsecond is much of it.
     m.launch_floor: columns(f"what programs {SPREAD}", us=0.25),
     m.idle_programs: columns(f"programs warps {SPREAD}"),
     m.pointer_latency: columns("hops us latency_ns"),
-    m.reach_far_row: columns("who found"),
-    m.launch_plans: columns("n warps stages registers shared_bytes resident programs"),
-    m.resident_plans: columns("impl warps registers shared_bytes resident"),
     m.compare_with_driver: columns("kernels asked equal"),
-    m.step_times: columns("softmax launch loss host_us host_wait_us"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
     many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
@@ -407,10 +392,9 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 }
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
-    m.reach_far_row: Needs(gib=10),
     # Of full SMs; or set beside what an H200 holds.
     **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),
-    **dict.fromkeys((m.launch_plans, m.bench_programs), Needs(threads=2048)),
+    m.bench_programs: Needs(threads=2048),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
@@ -470,8 +454,6 @@ _ALL = (  # in the order of the book
     _one("launch_floor", m.launch_floor, rows=4096),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),
-    _one("timing_host", m.caller_times, impls=CALLED, shapes=NARROW_AND_WIDE),
-    _one("naive_elementwise", m.elementwise, shape=WIDE),
     _counted("naive_counters", "naive", shape=WIDE),
     dataclasses.replace(
         _counted("compiled_counters", "compile(naive)", shape=WIDE), columns=COMPILED_COUNTERS
@@ -483,7 +465,6 @@ _ALL = (  # in the order of the book
     _raced("fused_widths", ["copy", "fused", *COMPILED], WIDTHS),
     *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
-    _one("masked_far", m.reach_far_row, row=70000, row_stride=32768),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
     _one("tiled_counters", count_layouts, **TILED),
     _sectors("sectors_packed", METERED, MIXED),
@@ -493,12 +474,10 @@ _ALL = (  # in the order of the book
     _one("sectors_blind", count_surveyed_sectors, **SURVEYED, table="blind.csv"),
     _one("bank_conflicts", count_conflicts, calls=CONFLICTING, shapes=MIXED[:3], dtypes=DTYPES),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
-    *_typed("tiled_rows", m.bench_option, fn="tiled", shapes=NARROW, **TILE_ROWS),
+    _one("tiled_rows_float32", m.bench_option, **TILE_ROWS, dtype="float32"),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
-    _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
     _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
@@ -508,7 +487,6 @@ _ALL = (  # in the order of the book
         _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
         needs=Needs(gib=16),  # 2 GiB of scores a head's words, and what is made of them
     ),
-    _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
     _one("occupancy_latency", m.pointer_latency, hops=4096, distance=520),
@@ -517,14 +495,11 @@ _ALL = (  # in the order of the book
     ),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
-    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
     _counted("backward_torch_counters", TORCH_BACKWARD, **BACKWARD),
     _counted("backward_counters", OUR_BACKWARD, **BACKWARD),
     _one("backward_race", m.bench_dtypes, impls=RACED, shapes=GRADIENTS, **RACE),
-    _one("backward_recompute", m.bench_dtypes, impls=RECOMPUTED, shapes=RECOMPUTED_AT, **RACE),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
-    _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),
     _raced("your_kernel_rms", RMS_NORMS, **_beside_copy(RMS_NORM)),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),

@@ -31,7 +31,6 @@ PASSES = 8  # over a matrix, of a call: those of the five lines
 COPIES = 6  # that are timed to find the fastest
 KEPT, JUDGED = 5, 6  # matrices of inputs, results and copies; of float64, while one is judged
 SMALL_CALLS = 16  # of an experiment that moves next to nothing
-SMS = 132  # where rows are given per SM
 # Seconds to compile a kernel with two cores. Inductor times several configurations of its own.
 TRITON, INDUCTOR = 0.5, 10.0
 DRIVER_KERNELS = 2 * 10 * 6 * 3  # that the driver is asked about
@@ -57,11 +56,8 @@ def estimate(measure: Callable[..., Any], arguments: Mapping[str, Any]) -> Cost:
     judged = measure in (m.compare, m.decide, m.bench_option, m.bench_programs)
     fns, most, moves, times = _functions(measure, arguments), 0.0, 0.0, 0
     for calls, n_bytes, elements in _timed(measure, arguments, len(fns)):
-        kept = KEPT if calls else 1
-        most = max(most, kept * n_bytes + judged * JUDGED * 8 * elements + MIN_FLUSH_BYTES)
+        most = max(most, KEPT * n_bytes + judged * JUDGED * 8 * elements + MIN_FLUSH_BYTES)
         moves += calls * _moved(PASSES * n_bytes, budget)
-        if measure is m.caller_times:  # many in a row, by the host's clock
-            moves += len(fns) * (m.ROUNDS * m.CALLS + m.WAITS) * PASSES * n_bytes
         times += 1
     compiling = times * sum(INDUCTOR if "compile(" in name else TRITON for name in fns)
     if measure is m.compare_with_driver:
@@ -91,7 +87,7 @@ def _timed(
     elif "mib" in arguments:
         for mib in (*arguments["mib"], *arguments["mib"]):  # cold and warm
             yield 1, mib * 2.0**20, mib * 2.0**18
-    elif measure is not m.step_times and (shapes := shapes_of(arguments)):
+    elif shapes := shapes_of(arguments):
         op = find_op(arguments.get("inputs"))
         tensors = len(op.made.shapes) or 2  # a function makes a softmax and its gradient
         dtypes = arguments.get("dtypes") or [arguments.get("dtype", "float32")]
@@ -99,19 +95,13 @@ def _timed(
         for shape, dtype in itertools.product(layouts * shapes, dtypes):
             elements = op.elements(shape)
             n_bytes = tensors * elements * getattr(torch, dtype).itemsize
-            calls = 0 if measure in (m.launch_plans, m.resident_plans) else fns + COPIES
-            yield calls, n_bytes, tensors * elements
+            yield fns + COPIES, n_bytes, tensors * elements
     else:
         yield SMALL_CALLS, 0, 0
 
 
 def shapes_of(arguments: Mapping[str, Any]) -> list[list[int]]:
     """The shapes that an experiment has, none where its arguments say no shape."""
-    if "rounds" in arguments:
-        per_sm = itertools.product(arguments["rounds"], arguments["extra"])
-        return [[rows * SMS + more, arguments["n"]] for rows, more in per_sm]
-    if "ns" in arguments:
-        return [[arguments["m"], n] for n in arguments["ns"]]
     return arguments.get("shapes") or [arguments[it] for it in ("shape",) if it in arguments]
 
 

@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.op import backward
@@ -131,12 +130,6 @@ def softmax_no_other(x: Tensor, block: int | None = None) -> Tensor:
 def softmax_block_of_512(x: Tensor) -> Tensor:
     """A softmax that is wrong for wide rows: it computes the first 512 columns alone."""
     return softmax_no_other(x, block=512)
-
-
-@triton.jit
-def _first_of_row_kernel(y_ptr, x_ptr, row, stride, LONG: tl.constexpr):
-    row = row.to(tl.int64) if LONG else row  # an argument has 32 bits
-    tl.store(y_ptr, tl.load(x_ptr + row * stride))
 
 
 # ---- persistent: the suspects for what its loop loses to `tiled`
@@ -280,7 +273,7 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     return y
 
 
-# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
+# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in three ways
 
 
 def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
@@ -296,62 +289,3 @@ def backward_torch(y: Tensor, dy: Tensor) -> Tensor:
 def backward_lines(y: Tensor, dy: Tensor) -> Tensor:
     """The formula as a line of PyTorch, which is four operations."""
     return y * (dy - (y * dy).sum(dim=1, keepdim=True))
-
-
-@triton.jit
-def _backward_from_x_kernel(
-    dx_ptr, dx_row_stride, dx_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    dy_ptr, dy_row_stride, dy_col_stride,
-    n_cols,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    ALIGN: tl.constexpr,
-):  # fmt: skip
-    STORED: tl.constexpr = dx_ptr.dtype.element_ty
-    n_cols = n_cols // ALIGN * ALIGN
-    dx_row_stride = dx_row_stride // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    live = n_cols > 0
-    x_ptr += row * x_row_stride + cols * x_col_stride
-    dy_ptr += row * dy_row_stride + cols * dy_col_stride
-    dx_ptr += row * dx_row_stride + cols * dx_col_stride
-    WHOLE: tl.constexpr = CHUNKS - 1
-    lowest = -float("inf")
-    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, WHOLE)
-    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
-    row_max = tl.max(max_of_chunks(xs, CHUNKS, STORED, tl.float32), axis=0)
-    total = tl.zeros((BLOCK,), tl.float32)
-    products = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(CHUNKS):
-        numerator = exponential(xs[i].to(tl.float32), row_max, STORED)
-        total += numerator
-        products += numerator * dys[i].to(tl.float32)
-    scale = 1 / tl.sum(total, axis=0)
-    dot = tl.sum(products, axis=0) * scale
-    for i in tl.static_range(CHUNKS):
-        y = exponential(xs[i].to(tl.float32), row_max, STORED) * scale
-        dx = (y * (dys[i].to(tl.float32) - dot)).to(STORED)
-        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
-
-
-def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `x` from that of its softmax, which the kernel computes once more.
-
-    It has the tiles of `backward_ours`, but for a program per row where that takes several. Raises
-    ValueError for rows that do not fit a program.
-    """
-    dx, (n_rows, n_cols) = torch.empty_like(x), x.shape
-    tile = row_tile(n_cols, x.element_size(), 2, planning_gpu(x))
-    if tile is None:
-        raise ValueError(f"backward_from_x: rows of {n_cols} columns do not fit a program")
-    with device_guard(x):
-        _backward_from_x_kernel[(n_rows,)](
-            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_cols,
-            BLOCK=tile.block, CHUNKS=tile.chunks,
-            ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
-        )  # fmt: skip
-    return dx

@@ -116,13 +116,6 @@ def test_idle_kernel_changes_nothing_and_reads_one_element(read):
     assert compiled(exhibits._idle_kernel, X, READ=read).load_bits == ({32: 1} if read else {})
 
 
-@pytest.mark.parametrize("long", [True, False])
-def test_first_of_row_kernel_reads_the_row(long):
-    x, y = matrix(5, 7), torch.zeros(1, device=runtime.device())
-    exhibits._first_of_row_kernel[(1,)](y, x, 3, x.stride(0), LONG=long)
-    assert y.item() == x[3, 0].item()
-
-
 def test_pointer_chase_kernel_follows_the_chain():
     x = torch.tensor([3, -1, 7, 2, -1], device=runtime.device())  # 0 -> 3 -> 2 -> 7
     y = torch.zeros(1, dtype=torch.int64, device=runtime.device())
@@ -147,32 +140,6 @@ def test_backward_is_right_and_moves(name, roundings, reads, writes):
     for n, dtype in ((1, "float32"), (781, "float32"), (2176, "bfloat16")):
         assert_correct(op, fn, *op.arguments((5, n), dtype).positional)
     assert_traffic(fn, reads, writes, SOFTMAX_BACKWARD, fit=[(5, 781)], held_out=())
-
-
-def of_scores(x, dy):
-    return SOFTMAX_BACKWARD.reference(torch.softmax(x, dim=1), dy)
-
-
-def test_backward_from_x_is_right_and_refuses_rows_that_do_not_fit():
-    op = replace(SOFTMAX_BACKWARD, reference=of_scores)
-    for n, layout in ((1, "packed"), (781, "transposed"), (4096, "every other")):
-        x, dy = (matrix(5, n, layout=layout, seed=seed) for seed in (0, 1))
-        assert_correct(op, exhibits.backward_from_x, x, dy)
-    x, dy = matrix(5, 64), matrix(5, 65, seed=1)[:, :64]  # of other strides
-    assert_correct(op, exhibits.backward_from_x, x, dy)
-    with pytest.raises(ValueError, match="rows of 40000 columns do not fit a program"):
-        exhibits.backward_from_x(matrix(2, 40000), matrix(2, 40000))
-
-
-def test_backward_from_x_has_the_tiles_of_ours():
-    for n in (2048, 16384):
-        fns = exhibits.backward_ours, exhibits.backward_from_x
-        inputs = matrix(160, n), matrix(160, n)  # fewer rows would be split
-        ours, again = (capture_launches(fn, *inputs, gpu=gpus.find_gpu("H200"))[0] for fn in fns)
-        assert ours.options["num_warps"] == again.options["num_warps"]
-        for name in ("BLOCK", "CHUNKS", "ALIGN"):
-            assert ours.constants[name] == again.constants[name]
-        assert ours.constants["ROWS"] == 1
 
 
 def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):

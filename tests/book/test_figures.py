@@ -17,7 +17,7 @@ from drawings import PHONE, SMALLEST, assert_legible, boxes, texts, ticks, title
 
 from memtraffic.compile import BlockedLayout
 from memtraffic.gpus import find_gpu
-from memtraffic.meters.count import Access, OpTraffic
+from memtraffic.meters.count import Access
 from memtraffic_book import figures
 from memtraffic_book.figures import drawing, hardware
 
@@ -26,9 +26,6 @@ pytestmark = pytest.mark.slow  # together they take half as long as all quick te
 BOOK = Path(__file__).resolve().parents[2] / "book"
 H200 = find_gpu("H200")
 SAYING = "A sentence that says what the figure shows, and that is longer than one line."
-MN, M = 67108864, 4096
-OPS = [OpTraffic("amax", MN, M, 4 * MN, 4 * M), OpTraffic("sub", MN + M, MN, 4 * MN, 4 * MN)]
-FUSED = OpTraffic("fused", MN, MN, 4 * MN, 4 * MN)
 LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
     [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]
 )}  # fmt: skip
@@ -60,7 +57,6 @@ DRAWN = {
     "strip": lambda: figures.strip(
         ["DRAM", "L2", "L1", "warps"], ["16.4 kB", "2.1 MB", "268.4 MB"], title=SAYING
     ),
-    "five-trips": lambda: figures.five_trips(OPS, FUSED, title=SAYING),
     "full-and-empty": lambda: figures.full_and_empty(
         [figures.Slots(64, 1, 4, 0.57), figures.Slots(3, 16, 16, 1.02)], title=SAYING
     ),
@@ -222,13 +218,6 @@ def test_strip_says_what_passes_between_neighbours():
     said = [text for text in texts(ax) if text]  # an arrow is a text of nothing
     assert said == ["DRAM", "L2", "L1", "warps", "16.4 kB", "2.1 MB", "268.4 MB"]
     assert len(boxes(ax, "stop")) == 4
-
-
-def test_five_trips_shows_the_bytes_of_each_arrow():
-    ax = figures.five_trips(OPS, FUSED)
-    labels = [text for text in texts(ax) if text.endswith(("MB", "kB"))]
-    assert labels == ["268.4 MB", "16.4 kB", *["268.4 MB"] * 4]
-    assert title(ax).startswith("2 kernels move 805.3 MB") and "536.9 MB" in title(ax)
 
 
 def test_plot_access_map_shows_who_touched_what():

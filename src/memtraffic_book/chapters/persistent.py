@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import count, runtime
+from memtraffic import count, resources, runtime
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import persistent
+from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.op import Op
+from memtraffic.residency import resident_programs
 from memtraffic.residency.resources import Resources
 from memtraffic_book import (
     claim,
     experiment,
-    experiments,
     figures,
     glue,
     lab_notes,
@@ -27,8 +28,11 @@ from memtraffic_book import (
     tables,
     units,
 )
+from memtraffic_book.catalog import SUSPECTS
+from memtraffic_book.measurements import implementations
 from memtraffic_book.recording import speeds
 
+WIDE_ROWS = 4096, 16384  # the running example
 LOOPS = ("1 stage", "2 stages", "3 stages")
 OURS = "memtraffic.softmax"
 WIDE = 32768  # columns, where one program of bfloat16 fills an SM
@@ -67,11 +71,12 @@ def check_schedules() -> None:
 
 def take_apart() -> None:
     """Shows the loops, and what one change in each of two of them wins."""
-    raced, plans, rounds = experiments(
-        "persistent_suspects", "persistent_suspects_plans", "persistent_rounds"
-    )
-    us, resident = raced.set_index("impl")["us"], plans.set_index("impl")["resident"]
+    us, impls = experiment("persistent_suspects").set_index("impl")["us"], implementations(SUSPECTS)
     share = us["copy"] / us
+    resident = {
+        label: resident_programs(*resources(impls[label], SOFTMAX, WIDE_ROWS, target="sm_90"))
+        for label in VERSIONS.values()
+    }
     tables.show(
         VERSIONS.items(),
         version=lambda pair: pair[0],
@@ -91,14 +96,6 @@ def take_apart() -> None:
         "most 1.02x).",
         detour < 1.02,
     )
-    left = rounds.pivot(index="impl", columns=["rounds", "extra"], values="us").loc[[*LOOPS]]
-    late = max((left[n, 4] / left[n, 0]).max() for n in (30, 31, 62)) - 1
-    claim(
-        f"A nearly empty last round, 4 rows too many, costs at most {units.format_percent(late)} "
-        "(under 3.0 %).",
-        late < 0.03,
-    )
-    glue("late", units.format_percent(late))
     glue("order", units.format_share(order))
     glue("second", units.format_share(second))
     glue("tiled_share", units.format_share(share["tiled"]))

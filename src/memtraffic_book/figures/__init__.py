@@ -15,7 +15,7 @@ from memtraffic_book.figures.charts import (
     width_map,
 )
 from memtraffic_book.figures.drawing import ORANGE
-from memtraffic_book.figures.hardware import five_trips, machine, strip
+from memtraffic_book.figures.hardware import machine, strip
 from memtraffic_book.figures.maps import (
     plot_access_map,
     plot_thread_layout,
@@ -26,7 +26,6 @@ from memtraffic_book.figures.slots import Slots, full_and_empty
 __all__ = [
     "ORANGE",
     "Slots",
-    "five_trips",
     "full_and_empty",
     "machine",
     "mark_position",
