@@ -6,6 +6,7 @@ All but `compile_for_targets` need a GPU: `catalog.Experiment.run` asks for it.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import decision
-from memtraffic.benchmark.baselines import copy
+from memtraffic.benchmark.baselines import BACKWARD, copy
 from memtraffic.benchmark.loop import describe_shape
 from memtraffic.compile import resources
 from memtraffic.inputs import Arguments
@@ -27,13 +28,13 @@ from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
-from memtraffic_book import peers
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
+PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels"}  # at PyPI
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
@@ -175,15 +176,23 @@ def compare(
 
     The column `version` is that of a peer, whose name a label has to be.
     """
-    with peers.compiling_ahead(list(impls), [shape[-1] for shape in shapes], dtype):
-        frame = benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
-    return _with_versions(frame)
+    return _with_versions(
+        benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
+    )
+
+
+def peer_version(name: str) -> str:
+    """The version of the package that an implementation is of; "" if it is of none, or not here."""
+    try:
+        return importlib.metadata.version(PEERS[name.removesuffix(BACKWARD)])
+    except (KeyError, importlib.metadata.PackageNotFoundError):  # or on the path, not installed
+        return ""
 
 
 def _with_versions(frame: pd.DataFrame) -> pd.DataFrame:
-    versions = {it: peers.version(peer) for it in {*frame["impl"]} if (peer := peers.find_peer(it))}
+    versions = {label: peer_version(label) for label in {*frame["impl"]}}
     place = frame.columns.get_loc("note")
-    frame.insert(place, "version", [versions.get(label, "") for label in frame["impl"]])
+    frame.insert(place, "version", frame["impl"].map(versions))
     return frame.fillna(dict.fromkeys(frame.columns.difference(["note"]), 0.0))
 
 
@@ -191,11 +200,10 @@ def decide(
     shapes: Sequence[Sequence[int]], dtype: str, gradient: bool = False, budget: float = 0.1
 ) -> pd.DataFrame:
     """`decision.decide` at several shapes, with versions and without NaN as in `compare`."""
-    with peers.compiling_ahead([*decision.CANDIDATES], [shape[-1] for shape in shapes], dtype):
-        frames = [
-            decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
-            for shape in progress(shapes, "deciding")
-        ]
+    frames = [
+        decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
+        for shape in progress(shapes, "deciding")
+    ]
     return _with_versions(pd.concat(frames, ignore_index=True))
 
 

@@ -241,10 +241,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("id", SMALL)
-def test_experiments_in_small(id, timed, monkeypatch):
+def test_experiments_in_small(id, timed):
     """As far as they go without a GPU: each implementation takes its inputs and options."""
-    monkeypatch.setattr(measurements, "ROUNDS", 1)
-    monkeypatch.setattr(measurements, "WAITS", 1)
     run(id, **SMALL[id])
 
 

@@ -77,9 +77,9 @@ def draw_second_read(moved: pd.DataFrame) -> None:
         "working set, MB",
         "reads from DRAM, multiples of MN",
         title="The larger the working set, the more of the second read comes from DRAM.",
-        log2=True,
+        ticks=list(line.index),
     )
-    figures.mark_position(ax, l2 / 1e6, "size of L2")
+    figures.mark_position(ax, l2 / 1e6, "size\nof L2", "left")
     asked = twice["instruction_read_bytes"]
     claim(
         f"At {len(asked)} widths the loads ask for {units.format_ratio(asked.max())} the bytes of "
@@ -137,7 +137,7 @@ def draw_speeds(share: pd.DataFrame) -> None:
         "columns, multiples of 1024",
         "speed, percent of a copy",
         title="The kernel that reads each number once is the fastest.",
-        log2=True,
+        ticks=[4, 16, 64, 256, 1024],
     )
     at = share.loc[LLAMA]
     claim(

@@ -113,7 +113,6 @@ def draw_wide() -> None:
         "columns, bfloat16",
         "% of the speed of a copy",
         title="The loop wins only where tiled is far from a copy.",
-        log2=True,
         ticks=[1024, 4096, 16384, 32768],
     )
     wins = even[even["persistent"] > 1.05 * even["tiled"]]

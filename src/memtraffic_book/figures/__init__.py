@@ -11,7 +11,6 @@ from memtraffic_book.figures.charts import (
     plot_bars,
     plot_lines,
     roofline,
-    times,
     width_map,
 )
 from memtraffic_book.figures.drawing import ORANGE
@@ -36,6 +35,5 @@ __all__ = [
     "roofline",
     "sm_packing",
     "strip",
-    "times",
     "width_map",
 ]

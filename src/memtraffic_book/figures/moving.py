@@ -7,7 +7,6 @@ figure shows is counted by the package's meter, or read from a recording.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic.inputs import tensors_in
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
 from memtraffic.meters.formula import parse_formula
@@ -178,41 +176,25 @@ class Picture:
 
 
 class Step(NamedTuple):
-    """What an operation, or a program of a kernel, loads or stores at one time.
+    """What a program of a kernel loads or stores at one time.
 
-    who: its number, and name. kind: "load" or "store". touched: for the name of each tensor, its
-    elements. line: of the source, for an operation. live: the mask of a program's block.
+    who: its number. kind: "load" or "store". tensor, touched: its name and elements. live: the mask
+    of the program's block.
     """
 
     who: int
-    name: str
     kind: str
-    touched: Mapping[str, Sequence[int]]
-    line: str = ""
-    live: np.ndarray[Any, Any] = np.ones((1, 1), dtype=bool)
-
-    @property
-    def elements(self) -> int:
-        """How many elements it loads or stores."""
-        return sum(map(len, self.touched.values()))
+    tensor: str
+    touched: Sequence[int]
+    live: np.ndarray[Any, Any]
 
 
 class _Tracer(TrafficMeter):
-    """Keeps what an operation of PyTorch is called with, and the mask of each block of a kernel."""
+    """Keeps the mask of each block of a kernel."""
 
     def __init__(self) -> None:
         super().__init__(trace=True)
-        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
         self.masks: list[np.ndarray[Any, Any]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        before = len(self.traffic.ops)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self.traffic.ops) > before:
-            self.calls.append((list(tensors_in(args)), list(tensors_in([result]))))
-        return result
 
     def launched(self, *_: object) -> None:
         """Masks and accesses tell all that is needed."""
@@ -242,7 +224,6 @@ class Rung(NamedTuple):
 
 
 RUNGS = {
-    "naive": Rung(naive),
     "fused": Rung(fused),
     "masked": Rung(masked, (4, 6)),
     "tiled": Rung(tiled, options={"rows": 2}),
@@ -261,30 +242,16 @@ def steps(rung: Rung) -> list[Step]:
     found = [
         Step(
             access.program[0],
-            f"program {access.program[0]}",
             kinds[access.kind],
-            {access.argument.removesuffix("_ptr"): access.offsets},
-            live=mask,
+            access.argument.removesuffix("_ptr"),
+            access.offsets,
+            mask,
         )
         for access, mask in zip(meter.traffic.accesses, meter.masks, strict=True)
-    ] or list(_operations(x, meter, inspect.getsource(rung.module.softmax)))
-    sides = [[it for it in found[i::2] if it.kind == kind] for i, kind in enumerate(KINDS)]
-    moved = [sum(it.elements for it in side) for side in sides]
+    ]
+    moved = [sum(len(it.touched) for it in found if it.kind == kind) for kind in KINDS]
     assert tuple(moved) == parse_formula(*rung.formulas).elements(*rung.shape), moved
     return found
-
-
-def _operations(x: Tensor, meter: _Tracer, source: str) -> Iterator[Step]:
-    """Two steps for each operation of PyTorch, whose results are named as in the source."""
-    lines = re.findall(r"^    (\w+ =|return) (.*?)(?:  #.*)?$", source, re.M)
-    names = {id(x): "x"}
-    calls = zip(meter.traffic.ops, meter.calls, lines, strict=True)
-    for who, (op, (operands, results), (target, code)) in enumerate(calls):
-        result = target.replace("return", "y =")
-        names |= {id(it): result.removesuffix(" =") for it in results}
-        for kind, tensors in (("load", operands), ("store", results)):
-            touched = {names[id(it)]: range(it.numel()) for it in tensors}
-            yield Step(who, op.name, kind, touched, f"{result} {code}")
 
 
 # ---- a state for each step, and the picture
@@ -293,45 +260,31 @@ KINDS = {"load": "read", "store": "written"}
 COLORS = {"load": BLUE, "store": ORANGE}
 ITEMSIZE = 4  # bytes of an element
 FULL = 284.0  # units that a bar is wide when all has moved
-TENSORS = {  # of the five lines: left and top in memory, and how many columns
-    "x": (14, 31, 8), "row_max": (144.5, 31, 1), "shifted": (198, 31, 8),
-    "numerator": (14, 106, 8), "denominator": (144.5, 106, 1), "y": (198, 106, 8),
-}  # fmt: skip
 
 
 def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame]:
     """The state before the first step, and that after each."""
-    lines = bool(found[0].line)
-    look = {"x": ["idle"] * (shape[0] * shape[1])}
-    for step in found:
-        for tensor, elements in step.touched.items():
-            look.setdefault(tensor, ["none"] * (len(elements) if lines else len(look["x"])))
-    trips = dict.fromkeys(look, 0)
-    totals = {kind: sum(it.elements for it in found if it.kind == kind) for kind in KINDS}
+    m, n = shape
+    look = {"x": ["idle"] * (m * n), "y": ["none"] * (m * n)}
+    totals = {kind: sum(len(it.touched) for it in found if it.kind == kind) for kind in KINDS}
     moved = dict.fromkeys(KINDS, 0)
     for number in range(len(found) + 1):
         at = max(0, number - 1)
         step, turn = found[at], found[at // 2 * 2 :][:2]
-        touched = step.touched if number else {}
-        moved[step.kind] += sum(map(len, touched.values()))
+        touched = step.touched if number else ()
+        moved[step.kind] += len(touched)
         classes = {tensor: [*cells] for tensor, cells in look.items()}
-        for tensor, elements in touched.items():
-            trips[tensor] += step.kind == "load"
-            for i in elements:
-                look[tensor][i] = "idle" if lines else f"of{step.who}"
-                classes[tensor][i] = f"of{step.who} {step.kind}"
-        texts = {it.kind: f"{it.kind}s {it.elements} elements" for it in turn} | {"who": step.name}
-        if lines:
-            texts |= {"line": step.line} | {
-                f"{it} trips": f"read {n}×" for it, n in trips.items() if it != "y"
-            }
-        else:
-            classes |= {
-                f"{it} who": ["" if of[:2] == "of" else "gone" for of in cells]
-                for it, cells in look.items()
-            }
-            held = (f"of{step.who}", "dead") if number else ("none", "none")
-            classes["held"] = [held[0] if lane else held[1] for lane in step.live.flat]
+        for i in touched:
+            look[step.tensor][i] = f"of{step.who}"
+            classes[step.tensor][i] = f"of{step.who} {step.kind}"
+        name = f"program {step.who}"
+        texts = {it.kind: f"{it.kind}s {len(it.touched)} elements" for it in turn} | {"who": name}
+        classes |= {
+            f"{it} who": ["" if of[:2] == "of" else "gone" for of in cells]
+            for it, cells in look.items()
+        }
+        held = (f"of{step.who}", "dead") if number else ("none", "none")
+        classes["held"] = [held[0] if lane else held[1] for lane in step.live.flat]
         classes |= {
             f"{kind} way": ["" if touched and kind == step.kind else "off"] for kind in KINDS
         }
@@ -339,7 +292,7 @@ def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame
             f"{kind} bytes": f"{KINDS[kind]} {ITEMSIZE * n} bytes" for kind, n in moved.items()
         }
         bars = {f"{kind} bar": {"width": FULL * n / totals[kind]} for kind, n in moved.items()}
-        say = f"Step {number} of {len(found)}: {step.name} {texts[step.kind]}."
+        say = f"Step {number} of {len(found)}: {name} {texts[step.kind]}."
         yield Frame(say if number else "Nothing has moved yet.", classes, texts, bars)
 
 
@@ -355,34 +308,22 @@ def stepper(name: str) -> str:
     """
     rung = RUNGS[name]
     (m, n), found = rung.shape, steps(rung)
-    lines, (rows, wide) = bool(found[0].line), found[0].live.shape
+    rows, wide = found[0].live.shape
     picture = Picture("frames", list(step_frames(found, rung.shape)), {"label": "step"})
-    above, below = (40.0, 168.0) if lines else (12.0 + 15 * rows, 84.0)
+    above, below = 12.0 + 15 * rows, 84.0
     memory = above + 42
     for y, high, color in ((8.0, above, FILLS["registers"]), (memory, below, PALE)):
         picture.add("rect", x=8, y=y, width=FULL, height=high, fill=color, stroke=MUTED)
-    if lines:
-        picture.change("who", 16, 24, font_weight="bold")
-        picture.write(284, 24, "a kernel of its own", "end", fill=MUTED)
-        picture.change("line", 16, 40)
-        picture.write(14, memory + 14, "memory", fill=MUTED)
-        for tensor, (x, y, columns) in TENSORS.items():
-            middle, top = x + columns * 11 / 2, memory + y
-            picture.write(middle, top - 4, tensor, "middle")
-            picture.cells(tensor, grid((x, top), m, columns, 11), 11)
-            if tensor != "y":
-                picture.change(f"{tensor} trips", middle, top + 55, "middle", fill=MUTED)
-    else:
-        picture.change("who", 16, 12 + above / 2, font_weight="bold")
-        picture.write(84, 12 + above / 2, "registers", fill=MUTED)
-        picture.cells("held", grid((FULL + 2 - 15 * wide, 14), rows, wide, 15), 15)
-        for tensor, x in (("x", 14.0), ("y", FULL + 2 - 15 * n)):
-            at = grid((x, memory + 18), m, n, 15)
-            picture.write(x + 1, memory + 13, f"{tensor}, in memory", fill=MUTED)
-            picture.cells(tensor, at, 15)
-            whose = {i: step.who for step in found for i in step.touched.get(tensor, ())}
-            begin = [(left + 4.4, top + 11) for left, top in at]
-            picture.numbers(f"{tensor} who", begin, [whose[i] for i in range(m * n)])
+    picture.change("who", 16, 12 + above / 2, font_weight="bold")
+    picture.write(84, 12 + above / 2, "registers", fill=MUTED)
+    picture.cells("held", grid((FULL + 2 - 15 * wide, 14), rows, wide, 15), 15)
+    for tensor, x in (("x", 14.0), ("y", FULL + 2 - 15 * n)):
+        at = grid((x, memory + 18), m, n, 15)
+        picture.write(x + 1, memory + 13, f"{tensor}, in memory", fill=MUTED)
+        picture.cells(tensor, at, 15)
+        whose = {i: step.who for step in found for i in step.touched if step.tensor == tensor}
+        begin = [(left + 4.4, top + 11) for left, top in at]
+        picture.numbers(f"{tensor} who", begin, [whose[i] for i in range(m * n)])
     end = memory + below
     for i, (kind, color) in enumerate(COLORS.items()):
         low, high = memory - 4, memory - 30
@@ -390,10 +331,8 @@ def stepper(name: str) -> str:
         picture.group(f"{kind} way", [way])
         picture.change(kind, (42, 256)[i], memory - 13, ("start", "end")[i], fill=color)
         picture.change(f"{kind} bytes", 8, end + 16 + 28 * i, font_weight="bold", fill=color)
-        formula = rung.formulas[i]
-        product = f"({formula})" if "+" in formula else formula
-        total = ITEMSIZE * sum(it.elements for it in found if it.kind == kind)
-        text = f"of {total} = {product} × {ITEMSIZE}"
+        total = ITEMSIZE * sum(len(it.touched) for it in found if it.kind == kind)
+        text = f"of {total} = {rung.formulas[i]} × {ITEMSIZE}"
         picture.write(292, end + 16 + 28 * i, text, "end")
         bar: dict[str, Any] = {"x": 8, "y": end + 21 + 28 * i, "height": 7}
         picture.add("rect", **bar, width=FULL, fill="#ffffff", stroke=MUTED, stroke_width=0.7)
