@@ -249,8 +249,6 @@ SUSPECTS = {
     "tiled": "tiled",
     "1 stage": STAGES["1 stage"],
     "1 stage, 8 warps": _looped(num_warps=8, num_stages=1),
-    "1 stage, 8 warps, program per tile": _looped(num_warps=8, num_stages=1, programs=EACH_TILE),
-    "1 stage, 8 warps, dynamic order": f"{_EXHIBITS}softmax_dynamic",
     "2 stages": STAGES["2 stages"],
     "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
     "3 stages": STAGES["3 stages"],
@@ -364,8 +362,6 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
         f"{SPREAD} gb_per_s copy_gb_per_s"
     ),
     m.l2_read: columns(f"cache mib {SPREAD} gb_per_s"),
-    # A fraction of a microsecond is much of it.
-    m.launch_floor: columns(f"what programs {SPREAD}", us=0.25),
     m.idle_programs: columns(f"programs warps {SPREAD}"),
     m.pointer_latency: columns("hops us latency_ns"),
     m.compare_with_driver: columns("kernels asked equal"),
@@ -451,7 +447,10 @@ _ALL = (  # in the order of the book
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),
     _one("slots_in_flight", m.slots_in_flight, configurations=SLOTS, gib=2),
-    _one("launch_floor", m.launch_floor, rows=4096),
+    dataclasses.replace(  # a fraction of a microsecond is much of it
+        _one("launch_floor", m.idle_programs, programs=[0, 1, 4096], warps=[4]),
+        columns=columns(f"programs warps {SPREAD}", us=0.25),
+    ),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),
     _counted("naive_counters", "naive", shape=WIDE),

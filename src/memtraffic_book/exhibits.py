@@ -1,24 +1,14 @@
 """Variants of the kernels that exist to be shown or measured in one chapter, some of them wrong."""
 
-import functools
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
-from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
-from memtraffic.kernels.tiling import (
-    MAX_COLS,
-    common_divisor,
-    tile_shape,
-)
 from memtraffic.runtime import device_guard
 
 # ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
@@ -96,11 +86,8 @@ def _letters_kernel(y_ptr, x_ptr, n_tiles, n_copied, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _idle_kernel(x_ptr, READ: tl.constexpr):
-    """Does nothing, or reads one element."""
-    if READ:
-        x = tl.load(x_ptr)
-        tl.store(x_ptr, x, mask=x != x)  # or the compiler would leave out the load
+def _idle_kernel(x_ptr):
+    """Does nothing."""
 
 
 # ---- masked: what a wrong mask does
@@ -130,73 +117,6 @@ def softmax_no_other(x: Tensor, block: int | None = None) -> Tensor:
 def softmax_block_of_512(x: Tensor) -> Tensor:
     """A softmax that is wrong for wide rows: it computes the first 512 columns alone."""
     return softmax_no_other(x, block=512)
-
-
-# ---- persistent: the suspects for what its loop loses to `tiled`
-
-
-@triton.jit
-def _softmax_dynamic_kernel(
-    counter_ptr,
-    y_ptr, y_row_stride, y_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    n_rows, n_cols,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """The loop of `persistent` with a counter, from which a program takes its next tile.
-
-    Each program asks once more than it finds a tile. So a launch adds `turns` to the counter, and
-    the next one can start from what it left. STAGES is not used: such a loop has one.
-    """
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    n_tiles = tl.cdiv(n_rows, ROWS)
-    turns = n_tiles + tl.num_programs(0)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
-    while tile < n_tiles:
-        rows = tile * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-        mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
-        x_offsets = rows.to(tl.int64) * x_row_stride + cols.to(tl.int64) * x_col_stride
-        y_offsets = rows.to(tl.int64) * y_row_stride + cols.to(tl.int64) * y_col_stride
-        x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(tl.float32)
-        # While the tile is in flight, so that the answer costs no time of its own.
-        tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
-        numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
-        y = numerator * (1 / tl.sum(numerator, axis=1)[:, None])
-        tl.store(y_ptr + y_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
-def softmax_dynamic(x: Tensor) -> Tensor:
-    """The loop with one stage and 8 warps; a free program takes the next tile from a counter."""
-    y = check_operands("dynamic", x, None, MAX_COLS)
-    if x.numel():
-        with device_guard(x):
-            launch = cached_launch(_plan_dynamic, y, x)
-            n_tiles = triton.cdiv(x.shape[0], launch.constants["ROWS"])
-            launch(_counter(x.device, n_tiles, launch.grid[0]), y, x)
-    return y
-
-
-def _plan_dynamic(x: Tensor, y: Tensor) -> Launch:
-    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), planning_gpu(x)
-    tile = tile_shape(n_cols, itemsize, gpu, num_warps=8)
-    tile = replace(tile, align=common_divisor(x, y), stages=1)
-    arguments = (_counter(x.device, 0, 0), y, *y.stride(), x, *x.stride(), *x.shape)
-    return resident_launch(
-        _softmax_dynamic_kernel, arguments, tile.constants, triton.cdiv(n_rows, tile.rows), gpu,
-        num_warps=tile.num_warps, min_stages=1,
-    )  # fmt: skip
-
-
-@functools.cache
-def _counter(device: torch.device, n_tiles: int, programs: int) -> Tensor:
-    """The counter of all launches with so many tiles and programs: they add up to whole rounds."""
-    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 # ---- occupancy: loads that wait for one another

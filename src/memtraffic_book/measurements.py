@@ -379,53 +379,22 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _time_idle(launches: Iterable[tuple[dict[str, Any], int, int, bool]]) -> pd.DataFrame:
-    """Times launches: the key of a row, the programs, their warps, and whether they read.
+def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
+    """The time of programs that do nothing: what it costs to start them. Of 0 none is launched.
 
-    Of 0 programs nothing is launched.
+    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
     from memtraffic_book.exhibits import _idle_kernel
 
     x = torch.zeros(1, device=runtime.device())
 
-    def launch(programs: int, num_warps: int, read: bool) -> None:
+    def launch(programs: int, num_warps: int) -> None:
         if programs:
-            _idle_kernel[(programs,)](x, READ=read, num_warps=num_warps)
+            _idle_kernel[(programs,)](x, num_warps=num_warps)
 
-    calls = [
-        (key, functools.partial(launch, programs, num_warps, read))
-        for key, programs, num_warps, read in launches
-    ]
+    keys = itertools.product(programs, warps)
+    calls = [({"programs": n, "warps": w}, functools.partial(launch, n, w)) for n, w in keys]
     return pd.DataFrame(_timed(calls, 0)).drop(columns="gb_per_s")
-
-
-def launch_floor(rows: int) -> pd.DataFrame:
-    """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
-
-    rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
-    """
-    launches = {
-        "no kernel": (0, False),
-        "one program": (1, False),
-        "one program that reads": (1, True),
-        "a program per SM": (gpus.this_gpu().num_sms, False),
-        "a program per row": (rows, False),
-    }
-    return _time_idle(
-        ({"what": what, "programs": programs}, programs, 4, read)
-        for what, (programs, read) in launches.items()
-    )
-
-
-def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
-    """The time of programs that do nothing: what it costs to start them.
-
-    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
-    """
-    return _time_idle(
-        ({"programs": count, "warps": num_warps}, count, num_warps, False)
-        for count, num_warps in itertools.product(programs, warps)
-    )
 
 
 def pointer_latency(hops: int, distance: int) -> pd.DataFrame:

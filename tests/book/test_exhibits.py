@@ -5,10 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import gpus, residency, resources, runtime, softmax
-from memtraffic.compile import capture_launches
+from memtraffic import residency, resources, runtime, softmax
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
-from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
@@ -19,37 +17,6 @@ from memtraffic.testing import (
 from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
-
-
-def test_softmax_dynamic_is_right():
-    """Again with other numbers, when its plan is cached."""
-    for n, dtype, seed in ((1, "float32", 0), (8193, "bfloat16", 0), (8193, "bfloat16", 1)):
-        assert_softmax(exhibits.softmax_dynamic, matrix(3, n, dtype, seed=seed))
-    nothing = torch.empty(0, 64, device=runtime.device())
-    assert exhibits.softmax_dynamic(nothing).shape == (0, 64)
-    [launch] = capture_launches(
-        exhibits.softmax_dynamic, matrix(8, 16384), gpu=gpus.find_gpu("H200")
-    )
-    assert (launch.options["num_warps"], launch.constants["STAGES"]) == (8, 1)
-
-
-def test_softmax_dynamic_moves_the_least_in_every_layout():
-    """But for asking: once for each tile, and once more by each of 4 programs."""
-    for layout in ("odd", "every other", "transposed"):
-        *_, op = count(exhibits.softmax_dynamic, matrix(7, 500, layout=layout)).ops
-        assert (op.read_elements - 11, op.written_elements - 11) == (3500, 3500)
-
-
-def test_softmax_dynamic_starts_from_what_the_last_launch_left():
-    exhibits._counter.cache_clear()
-    a, b = matrix(7, 512), matrix(9, 512)
-    for launch in range(1, 4):
-        for x in (a, b):
-            y = exhibits.softmax_dynamic(x)
-            assert_close(y, torch.softmax(x.double(), dim=1), y.dtype)
-            if runtime.INTERPRETED:  # then there are 4 programs
-                turns = len(x) + 4
-                assert exhibits._counter(x.device, len(x), 4).item() == launch * turns
 
 
 # ---- kernels that are measured
@@ -105,15 +72,6 @@ def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
     kernel = compiled(exhibits._stream_kernel, X, X, 32, COPY=copy, BLOCK=block, num_warps=warps)
     assert kernel.load_bits == {128: loads} and kernel.schedule[:2] == ("for", "load")
     assert residency.resident_programs(kernel) >= 8
-
-
-@pytest.mark.parametrize("read", [True, False])
-def test_idle_kernel_changes_nothing_and_reads_one_element(read):
-    x = matrix(1, 3)
-    before = x.clone()
-    exhibits._idle_kernel[(2,)](x, READ=read)
-    assert torch.equal(x, before)
-    assert compiled(exhibits._idle_kernel, X, READ=read).load_bits == ({32: 1} if read else {})
 
 
 def test_pointer_chase_kernel_follows_the_chain():

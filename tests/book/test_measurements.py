@@ -205,22 +205,19 @@ def test_l2_read_is_cold_and_then_warm(timed):
     assert frame["gb_per_s"].tolist() == pytest.approx(2 * [2**15 / 1e3, 2**16 / 1e3])
 
 
-def test_idle_launches_are_those_that_are_named(timed, monkeypatch):
+def test_idle_programs_are_launched_with_their_warps_and_none_for_0(timed, monkeypatch):
     launched = []
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda x, READ, num_warps: launched.append((*grid, READ, num_warps))
+            return lambda x, num_warps: launched.append((*grid, num_warps))
 
     monkeypatch.setattr(exhibits, "_idle_kernel", Kernel())
-    frame = run("launch_floor", rows=4096)
-    assert launched == [(1, False, 4), (1, True, 4), (2, False, 4), (4096, False, 4)]
-    assert frame["programs"].tolist() == [0, 1, 1, 2, 4096]
-    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5])
-    launched.clear()
-    frame = run("tiled_starts", programs=[2, 4], warps=[1, 8])
-    assert frame[["programs", "warps"]].to_numpy().tolist() == [[2, 1], [2, 8], [4, 1], [4, 8]]
-    assert launched == [(2, False, 1), (2, False, 8), (4, False, 1), (4, False, 8)]
+    frame = run("tiled_starts", programs=[0, 2, 4], warps=[1, 8])
+    keys = [[n, warps] for n in (0, 2, 4) for warps in (1, 8)]
+    assert frame[["programs", "warps"]].to_numpy().tolist() == keys
+    assert launched == [(2, 1), (2, 8), (4, 1), (4, 8)]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5, 6])
 
 
 # What other tests of this file do not run, in small.
@@ -399,7 +396,7 @@ def test_measurements_on_a_gpu():
     slots = measurements.slots_in_flight([[1, 1, 1], [3, 1, 64]], 0.125)["gb_per_s"]
     assert slots[0] < slots[1] and slots[2] < slots[3]
     assert (measurements.l2_read([1])["us"] > 0).all()
-    assert (measurements.launch_floor(64)["us"] > 0).all()
+    assert (measurements.idle_programs([0, 64], [4])["us"] > 0).all()
     persistent = implementation("persistent")
     assert len(measurements.bench_programs(persistent, [4096, 1024], [0.5, 2])) == 2
 

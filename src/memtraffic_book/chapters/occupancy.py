@@ -57,7 +57,7 @@ def draw_packing(
     """
     limits = nvidia.programs_by_limit(registers, shared_bytes, num_warps, H200)
     fit = min(limits.values())
-    program: dict[str, str | tuple[int, int]] = {
+    program = {
         "registers": (-(-registers * 32 // 256) * 256 * num_warps, 65_536),
         "shared": (-(-(shared_bytes + 1024) // 128) * 128, 228 * 1024),
         "warps": (num_warps, SLOTS),

@@ -118,7 +118,7 @@ def draw_tiles() -> None:
         "bytes that a program loads",
         "% of the speed of a copy",
         title="Whatever their width, narrow rows need 2 kB per program.",
-        ticks=[256, 1024, 4096, 16384, 65536],
+        ticks=[256, 1024, 2048, 8192],
     )
     by_rule = tiles[tiles["size"] == RULE]
     best = tiles.groupby("n")["us"].min()

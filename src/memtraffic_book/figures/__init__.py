@@ -1,8 +1,8 @@
 """The figures of the book: charts, maps, and drawings of the machine and of what it does.
 
 Each is a function that takes its data as arguments and says one sentence as its title: the one that
-is passed as `title`, or one that it makes from the data. Each draws in the book's own style and
-leaves Matplotlib's settings as they are. Sizes are in inches. Drawings of what is neither counted
+is passed as `title`, or one that it makes from the data. The first one sets the book's own style.
+Sizes are in inches. Drawings of what is neither counted
 nor measured are SVG files in `book/_static`.
 """
 

@@ -25,12 +25,12 @@ from memtraffic_book.figures.drawing import (
     PROGRAM_COLORS,
     PURPLE,
     RED,
+    STYLE,
     TEAL,
     TEXT,
     WIDTH,
     entitle,
     halo,
-    styled,
     text_width,
 )
 
@@ -47,15 +47,12 @@ LINES: tuple[tuple[str, str, Any], ...] = (
 END = "end of a line"  # a name that may be moved
 
 
-@styled
 def axes(
     xlabel: str = "", ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9), title: str = ""
 ) -> Axes:
     """Empty axes in the book's style. size: in inches. The name of the y axis stands above it."""
+    plt.rcParams.update(STYLE)
     figure, ax = plt.subplots(figsize=size)
-    # Ticks that are made later, when the figure is drawn, would take Matplotlib's own style.
-    ticks = {"color": INK, "labelcolor": INK, "labelsize": TEXT, "grid_color": GRID}
-    ax.tick_params(which="both", **ticks)
     entitle(figure, title)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel, rotation=0, ha="left", va="bottom")
@@ -70,7 +67,6 @@ def _note(
     halo(ax.annotate(text, at, offset, textcoords="offset points", **look))
 
 
-@styled
 def mark_position(ax: Axes, value: float, text: str, side: Literal["left", "right"]) -> None:
     """Marks a value of the x axis with a dotted line, and its name on one side of it."""
     ax.axvline(value, color=MUTED, linestyle=":", linewidth=1.2)
@@ -81,7 +77,6 @@ def mark_position(ax: Axes, value: float, text: str, side: Literal["left", "righ
 # ---- lines
 
 
-@styled
 def plot_lines(
     lines: Mapping[str, pd.Series],
     xlabel: str,
@@ -165,7 +160,6 @@ MAP_LOW = 12  # columns, where the axis starts
 STATIONS = {"5MN + 2M": 5.0, "2MN": 2.0, "MN": 1.0}  # what kernels of the book read, on its way
 
 
-@styled
 def width_map(
     speeds: pd.DataFrame,
     ends: tuple[str, str],
@@ -226,7 +220,6 @@ def _way(ax: Axes, here: str, color: str) -> None:
     ax.annotate("elements read", (0.39, 1), (0, 34), color=MUTED, **up)
 
 
-@styled
 def roofline(
     bandwidth: float, roofs: Mapping[str, float], needs: float, *, kind: str, title: str
 ) -> Axes:
@@ -279,7 +272,6 @@ def _si(value: float) -> str:
 # ---- bars
 
 
-@styled
 def plot_bars(
     labels: Sequence[str],
     values: Sequence[float],

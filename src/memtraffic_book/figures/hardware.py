@@ -21,7 +21,6 @@ from memtraffic_book.figures.drawing import (
     board,
     box,
     finish,
-    styled,
     write,
 )
 
@@ -80,7 +79,6 @@ def _words(gpu: Gpu) -> _Words:
     raise TypeError(f"machine: nothing is known of a processor of {gpu.vendor}")
 
 
-@styled
 def machine(
     gpu: Gpu,
     *,
@@ -206,7 +204,6 @@ def _with_size(name: str, size: str, between: str = ", ") -> str:
     return f"{name}{between}{size}" if size else name
 
 
-@styled
 def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
     """The way of the bytes as a strip: places in a row, and what goes from each to the next.
 

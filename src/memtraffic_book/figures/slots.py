@@ -19,7 +19,6 @@ from memtraffic_book.figures.drawing import (
     board,
     box,
     finish,
-    styled,
     write,
 )
 
@@ -45,7 +44,6 @@ class Slots:
         return 32 * self.filled * self.loads * self.load_bytes
 
 
-@styled
 def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
     """SMs side by side, each with its warp slots, its bytes in flight, and its speed.
 

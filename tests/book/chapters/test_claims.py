@@ -28,7 +28,6 @@ def us(by, impl=None, **where):
 
 
 OURS = "memtraffic.softmax"
-QUEUE = "1 stage, 8 warps, dynamic order"
 
 LIES = {
     "backward": {
@@ -76,7 +75,6 @@ LIES = {
     },
     "persistent": {
         "take_apart": (us(1.2, "2 stages, program per tile"), "A fixed order costs"),
-        "take_apart, counter": (us(1.2, QUEUE), "A fixed order costs"),
         "take_apart, detour": (us(0.9, "tiled"), "at most 1.02x"),
         "draw_wide": (us(0.5, "persistent"), "at none where"),
     },
@@ -105,7 +103,7 @@ LIES = {
     },
     "timing": {
         "show_clocks": (times("eager_us", 99, n=4096), "takes .* its time on the GPU"),
-        "claim_floor": (us(9, what="no kernel"), "with a kernel that does nothing"),
+        "claim_floor": (us(9, programs=0), "with a kernel that does nothing"),
         "show_cold": (us(9, cache="warm"), "more than 1.1x"),
         "draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
     },
