@@ -24,7 +24,6 @@ from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
-from memtraffic_book.cost import estimate
 from memtraffic_book.marked_counters import (
     count_conflicts,
     count_sectors,
@@ -32,7 +31,6 @@ from memtraffic_book.marked_counters import (
     count_surveyed_sectors,
 )
 
-PATIENCE = 60  # seconds of the GPU for an experiment, for which a reader waits
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
 
@@ -56,7 +54,8 @@ class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
     commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
-    gpus: how many. threads: that an SM of NVIDIA's holds. moves: GiB, which a reader waits for.
+    gpus: how many. threads: that an SM of NVIDIA's holds. gb_per_s: of its memory, or a reader
+    would wait for longer than a minute.
     """
 
     commands: tuple[str, ...] = ()
@@ -64,12 +63,12 @@ class Needs:
     gib: float = 0
     gpus: int = 1
     threads: int = 0
-    moves: float = 0
+    gb_per_s: float = 0
 
     def lacking(self, reader: bool = False) -> str:
         """What of it this machine does not have, as text; "" if it has all. Needs a GPU.
 
-        reader: whether somebody waits, so that a memory must not take longer than PATIENCE.
+        reader: whether somebody waits.
         """
         lacks = [f"the command `{name}`" for name in self.commands if not shutil.which(name)]
         if self.vendor and (gpu := gpus.this_gpu()).vendor != self.vendor:
@@ -81,9 +80,10 @@ class Needs:
         if self.threads:
             held = getattr(gpus.this_gpu(), "max_threads_per_sm", self.threads)
             lacks += [f"SMs of {self.threads} threads, not {held}"] * (held < self.threads)
-        if reader and self.moves and (speed := gpus.this_gpu().datasheet_bytes_per_s):
-            seconds = self.moves * 2**30 / speed
-            lacks += [f"a faster memory, or {seconds:.0f} seconds"] * (seconds > PATIENCE)
+        if reader and self.gb_per_s:
+            speed = gpus.this_gpu().datasheet_bytes_per_s * 1e-9
+            slow = f"a memory of {self.gb_per_s:.0f} GB/s, not {speed:.0f}, or patience"
+            lacks += [slow] * (0 < speed < self.gb_per_s)
         return ", ".join(lacks)
 
 
@@ -194,7 +194,6 @@ WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
-COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
@@ -348,7 +347,7 @@ _NCU = Needs(commands=("ncu",), vendor="nvidia")
 # The columns of what each function measures.
 COLUMNS: dict[Measure, tuple[Column, ...]] = {
     roof: columns("gpu copy_gb_per_s datasheet_gb_per_s fp32_tflop_per_s l2_mib"),
-    **dict.fromkeys((benchmark.bench, m.bench_copies, m.bench_dtypes), BENCH),
+    **dict.fromkeys((benchmark.bench, m.bench_dtypes), BENCH),
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
     m.bench_layouts: columns(f"layout {TIMES}"),
     # The option comes before these.
@@ -388,9 +387,14 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 }
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
+    roof: Needs(gib=10),
     # Of full SMs; or set beside what an H200 holds.
-    **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),
-    m.bench_programs: Needs(threads=2048),
+    m.bytes_in_flight: Needs(threads=2048, gib=10),
+    m.slots_in_flight: Needs(threads=2048, gib=10, gb_per_s=400),
+    m.bench_programs: Needs(threads=2048, gib=17),
+    m.bench_repeats: Needs(gb_per_s=600),
+    m.compare: Needs(gib=5, gb_per_s=1000),
+    m.decide: Needs(gib=40, gb_per_s=1000),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
@@ -401,9 +405,6 @@ NEEDS = {
 def _one(id: str, measure: Measure, /, **arguments: Any) -> Experiment:
     named = {m.bench_option: arguments.get("option"), m.bench_programs: "programs"}.get(measure)
     first, needs = (Column(named),) if named else (), NEEDS.get(measure, Needs())
-    if not needs.commands:  # what counts takes other programs far longer
-        cost = estimate(measure, arguments)
-        needs = dataclasses.replace(needs, gib=max(needs.gib, cost.gib), moves=cost.moves)
     return Experiment(id, measure, arguments, (*first, *COLUMNS[measure]), needs)
 
 
@@ -443,7 +444,6 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("first_copy", {"copy": "copy", "copy_rows": f"{_EXHIBITS}first_copy"}, [WIDE]),
-    _one("copies", m.bench_copies, shapes=COPIED),
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),
     _one("slots_in_flight", m.slots_in_flight, configurations=SLOTS, gib=2),

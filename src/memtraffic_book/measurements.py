@@ -19,9 +19,7 @@ from torch import Tensor
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import decision
 from memtraffic.benchmark.baselines import BACKWARD, copy
-from memtraffic.benchmark.loop import describe_shape
 from memtraffic.compile import resources
-from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
@@ -140,20 +138,6 @@ def bench_option(
         raise ValueError(f"bench_option: nothing takes {option} in {list(values)}")
     timed[option] = timed[option].map(named)
     return timed.join(copied, on=["m", "n"]).reset_index(drop=True)
-
-
-def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:
-    """Times each of `benchmark.copies`, of which the fastest is the baseline `copy`.
-
-    Columns: those of `bench`; `impl` is the name of the copy.
-    """
-    rows = []
-    for shape in progress(shapes, "timing"):
-        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        key = describe_shape(SOFTMAX, shape, dtype)
-        calls = [({"impl": name} | key, call) for name, call in benchmark.copies(x).items()]
-        rows += _timed(calls, SOFTMAX.least_bytes(Arguments((x,))))
-    return pd.DataFrame(rows)
 
 
 def bench_programs(

@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import benchmark, gpus, residency
+from memtraffic import gpus, residency
 from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic.names import import_function
-from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import attention, catalog, exhibits, measurements
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
@@ -104,13 +104,6 @@ def test_bench_layouts_has_a_row_for_each_layout(timed):
     strides = [MEMORY_LAYOUTS[layout](4, 6) for layout in frame["layout"]]
     assert [x.stride() for x in tensors] == strides
     assert {x.dtype for x in tensors} == {torch.float16}
-
-
-def test_bench_copies_times_each_of_them(timed):
-    frame = measurements.bench_copies([[4, 8], [2, 16]], "bfloat16")
-    assert frame["impl"].tolist() == 2 * list(benchmark.copies(matrix(4, 8)))
-    assert frame["gb_per_s"][0] == pytest.approx(2 * 2 * 32 / 1e3)
-    assert set(frame["dtype"]) == {"bfloat16"}
 
 
 # ---- of the GPU itself
@@ -222,7 +215,6 @@ def test_idle_programs_are_launched_with_their_warps_and_none_for_0(timed, monke
 
 # What other tests of this file do not run, in small.
 SMALL = {
-    "copies": {"shapes": [[4, 8]]},
     "timing_repeats": {"shapes": [[4, 8]]},
     "tiled_layouts_float32": {"shape": [2, 8]},
     "tiled_rows_float32": {"shapes": [[2, 64]]},
@@ -387,7 +379,6 @@ def test_compile_for_targets_prefetches_what_shared_memory_holds():
 @pytest.mark.gpu
 def test_measurements_on_a_gpu():
     assert len(measurements.pointer_latency(64, 520)) == 1
-    assert len(measurements.bench_copies([[4096, 781]])) == 6
     rates = measurements.arithmetic(16)
     assert rates["per_clock"].between(1, 256).all() and rates["clock_ghz"].between(0.3, 4).all()
     flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])
