@@ -8,27 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from memtraffic import runtime
+from memtraffic import runtime, softmax
 
 Softmax = Callable[..., Tensor]
 Step = Callable[[], Tensor]
-
-
-def softmax_of(name: str) -> Softmax:
-    """The softmax with this name: "torch.softmax" or "memtraffic.softmax".
-
-    >>> softmax_of("torch.softmax") is torch.softmax
-    True
-
-    Raises LookupError for another name.
-    """
-    if name == "torch.softmax":
-        return torch.softmax
-    if name == "memtraffic.softmax":
-        from memtraffic.kernels.softmax.op import softmax
-
-        return softmax
-    raise LookupError(f"no softmax is named {name!r}: torch.softmax or memtraffic.softmax")
+SOFTMAXES = {"torch.softmax": torch.softmax, "memtraffic.softmax": softmax}
 
 
 class Attention(nn.Module):
@@ -115,7 +99,7 @@ def attend_with_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attend_with_ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of (heads, length, width) each, whose scores go through `memtraffic.softmax`."""
-    return _attend(softmax_of("memtraffic.softmax"), q, k, v)
+    return _attend(softmax, q, k, v)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -140,7 +124,7 @@ gradient_fused = functools.partial(_gradient, attend_fused)
 
 @functools.cache
 def _training(name: str, shape: tuple[int, ...]) -> Step:
-    return training(softmax_of(name), shape, heads=8, lr=0.003)
+    return training(SOFTMAXES[name], shape, heads=8, lr=0.003)
 
 
 def step_with_torch(x: Tensor) -> Tensor:

@@ -193,17 +193,12 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     return y
 
 
-# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in three ways
+# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in two ways
 
 
 def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
     """What `memtraffic.softmax` computes in the backward pass."""
     return backward(dy, y, 1, y.dtype)
-
-
-def backward_torch(y: Tensor, dy: Tensor) -> Tensor:
-    """What `torch.softmax` computes in the backward pass."""
-    return torch.ops.aten._softmax_backward_data(dy, y, 1, y.dtype)
 
 
 def backward_lines(y: Tensor, dy: Tensor) -> Tensor:

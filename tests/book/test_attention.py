@@ -7,14 +7,9 @@ from torch import nn
 
 from memtraffic import runtime
 from memtraffic_book import attention
-from memtraffic_book.attention import Attention, look_up, softmax_of
+from memtraffic_book.attention import Attention, look_up
 
 HOW = ("with_torch", "with_ours", "fused")
-
-
-def test_softmax_of_another_name():
-    with pytest.raises(LookupError, match="'softmx'"):
-        softmax_of("softmx")
 
 
 def test_look_up_wants_the_value_of_the_position_that_is_named():

@@ -89,7 +89,6 @@ def test_pointer_chase_kernel_follows_the_chain():
     ("name", "roundings", "reads", "writes"),
     [
         ("backward_ours", 4, "2MN", "MN"),
-        ("backward_torch", 4, "2MN", "MN"),
         ("backward_lines", 16, "6MN + M", "3MN + M"),  # rounds each operation
     ],
 )

@@ -96,11 +96,8 @@ def machine(
 
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
     `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory.
-    Raises ValueError for any other.
     """
     words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
-    if unknown := sorted(set(lit) - set(SEGMENTS)):
-        raise ValueError(f"machine: unknown segments {unknown}; known are {', '.join(SEGMENTS)}")
     if gpu.l2_bytes:
         sizes.setdefault("l2", f"{gpu.l2_bytes / KIB**2:g} MiB")
     title = title or (
