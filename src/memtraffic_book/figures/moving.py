@@ -8,10 +8,8 @@ figure shows is counted by the package's meter, or read from a recording.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -21,8 +19,7 @@ import torch
 from torch import Tensor
 
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
-from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
-from memtraffic.meters.formula import parse_formula
+from memtraffic.meters.count import OpTraffic, count
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import units
@@ -178,80 +175,48 @@ class Picture:
 class Step(NamedTuple):
     """What a program of a kernel loads or stores at one time.
 
-    who: its number. kind: "load" or "store". tensor, touched: its name and elements. live: the mask
-    of the program's block.
+    who: its number. kind: "load" or "store". tensor, touched: its name and elements.
     """
 
     who: int
     kind: str
     tensor: str
     touched: Sequence[int]
-    live: np.ndarray[Any, Any]
-
-
-class _Tracer(TrafficMeter):
-    """Keeps the mask of each block of a kernel."""
-
-    def __init__(self) -> None:
-        super().__init__(trace=True)
-        self.masks: list[np.ndarray[Any, Any]] = []
-
-    def launched(self, *_: object) -> None:
-        """Masks and accesses tell all that is needed."""
-
-    def block(self, kind: str, sites: object, addresses: Any, mask: Any, *_: object) -> None:
-        mask = np.broadcast_to(mask, addresses.shape)
-        self.masks.append(mask.reshape(-1, mask.shape[-1]))
 
 
 class Rung(NamedTuple):
     """A rung of the ladder, and the matrix that it is shown on. options: of its softmax."""
 
-    module: ModuleType
+    softmax: Callable[..., object]
     shape: tuple[int, int] = (4, 8)
     options: Mapping[str, int] = {}
 
-    @property
-    def formulas(self) -> tuple[str, str]:
-        """What its file says that it reads and writes, such as "5MN + 2M"."""
-        said = re.search(r"^Traffic: reads (.*?), writes (.*?)\.", self.module.__doc__ or "", re.M)
-        assert said, f"{self.module.__name__} does not say what it moves"
-        return said[1], said[2]
-
     def run(self, x: Tensor) -> object:
         """The softmax of `x`."""
-        return self.module.softmax(x, **self.options)
+        return self.softmax(x, **self.options)
 
 
 RUNGS = {
-    "fused": Rung(fused),
-    "masked": Rung(masked, (4, 6)),
-    "tiled": Rung(tiled, options={"rows": 2}),
-    "persistent": Rung(persistent, options={"rows": 1, "programs": 2}),
+    "fused": Rung(fused.softmax),
+    "masked": Rung(masked.softmax, (4, 6)),
+    "tiled": Rung(tiled.softmax, options={"rows": 2}),
+    "persistent": Rung(persistent.softmax, options={"rows": 1, "programs": 2}),
 }
 
 
 def steps(rung: Rung) -> list[Step]:
     """What a rung does to its matrix, in the order of the meter: loads and stores take turns.
 
-    Raises AssertionError where the bytes are not those of its formulas.
+    Raises AssertionError where it does not read MN elements and write MN.
     """
-    x, meter = torch.zeros(rung.shape), _Tracer()
-    run_metered(lambda: rung.run(x), rung.run, meter)
+    counted = count(rung.run, torch.zeros(rung.shape), trace=True)
+    moved = counted.read_elements, counted.written_elements
+    assert moved == (rung.shape[0] * rung.shape[1],) * 2, moved
     kinds = {"read": "load", "written": "store"}
-    found = [
-        Step(
-            access.program[0],
-            kinds[access.kind],
-            access.argument.removesuffix("_ptr"),
-            access.offsets,
-            mask,
-        )
-        for access, mask in zip(meter.traffic.accesses, meter.masks, strict=True)
+    return [
+        Step(it.program[0], kinds[it.kind], it.argument.removesuffix("_ptr"), it.offsets)
+        for it in counted.accesses
     ]
-    moved = [sum(len(it.touched) for it in found if it.kind == kind) for kind in KINDS]
-    assert tuple(moved) == parse_formula(*rung.formulas).elements(*rung.shape), moved
-    return found
 
 
 # ---- a state for each step, and the picture
@@ -284,7 +249,8 @@ def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame
             for it, cells in look.items()
         }
         held = (f"of{step.who}", "dead") if number else ("none", "none")
-        classes["held"] = [held[0] if lane else held[1] for lane in step.live.flat]
+        block = 1 << (n - 1).bit_length()  # columns; those that the matrix has not are dead
+        classes["held"] = (len(step.touched) // n) * ([held[0]] * n + [held[1]] * (block - n))
         classes |= {
             f"{kind} way": ["" if touched and kind == step.kind else "off"] for kind in KINDS
         }
@@ -308,7 +274,7 @@ def stepper(name: str) -> str:
     """
     rung = RUNGS[name]
     (m, n), found = rung.shape, steps(rung)
-    rows, wide = found[0].live.shape
+    rows, wide = len(found[0].touched) // n, 1 << (n - 1).bit_length()
     picture = Picture("frames", list(step_frames(found, rung.shape)), {"label": "step"})
     above, below = 12.0 + 15 * rows, 84.0
     memory = above + 42
@@ -332,7 +298,7 @@ def stepper(name: str) -> str:
         picture.change(kind, (42, 256)[i], memory - 13, ("start", "end")[i], fill=color)
         picture.change(f"{kind} bytes", 8, end + 16 + 28 * i, font_weight="bold", fill=color)
         total = ITEMSIZE * sum(len(it.touched) for it in found if it.kind == kind)
-        text = f"of {total} = {rung.formulas[i]} × {ITEMSIZE}"
+        text = f"of {total} = MN × {ITEMSIZE}"
         picture.write(292, end + 16 + 28 * i, text, "end")
         bar: dict[str, Any] = {"x": 8, "y": end + 21 + 28 * i, "height": 7}
         picture.add("rect", **bar, width=FULL, fill="#ffffff", stroke=MUTED, stroke_width=0.7)
@@ -343,7 +309,7 @@ def stepper(name: str) -> str:
 # ---- bytes that travel
 
 SHAPE = 4096, 16384  # the running example of the book
-COLUMNS = {"five lines of PyTorch": (naive, 75), "one kernel": (fused, 225)}  # and their middles
+COLUMNS = {"five lines of PyTorch": 75, "one kernel": 225}  # and their middles
 
 
 def trips() -> str:
@@ -353,10 +319,7 @@ def trips() -> str:
     """
     matrix = ITEMSIZE * SHAPE[0] * SHAPE[1]
     lines = count(naive.softmax, torch.empty(SHAPE, device="meta")).ops
-    read, written = parse_formula(*Rung(fused).formulas).elements(*SHAPE)
-    kernel = OpTraffic("softmax")
-    kernel.add("read", int(read), ITEMSIZE)
-    kernel.add("written", int(written), ITEMSIZE)
+    kernel = OpTraffic("softmax", *[SHAPE[0] * SHAPE[1]] * 2, matrix, matrix)
     ways = [[(op.name, op.read_bytes, op.written_bytes) for op in ops] for ops in (lines, [kernel])]
     texts, classes = {}, {}
     for i, ops in enumerate(ways):
@@ -369,7 +332,7 @@ def trips() -> str:
             classes[f"{i} {kind} dots"] = ["gone"] * 3
     still = Frame("", classes, texts, {})
     picture = Picture("trips", [still], {"ways": ways, "matrix": matrix})
-    for i, (title, (_, middle)) in enumerate(COLUMNS.items()):
+    for i, (title, middle) in enumerate(COLUMNS.items()):
         left = middle - 67
         picture.write(middle, 14, title, "middle", font_weight="bold")
         for y, high, color in ((22, 42, FILLS["registers"]), (136, 26, FILLS["dram"])):
