@@ -12,7 +12,7 @@ from memtraffic import runtime, softmax
 
 Softmax = Callable[..., Tensor]
 Step = Callable[[], Tensor]
-SOFTMAXES = {"torch.softmax": torch.softmax, "memtraffic.softmax": softmax}
+SOFTMAXES: dict[str, Softmax] = {"torch.softmax": torch.softmax, "memtraffic.softmax": softmax}
 
 
 class Attention(nn.Module):

@@ -72,10 +72,10 @@ def take_apart() -> None:
     """Shows the loops, and what one change in each of two of them wins."""
     us, impls = experiment("persistent_suspects").set_index("impl")["us"], implementations(SUSPECTS)
     share = us["copy"] / us
-    resident = {
-        label: resident_programs(*resources(impls[label], SOFTMAX, WIDE_ROWS, target="sm_90"))
-        for label in VERSIONS.values()
-    }
+    resident = {}
+    for label in VERSIONS.values():
+        [kernel] = resources(impls[label], SOFTMAX, WIDE_ROWS, target="sm_90")
+        resident[label] = resident_programs(kernel)
     tables.show(
         VERSIONS.items(),
         version=lambda pair: pair[0],

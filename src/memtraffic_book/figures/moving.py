@@ -319,7 +319,7 @@ def trips() -> str:
     """
     matrix = ITEMSIZE * SHAPE[0] * SHAPE[1]
     lines = count(naive.softmax, torch.empty(SHAPE, device="meta")).ops
-    kernel = OpTraffic("softmax", *[SHAPE[0] * SHAPE[1]] * 2, matrix, matrix)
+    kernel = OpTraffic("softmax", matrix // ITEMSIZE, matrix // ITEMSIZE, matrix, matrix)
     ways = [[(op.name, op.read_bytes, op.written_bytes) for op in ops] for ops in (lines, [kernel])]
     texts, classes = {}, {}
     for i, ops in enumerate(ways):
