@@ -238,19 +238,13 @@ COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
 CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
-STAGES = {
-    **_named("copy", "tiled"),
-    "1 stage": _looped(num_stages=1),
-    "2 stages": _looped(num_stages=2),
-    "3 stages": _looped(num_stages=3),
-}
 SUSPECTS = {
     "tiled": "tiled",
-    "1 stage": STAGES["1 stage"],
+    "1 stage": _looped(num_stages=1),
     "1 stage, 8 warps": _looped(num_warps=8, num_stages=1),
-    "2 stages": STAGES["2 stages"],
+    "2 stages": _looped(num_stages=2),
     "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
-    "3 stages": STAGES["3 stages"],
+    "3 stages": _looped(num_stages=3),
 }
 REPEATED = ["copy", "naive", "tiled"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
@@ -258,7 +252,6 @@ MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
 )
-LONG_RUNGS = _named("online", "split")
 LONG_FEW = {
     **_named("copy", "torch.softmax", "online"),
     "split, 1024 columns": {"fn": "split", "block": 512, "chunks": 2},
@@ -313,7 +306,7 @@ PROGRAMS = dict(
 )
 LLAMA = [2**26 // 128256, 128256]  # as the map has it
 LONG_COUNTED = dict(
-    impls={"torch.softmax": "torch.softmax", **LONG_RUNGS},
+    impls=_named("torch.softmax", "online", "split"),
     cases=[
         ["torch.softmax", LLAMA],
         *(["online", [2**26 // n, n]] for n in (4096, 16384, 32768, 128256)),
