@@ -8,29 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from memtraffic import runtime
+from memtraffic import runtime, softmax
 
 Softmax = Callable[..., Tensor]
 Step = Callable[[], Tensor]
-
-WARMUP_STEPS = 3  # of training, before one is captured
-
-
-def softmax_of(name: str) -> Softmax:
-    """The softmax with this name: "torch.softmax" or "memtraffic.softmax".
-
-    >>> softmax_of("torch.softmax") is torch.softmax
-    True
-
-    Raises LookupError for another name.
-    """
-    if name == "torch.softmax":
-        return torch.softmax
-    if name == "memtraffic.softmax":
-        from memtraffic.kernels.softmax.op import softmax
-
-        return softmax
-    raise LookupError(f"no softmax is named {name!r}: torch.softmax or memtraffic.softmax")
+SOFTMAXES: dict[str, Softmax] = {"torch.softmax": torch.softmax, "memtraffic.softmax": softmax}
 
 
 class Attention(nn.Module):
@@ -75,9 +57,7 @@ def look_up(batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.cat([asked, names, values], dim=-1).to(device), found.to(device)
 
 
-def training(
-    softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float, capturable: bool = False
-) -> Step:
+def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -> Step:
     """A function that trains an `Attention` by one step and returns the loss before that step.
 
     >>> step = training(torch.softmax, (2, 16, 32), heads=2, lr=0.01)
@@ -86,15 +66,14 @@ def training(
     True
 
     shape: batch, length and width of `look_up`. heads: of the attention; they share the width. lr:
-    the learning rate of Adam. capturable: whether Adam keeps its own step count on the GPU, as a
-    CUDA graph needs it. Two trainings start with the same weights.
+    the learning rate of Adam. Two trainings start with the same weights.
     """
     batch, length, width = shape
     x, target = look_up(batch, length, width)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Attention(softmax, width, heads).to(x.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, capturable=capturable)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
     def step() -> Tensor:
         optimizer.zero_grad()
@@ -104,30 +83,6 @@ def training(
         return loss.detach()
 
     return step
-
-
-def captured(step: Step) -> Step:
-    """A function that replays `step` as a CUDA graph. It first takes WARMUP_STEPS steps.
-
-    The next replay overwrites its result. Raises RuntimeError without a GPU, and for a step that
-    waits for the GPU.
-    """
-    runtime.require_gpu("captured")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARMUP_STEPS):  # compiles, and makes plans
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # records the kernels, and runs none
-        loss = step()
-
-    def replay(_alive: Step = step) -> Tensor:  # the graph uses the memory of its tensors
-        graph.replay()
-        return loss
-
-    return replay
 
 
 # ---- attention alone, for what one should call in place of a softmax of scores
@@ -144,7 +99,7 @@ def attend_with_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attend_with_ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of (heads, length, width) each, whose scores go through `memtraffic.softmax`."""
-    return _attend(softmax_of("memtraffic.softmax"), q, k, v)
+    return _attend(softmax, q, k, v)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -169,7 +124,7 @@ gradient_fused = functools.partial(_gradient, attend_fused)
 
 @functools.cache
 def _training(name: str, shape: tuple[int, ...]) -> Step:
-    return training(softmax_of(name), shape, heads=8, lr=0.003)
+    return training(SOFTMAXES[name], shape, heads=8, lr=0.003)
 
 
 def step_with_torch(x: Tensor) -> Tensor:

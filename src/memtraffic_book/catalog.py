@@ -24,7 +24,6 @@ from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
-from memtraffic_book.cost import estimate
 from memtraffic_book.marked_counters import (
     count_conflicts,
     count_sectors,
@@ -32,7 +31,6 @@ from memtraffic_book.marked_counters import (
     count_surveyed_sectors,
 )
 
-PATIENCE = 60  # seconds of the GPU for an experiment, for which a reader waits
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
 
@@ -56,7 +54,8 @@ class Needs:
     """What a machine must have for an experiment, besides a GPU.
 
     commands: on the PATH. vendor: of the GPU, such as "nvidia"; "" for any. gib: of its memory.
-    gpus: how many. threads: that an SM of NVIDIA's holds. moves: GiB, which a reader waits for.
+    gpus: how many. threads: that an SM of NVIDIA's holds. gb_per_s: of its memory, or a reader
+    would wait for longer than a minute.
     """
 
     commands: tuple[str, ...] = ()
@@ -64,12 +63,12 @@ class Needs:
     gib: float = 0
     gpus: int = 1
     threads: int = 0
-    moves: float = 0
+    gb_per_s: float = 0
 
     def lacking(self, reader: bool = False) -> str:
         """What of it this machine does not have, as text; "" if it has all. Needs a GPU.
 
-        reader: whether somebody waits, so that a memory must not take longer than PATIENCE.
+        reader: whether somebody waits.
         """
         lacks = [f"the command `{name}`" for name in self.commands if not shutil.which(name)]
         if self.vendor and (gpu := gpus.this_gpu()).vendor != self.vendor:
@@ -81,9 +80,10 @@ class Needs:
         if self.threads:
             held = getattr(gpus.this_gpu(), "max_threads_per_sm", self.threads)
             lacks += [f"SMs of {self.threads} threads, not {held}"] * (held < self.threads)
-        if reader and self.moves and (speed := gpus.this_gpu().datasheet_bytes_per_s):
-            seconds = self.moves * 2**30 / speed
-            lacks += [f"a faster memory, or {seconds:.0f} seconds"] * (seconds > PATIENCE)
+        if reader and self.gb_per_s:
+            speed = gpus.this_gpu().datasheet_bytes_per_s * 1e-9
+            slow = f"a memory of {self.gb_per_s:.0f} GB/s, not {speed:.0f}, or patience"
+            lacks += [slow] * (0 < speed < self.gb_per_s)
         return ", ".join(lacks)
 
 
@@ -125,11 +125,11 @@ def _of_sectors(unit: str) -> str:
 
 # Columns by their unit, tolerance and noise. What is not here is text, which must be equal.
 NUMBERS: dict[tuple[str, float | None, float], str] = {
-    ("rows", 0, 0): "m rounds extra",
+    ("rows", 0, 0): "m",
     ("columns", 0, 0): "n",
     ("µs", 0.1, 0): "us copy_us",
     ("µs", None, 0): (  # of one run, or of a host
-        "us_p20 us_p80 us_reversed host_us host_wait_us "
+        "us_p20 us_p80 us_reversed "
         "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
     ),
     ("ns", 0.1, 0): "ns latency_ns",
@@ -145,21 +145,17 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("bytes", 0.1, NOISE_BYTES): (
         "instruction_read_bytes l1_l2_read_bytes dram_read_bytes dram_write_bytes"
     ),
-    ("bytes", 0.1, 0): "shared_bytes",
     ("sectors", 0.1, 0): "l2_write_sectors",
     ("requests", 0, 0): _of_sectors("requests"),
     ("sectors", 0, 0): _of_sectors("sectors"),
     ("conflicts", 0, 0): "bank_conflicts predicted_bank_conflicts",
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms",
-    ("programs", 0, 0): "programs resident",
+    ("programs", 0, 0): "programs",
     ("warps", 0, 0): "warps slots",
-    ("stages", 0, 0): "stages",
-    ("registers", 0.1, 0): "registers",  # compilers differ
     ("configurations", 0.1, 0): "asked equal",
     ("loads", 0, 0): "hops loads",
     ("bytes", 0, 0): "load_bytes flight_bytes",
-    ("squared error", 0.05, 0): "loss",
 }
 _COLUMNS = {name: Column(name, *how) for how, names in NUMBERS.items() for name in names.split()}
 
@@ -198,10 +194,8 @@ WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
 EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
-COPIED = [[4096, 512], [4096, 4096], WIDE, [32768, 16384]]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
-RECOMPUTED_AT = [[2**26 // n, n] for n in (2048, 4096, 16384)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
 CONVERTED_AT = [[2**26 // n, n] for n in (8320, 12672, 16384)]  # as in the map
 MAP = [
@@ -244,34 +238,25 @@ COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
 CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
-STAGES = {
-    **_named("copy", "tiled"),
-    "1 stage": _looped(num_stages=1),
-    "2 stages": _looped(num_stages=2),
-    "3 stages": _looped(num_stages=3),
-}
 SUSPECTS = {
     "tiled": "tiled",
-    "1 stage": STAGES["1 stage"],
+    "1 stage": _looped(num_stages=1),
     "1 stage, 8 warps": _looped(num_warps=8, num_stages=1),
-    "1 stage, 8 warps, program per tile": _looped(num_warps=8, num_stages=1, programs=EACH_TILE),
-    "1 stage, 8 warps, dynamic order": f"{_EXHIBITS}softmax_dynamic",
-    "2 stages": STAGES["2 stages"],
+    "2 stages": _looped(num_stages=2),
     "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
-    "3 stages": STAGES["3 stages"],
+    "3 stages": _looped(num_stages=3),
 }
-REPEATED, CALLED = ["copy", "naive", "tiled"], ["torch.softmax", "tiled", "persistent"]
+REPEATED = ["copy", "naive", "tiled"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
 MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
 )
-LONG_RUNGS = _named("online", "split")
 LONG_FEW = {
     **_named("copy", "torch.softmax", "online"),
     "split, 1024 columns": {"fn": "split", "block": 512, "chunks": 2},
 }
-TORCH_BACKWARD = {"PyTorch's backward": f"{_EXHIBITS}backward_torch"}
+TORCH_BACKWARD = {"PyTorch's backward": "torch.softmax backward"}
 OUR_BACKWARD = {"our backward": f"{_EXHIBITS}backward_ours"}
 RACED = {
     "copy": "copy",
@@ -279,7 +264,6 @@ RACED = {
     **TORCH_BACKWARD,
     **OUR_BACKWARD,
 }
-RECOMPUTED = {**OUR_BACKWARD, "backward from x": f"{_EXHIBITS}backward_from_x"}
 # Of each package, kernels with a formula that no autotuner changes.
 _LIGER = "liger_kernel.transformers.functional:liger"
 PUBLISHED = [
@@ -315,15 +299,14 @@ CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **C
 
 DTYPES = ["float32", "bfloat16"]
 TILED = dict(fn="tiled", shape=[4096, 4096])
-TILE_ROWS = dict(option="rows", values=[1, 2, 4, 8, 16, 32])
+TILE_ROWS = dict(fn="tiled", shapes=NARROW, option="rows", values=[1, 2, 4, 8, 16, 32])
 NUM_WARPS = dict(option="num_warps", values=[8, 16, 32])
-WHOLE_ROUNDS = dict(impls=STAGES, n=16384, rounds=[30, 31, 62], extra=[0, 4])
 PROGRAMS = dict(
     fn="persistent", shape=[65536, 4096], programs_per_sm=[0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 24]
 )
 LLAMA = [2**26 // 128256, 128256]  # as the map has it
 LONG_COUNTED = dict(
-    impls={"torch.softmax": "torch.softmax", **LONG_RUNGS},
+    impls=_named("torch.softmax", "online", "split"),
     cases=[
         ["torch.softmax", LLAMA],
         *(["online", [2**26 // n, n]] for n in (4096, 16384, 32768, 128256)),
@@ -332,7 +315,6 @@ LONG_COUNTED = dict(
 )
 BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
-TRAINING = dict(softmaxes=BOTH, heads=8, lr=0.003, steps=20)
 SEQUENCES = [2, 4096, 512]
 SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2)
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
@@ -358,15 +340,13 @@ _NCU = Needs(commands=("ncu",), vendor="nvidia")
 # The columns of what each function measures.
 COLUMNS: dict[Measure, tuple[Column, ...]] = {
     roof: columns("gpu copy_gb_per_s datasheet_gb_per_s fp32_tflop_per_s l2_mib"),
-    **dict.fromkeys((benchmark.bench, m.bench_copies, m.bench_dtypes), BENCH),
+    **dict.fromkeys((benchmark.bench, m.bench_dtypes), BENCH),
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
-    m.bench_rounds: columns(f"rounds extra impl {TIMES}"),
     m.bench_layouts: columns(f"layout {TIMES}"),
     # The option comes before these.
     **dict.fromkeys((m.bench_option, m.bench_programs), columns(f"{TIMES} copy_us")),
     m.compare: COMPARED,
     m.decide: DECIDED,
-    m.caller_times: columns(f"impl m n dtype {SPREAD} host_us host_wait_us"),
     m.arithmetic: columns(f"what sms clock_ghz {SPREAD} t_per_s per_clock"),
     m.bytes_in_flight: columns(f"access kib_per_sm sms {SPREAD} gb_per_s latency_ns"),
     m.slots_in_flight: columns(
@@ -374,16 +354,9 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
         f"{SPREAD} gb_per_s copy_gb_per_s"
     ),
     m.l2_read: columns(f"cache mib {SPREAD} gb_per_s"),
-    m.elementwise: columns(f"what {SPREAD} gb_per_s"),
-    # A fraction of a microsecond is much of it.
-    m.launch_floor: columns(f"what programs {SPREAD}", us=0.25),
     m.idle_programs: columns(f"programs warps {SPREAD}"),
     m.pointer_latency: columns("hops us latency_ns"),
-    m.reach_far_row: columns("who found"),
-    m.launch_plans: columns("n warps stages registers shared_bytes resident programs"),
-    m.resident_plans: columns("impl warps registers shared_bytes resident"),
     m.compare_with_driver: columns("kernels asked equal"),
-    m.step_times: columns("softmax launch loss host_us host_wait_us"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
     many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
@@ -407,10 +380,14 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
 }
 NEEDS = {
     m.compare_with_driver: Needs(vendor="nvidia"),
-    m.reach_far_row: Needs(gib=10),
+    roof: Needs(gib=10),
     # Of full SMs; or set beside what an H200 holds.
-    **dict.fromkeys((m.bytes_in_flight, m.slots_in_flight), Needs(threads=2048)),
-    **dict.fromkeys((m.launch_plans, m.bench_programs), Needs(threads=2048)),
+    m.bytes_in_flight: Needs(threads=2048, gib=10),
+    m.slots_in_flight: Needs(threads=2048, gib=10, gb_per_s=400),
+    m.bench_programs: Needs(threads=2048, gib=17),
+    m.bench_repeats: Needs(gb_per_s=600),
+    m.compare: Needs(gib=5, gb_per_s=1000),
+    m.decide: Needs(gib=40, gb_per_s=1000),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
     **dict.fromkeys((count_layouts, count_surveyed), _NCU),
@@ -421,9 +398,6 @@ NEEDS = {
 def _one(id: str, measure: Measure, /, **arguments: Any) -> Experiment:
     named = {m.bench_option: arguments.get("option"), m.bench_programs: "programs"}.get(measure)
     first, needs = (Column(named),) if named else (), NEEDS.get(measure, Needs())
-    if not needs.commands:  # what counts takes other programs far longer
-        cost = estimate(measure, arguments)
-        needs = dataclasses.replace(needs, gib=max(needs.gib, cost.gib), moves=cost.moves)
     return Experiment(id, measure, arguments, (*first, *COLUMNS[measure]), needs)
 
 
@@ -463,15 +437,15 @@ def _sectors(id: str, calls: Any, shapes: Any, layouts: Any = ("packed",)) -> Ex
 _ALL = (  # in the order of the book
     _one("roof", roof),
     _raced("first_copy", {"copy": "copy", "copy_rows": f"{_EXHIBITS}first_copy"}, [WIDE]),
-    _one("copies", m.bench_copies, shapes=COPIED),
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),
     _one("slots_in_flight", m.slots_in_flight, configurations=SLOTS, gib=2),
-    _one("launch_floor", m.launch_floor, rows=4096),
+    dataclasses.replace(  # a fraction of a microsecond is much of it
+        _one("launch_floor", m.idle_programs, programs=[0, 1, 4096], warps=[4]),
+        columns=columns(f"programs warps {SPREAD}", us=0.25),
+    ),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),
-    _one("timing_host", m.caller_times, impls=CALLED, shapes=NARROW_AND_WIDE),
-    _one("naive_elementwise", m.elementwise, shape=WIDE),
     _counted("naive_counters", "naive", shape=WIDE),
     dataclasses.replace(
         _counted("compiled_counters", "compile(naive)", shape=WIDE), columns=COMPILED_COUNTERS
@@ -483,7 +457,6 @@ _ALL = (  # in the order of the book
     _raced("fused_widths", ["copy", "fused", *COMPILED], WIDTHS),
     *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
-    _one("masked_far", m.reach_far_row, row=70000, row_stride=32768),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
     _one("tiled_counters", count_layouts, **TILED),
     _sectors("sectors_packed", METERED, MIXED),
@@ -493,12 +466,10 @@ _ALL = (  # in the order of the book
     _one("sectors_blind", count_surveyed_sectors, **SURVEYED, table="blind.csv"),
     _one("bank_conflicts", count_conflicts, calls=CONFLICTING, shapes=MIXED[:3], dtypes=DTYPES),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
-    *_typed("tiled_rows", m.bench_option, fn="tiled", shapes=NARROW, **TILE_ROWS),
+    _one("tiled_rows_float32", m.bench_option, **TILE_ROWS, dtype="float32"),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
     _counted("persistent_counters", "persistent", shape=[4096, 12672]),
-    _one("persistent_rounds", m.bench_rounds, **WHOLE_ROUNDS),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
-    _one("persistent_suspects_plans", m.resident_plans, impls=SUSPECTS, shape=WIDE),
     _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
@@ -508,7 +479,6 @@ _ALL = (  # in the order of the book
         _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
         needs=Needs(gib=16),  # 2 GiB of scores a head's words, and what is made of them
     ),
-    _one("occupancy_plans", m.launch_plans, m=65536, ns=[2**k for k in range(8, 16)]),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
     _one("occupancy_latency", m.pointer_latency, hops=4096, distance=520),
@@ -517,14 +487,11 @@ _ALL = (  # in the order of the book
     ),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
-    _one("long_plans", m.resident_plans, impls=LONG_RUNGS, shape=[64, 128256]),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
     _counted("backward_torch_counters", TORCH_BACKWARD, **BACKWARD),
     _counted("backward_counters", OUR_BACKWARD, **BACKWARD),
     _one("backward_race", m.bench_dtypes, impls=RACED, shapes=GRADIENTS, **RACE),
-    _one("backward_recompute", m.bench_dtypes, impls=RECOMPUTED, shapes=RECOMPUTED_AT, **RACE),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
-    _one("backward_host", m.step_times, **TRAINING, shape=[8, 128, 256]),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),
     _raced("your_kernel_rms", RMS_NORMS, **_beside_copy(RMS_NORM)),
     _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),

@@ -7,7 +7,7 @@ recorded number is worth there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pandas as pd
 
 from memtraffic import runtime
 from memtraffic_book import catalog, recording
-from memtraffic_book.catalog import Column, Experiment, find_experiments, measurable
+from memtraffic_book.catalog import Experiment, find_experiments, measurable
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
@@ -36,18 +36,19 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     runtime.require_gpu("drift")
     folder, subjects = recording.folder_of_this_gpu(), list(measurable(find_experiments(ids)))
     recorded = [recording.read(folder, subject) for subject in subjects]
-    sentences, rows = [], []
+    sentences, largest = [], []
     for subject, was in zip(subjects, recorded, strict=True):
         kept = recording.kept_path(subject.id)
         text = kept.read_text("utf-8") if kept.is_file() else recording.to_csv(subject.run())
         now = recording.from_csv(text)
-        sentences += (found := compare(subject, was, now))
-        rows += largest_differences(subject, was, now)
+        found, values = compare(subject, was, now)
+        sentences += found
+        largest.append(_largest(values))
         outcome = "drifted" if found else "as recorded"
         if gone := sum(map(is_absent, now.to_dict("records"))):
             outcome += f", but for {gone} of {len(now)} rows, whose packages are absent here"
         print(f"{subject.id}: {outcome}", flush=True)
-    _write(folder / DRIFT, [subject.id for subject in subjects], rows)
+    _write(folder / DRIFT, [subject.id for subject in subjects], largest)
     return sentences
 
 
@@ -91,97 +92,68 @@ def _read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, dtype=text, encoding="utf-8")
 
 
-def _write(path: Path, ids: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes the rows of experiments `ids`; those of others stay, if they are in the catalog."""
+def _write(path: Path, ids: Sequence[str], found: Sequence[pd.DataFrame]) -> None:
+    """Writes what was found of experiments `ids`; the others stay, if they are in the catalog."""
     machine = recording.describe_machine()
     origin = {
         "date": recording.today(),
         "commit": recording.current_commit(),
         **{key: machine[key] for key in ("driver", "torch", "triton")},
     }
-    frames = [pd.DataFrame([row | origin for row in rows], columns=[*VALUES, *ORIGIN])]
+    frames = [frame.assign(**origin) for frame in found]
     if path.is_file():
         kept = _read(path)
         frames.append(kept[~kept["experiment"].isin(ids)])
     order = {id: place for place, id in enumerate(catalog.EXPERIMENTS)}
-    frame = pd.concat([it for it in frames if len(it)] or frames[:1], ignore_index=True)
+    rows = [it for it in frames if len(it)]
+    frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=VALUES + ORIGIN)
     frame = frame[frame["experiment"].isin(order)]
     frame = frame.sort_values("experiment", key=lambda ids: ids.map(order), kind="stable")
     path.write_text(recording.to_csv(frame), encoding="utf-8")
 
 
-def _compared(
+def compare(
     subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame
-) -> Iterator[tuple[int, dict[str, Any], Column, Any, Any]]:
-    """What is compared: row, what was recorded there, column, its recorded and measured values.
+) -> tuple[list[str], pd.DataFrame]:
+    """The values of `measured` that drifted from `recorded`, as sentences; and how far all lie.
 
-    Rows of a package that is absent here, or was so then, are left out.
+    Text must be equal. A number may differ by its column's tolerance times the recorded number,
+    twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
+    absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row for
+    each number that has a tolerance, but those recorded as 0, or so small that noise may exceed it.
     """
+    if len(recorded) != len(measured):
+        several = f"{len(measured)} rows measured, {len(recorded)} recorded"
+        return [f"{subject.id}: {several}"], pd.DataFrame(columns=VALUES)
+    sentences, values = [], []
     pairs = zip(recorded.to_dict("records"), measured.to_dict("records"), strict=True)
     for row, (was, now) in enumerate(pairs):
         if (is_absent(was) or is_absent(now)) and _text(was) == _text(now):
             continue
         for column in subject.columns:
-            if column.tolerance is not None:
-                yield row, was, column, was[column.name], now[column.name]
+            old, new = was[column.name], now[column.name]
+            if column.tolerance is None:
+                continue
+            tolerance = column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
+            numbers = not isinstance(old, str) and not isinstance(new, str)
+            allowed = max(tolerance * abs(old), column.noise) if numbers else 0
+            if old != new and not (numbers and abs(new - old) <= allowed):
+                key = ", ".join(value for value in was.values() if isinstance(value, str))
+                change = f" ({new / old - 1:+.1%})" if numbers and old else ""
+                place = f"{subject.id} row {row} ({key})"
+                sentences.append(f"{place}: {column.name} was {old}, is {new}{change}")
+            if numbers and tolerance and old and column.noise <= tolerance * abs(old):
+                known = subject.id, column.name, column.unit, row, old, new
+                values.append((*known, new / old - 1, tolerance))
+    return sentences, pd.DataFrame(values, columns=VALUES)
 
 
-def largest_differences(
-    subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame
-) -> list[dict[str, Any]]:
-    """Of each column that is compared with a tolerance, the row whose relative difference is most.
-
-    Rows that were recorded as 0 are left out, those so small that noise may exceed the tolerance,
-    and those of a package that is absent here or was so then.
-    Returns a dict for each column, with the keys `VALUES`.
-    """
-    if len(recorded) != len(measured):
-        return []
-    most: dict[Column, list[Any]] = {}
-    for row, was, column, old, new in _compared(subject, recorded, measured):
-        if not column.tolerance or isinstance(old, str) or isinstance(new, str) or not old:
-            continue
-        tolerance, difference = _tolerance(column, was), new / old - 1
-        if column.noise > tolerance * abs(old):
-            continue
-        if column not in most or abs(difference) > abs(most[column][6]):
-            known = [subject.id, column.name, column.unit, row, old, new]
-            most[column] = [*known, difference, tolerance]
-    order = [most[column] for column in subject.columns if column in most]
-    return [dict(zip(VALUES, values, strict=True)) for values in order]
+def _largest(values: pd.DataFrame) -> pd.DataFrame:
+    """Of each column of an experiment, the value that differs most."""
+    return values.loc[values["difference"].abs().groupby(values["column"], sort=False).idxmax()]
 
 
 def _text(row: dict[str, Any]) -> list[str]:
     """What a row is of: its text, but for what an absent package changes."""
     of_package = ("version", "note", "missing")
     return [it for name, it in row.items() if isinstance(it, str) and name not in of_package]
-
-
-def _tolerance(column: Column, was: dict[str, Any]) -> float:
-    """The relative tolerance of a column in the recorded row `was`."""
-    assert column.tolerance is not None
-    return column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
-
-
-def compare(subject: Experiment, recorded: pd.DataFrame, measured: pd.DataFrame) -> list[str]:
-    """The values of `measured` that drifted from `recorded`, as sentences.
-
-    Text must be equal. A number may differ by its column's tolerance times the recorded number,
-    twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
-    absent here, or was so then, are not compared.
-    """
-    if len(recorded) != len(measured):
-        return [f"{subject.id}: {len(measured)} rows measured, {len(recorded)} recorded"]
-    sentences = []
-    for row, was, column, old, new in _compared(subject, recorded, measured):
-        if old == new:
-            continue
-        change = ""
-        if not isinstance(old, str) and not isinstance(new, str):
-            if abs(new - old) <= max(_tolerance(column, was) * abs(old), column.noise):
-                continue
-            change = f" ({new / old - 1:+.1%})" if old else ""
-        key = ", ".join(value for value in was.values() if isinstance(value, str))
-        place = f"{subject.id} row {row} ({key})"
-        sentences.append(f"{place}: {column.name} was {old}, is {new}{change}")
-    return sentences

@@ -1,25 +1,14 @@
 """Variants of the kernels that exist to be shown or measured in one chapter, some of them wrong."""
 
-import functools
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memtraffic.gpus import planning_gpu
-from memtraffic.kernels.chunking import exponential, load_chunks, max_of_chunks, store_chunk
-from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
-from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
-from memtraffic.kernels.tiling import (
-    MAX_COLS,
-    common_divisor,
-    tile_shape,
-)
 from memtraffic.runtime import device_guard
 
 # ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
@@ -97,11 +86,8 @@ def _letters_kernel(y_ptr, x_ptr, n_tiles, n_copied, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _idle_kernel(x_ptr, READ: tl.constexpr):
-    """Does nothing, or reads one element."""
-    if READ:
-        x = tl.load(x_ptr)
-        tl.store(x_ptr, x, mask=x != x)  # or the compiler would leave out the load
+def _idle_kernel(x_ptr):
+    """Does nothing."""
 
 
 # ---- masked: what a wrong mask does
@@ -131,79 +117,6 @@ def softmax_no_other(x: Tensor, block: int | None = None) -> Tensor:
 def softmax_block_of_512(x: Tensor) -> Tensor:
     """A softmax that is wrong for wide rows: it computes the first 512 columns alone."""
     return softmax_no_other(x, block=512)
-
-
-@triton.jit
-def _first_of_row_kernel(y_ptr, x_ptr, row, stride, LONG: tl.constexpr):
-    row = row.to(tl.int64) if LONG else row  # an argument has 32 bits
-    tl.store(y_ptr, tl.load(x_ptr + row * stride))
-
-
-# ---- persistent: the suspects for what its loop loses to `tiled`
-
-
-@triton.jit
-def _softmax_dynamic_kernel(
-    counter_ptr,
-    y_ptr, y_row_stride, y_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    n_rows, n_cols,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGN: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """The loop of `persistent` with a counter, from which a program takes its next tile.
-
-    Each program asks once more than it finds a tile. So a launch adds `turns` to the counter, and
-    the next one can start from what it left. STAGES is not used: such a loop has one.
-    """
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    n_tiles = tl.cdiv(n_rows, ROWS)
-    turns = n_tiles + tl.num_programs(0)
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
-    while tile < n_tiles:
-        rows = tile * ROWS + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-        mask = (rows < n_rows) & (cols < n_cols)  # (ROWS, BLOCK)
-        x_offsets = rows.to(tl.int64) * x_row_stride + cols.to(tl.int64) * x_col_stride
-        y_offsets = rows.to(tl.int64) * y_row_stride + cols.to(tl.int64) * y_col_stride
-        x = tl.load(x_ptr + x_offsets, mask=mask, other=-float("inf")).to(tl.float32)
-        # While the tile is in flight, so that the answer costs no time of its own.
-        tile = (tl.atomic_add(counter_ptr, 1, sem="relaxed") % turns).to(tl.int32)
-        numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
-        y = numerator * (1 / tl.sum(numerator, axis=1)[:, None])
-        tl.store(y_ptr + y_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
-def softmax_dynamic(x: Tensor) -> Tensor:
-    """The loop with one stage and 8 warps; a free program takes the next tile from a counter."""
-    y = check_operands("dynamic", x, None, MAX_COLS)
-    if x.numel():
-        with device_guard(x):
-            launch = cached_launch(_plan_dynamic, y, x)
-            n_tiles = triton.cdiv(x.shape[0], launch.constants["ROWS"])
-            launch(_counter(x.device, n_tiles, launch.grid[0]), y, x)
-    return y
-
-
-def _plan_dynamic(x: Tensor, y: Tensor) -> Launch:
-    (n_rows, n_cols), itemsize, gpu = x.shape, x.element_size(), planning_gpu(x)
-    tile = tile_shape(n_cols, itemsize, gpu, num_warps=8)
-    tile = replace(tile, align=common_divisor(x, y), stages=1)
-    arguments = (_counter(x.device, 0, 0), y, *y.stride(), x, *x.stride(), *x.shape)
-    return resident_launch(
-        _softmax_dynamic_kernel, arguments, tile.constants, triton.cdiv(n_rows, tile.rows), gpu,
-        num_warps=tile.num_warps, min_stages=1,
-    )  # fmt: skip
-
-
-@functools.cache
-def _counter(device: torch.device, n_tiles: int, programs: int) -> Tensor:
-    """The counter of all launches with so many tiles and programs: they add up to whole rounds."""
-    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 # ---- occupancy: loads that wait for one another
@@ -280,7 +193,7 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     return y
 
 
-# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in four ways
+# ---- backward: the gradient of a softmax, dx = y * (dy - sum(y * dy)), in two ways
 
 
 def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
@@ -288,70 +201,6 @@ def backward_ours(y: Tensor, dy: Tensor) -> Tensor:
     return backward(dy, y, 1, y.dtype)
 
 
-def backward_torch(y: Tensor, dy: Tensor) -> Tensor:
-    """What `torch.softmax` computes in the backward pass."""
-    return torch.ops.aten._softmax_backward_data(dy, y, 1, y.dtype)
-
-
 def backward_lines(y: Tensor, dy: Tensor) -> Tensor:
     """The formula as a line of PyTorch, which is four operations."""
     return y * (dy - (y * dy).sum(dim=1, keepdim=True))
-
-
-@triton.jit
-def _backward_from_x_kernel(
-    dx_ptr, dx_row_stride, dx_col_stride,
-    x_ptr, x_row_stride, x_col_stride,
-    dy_ptr, dy_row_stride, dy_col_stride,
-    n_cols,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    ALIGN: tl.constexpr,
-):  # fmt: skip
-    STORED: tl.constexpr = dx_ptr.dtype.element_ty
-    n_cols = n_cols // ALIGN * ALIGN
-    dx_row_stride = dx_row_stride // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    dy_row_stride = dy_row_stride // ALIGN * ALIGN
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    live = n_cols > 0
-    x_ptr += row * x_row_stride + cols * x_col_stride
-    dy_ptr += row * dy_row_stride + cols * dy_col_stride
-    dx_ptr += row * dx_row_stride + cols * dx_col_stride
-    WHOLE: tl.constexpr = CHUNKS - 1
-    lowest = -float("inf")
-    xs = load_chunks(x_ptr, x_col_stride, live, cols, n_cols, lowest, BLOCK, CHUNKS, WHOLE)
-    dys = load_chunks(dy_ptr, dy_col_stride, live, cols, n_cols, 0, BLOCK, CHUNKS, WHOLE)
-    row_max = tl.max(max_of_chunks(xs, CHUNKS, STORED, tl.float32), axis=0)
-    total = tl.zeros((BLOCK,), tl.float32)
-    products = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(CHUNKS):
-        numerator = exponential(xs[i].to(tl.float32), row_max, STORED)
-        total += numerator
-        products += numerator * dys[i].to(tl.float32)
-    scale = 1 / tl.sum(total, axis=0)
-    dot = tl.sum(products, axis=0) * scale
-    for i in tl.static_range(CHUNKS):
-        y = exponential(xs[i].to(tl.float32), row_max, STORED) * scale
-        dx = (y * (dys[i].to(tl.float32) - dot)).to(STORED)
-        store_chunk(dx_ptr, dx_col_stride, dx, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
-
-
-def backward_from_x(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `x` from that of its softmax, which the kernel computes once more.
-
-    It has the tiles of `backward_ours`, but for a program per row where that takes several. Raises
-    ValueError for rows that do not fit a program.
-    """
-    dx, (n_rows, n_cols) = torch.empty_like(x), x.shape
-    tile = row_tile(n_cols, x.element_size(), 2, planning_gpu(x))
-    if tile is None:
-        raise ValueError(f"backward_from_x: rows of {n_cols} columns do not fit a program")
-    with device_guard(x):
-        _backward_from_x_kernel[(n_rows,)](
-            dx, *dx.stride(), x, *x.stride(), dy, *dy.stride(), n_cols,
-            BLOCK=tile.block, CHUNKS=tile.chunks,
-            ALIGN=min(common_divisor(x, dx), common_divisor(dy, dx)), num_warps=tile.num_warps,
-        )  # fmt: skip
-    return dx

@@ -6,10 +6,9 @@ All but `compile_for_targets` need a GPU: `catalog.Experiment.run` asks for it.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import statistics
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +18,21 @@ from torch import Tensor
 
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark import decision
-from memtraffic.benchmark.baselines import copy
-from memtraffic.benchmark.loop import describe_shape
+from memtraffic.benchmark.baselines import BACKWARD, copy
 from memtraffic.compile import resources
-from memtraffic.inputs import Arguments
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
-from memtraffic.residency import Occupancy
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
-from memtraffic_book import peers
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
-ROUNDS, CALLS, WAITS = 20, 300, 100  # of calls that the host times
-IN_A_ROW = 50  # steps of training
+PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels"}  # at PyPI
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
@@ -91,24 +85,6 @@ def _stacked(frames: Iterable[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.Dat
 def bench_dtypes(dtypes: Sequence[str], **options: Any) -> pd.DataFrame:
     """`benchmark.bench` in several types, one after the other. Columns: its own."""
     return _stacked(({}, benchmark.bench(dtype=dtype, **options)) for dtype in dtypes)
-
-
-def bench_rounds(
-    impls: Impls, n: int, rounds: Sequence[int], extra: Sequence[int], **options: Any
-) -> pd.DataFrame:
-    """`benchmark.bench` on so many rows per SM of this GPU, and some extra rows.
-
-    rounds: rows per SM. extra: rows beyond these. Columns: `rounds`, `extra`, and those of `bench`.
-    """
-    num_sms = gpus.this_gpu().num_sms
-    keys = itertools.product(rounds, extra)
-    return _stacked(
-        (
-            {"rounds": per_sm, "extra": more},
-            benchmark.bench(impls, None, [[per_sm * num_sms + more, n]], **options),
-        )
-        for per_sm, more in keys
-    )
 
 
 def bench_repeats(impls: Impls, shapes: Sequence[Sequence[int]], repeats: int) -> pd.DataFrame:
@@ -164,20 +140,6 @@ def bench_option(
     return timed.join(copied, on=["m", "n"]).reset_index(drop=True)
 
 
-def bench_copies(shapes: Sequence[Sequence[int]], dtype: str = "float32") -> pd.DataFrame:
-    """Times each of `benchmark.copies`, of which the fastest is the baseline `copy`.
-
-    Columns: those of `bench`; `impl` is the name of the copy.
-    """
-    rows = []
-    for shape in progress(shapes, "timing"):
-        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        key = describe_shape(SOFTMAX, shape, dtype)
-        calls = [({"impl": name} | key, call) for name, call in benchmark.copies(x).items()]
-        rows += _timed(calls, SOFTMAX.least_bytes(Arguments((x,))))
-    return pd.DataFrame(rows)
-
-
 def bench_programs(
     fn: Callable[..., Any], shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
@@ -198,15 +160,23 @@ def compare(
 
     The column `version` is that of a peer, whose name a label has to be.
     """
-    with peers.compiling_ahead(list(impls), [shape[-1] for shape in shapes], dtype):
-        frame = benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
-    return _with_versions(frame)
+    return _with_versions(
+        benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
+    )
+
+
+def peer_version(name: str) -> str:
+    """The version of the package that an implementation is of; "" if it is of none, or not here."""
+    try:
+        return importlib.metadata.version(PEERS[name.removesuffix(BACKWARD)])
+    except (KeyError, importlib.metadata.PackageNotFoundError):  # or on the path, not installed
+        return ""
 
 
 def _with_versions(frame: pd.DataFrame) -> pd.DataFrame:
-    versions = {it: peers.version(peer) for it in {*frame["impl"]} if (peer := peers.find_peer(it))}
+    versions = {label: peer_version(label) for label in {*frame["impl"]}}
     place = frame.columns.get_loc("note")
-    frame.insert(place, "version", [versions.get(label, "") for label in frame["impl"]])
+    frame.insert(place, "version", frame["impl"].map(versions))
     return frame.fillna(dict.fromkeys(frame.columns.difference(["note"]), 0.0))
 
 
@@ -214,11 +184,10 @@ def decide(
     shapes: Sequence[Sequence[int]], dtype: str, gradient: bool = False, budget: float = 0.1
 ) -> pd.DataFrame:
     """`decision.decide` at several shapes, with versions and without NaN as in `compare`."""
-    with peers.compiling_ahead([*decision.CANDIDATES], [shape[-1] for shape in shapes], dtype):
-        frames = [
-            decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
-            for shape in progress(shapes, "deciding")
-        ]
+    frames = [
+        decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
+        for shape in progress(shapes, "deciding")
+    ]
     return _with_versions(pd.concat(frames, ignore_index=True))
 
 
@@ -238,28 +207,6 @@ def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.
         ({"impl": label, "m": m, "n": n}, hardware.counters(impls[label], shape=(m, n)))
         for label, (m, n) in cases
     )
-
-
-def reach_far_row(row: int, row_stride: int) -> pd.DataFrame:
-    """Whether kernels read the first element of a row whose offset does not fit 32 bits.
-
-    Columns: `who`, a kernel with offsets of 64 or of 32 bits, and the masked softmax; `found`, 1 if
-    it found what is there, otherwise 0. Needs 10 GB of GPU memory.
-    """
-    from memtraffic.kernels.softmax import masked
-    from memtraffic_book.exhibits import _first_of_row_kernel
-
-    device = runtime.device()
-    memory = torch.full((2 * 2**31 + 2**28,), -1, dtype=torch.int8, device=device)
-    x, y = memory[2**31 :], torch.zeros(2, dtype=torch.int8, device=device)
-    x[row * row_stride] = 7
-    for i, long in enumerate((True, False)):
-        _first_of_row_kernel[(1,)](y[i:], x, row, row_stride, LONG=long)
-    z = torch.zeros(row + 1, row_stride, dtype=torch.float16, device=device)
-    z[row, 0] = 100
-    reached = masked.softmax(z, z)[row, 0].item() == 1
-    found = [*(int(value == 7) for value in y.tolist()), int(reached)]
-    return pd.DataFrame({"who": ["64 bits", "32 bits", "masked"], "found": found})
 
 
 def _timed(
@@ -416,80 +363,22 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def elementwise(shape: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
-    """Times PyTorch operations that read and write a matrix: why some of them are slow.
+def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
+    """The time of programs that do nothing: what it costs to start them. Of 0 none is launched.
 
-    `exp` of a matrix that starts 4 bytes on cannot use wide loads. `exp` of a matrix with gaps
-    between its rows gets PyTorch's general kernel, and so do `sub` and `div`, which broadcast.
-
-    shape: rows and columns. Columns: `what`; `us`, `us_p20` and `us_p80`; `gb_per_s`, of the bytes
-    of two matrices.
-    """
-    (m, n), device = shape, runtime.device()
-    kind = getattr(torch, dtype)
-    x, y = (torch.ones(m, n, dtype=kind, device=device) for _ in range(2))
-    column = torch.ones(m, 1, dtype=kind, device=device)
-    shifted = torch.ones(m * n + 1, dtype=kind, device=device)[1:].view(m, n)
-    gaps = torch.ones(m, n + 64, dtype=kind, device=device)[:, :n]
-    calls: dict[str, Callable[[], object]] = {
-        "exp": lambda: torch.exp(x, out=y),
-        "exp, 4 bytes on": lambda: torch.exp(shifted, out=y),
-        "exp, gaps between rows": lambda: torch.exp(gaps, out=y),
-        "sub": lambda: torch.sub(x, column, out=y),
-        "div": lambda: torch.div(x, column, out=y),
-    }
-    return pd.DataFrame(
-        _timed([({"what": what}, call) for what, call in calls.items()], 2 * x.nbytes)
-    )
-
-
-def _time_idle(launches: Iterable[tuple[dict[str, Any], int, int, bool]]) -> pd.DataFrame:
-    """Times launches: the key of a row, the programs, their warps, and whether they read.
-
-    Of 0 programs nothing is launched.
+    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
     from memtraffic_book.exhibits import _idle_kernel
 
     x = torch.zeros(1, device=runtime.device())
 
-    def launch(programs: int, num_warps: int, read: bool) -> None:
+    def launch(programs: int, num_warps: int) -> None:
         if programs:
-            _idle_kernel[(programs,)](x, READ=read, num_warps=num_warps)
+            _idle_kernel[(programs,)](x, num_warps=num_warps)
 
-    calls = [
-        (key, functools.partial(launch, programs, num_warps, read))
-        for key, programs, num_warps, read in launches
-    ]
+    keys = itertools.product(programs, warps)
+    calls = [({"programs": n, "warps": w}, functools.partial(launch, n, w)) for n, w in keys]
     return pd.DataFrame(_timed(calls, 0)).drop(columns="gb_per_s")
-
-
-def launch_floor(rows: int) -> pd.DataFrame:
-    """The time of a launch that does nothing, by the timer of all other experiments: a fixed cost.
-
-    rows: programs of the largest launch. Columns: `what`; `programs`; `us`, `us_p20` and `us_p80`.
-    """
-    launches = {
-        "no kernel": (0, False),
-        "one program": (1, False),
-        "one program that reads": (1, True),
-        "a program per SM": (gpus.this_gpu().num_sms, False),
-        "a program per row": (rows, False),
-    }
-    return _time_idle(
-        ({"what": what, "programs": programs}, programs, 4, read)
-        for what, (programs, read) in launches.items()
-    )
-
-
-def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame:
-    """The time of programs that do nothing: what it costs to start them.
-
-    Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
-    """
-    return _time_idle(
-        ({"programs": count, "warps": num_warps}, count, num_warps, False)
-        for count, num_warps in itertools.product(programs, warps)
-    )
 
 
 def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
@@ -507,41 +396,6 @@ def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     [samples] = benchmark.time_interleaved([lambda: _pointer_chase_kernel[(1,)](y, x, hops)])
     us = statistics.median(samples) * 1e6
     return pd.DataFrame({"hops": [hops], "us": [us], "latency_ns": [us * 1e3 / hops]})
-
-
-def launch_plans(m: int, ns: Sequence[int], dtype: str = "float32") -> pd.DataFrame:
-    """What the launcher of `persistent` plans on this GPU, for m rows of several widths.
-
-    Columns: `n`; `warps` and `stages` of a program; `registers` per thread and `shared_bytes` per
-    program, of the compiled kernel; `resident`, programs per SM; `programs` launched.
-    """
-    from memtraffic.kernels.softmax import persistent
-
-    rows = []
-    for n in ns:
-        x = matrix(m, n, dtype)
-        plan = persistent.plan(x, x)
-        assert plan.used is not None  # it is compiled
-        shape = {"n": n, "warps": plan.used.num_warps, "stages": plan.constants["STAGES"]}
-        used = {"registers": plan.used.registers, "shared_bytes": plan.used.shared_bytes}
-        grid = {"resident": plan.per_sm, "programs": plan.grid[0]}
-        rows.append({**shape, **used, **grid})
-    return pd.DataFrame(rows)
-
-
-def resident_plans(impls: Impls, shape: Sequence[int]) -> pd.DataFrame:
-    """What several kernels use, and how many programs of each this GPU holds per SM.
-
-    Columns: `impl`; `warps` of a program; `registers` per thread; `shared_bytes` per program;
-    `resident`, programs per SM.
-    """
-    gpu, rows = gpus.this_gpu(), []
-    for label, fn in impls.items():
-        [kernel] = resources(fn, SOFTMAX, shape, target=gpu)
-        resident = Occupancy.of(kernel, gpu).resident
-        used = {"registers": kernel.registers, "shared_bytes": kernel.shared_bytes}
-        rows.append({"impl": label, "warps": kernel.num_warps, **used, "resident": resident})
-    return pd.DataFrame(rows)
 
 
 def compile_for_targets(
@@ -596,58 +450,6 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
 
 
-# ---- on the host's clock
-
-
-def _host_us(call: Callable[[], object], calls: int = 1, *, wait: bool) -> float:
-    """Microseconds per call on the host's clock; with `wait`, until the last result is there."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    if wait:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls * 1e6
-
-
-def wait_us(call: Callable[[], object]) -> float:
-    """Microseconds of a call and of the wait for its result: the median of 100."""
-    return statistics.median(_host_us(call, wait=True) for _ in range(WAITS))
-
-
-def launch_overhead(fns: Sequence[Callable[[], object]], calls: int = CALLS) -> list[float]:
-    """Microseconds that a call of each function takes on the host, before the GPU starts.
-
-    The median of 20 rounds of `calls` calls each. They should be so short that the GPU keeps up.
-    """
-    us: list[list[float]] = [[] for _ in fns]
-    for _ in progress(range(ROUNDS), "timing"):
-        for times, call in zip(us, fns, strict=True):
-            call()
-            times.append(_host_us(call, calls, wait=False))
-    return [statistics.median(times) for times in us]
-
-
-def caller_times(
-    impls: Impls, shapes: Sequence[Sequence[int]], *, dtype: str = "float32", calls: int = CALLS
-) -> pd.DataFrame:
-    """The time of a call on the GPU, beside what its caller sees on the host's clock.
-
-    Columns: `impl`, the sizes, `dtype`; `us`, `us_p20` and `us_p80`, the time on the GPU, as of
-    `bench`; `host_us`, until the call returns, as of `launch_overhead`; `host_wait_us`, until its
-    result is there, the median of 100 calls that each wait for the GPU. calls: as for
-    `launch_overhead`.
-    """
-    frames = []
-    for shape in shapes:
-        on_gpu = benchmark.bench(impls, SOFTMAX, [shape], dtype=dtype).drop(columns="gb_per_s")
-        [x] = SOFTMAX.arguments(tuple(shape), dtype).positional
-        fns = [functools.partial(fn, x) for fn in impls.values()]
-        host, waits = launch_overhead(fns, calls), [wait_us(fn) for fn in fns]
-        frames.append(on_gpu.assign(host_us=host, host_wait_us=waits))
-    return pd.concat(frames, ignore_index=True)
-
-
 # ---- training, with one softmax and with another
 
 
@@ -664,38 +466,4 @@ def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFram
         frame = hardware.counters(STEPS[name], "B,L,W", tuple(shape))
         sums = frame.drop(columns="kernel").sum().to_dict()
         rows.append({"softmax": name, "kernels": len(frame)} | sums)
-    return pd.DataFrame(rows)
-
-
-def step_times(
-    softmaxes: Sequence[str], shape: Sequence[int], heads: int, lr: float, steps: int
-) -> pd.DataFrame:
-    """What a step of training takes its caller: launched from Python, or replayed as a CUDA graph.
-
-    softmaxes: names for `attention.softmax_of`. shape, heads, lr: of `attention.training`.
-    steps: of each training, before it is timed. Columns: `softmax`; `launch`, "eager" or
-    "graph"; `loss`, of the last of these steps; `host_us`, microseconds per step in a row of 50
-    steps, with one wait at their end; `host_wait_us`, the median of 100 steps that are waited
-    for one by one.
-    """
-    from memtraffic_book.attention import WARMUP_STEPS, captured, softmax_of, training
-
-    rows = []
-    for name, launch in itertools.product(softmaxes, ("eager", "graph")):
-        graph, done = launch == "graph", 0
-        step = training(softmax_of(name), shape, heads=heads, lr=lr, capturable=graph)
-        if graph:
-            with warnings.catch_warnings():  # the first steps of a capturable Adam are not captured
-                warnings.filterwarnings("ignore", ".*capturable=True")
-                step, done = captured(step), WARMUP_STEPS
-        losses = [step().item() for _ in range(steps - done)]
-        rows.append(
-            {
-                "softmax": name,
-                "launch": launch,
-                "loss": losses[-1],
-                "host_us": _host_us(step, IN_A_ROW, wait=True),
-                "host_wait_us": wait_us(step),
-            }
-        )
     return pd.DataFrame(rows)

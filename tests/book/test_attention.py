@@ -1,8 +1,3 @@
-import gc
-import weakref
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -12,15 +7,9 @@ from torch import nn
 
 from memtraffic import runtime
 from memtraffic_book import attention
-from memtraffic_book.attention import Attention, captured, look_up, softmax_of, training
+from memtraffic_book.attention import Attention, look_up
 
-SHAPE = (2, 16, 32)
 HOW = ("with_torch", "with_ours", "fused")
-
-
-def test_softmax_of_another_name():
-    with pytest.raises(LookupError, match="'softmx'"):
-        softmax_of("softmx")
 
 
 def test_look_up_wants_the_value_of_the_position_that_is_named():
@@ -48,34 +37,6 @@ def test_attention_is_that_of_pytorch():
     error = (model(x) - expected).abs().max()
     assert error < 1e-6 and expected.abs().max() > 0.1
     assert model(x).shape == (2, 16, 16)
-
-
-def test_captured_keeps_the_memory_that_a_replay_uses(monkeypatch):
-    nothing = SimpleNamespace(wait_stream=lambda stream: None, replay=lambda: None)
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    for name in ("Stream", "current_stream", "CUDAGraph"):
-        monkeypatch.setattr(torch.cuda, name, lambda: nothing)
-    for name in ("stream", "graph"):
-        monkeypatch.setattr(torch.cuda, name, lambda what: nullcontext())
-    x = torch.ones(3)
-    alive, replay = weakref.ref(x), captured(lambda x=x: x.sum())
-    del x
-    gc.collect()
-    assert alive() is not None and replay() == 3
-    del replay
-    gc.collect()
-    assert alive() is None
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.*capturable=True")
-@pytest.mark.parametrize("name", attention.STEPS)
-def test_captured_steps_train_as_launched_ones(name):
-    options = dict(heads=2, lr=0.01)
-    eager = training(softmax_of(name), SHAPE, **options)
-    replay = captured(training(softmax_of(name), SHAPE, capturable=True, **options))
-    expected = [eager().item() for _ in range(10)][attention.WARMUP_STEPS :]
-    assert [replay().item() for _ in expected] == pytest.approx(expected, rel=1e-4)
 
 
 def test_ways_to_attend_agree():

@@ -54,8 +54,8 @@ def test_needs_are_those_of_the_functions_that_measure():
         (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
         (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
         (Needs(gpus=3), "3 GPUs, not 2"),
-        (Needs(moves=60 * 5.3e12 / 2**30 - 1), ""),
-        (Needs(moves=62 * 5.3e12 / 2**30), "a faster memory, or 62 seconds"),
+        (Needs(gb_per_s=5299), ""),
+        (Needs(gb_per_s=5301), "a memory of 5301 GB/s, not 5300, or patience"),
         (Needs(("no-such-command",), "nvidia"), "the command `no-such-command`, a GPU of nvidia"),
     ],
 )
@@ -65,7 +65,7 @@ def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = needs.lacking(reader=True)
     assert found.startswith(lacking) and bool(found) == bool(lacking)
-    assert not (needs.moves and needs.lacking())  # who records has time
+    assert not (needs.gb_per_s and needs.lacking())  # who records has time
 
 
 def test_bytes_in_flight_are_measured_where_an_sm_holds_all_warps(monkeypatch):

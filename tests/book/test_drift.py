@@ -4,13 +4,12 @@ import pandas as pd
 import pytest
 from cases import cases
 
-from memtraffic import gpus, runtime
-from memtraffic_book import catalog, drift, recording
+from memtraffic_book import catalog, drift
 from memtraffic_book.catalog import BENCH, COMPARED, COUNTERS, Experiment, columns
-from memtraffic_book.drift import ORIGIN, VALUES, compare, largest_differences, measure_again
+from memtraffic_book.drift import ORIGIN, VALUES, compare, measure_again
 from memtraffic_book.recording import DRIFT, RecordingError, experiment
 
-COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *columns("copy_us host_us"))}
+COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *columns("copy_us"))}
 SHORT, LONG = 19.9, 20.0  # µs
 
 
@@ -43,7 +42,7 @@ MANY = 10**9  # bytes
 )
 def test_compare(was, now, drifts):
     subject = Experiment("speed", pd.DataFrame, {}, tuple(COLUMNS[name] for name in was))
-    sentences = compare(subject, pd.DataFrame([was]), pd.DataFrame([now]))
+    sentences, _ = compare(subject, pd.DataFrame([was]), pd.DataFrame([now]))
     assert bool(sentences) == drifts
     assert all(sentence.startswith("speed row 0 (") for sentence in sentences)
 
@@ -52,10 +51,15 @@ def test_compare_names_each_value():
     subject = Experiment("speed", pd.DataFrame, {}, (COLUMNS["impl"], COLUMNS["us"]))
     recorded = pd.DataFrame([{"impl": "copy", "us": 100.0}, {"impl": "naive", "us": 100.0}])
     measured = pd.DataFrame([{"impl": "copy", "us": 100.0}, {"impl": "naive", "us": 50.0}])
-    assert compare(subject, recorded, measured) == [
-        "speed row 1 (naive): us was 100.0, is 50.0 (-50.0%)"
+    sentences, values = compare(subject, recorded, measured)
+    assert sentences == ["speed row 1 (naive): us was 100.0, is 50.0 (-50.0%)"]
+    assert values.to_dict("records") == [
+        {"experiment": "speed", "column": "us", "unit": "µs", "row": row, "recorded": 100.0}
+        | {"measured": 100.0 * (1 + change), "difference": change, "tolerance": 0.1}
+        for row, change in enumerate((0, -0.5))
     ]
-    assert compare(subject, recorded, measured[:1]) == ["speed: 1 rows measured, 2 recorded"]
+    sentences, values = compare(subject, recorded, measured[:1])
+    assert sentences == ["speed: 1 rows measured, 2 recorded"] and values.empty
 
 
 def test_compare_leaves_out_packages_that_are_absent():
@@ -69,11 +73,15 @@ def test_compare_leaves_out_packages_that_are_absent():
 
     here, gone = frame(50.0, "", version="1"), frame(0.0, "absent: x is not installed")
     refused = frame(0.0, "refused: why")
-    assert compare(subject, here, gone) == compare(subject, gone, here) == []
-    assert largest_differences(subject, here, gone) == []
-    assert compare(subject, here, frame(51.0, "", version="2")) == []
-    assert len(compare(subject, here, refused)) == len(compare(subject, refused, here)) == 1
-    assert len(compare(subject, here, frame(0.0, "absent: x", impl="QuACK"))) == 2
+
+    def drifted(was, now):
+        return len(compare(subject, was, now)[0])
+
+    assert drifted(here, gone) == drifted(gone, here) == 0
+    assert compare(subject, here, gone)[1].empty
+    assert drifted(here, frame(51.0, "", version="2")) == 0
+    assert drifted(here, refused) == drifted(refused, here) == 1
+    assert drifted(here, frame(0.0, "absent: x", impl="QuACK")) == 2
 
 
 def test_measure_again(recorded, capsys):
@@ -127,45 +135,28 @@ def rows(*dicts):
     return pd.DataFrame(dicts)
 
 
-def test_largest_differences_are_of_the_row_that_differs_most():
-    names = ("impl", "n", "us", "us_p20", "gb_per_s")
-    subject = Experiment("speed", pd.DataFrame, {}, tuple(COLUMNS[name] for name in names))
-    same = {"impl": "a", "n": 8, "us": 100.0, "us_p20": 90.0, "gb_per_s": 50.0}
-    recorded = rows(same, same | {"us": SHORT}, same)
-    measured = rows(
-        same | {"us": 101.0, "us_p20": 1.0},
-        same | {"us": SHORT * 0.9, "gb_per_s": 52.0},
-        same | {"us": 105.0, "n": 9},
-    )
-    by_column = {it["column"]: it for it in largest_differences(subject, recorded, measured)}
-    assert list(by_column) == ["us", "gb_per_s"]  # what is compared, but for what must be equal
-    assert all(list(it) == VALUES for it in by_column.values())
-    assert by_column["us"] == {
-        "experiment": "speed",
-        "column": "us",
-        "unit": "µs",
-        "row": 1,
-        "recorded": SHORT,
-        "measured": SHORT * 0.9,
-        "difference": pytest.approx(-0.1),
-        "tolerance": 0.2,  # of a row that takes less than 20 µs
-    }
-    assert by_column["gb_per_s"]["difference"] == pytest.approx(0.04)
-    assert by_column["gb_per_s"]["tolerance"] == 0.2
-    by_column = {it["column"]: it for it in largest_differences(subject, recorded, recorded)}
-    assert (by_column["us"]["difference"], by_column["us"]["tolerance"]) == (0, 0.1)
-    assert largest_differences(subject, recorded, measured[:2]) == []
-
-
-def test_largest_differences_leave_out_noise_and_nothing():
+def test_values_leave_out_noise_and_nothing():
     subject = Experiment("speed", pd.DataFrame, {}, (COLUMNS["dram_read_bytes"],))
     recorded = rows(*({"dram_read_bytes": value} for value in (0, 10 * 2**20 - 1, 10**9)))
     measured = rows(*({"dram_read_bytes": value} for value in (2**21, 2**20, 10**9 + 10**7)))
-    [most] = largest_differences(subject, recorded, measured)
+    [most] = compare(subject, recorded, measured)[1].to_dict("records")
     assert (most["row"], most["difference"]) == (2, pytest.approx(0.01))
-    assert largest_differences(subject, recorded[:2], measured[:2]) == []
-    texts = rows({"dram_read_bytes": ""})
-    assert largest_differences(subject, texts, measured[:1]) == []
+    assert compare(subject, rows({"dram_read_bytes": ""}), measured[:1])[1].empty
+
+
+def test_drift_has_the_value_of_each_column_that_differs_most(recorded):
+    measure = catalog.EXPERIMENTS["speed"].measure
+
+    def again(shapes, scale):
+        frame = measure(shapes, scale)
+        return frame.assign(us=frame["us"] * [0.98, 1.05], dram_read_bytes=[32 * 10**7, 31 * 10**7])
+
+    recorded.changes(measure=again)
+    assert measure_again() == []
+    found = drift.read_drift().set_index("column")
+    assert found["row"].tolist() == [1, 1] and list(found.index) == ["us", "dram_read_bytes"]
+    assert found["difference"]["us"] == pytest.approx(0.05, rel=1e-3)
+    assert found["tolerance"]["us"] == 0.2  # of rows that take less than 20 µs
 
 
 def test_read_drift_of_what_was_measured_again(recorded, capsys):
@@ -225,14 +216,3 @@ def test_measure_again_without_anything_to_compare(recorded):
     recorded.record(only)
     assert measure_again() == []
     assert drift.read_drift().empty
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id", ["long_plans", "persistent_suspects_plans"])
-def test_recorded_plans_are_those_of_todays_kernels(id, monkeypatch):
-    """They are compiled, which needs no GPU: with another Triton, within drift's tolerance."""
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
-    subject = catalog.EXPERIMENTS[id]
-    recorded = recording.read(recording.root() / recording.PUBLISHED, subject)
-    assert drift.compare(subject, recorded, subject.run()) == []

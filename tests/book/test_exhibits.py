@@ -5,10 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import gpus, residency, resources, runtime, softmax
-from memtraffic.compile import capture_launches
+from memtraffic import residency, resources, runtime, softmax
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
-from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
@@ -19,37 +17,6 @@ from memtraffic.testing import (
 from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
-
-
-def test_softmax_dynamic_is_right():
-    """Again with other numbers, when its plan is cached."""
-    for n, dtype, seed in ((1, "float32", 0), (8193, "bfloat16", 0), (8193, "bfloat16", 1)):
-        assert_softmax(exhibits.softmax_dynamic, matrix(3, n, dtype, seed=seed))
-    nothing = torch.empty(0, 64, device=runtime.device())
-    assert exhibits.softmax_dynamic(nothing).shape == (0, 64)
-    [launch] = capture_launches(
-        exhibits.softmax_dynamic, matrix(8, 16384), gpu=gpus.find_gpu("H200")
-    )
-    assert (launch.options["num_warps"], launch.constants["STAGES"]) == (8, 1)
-
-
-def test_softmax_dynamic_moves_the_least_in_every_layout():
-    """But for asking: once for each tile, and once more by each of 4 programs."""
-    for layout in ("odd", "every other", "transposed"):
-        *_, op = count(exhibits.softmax_dynamic, matrix(7, 500, layout=layout)).ops
-        assert (op.read_elements - 11, op.written_elements - 11) == (3500, 3500)
-
-
-def test_softmax_dynamic_starts_from_what_the_last_launch_left():
-    exhibits._counter.cache_clear()
-    a, b = matrix(7, 512), matrix(9, 512)
-    for launch in range(1, 4):
-        for x in (a, b):
-            y = exhibits.softmax_dynamic(x)
-            assert_close(y, torch.softmax(x.double(), dim=1), y.dtype)
-            if runtime.INTERPRETED:  # then there are 4 programs
-                turns = len(x) + 4
-                assert exhibits._counter(x.device, len(x), 4).item() == launch * turns
 
 
 # ---- kernels that are measured
@@ -107,22 +74,6 @@ def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
     assert residency.resident_programs(kernel) >= 8
 
 
-@pytest.mark.parametrize("read", [True, False])
-def test_idle_kernel_changes_nothing_and_reads_one_element(read):
-    x = matrix(1, 3)
-    before = x.clone()
-    exhibits._idle_kernel[(2,)](x, READ=read)
-    assert torch.equal(x, before)
-    assert compiled(exhibits._idle_kernel, X, READ=read).load_bits == ({32: 1} if read else {})
-
-
-@pytest.mark.parametrize("long", [True, False])
-def test_first_of_row_kernel_reads_the_row(long):
-    x, y = matrix(5, 7), torch.zeros(1, device=runtime.device())
-    exhibits._first_of_row_kernel[(1,)](y, x, 3, x.stride(0), LONG=long)
-    assert y.item() == x[3, 0].item()
-
-
 def test_pointer_chase_kernel_follows_the_chain():
     x = torch.tensor([3, -1, 7, 2, -1], device=runtime.device())  # 0 -> 3 -> 2 -> 7
     y = torch.zeros(1, dtype=torch.int64, device=runtime.device())
@@ -138,7 +89,6 @@ def test_pointer_chase_kernel_follows_the_chain():
     ("name", "roundings", "reads", "writes"),
     [
         ("backward_ours", 4, "2MN", "MN"),
-        ("backward_torch", 4, "2MN", "MN"),
         ("backward_lines", 16, "6MN + M", "3MN + M"),  # rounds each operation
     ],
 )
@@ -147,32 +97,6 @@ def test_backward_is_right_and_moves(name, roundings, reads, writes):
     for n, dtype in ((1, "float32"), (781, "float32"), (2176, "bfloat16")):
         assert_correct(op, fn, *op.arguments((5, n), dtype).positional)
     assert_traffic(fn, reads, writes, SOFTMAX_BACKWARD, fit=[(5, 781)], held_out=())
-
-
-def of_scores(x, dy):
-    return SOFTMAX_BACKWARD.reference(torch.softmax(x, dim=1), dy)
-
-
-def test_backward_from_x_is_right_and_refuses_rows_that_do_not_fit():
-    op = replace(SOFTMAX_BACKWARD, reference=of_scores)
-    for n, layout in ((1, "packed"), (781, "transposed"), (4096, "every other")):
-        x, dy = (matrix(5, n, layout=layout, seed=seed) for seed in (0, 1))
-        assert_correct(op, exhibits.backward_from_x, x, dy)
-    x, dy = matrix(5, 64), matrix(5, 65, seed=1)[:, :64]  # of other strides
-    assert_correct(op, exhibits.backward_from_x, x, dy)
-    with pytest.raises(ValueError, match="rows of 40000 columns do not fit a program"):
-        exhibits.backward_from_x(matrix(2, 40000), matrix(2, 40000))
-
-
-def test_backward_from_x_has_the_tiles_of_ours():
-    for n in (2048, 16384):
-        fns = exhibits.backward_ours, exhibits.backward_from_x
-        inputs = matrix(160, n), matrix(160, n)  # fewer rows would be split
-        ours, again = (capture_launches(fn, *inputs, gpu=gpus.find_gpu("H200"))[0] for fn in fns)
-        assert ours.options["num_warps"] == again.options["num_warps"]
-        for name in ("BLOCK", "CHUNKS", "ALIGN"):
-            assert ours.constants[name] == again.constants[name]
-        assert ours.constants["ROWS"] == 1
 
 
 def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):

@@ -1,9 +1,7 @@
 """What the experiments measure, by a timer that calls things once: the i-th takes i + 1 µs."""
 
 import dataclasses
-import functools
 import inspect
-import itertools
 import json
 import re
 import sys
@@ -16,20 +14,19 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import benchmark, gpus, residency
+from memtraffic import gpus, residency
 from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic.names import import_function
-from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import attention, catalog, exhibits, measurements
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import (
     compare_with_driver,
     compile_for_targets,
     implementation,
-    launch_plans,
 )
 
 H200 = gpus.find_gpu("H200")
@@ -75,16 +72,6 @@ def test_bench_dtypes_beside_a_copy_of_any_inputs(timed):
     assert frame["gb_per_s"].tolist() == pytest.approx((2 * 32 * itemsize / us * 1e-3).tolist())
 
 
-def test_bench_rounds_are_rows_per_sm(timed):
-    impls = implementations("naive", "copy")
-    frame = measurements.bench_rounds(impls, 8, [3, 5], [0, 4], dtype="float16")
-    assert frame[["rounds", "extra", "impl", "m"]].to_numpy().tolist() == [
-        [rounds, extra, impl, 2 * rounds + extra]
-        for rounds, extra, impl in itertools.product((3, 5), (0, 4), impls)
-    ]
-    assert set(frame["dtype"]) == {"float16"}
-
-
 def test_bench_option_has_a_row_for_each_value_that_is_not_refused(timed):
     shapes, values = [(4, 64), (2, 4096)], [1, 3, 4]
     fn = implementation("tiled")
@@ -117,13 +104,6 @@ def test_bench_layouts_has_a_row_for_each_layout(timed):
     strides = [MEMORY_LAYOUTS[layout](4, 6) for layout in frame["layout"]]
     assert [x.stride() for x in tensors] == strides
     assert {x.dtype for x in tensors} == {torch.float16}
-
-
-def test_bench_copies_times_each_of_them(timed):
-    frame = measurements.bench_copies([[4, 8], [2, 16]], "bfloat16")
-    assert frame["impl"].tolist() == 2 * list(benchmark.copies(matrix(4, 8)))
-    assert frame["gb_per_s"][0] == pytest.approx(2 * 2 * 32 / 1e3)
-    assert set(frame["dtype"]) == {"bfloat16"}
 
 
 # ---- of the GPU itself
@@ -218,33 +198,26 @@ def test_l2_read_is_cold_and_then_warm(timed):
     assert frame["gb_per_s"].tolist() == pytest.approx(2 * [2**15 / 1e3, 2**16 / 1e3])
 
 
-def test_idle_launches_are_those_that_are_named(timed, monkeypatch):
+def test_idle_programs_are_launched_with_their_warps_and_none_for_0(timed, monkeypatch):
     launched = []
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda x, READ, num_warps: launched.append((*grid, READ, num_warps))
+            return lambda x, num_warps: launched.append((*grid, num_warps))
 
     monkeypatch.setattr(exhibits, "_idle_kernel", Kernel())
-    frame = run("launch_floor", rows=4096)
-    assert launched == [(1, False, 4), (1, True, 4), (2, False, 4), (4096, False, 4)]
-    assert frame["programs"].tolist() == [0, 1, 1, 2, 4096]
-    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5])
-    launched.clear()
-    frame = run("tiled_starts", programs=[2, 4], warps=[1, 8])
-    assert frame[["programs", "warps"]].to_numpy().tolist() == [[2, 1], [2, 8], [4, 1], [4, 8]]
-    assert launched == [(2, False, 1), (2, False, 8), (4, False, 1), (4, False, 8)]
+    frame = run("tiled_starts", programs=[0, 2, 4], warps=[1, 8])
+    keys = [[n, warps] for n in (0, 2, 4) for warps in (1, 8)]
+    assert frame[["programs", "warps"]].to_numpy().tolist() == keys
+    assert launched == [(2, 1), (2, 8), (4, 1), (4, 8)]
+    assert frame["us"].tolist() == pytest.approx([1, 2, 3, 4, 5, 6])
 
 
 # What other tests of this file do not run, in small.
 SMALL = {
-    "copies": {"shapes": [[4, 8]]},
-    "naive_elementwise": {"shape": [4, 8]},
     "timing_repeats": {"shapes": [[4, 8]]},
-    "timing_host": {"impls": ["torch.softmax"], "shapes": [[4, 8]]},
     "tiled_layouts_float32": {"shape": [2, 8]},
     "tiled_rows_float32": {"shapes": [[2, 64]]},
-    "persistent_rounds": {"n": 64, "rounds": [1, 2]},
     "persistent_suspects": {"shapes": [[2, 64]]},
     "map_float32": {"shapes": [[2, 64]]},
     "chunks_converted": {"shapes": [[2, 4096]]},
@@ -252,16 +225,13 @@ SMALL = {
     "occupancy_programs": {"shape": [4, 64]},
     "long_few": {"shapes": [[1, 3072]]},
     "backward_race": {"shapes": [[2, 64]]},
-    "backward_recompute": {"shapes": [[2, 64]]},
     "your_kernel_rms": {"shapes": [[2, 8]]},
 }
 
 
 @pytest.mark.parametrize("id", SMALL)
-def test_experiments_in_small(id, timed, monkeypatch):
+def test_experiments_in_small(id, timed):
     """As far as they go without a GPU: each implementation takes its inputs and options."""
-    monkeypatch.setattr(measurements, "ROUNDS", 1)
-    monkeypatch.setattr(measurements, "WAITS", 1)
     run(id, **SMALL[id])
 
 
@@ -344,53 +314,6 @@ def test_step_counters_adds_up_the_kernels(timed, monkeypatch):
     assert calls == [(step, "B,L,W", (2, 4096, 512)) for step in attention.STEPS.values()]
 
 
-# ---- training
-
-
-@pytest.fixture
-def trains(timed, monkeypatch):
-    """Trainings whose i-th step has the loss 1 / i; and the steps of each, as they were taken."""
-    made = []
-
-    def training(softmax, shape, **options):
-        steps = []
-        made.append((options, steps))
-
-        def step():
-            steps.append("eager")
-            return torch.tensor(1 / len(steps))
-
-        return step
-
-    def captured(step):
-        for _ in range(attention.WARMUP_STEPS):
-            step()
-
-        def replay():
-            loss = step()
-            made[-1][-1][-1] = "replayed"
-            return loss
-
-        return replay
-
-    monkeypatch.setattr(attention, "training", training)
-    monkeypatch.setattr(attention, "captured", captured)
-    return made
-
-
-def test_step_times_compares_losses_after_as_many_steps(trains):
-    """The steps that warm up a graph count as well."""
-    frame = run("backward_host", steps=20)
-    keys = frame[["softmax", "launch"]].to_numpy().tolist()
-    assert keys == [[name, launch] for name in catalog.BOTH for launch in ("eager", "graph")]
-    assert frame["loss"].tolist() == pytest.approx([1 / 20] * 4)
-    assert (frame[["host_us", "host_wait_us"]] > 0).all(axis=None)
-    assert [options["capturable"] for options, _ in trains] == [False, True] * 2
-    after = measurements.IN_A_ROW + measurements.WAITS
-    assert [steps.count("replayed") for _, steps in trains] == [0, 17 + after] * 2
-    assert [len(steps) for _, steps in trains] == [20 + after] * 4
-
-
 # ---- plans
 
 
@@ -408,12 +331,6 @@ def planned(monkeypatch):
     """A launcher of `persistent` that plans without compiling, for an H200."""
     monkeypatch.setattr(gpus, "this_gpu", lambda: H200)
     monkeypatch.setattr(persistent, "plan", fake_plan)
-
-
-def test_launch_plans(planned):
-    frame = launch_plans(7, [8, 16], "bfloat16")
-    same = {"stages": 2, "registers": 32, "shared_bytes": 64, "resident": 5, "programs": 7}
-    assert frame.to_dict("records") == [{"n": n, "warps": n} | same for n in (8, 16)]
 
 
 def test_compare_with_driver_asks_about_each_kernel_and_other_sizes(planned, monkeypatch):
@@ -462,7 +379,6 @@ def test_compile_for_targets_prefetches_what_shared_memory_holds():
 @pytest.mark.gpu
 def test_measurements_on_a_gpu():
     assert len(measurements.pointer_latency(64, 520)) == 1
-    assert len(measurements.bench_copies([[4096, 781]])) == 6
     rates = measurements.arithmetic(16)
     assert rates["per_clock"].between(1, 256).all() and rates["clock_ghz"].between(0.3, 4).all()
     flow = measurements.bytes_in_flight([1, 64], 0.125).set_index(["access", "kib_per_sm"])
@@ -471,18 +387,9 @@ def test_measurements_on_a_gpu():
     slots = measurements.slots_in_flight([[1, 1, 1], [3, 1, 64]], 0.125)["gb_per_s"]
     assert slots[0] < slots[1] and slots[2] < slots[3]
     assert (measurements.l2_read([1])["us"] > 0).all()
-    assert (measurements.launch_floor(64)["us"] > 0).all()
-    impls = implementations("tiled", "persistent")
-    assert (measurements.resident_plans(impls, [64, 16384])["resident"] >= 1).all()
-    plans = launch_plans(4096, [256, 32768])
-    assert (plans["registers"] > 0).all() and (plans["resident"] >= 1).all()
-    assert len(measurements.bench_programs(impls["persistent"], [4096, 1024], [0.5, 2])) == 2
-    impls = implementations("torch.softmax", "persistent")
-    x = matrix(64, 1024)
-    found = measurements.launch_overhead([functools.partial(fn, x) for fn in impls.values()])
-    assert all(1 < us < 10_000 for us in found)
-    frame = measurements.caller_times(impls, [(4096, 16384)])
-    assert (frame["us"] < frame["host_wait_us"]).all()
+    assert (measurements.idle_programs([0, 64], [4])["us"] > 0).all()
+    persistent = implementation("persistent")
+    assert len(measurements.bench_programs(persistent, [4096, 1024], [0.5, 2])) == 2
 
 
 @pytest.mark.gpu
@@ -492,58 +399,3 @@ def test_compare_with_driver_on_a_gpu():
     frame = compare_with_driver(64)
     assert (frame["asked"] == frame["equal"]).all()
     assert frame["asked"].tolist()[1] == 32 * frame["asked"].tolist()[0] > 1000
-
-
-# ---- on the host's clock
-
-CLOCK, WAIT = "clock", "wait"
-
-
-@pytest.fixture
-def events(monkeypatch, timed):
-    """What happened, in order: functions called, the GPU waited for, the clock read.
-
-    The clock advances one second at each reading, or by the next of `events.steps`.
-    """
-
-    class Log(list):
-        steps = itertools.repeat(1.0)
-        now = 0.0
-
-    log = Log()
-
-    def perf_counter():
-        log.append(CLOCK)
-        log.now += next(log.steps)
-        return log.now
-
-    monkeypatch.setattr(measurements, "time", SimpleNamespace(perf_counter=perf_counter))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append(WAIT))
-    return log
-
-
-@pytest.fixture
-def logged(events):
-    """Makes a function that logs its name and the shape of its input."""
-    return lambda name: lambda x: events.append((name, tuple(x.shape)))
-
-
-def test_launch_overhead_is_a_median_and_does_not_wait_for_the_calls(events):
-    fns = [functools.partial(events.append, name) for name in ("ours", "theirs")]
-    events.steps = itertools.chain([0.0, 900.0], itertools.repeat(3.0))
-    assert measurements.launch_overhead(fns, calls=3) == pytest.approx([1e6] * 2)
-    ours, theirs = ([name, WAIT, CLOCK, *[name] * 3, CLOCK] for name in ("ours", "theirs"))
-    assert events == 20 * (ours + theirs)
-
-
-def test_caller_times_of_the_gpu_and_of_the_host(events, logged):
-    """On the GPU as `bench`; until the call returns; and until its result is there."""
-    impls = {name: logged(name) for name in ("ours", "theirs")}
-    frame = measurements.caller_times(impls, [(4, 8), (2, 16)], dtype="float16", calls=4)
-    keys = [(name, m, n) for m, n in ((4, 8), (2, 16)) for name in impls]
-    assert list(zip(frame["impl"], frame["m"], frame["n"], strict=True)) == keys
-    assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
-    assert frame["host_us"].tolist() == pytest.approx(4 * [1e6 / 4])
-    assert frame["host_wait_us"].tolist() == pytest.approx(4 * [1e6])
-    call = ("theirs", (2, 16))
-    assert events[-500:] == 100 * [WAIT, CLOCK, call, WAIT, CLOCK]

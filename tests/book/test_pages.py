@@ -462,31 +462,3 @@ def test_recording_is_whole(path):
     }
     for name in listed:
         recording.read(path, EXPERIMENTS[name])
-
-
-def disagreements(most=0.05, least_us=0.5):
-    """What two recordings of the published GPU say differently of one quantity.
-
-    A quantity is the time of a function at a shape and in a type, not in cache. Two medians may
-    differ by `most` of the larger and `least_us` microseconds.
-    """
-    folder, times = recording.root() / recording.PUBLISHED, {}
-    for id in recording.load_machine(folder)["experiments"]:
-        subject = EXPERIMENTS[id]
-        how = subject.arguments
-        if {"impl", "m", "n", "us"} <= set(subject.schema) and how.get("cold", True):
-            frame = recording.read(folder, subject)
-            named = how["impls"] if isinstance(how.get("impls"), dict) else {}
-            for (impl, *at), us in frame[frame["us"] > 0].groupby(["impl", "m", "n", "dtype"])[
-                "us"
-            ]:
-                what = str(named.get(impl, impl)), how.get("inputs"), how.get("gradient"), *at
-                times.setdefault(what, {})[id] = us.median()
-    for what, found in times.items():
-        low, high = min(found.values()), max(found.values())
-        if high - low > most * high + least_us:
-            yield what, found
-
-
-def test_no_two_recordings_say_different_things_of_one_quantity():
-    assert not list(disagreements())

@@ -112,10 +112,11 @@ def draw_packing(kernel: Resources) -> None:
     """Draws a compute unit of an MI300X whose LDS is full first. kernel: of `transpose`."""
     limits = residency.programs_by_limit(kernel)
     fit = min(limits.values())
-    lds = f"{kernel.shared_bytes:,} of {MI300X.shared_per_sm:,} bytes"
     title = f"One compute unit holds {fit} programs, because its LDS has no room for another."
     figures.sm_packing(
-        {name: limits[name] for name in ("waves", "lds", "groups")}, {"lds": lds}, title=title
+        {name: limits[name] for name in ("waves", "lds", "groups")},
+        {"lds": (kernel.shared_bytes, MI300X.shared_per_sm)},
+        title=title,
     )
     waves = MI300X.simds * kernel.llvm_waves
     claim(

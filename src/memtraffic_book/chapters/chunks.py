@@ -50,7 +50,6 @@ def draw_cliff() -> None:
         "columns of bfloat16",
         "% of the speed of a copy",
         title=title,
-        log2=True,
         ticks=[2**k for k in range(11, 16)],
     )
     lost = 1 - share["tiled"][8320] / share["tiled"][8192]

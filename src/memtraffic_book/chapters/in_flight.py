@@ -106,11 +106,9 @@ def draw_bend(flight: pd.DataFrame, need: float) -> pd.DataFrame:
     reached = _at(curve["read"], need) / most
     title = f"From {kilobytes(bend['read'])} in flight per SM on, memory is busy."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
-    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
-    figures.mark_position(ax, bend["read"] / 1000, f"bend: {kilobytes(bend['read'])}")
-    figures.mark_position(ax, need / 1000, f"idle: {kilobytes(need)}")
-    for note, side, how in zip(ax.texts[-2:], (5, -5), ("left", "right"), strict=True):
-        note.set(text=note.get_text().replace(": ", ":\n"), position=(side, 4), ha=how)
+    ax = figures.plot_lines(lines, *words, title=title, ticks=TICKS)
+    figures.mark_position(ax, bend["read"] / 1000, f"bend:\n{kilobytes(bend['read'])}", "right")
+    figures.mark_position(ax, need / 1000, f"idle:\n{kilobytes(need)}", "left")
     claim(
         f"With {kilobytes(need)} in flight per SM, as the idle latency suggests, a read reaches "
         f"{percent(reached)} of the most that it can (under 95 %).",
@@ -187,7 +185,7 @@ def draw_kernels(curve: pd.DataFrame) -> None:
     title = "Narrow rows put too little into the post."
     words = "kB in flight per SM, log scale", "% of the speed of a copy"
     lines = {"a copy": copied[copied.index < 70], "masked": masked}
-    ax = figures.plot_lines(lines, *words, title=title, log2=True, ticks=TICKS)
+    ax = figures.plot_lines(lines, *words, title=title, ticks=TICKS)
     for n, x, y in list(zip(NARROW, masked.index, masked, strict=True))[1:4]:
         ax.annotate(f"{n}", (x, y), (6, -12), textcoords="offset points")
     slow, fast = share.loc[[128, 1024]]

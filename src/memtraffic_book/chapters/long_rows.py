@@ -10,10 +10,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import count
+from memtraffic import count, resources
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels import exchange
-from memtraffic.kernels.softmax import split
+from memtraffic.kernels.softmax import online, split
+from memtraffic.kernels.softmax.definitions import SOFTMAX
+from memtraffic.residency import Occupancy
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax
 from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables, units
@@ -62,8 +64,9 @@ def check_sum(row: Iterable[float], total: float, how: str) -> None:
 
 def draw_second_read(moved: pd.DataFrame) -> None:
     """Draws how much of the second read of `online` comes from DRAM, over its working set."""
-    _, plans, roof = experiments("long_counters", "long_plans", "roof")  # of one GPU
-    at_once = int(plans.set_index("impl")["resident"]["online"]) * find_gpu("H200").num_sms
+    _, roof = experiments("long_counters", "roof")  # of one GPU
+    [kernel] = resources(online.softmax, SOFTMAX, (64, LLAMA), target="sm_90")
+    at_once = Occupancy.of(kernel, find_gpu("H200")).programs
     l2 = roof["l2_mib"][0] * 2**20
     twice = moved.loc["online"]
     working = {n: 4 * n * min(at_once, ELEMENTS // n) for n in twice.index}  # bytes
@@ -74,9 +77,9 @@ def draw_second_read(moved: pd.DataFrame) -> None:
         "working set, MB",
         "reads from DRAM, multiples of MN",
         title="The larger the working set, the more of the second read comes from DRAM.",
-        log2=True,
+        ticks=list(line.index),
     )
-    figures.mark_position(ax, l2 / 1e6, "size of L2")
+    figures.mark_position(ax, l2 / 1e6, "size\nof L2", "left")
     asked = twice["instruction_read_bytes"]
     claim(
         f"At {len(asked)} widths the loads ask for {units.format_ratio(asked.max())} the bytes of "
@@ -134,7 +137,7 @@ def draw_speeds(share: pd.DataFrame) -> None:
         "columns, multiples of 1024",
         "speed, percent of a copy",
         title="The kernel that reads each number once is the fastest.",
-        log2=True,
+        ticks=[4, 16, 64, 256, 1024],
     )
     at = share.loc[LLAMA]
     claim(

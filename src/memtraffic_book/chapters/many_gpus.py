@@ -14,11 +14,11 @@ from memtraffic.meters.formula import formula
 from memtraffic.op import Op
 from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
-from memtraffic_book import claim, experiment, glue, prove, recording, tables, units
+from memtraffic_book import claim, experiment, glue, prove, tables, units
 from memtraffic_book.chapters.ship import SHORT_TYPES
 from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 
-ID, N, DTYPE = "many_gpus", 16384, "float32"  # the case of the prose
+N, DTYPE = 16384, "float32"  # the case of the prose
 LABELS = {
     COPY: "copy",
     ALONE: "part alone",
@@ -30,11 +30,8 @@ Orders = Sequence[Sequence[int]]
 
 
 def load_times() -> pd.DataFrame:
-    """The recorded times: of the published GPU, else of the first that has them. Glues them."""
-    root = recording.root()
-    found = sorted(path.parent.name for path in root.glob(f"*/{ID}.csv"))
-    elsewhere = found and recording.PUBLISHED not in found
-    times = experiment(ID, gpu=found[0] if elsewhere else None)
+    """The times of all implementations. Glues those of the prose."""
+    times = experiment("many_gpus")
     us = in_case(times)
     names = {COPY: "copy", ALONE: "alone", ONE: "one", TWO: "two", DTENSOR: "dtensor"}
     for impl, name in names.items():

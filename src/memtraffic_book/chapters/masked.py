@@ -109,17 +109,6 @@ def time_the_cheat() -> None:
     glue("at_4096", units.format_share(speeds(experiment("map_float32"))["masked"][4096]))
 
 
-def reach_far() -> None:
-    """Claims which offsets find a row 4 GiB into a matrix."""
-    found = experiment("masked_far").set_index("who")["found"]
-    who = [name for name in ("64 bits", "32 bits", "masked") if found[name]]
-    claim(
-        f"Row 70000 is found by {len(who)} of 3 attempts: an offset of 64 bits and masked find it, "
-        "and an offset of 32 bits does not.",
-        who == ["64 bits", "masked"],
-    )
-
-
 def time_narrow() -> None:
     """Shows the speed of `masked` at narrower and narrower rows."""
     share = speeds(experiment("map_float32"))["masked"]

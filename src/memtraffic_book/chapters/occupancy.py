@@ -11,7 +11,16 @@ from torch import Tensor
 from memtraffic import residency
 from memtraffic.gpus import NvidiaGpu, find_gpu
 from memtraffic.residency import nvidia
-from memtraffic_book import claim, experiment, experiments, figures, glue, lab_notes, prove, tables
+from memtraffic_book import (
+    claim,
+    experiment,
+    figures,
+    glue,
+    lab_notes,
+    measurements,
+    prove,
+    tables,
+)
 from memtraffic_book.units import format_share as percent
 
 H200 = cast(NvidiaGpu, find_gpu("H200"))
@@ -48,7 +57,7 @@ def draw_packing(
     """
     limits = nvidia.programs_by_limit(registers, shared_bytes, num_warps, H200)
     fit = min(limits.values())
-    program: dict[str, str | tuple[int, int]] = {
+    program = {
         "registers": (-(-registers * 32 // 256) * 256 * num_warps, 65_536),
         "shared": (-(-(shared_bytes + 1024) // 128) * 128, 228 * 1024),
         "warps": (num_warps, SLOTS),
@@ -75,29 +84,26 @@ def draw_packing(
 
 
 def compare_with_tutorial() -> None:
-    """Claims that the launcher and the limits agree, and that the tutorial's formula does not."""
-    plans = experiment("occupancy_plans").to_dict("records")
-    least = many = 0
-    for plan in plans:
-        used = plan["registers"], plan["shared_bytes"], plan["warps"]
-        least += min(nvidia.programs_by_limit(*used, H200).values()) == plan["resident"]
-        by_registers = H200.registers_per_sm // (plan["registers"] * 32 * plan["warps"])
-        by_shared = H200.shared_per_program // max(1, plan["shared_bytes"])
-        many += min(by_registers, by_shared) > plan["resident"]
+    """Claims how often the tutorial's formula finds more programs than the smallest limit."""
+    kernels = measurements.compile_for_targets(["sm_90"], [2**k for k in range(8, 16)]).values()
+    many = 0
+    for kernel in kernels:
+        by_registers = H200.registers_per_sm // (kernel.registers * 32 * kernel.num_warps)
+        by_shared = H200.shared_per_program // max(1, kernel.shared_bytes)
+        many += min(by_registers, by_shared) > residency.resident_programs(kernel)
     claim(
-        f"At {least} of {len(plans)} widths the launcher starts as many programs as the smallest "
-        f"limit allows; the tutorial's formula would start too many at {many}.",
-        least == len(plans) and many > 0,
+        f"At {many} of {len(kernels)} widths the tutorial's formula would start more programs than "
+        "the smallest limit allows.",
+        many > 0,
     )
 
 
 def compare_programs() -> None:
     """Claims how the speed at 4096 columns depends on the number of programs per SM."""
-    timed, plans = experiments("occupancy_programs", "occupancy_plans")
-    most = plans.set_index("n")["programs"][4096]
+    timed = experiment("occupancy_programs")
     timed = timed.set_index(timed["programs"] / H200.num_sms)
     speed = timed["copy_us"] / timed["us"]
-    inside = timed[(timed.index >= 2) & (timed["programs"] <= most)]["us"]
+    inside = timed[2.0:6.0]["us"]
     rest = abs(inside / inside.iloc[0] - 1).max()
     tables.show(
         [1.0, 2.0, 3.0, 6.0],

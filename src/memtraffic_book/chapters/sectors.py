@@ -188,7 +188,6 @@ def draw_odd_widths(frame: pd.DataFrame) -> None:
         "columns",
         "% of the speed of a copy",
         title="At odd widths tiled falls behind, and the last kernel does not.",
-        log2=True,
         ticks=[512, 2048, 8192, 32768],
     )
     gain = (odd[OURS] / odd["tiled"]).min()

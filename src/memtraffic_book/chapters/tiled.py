@@ -118,7 +118,7 @@ def draw_tiles() -> None:
         "bytes that a program loads",
         "% of the speed of a copy",
         title="Whatever their width, narrow rows need 2 kB per program.",
-        log2=True,
+        ticks=[256, 1024, 2048, 8192],
     )
     by_rule = tiles[tiles["size"] == RULE]
     best = tiles.groupby("n")["us"].min()
@@ -144,7 +144,6 @@ def draw_narrow() -> None:
         "columns",
         "% of the speed of a copy",
         title="Tiles repair narrow rows, but not those that start anywhere.",
-        log2=True,
         ticks=[16, 64, 256, 1024, 4096],
     )
     even = share["tiled"][share.index % 4 == 0]

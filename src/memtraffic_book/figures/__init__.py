@@ -1,8 +1,8 @@
 """The figures of the book: charts, maps, and drawings of the machine and of what it does.
 
 Each is a function that takes its data as arguments and says one sentence as its title: the one that
-is passed as `title`, or one that it makes from the data. Each draws in the book's own style and
-leaves Matplotlib's settings as they are. Sizes are in inches. Drawings of what is neither counted
+is passed as `title`, or one that it makes from the data. The first one sets the book's own style.
+Sizes are in inches. Drawings of what is neither counted
 nor measured are SVG files in `book/_static`.
 """
 
@@ -11,11 +11,10 @@ from memtraffic_book.figures.charts import (
     plot_bars,
     plot_lines,
     roofline,
-    times,
     width_map,
 )
 from memtraffic_book.figures.drawing import ORANGE
-from memtraffic_book.figures.hardware import five_trips, machine, strip
+from memtraffic_book.figures.hardware import machine, strip
 from memtraffic_book.figures.maps import (
     plot_access_map,
     plot_thread_layout,
@@ -26,7 +25,6 @@ from memtraffic_book.figures.slots import Slots, full_and_empty
 __all__ = [
     "ORANGE",
     "Slots",
-    "five_trips",
     "full_and_empty",
     "machine",
     "mark_position",
@@ -37,6 +35,5 @@ __all__ = [
     "roofline",
     "sm_packing",
     "strip",
-    "times",
     "width_map",
 ]

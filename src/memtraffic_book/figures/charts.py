@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -25,14 +25,13 @@ from memtraffic_book.figures.drawing import (
     PROGRAM_COLORS,
     PURPLE,
     RED,
+    STYLE,
     TEAL,
     TEXT,
     WIDTH,
     entitle,
     halo,
-    styled,
     text_width,
-    wrap,
 )
 
 # Colour, marker and dashes of the lines of a chart, in their order.
@@ -45,113 +44,53 @@ LINES: tuple[tuple[str, str, Any], ...] = (
     (TEAL, "X", (0, (2, 2))),
 )
 
-END, POSITION = "end of a line", "position"  # the names that are moved apart
+END = "end of a line"  # a name that may be moved
 
 
-@styled
 def axes(
     xlabel: str = "", ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9), title: str = ""
 ) -> Axes:
     """Empty axes in the book's style. size: in inches. The name of the y axis stands above it."""
+    plt.rcParams.update(STYLE)
     figure, ax = plt.subplots(figsize=size)
-    # Ticks that are made later, when the figure is drawn, would take Matplotlib's own style.
-    ticks = {"color": INK, "labelcolor": INK, "labelsize": TEXT, "grid_color": GRID}
-    ax.tick_params(which="both", **ticks)
     entitle(figure, title)
-    name_axes(ax, xlabel, ylabel)
-    return ax
-
-
-def name_axes(ax: Axes, xlabel: str, ylabel: str) -> None:
-    """Names the axes: that of x below it, that of y above it, where it can be read upright."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel, rotation=0, ha="left", va="bottom")
     ax.yaxis.set_label_coords(0, 1.02)
-
-
-def _lay_out(ax: Axes) -> None:
-    """Decides where everything lies, so that what is placed next can see how much room there is."""
-    figure: Any = ax.figure
-    figure.draw_without_rendering()
+    return ax
 
 
 def _note(
     ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
-) -> Any:
+) -> None:
     """Writes text at a point of the data, moved by an offset in points, with a white rim."""
-    note = ax.annotate(text, at, offset, textcoords="offset points", **look)
-    halo(note)
-    return note
+    halo(ax.annotate(text, at, offset, textcoords="offset points", **look))
 
 
-def _hide_grid(ax: Axes, axis: Literal["x", "y"]) -> None:
-    ax.grid(axis=axis, visible=False)
-    ax.tick_params(axis=axis, length=0)
-
-
-# ---- marks
-
-
-@styled
-def mark_position(ax: Axes, value: float, text: str) -> None:
-    """Marks a value of the x axis with a dotted line and its name, above those marked before."""
+def mark_position(ax: Axes, value: float, text: str, side: Literal["left", "right"]) -> None:
+    """Marks a value of the x axis with a dotted line, and its name on one side of it."""
     ax.axvline(value, color=MUTED, linestyle=":", linewidth=1.2)
-    _lay_out(ax)
-    inch = ax.figure.dpi
-    frame = ax.get_window_extent()
-    at = ax.transData.transform((value, 1))[0]
-    room = (frame.x1 - at) / inch - 0.1
-    if not (right := room > max(0.8, *map(text_width, text.split()))):
-        room = (at - frame.x0) / inch - 0.1
-    marks = [label.get_text() for label in ax.texts if label.get_gid() == POSITION]
-    below = sum(mark.count("\n") + 1 for mark in marks) * 1.2 * TEXT + 6 * len(marks)
-    look = {"ha": "left" if right else "right", "va": "bottom", "gid": POSITION}
-    text = wrap(text, max(room, *map(text_width, text.split())))
-    offset = 5 if right else -5, 4 + below
-    _note(ax, text, (value, 0), offset, xycoords=ax.get_xaxis_transform(), **look)
-
-
-def log2_axis(ax: Axes, values: Iterable[float]) -> None:
-    """Makes the x axis logarithmic, with ticks at `values`, at every second or third if need be.
-
-    The y axis starts at zero.
-    """
-    ax.set_xscale("log", base=2)
-    ax.set_ylim(0, None)
-    ticks = sorted(set(values))
-    ax.set_xticks([ticks[-1]], [f"{ticks[-1]:g}"])
-    ax.set_xticks([], minor=True)
-    _lay_out(ax)
-    places = [ax.transData.transform((tick, 1))[0] / ax.figure.dpi for tick in ticks]
-    halves = [text_width(f"{tick:g}") / 2 for tick in ticks]
-    for step in range(1, len(ticks) + 1):
-        kept = sorted(range(len(ticks) - 1, -1, -step))
-        gaps = [places[j] - halves[j] - places[i] - halves[i] for i, j in pairwise(kept)]
-        if min(gaps, default=1) > 0.06:
-            break
-    ax.set_xticks([ticks[i] for i in kept], [f"{ticks[i]:g}" for i in kept])
-    ax.set_xticks([], minor=True)
+    offset, ha = ((5, 4), "left") if side == "right" else ((-5, 4), "right")
+    _note(ax, text, (value, 0), offset, ha=ha, va="bottom", xycoords=ax.get_xaxis_transform())
 
 
 # ---- lines
 
 
-@styled
 def plot_lines(
     lines: Mapping[str, pd.Series],
     xlabel: str,
     ylabel: str,
     *,
     title: str = "",
-    log2: bool = False,
-    ticks: Sequence[int] = (),
+    ticks: Sequence[float] = (),
     low: Mapping[str, pd.Series] | None = None,
     high: Mapping[str, pd.Series] | None = None,
 ) -> Axes:
     """Lines, each with its name at its end, and the spread of what was measured as error bars.
 
-    lines: by name, series whose index is x. log2: a logarithmic x axis, as `log2_axis` makes it.
-    ticks: of the x axis, in place of those.
+    lines: by name, series whose index is x. ticks: of an x axis that is logarithmic then, above
+    which the y axis starts at zero.
     low, high: the ends of the spread, series by the names of lines; a line may have none.
     """
     ax, low, high = axes(xlabel, ylabel, title=title), low or {}, high or {}
@@ -165,7 +104,7 @@ def plot_lines(
             ax.errorbar(line.index, line, spread, capsize=3, elinewidth=1, **look)
         else:
             ax.plot(line.index, line, **look)
-        ax.annotate(
+        text = ax.annotate(
             _in_two(name),
             (line.index[-1], line.iloc[-1]),
             (7, 0),
@@ -173,45 +112,34 @@ def plot_lines(
             color=color,
             va="center",
             annotation_clip=False,
-            gid=END,
         )
-    if log2:
-        log2_axis(ax, [x for line in lines.values() for x in line.index])
-    _spread_ends(ax)
+        text.set_gid(END)
     if ticks:
-        ax.set_xticks(list(ticks), [str(tick) for tick in ticks])
+        ax.set_xscale("log", base=2)
+        ax.set_ylim(0, None)
+        ax.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+        ax.set_xticks([], minor=True)
+    _spread_ends(ax)
     return ax
 
 
 def _spread_ends(ax: Axes) -> None:
-    """Moves the names of lines up and down until none lies on another, and each in the figure."""
+    """Moves the names of lines apart, half of it up and half down, until none lies on another."""
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
     ends: list[Any] = [text for text in ax.texts if text.get_gid() == END]
-    if not ends:
-        return
-    _lay_out(ax)
-    point = ax.figure.dpi / 72
-    wanted = {end: ax.transData.transform(end.xy)[1] / point for end in ends}
+    wanted = {end: ax.transData.transform(end.xy)[1] * 72 / figure.dpi for end in ends}
     tall = {end: 1.2 * TEXT * (end.get_text().count("\n") + 1) + 1 for end in ends}
-    piles: list[list[Any]] = []  # of names that touch, each from its lowest
-
-    def bottom(pile: list[Any]) -> float:
-        """Where a pile starts if its names are as near as can be to their lines."""
-        middles = [sum(tall[it] for it in pile[:i]) + tall[end] / 2 for i, end in enumerate(pile)]
-        return sum(wanted[end] - it for end, it in zip(pile, middles, strict=True)) / len(pile)
-
+    places = dict(wanted)
     # The ends of lines that meet, within a point, keep the order in which the lines are drawn.
-    for end in sorted(ends, key=lambda it: round(wanted[it])):
-        piles.append([end])
-        while len(piles) > 1:
-            low, high = piles[-2:]
-            if bottom(low) + sum(map(tall.__getitem__, low)) <= bottom(high):
-                break
-            piles[-2:] = [low + high]
-    for pile in piles:
-        place = bottom(pile)
-        for end in pile:
-            end.set_position((7, place + tall[end] / 2 - wanted[end]))
-            place += tall[end]
+    pairs = list(pairwise(sorted(ends, key=lambda end: round(wanted[end]))))
+    for _ in range(300):
+        for below, above in pairs:
+            overlap = (tall[below] + tall[above]) / 2 - (places[above] - places[below])
+            places[below] -= max(0, overlap) / 2
+            places[above] += max(0, overlap) / 2
+    for end in ends:
+        end.set_position((7, places[end] - wanted[end]))
 
 
 def _in_two(name: str) -> str:
@@ -232,7 +160,6 @@ MAP_LOW = 12  # columns, where the axis starts
 STATIONS = {"5MN + 2M": 5.0, "2MN": 2.0, "MN": 1.0}  # what kernels of the book read, on its way
 
 
-@styled
 def width_map(
     speeds: pd.DataFrame,
     ends: tuple[str, str],
@@ -293,24 +220,18 @@ def _way(ax: Axes, here: str, color: str) -> None:
     ax.annotate("elements read", (0.39, 1), (0, 34), color=MUTED, **up)
 
 
-@styled
 def roofline(
-    bandwidth: float,
-    roofs: Mapping[str, float],
-    points: Mapping[str, tuple[str, float]],
-    *,
-    title: str,
+    bandwidth: float, roofs: Mapping[str, float], needs: float, *, kind: str, title: str
 ) -> Axes:
-    """A roofline: a slope, a ceiling per kind of arithmetic, and what operations need of each.
+    """A roofline of a softmax: a slope, a ceiling per kind of arithmetic, and what it needs.
 
     bandwidth: in bytes/s, the roof. roofs: the ceilings, the most operations/s of each kind, by its
-    name in the plural, such as `exponentials`. points: for the name of an operation, the kind and
-    how many operations of that kind it has for each byte that it moves.
+    name in the plural, such as `exponentials`. needs: operations of one kind for each byte that a
+    softmax moves.
     """
     ax = axes("operations per byte", "operations per second", (WIDTH, 3.5), title)
     ridges = {it: roof / bandwidth for it, roof in roofs.items()}
-    needs = [value for _, value in points.values()]
-    low, high = min(*needs, *ridges.values()) / 30, max(*needs, *ridges.values()) * 6
+    low, high = min(needs, *ridges.values()) / 30, max(needs, *ridges.values()) * 6
     bottom, top = low * bandwidth, max(roofs.values()) * 5
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     last = max(ridges.values())
@@ -318,34 +239,27 @@ def roofline(
     middle = low**0.2 * min(ridges.values()) ** 0.8  # above it and to its left is room
     roof_text = f"{units.format_gb_per_s(bandwidth / 1e9)}, the roof"
     _note(ax, roof_text, (middle, middle * bandwidth), (-6, 3), ha="right", color=INK)
-    looks = dict(zip(roofs, LINES, strict=False))
-    for it, roof in roofs.items():
-        color, _, dashes = looks[it]
+    for i, ((it, roof), (color, marker, dashes)) in enumerate(
+        zip(sorted(roofs.items(), key=lambda pair: pair[1]), LINES, strict=False)
+    ):
         ax.plot([ridges[it], high], [roof, roof], color=color, linestyle=dashes)
         ax.plot([ridges[it]] * 2, [bottom, roof], color=color, linestyle=":", linewidth=1.2)
         above = roof == max(roofs.values())  # below the others is room, above them the slope
         look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
         _note(ax, f"{_si(roof)} {it}/s", (high, roof), (0, 3 if above else -4), **look)
-        offset = 3, 5 + 13 * sum(other < ridges[it] for other in ridges.values())
-        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), offset, color=color)
-    for it, (kind, value) in points.items():
-        color, marker, _ = looks[kind]
-        at = (value, min(roofs[kind], value * bandwidth))
-        ax.plot(*at, marker, color=color, markersize=9, markeredgecolor="white")
-        text = f"{it}: {value:.3g}\n{kind}\nper byte"
-        look = {"color": color, "ha": "left", "va": "top"}
-        _note(ax, text, at, (7, -5), **look)
+        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), (3, 5 + 13 * i), color=color)
+        if it == kind:
+            at = needs, min(roof, needs * bandwidth)
+            ax.plot(*at, marker, color=color, markersize=9, markeredgecolor="white")
+            text = f"softmax: {needs:.3g}\n{it}\nper byte"
+            _note(ax, text, at, (7, -5), color=color, ha="left", va="top")
     ax.grid(visible=False)
-    _plain_ticks(ax)
-    return ax
-
-
-def _plain_ticks(ax: Axes) -> None:
-    """Writes the ticks of logarithmic axes without powers, whose exponents would be too small."""
+    # Without powers, whose exponents would be too small.
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_major_formatter(lambda value, _: _si(value))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(lambda value, _: "")
+    return ax
 
 
 def _si(value: float) -> str:
@@ -358,46 +272,26 @@ def _si(value: float) -> str:
 # ---- bars
 
 
-@styled
 def plot_bars(
     labels: Sequence[str],
     values: Sequence[float],
     texts: Sequence[str],
     xlabel: str,
-    title: str = "",
+    title: str,
+    dark: Sequence[bool] = (),
 ) -> Axes:
-    """Horizontal bars from zero, the first on top, each with its text at its end."""
-    size = (WIDTH, 0.75 + 0.36 * len(labels) + (0.4 if title else 0))
-    ax = axes(xlabel=xlabel, size=size, title=title)
-    _draw_bars(ax, labels, values, texts)
-    return ax
+    """Horizontal bars from zero, the first on top, each with its text at its end.
 
-
-def _draw_bars(
-    ax: Axes, labels: Sequence[str], values: Sequence[float], texts: Sequence[str], **look: Any
-) -> None:
-    look = {"color": BLUE, "height": 0.65, **look}
-    drawn = ax.barh(range(len(labels)), list(values), **look)
+    dark: which bars stand out; by default all do.
+    """
+    ax = axes(xlabel, size=(WIDTH, 1.15 + 0.36 * len(labels)), title=title)
+    color = [BLUE if it else PROGRAM_COLORS[0] for it in dark] or BLUE
+    drawn = ax.barh(range(len(labels)), list(values), color=color, height=0.65)
     ax.set_yticks(range(len(labels)), list(labels))
     ax.bar_label(drawn, list(texts), padding=4)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.45 * max(values))
     ax.locator_params(axis="x", nbins=4)
-    _hide_grid(ax, "y")
-
-
-@styled
-def times(us: Mapping[str, float], *, title: str = "") -> Axes:
-    """How long each part of the work takes if it had the GPU for itself; the longest is dark.
-
-    us: microseconds by name, such as those of the exponentials and of the bytes.
-    """
-    longest, second, *_ = sorted(us, key=lambda name: us[name], reverse=True)
-    ratio = units.format_ratio(us[longest] / us[second])
-    title = title or f"The {longest} take {ratio} as long as the {second}."
-    dark = [BLUE if name == longest else PROGRAM_COLORS[0] for name in us]
-    ax = axes("µs", size=(WIDTH, 1.2 + 0.36 * len(us)), title=title)
-    texts = [units.format_us(value) for value in us.values()]
-    _draw_bars(ax, list(us), list(us.values()), texts, color=dark)
-    ax.set_xlim(0, 1.3 * us[longest])
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
     return ax

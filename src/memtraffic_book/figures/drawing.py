@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib import patheffects, rc_params_from_file
@@ -32,38 +31,9 @@ WIDTH = 4.0  # inches
 TEXT, TITLE = 10.0, 11.0  # points
 LINE = 0.17  # inches from a line of text to the next
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 STYLE = rc_params_from_file(
     Path(__file__).with_name("memtraffic.mplstyle"), use_default_template=False
 )
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Context manager: what is drawn inside has the book's style.
-
-    It restores the settings of the style alone. `plt.style.context` restores all of them, among
-    them what the backend of a notebook sets when the first figure loads it.
-    """
-    before = {name: plt.rcParams[name] for name in STYLE}
-    plt.rcParams.update(STYLE)
-    try:
-        yield
-    finally:
-        plt.rcParams.update(before)
-
-
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: the function draws in the book's style."""
-
-    @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
-        with style():
-            return draw(*args, **kwargs)
-
-    return drawn
 
 
 # ---- text
@@ -135,6 +105,7 @@ def halo(text: Any) -> None:
 
 def board() -> Axes:
     """An empty board: x from 0 at the left to `WIDTH`, y from 0 at the top downwards, in inches."""
+    plt.rcParams.update(STYLE)
     ax = plt.figure(figsize=(WIDTH, 1), layout="none").add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, WIDTH), xticks=[], yticks=[])
     ax.axis("off")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from memtraffic.gpus import KIB, AmdGpu, Gpu, NvidiaGpu
-from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
     BLUE,
     INK,
@@ -22,12 +21,8 @@ from memtraffic_book.figures.drawing import (
     board,
     box,
     finish,
-    styled,
     write,
 )
-
-if TYPE_CHECKING:
-    from memtraffic.meters.count import OpTraffic
 
 Segment = Literal[
     "dram_to_l2", "l2_to_l1", "l1_to_registers", "registers_to_l1", "l1_to_l2", "l2_to_dram",
@@ -84,7 +79,6 @@ def _words(gpu: Gpu) -> _Words:
     raise TypeError(f"machine: nothing is known of a processor of {gpu.vendor}")
 
 
-@styled
 def machine(
     gpu: Gpu,
     *,
@@ -102,11 +96,8 @@ def machine(
 
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
     `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory.
-    Raises ValueError for any other.
     """
     words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
-    if unknown := sorted(set(lit) - set(SEGMENTS)):
-        raise ValueError(f"machine: unknown segments {unknown}; known are {', '.join(SEGMENTS)}")
     if gpu.l2_bytes:
         sizes.setdefault("l2", f"{gpu.l2_bytes / KIB**2:g} MiB")
     title = title or (
@@ -210,7 +201,6 @@ def _with_size(name: str, size: str, between: str = ", ") -> str:
     return f"{name}{between}{size}" if size else name
 
 
-@styled
 def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
     """The way of the bytes as a strip: places in a row, and what goes from each to the next.
 
@@ -230,53 +220,3 @@ def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
         arrow(ax, (x + 0.02, y), (x + gap - 0.02, y), color=BLUE, linewidth=3, mutation_scale=12)
         write(ax, x + gap / 2, 0.15, text, color=BLUE, weight="bold", gid="bytes")
     return finish(ax, 0.32 + high + 0.06, title)
-
-
-@styled
-def five_trips(ops: Sequence[OpTraffic], fused: OpTraffic, *, title: str = "") -> Axes:
-    """Kernels that each go to memory and back, beside one kernel that goes once.
-
-    ops: what each kernel reads and writes, in their order. fused: what the one kernel does.
-    """
-    moved = [sum(op.read_bytes + op.written_bytes for op in them) for them in (ops, [fused])]
-    title = title or (
-        f"{len(ops)} kernels move {units.format_bytes(moved[0])} to and from memory, and 1 kernel "
-        f"moves {units.format_bytes(moved[1])}."
-    )
-    step, top, bar = 0.62, 0.28, 0.3
-    height = len(ops) * step
-    ax = board()
-    middle, name = WIDTH / 2, 0.62  # the bar of memory, and the width of an operation
-    box(ax, (middle - bar / 2, top), (bar, height), fc=FILLS["dram"], ec=INK, lw=1.2, gid="dram")
-    write(ax, middle, top + height / 2, "memory", rotation=90)
-    write(ax, LEFT, 0.13, f"{len(ops)} kernels", ha="left", weight="bold")
-    write(ax, RIGHT, 0.13, "1 kernel", ha="right", weight="bold")
-    for i, op in enumerate(ops):
-        y = top + i * step + 0.05
-        box(ax, (LEFT, y), (name, step - 0.1), fc=FILLS["registers"], ec=MUTED, lw=1, gid="op")
-        write(ax, LEFT + name / 2, y + step / 2 - 0.05, op.name)
-        _trip(ax, op, (middle - bar / 2, LEFT + name), y + 0.16, y + step - 0.2)
-    box(ax, (RIGHT - name, top + 0.05), (name, height - 0.1), fc=FILLS["registers"], ec=MUTED, lw=1)
-    write(ax, RIGHT - name / 2, top + height / 2, fused.name, rotation=90)
-    y = top + height / 2
-    _trip(ax, fused, (middle + bar / 2, RIGHT - name), y - 0.3, y + 0.3)
-    for x, total in ((LEFT, moved[0]), (RIGHT, moved[1])):
-        side: Any = "left" if x == LEFT else "right"
-        text = f"{units.format_bytes(total)} in all"
-        write(ax, x, top + height + 0.16, text, ha=side, weight="bold")
-    return finish(ax, top + height + 0.3, title)
-
-
-def _trip(
-    ax: Axes, op: OpTraffic, ends: tuple[float, float], read_y: float, write_y: float
-) -> None:
-    """The two arrows of an operation with their bytes. ends: x of memory and of the operation."""
-    memory, place = ends
-    middle = (memory + place) / 2
-    for y, n_bytes, tail, head, color, dashes in (
-        (read_y, op.read_bytes, memory, place, BLUE, "-"),
-        (write_y, op.written_bytes, place, memory, ORANGE, (0, (3, 1))),
-    ):
-        wide = 2.6 if n_bytes >= 1e6 else 1  # what is hardly anything is a thin line
-        arrow(ax, (tail, y), (head, y), color=color, linewidth=wide, linestyle=dashes)
-        write(ax, middle, y - 0.1, units.format_bytes(n_bytes), color=color)

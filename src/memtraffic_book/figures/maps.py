@@ -20,7 +20,6 @@ from memtraffic_book.figures.drawing import (
     box,
     finish,
     key,
-    styled,
     text_width,
     write,
 )
@@ -36,7 +35,6 @@ REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
 # ---- who touches and who holds what
 
 
-@styled
 def plot_access_map(
     accesses: Iterable[Access], shape: tuple[int, int], argument: str, title: str = ""
 ) -> Axes:
@@ -71,7 +69,6 @@ def plot_access_map(
     return finish(ax, m * high + 0.08, title)
 
 
-@styled
 def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str = "") -> Axes:
     """Which thread holds what of a block of `shape` (rows, columns).
 
@@ -106,10 +103,21 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
     return finish(ax, bottom + 0.28, title)
 
 
-@styled
+RESOURCES = {
+    "shared": "shared memory",
+    "warps": "warp slots",
+    "blocks": "block slots",
+    "lds": "LDS",
+    "vgprs": "vector registers",
+    "sgprs": "scalar registers",
+    "waves": "wave slots",
+    "groups": "workgroup slots",
+}
+
+
 def sm_packing(
     limits: Mapping[str, int],
-    program: Mapping[str, str | tuple[int, int]] | None = None,
+    program: Mapping[str, tuple[int, int]] | None = None,
     *,
     title: str,
     lengths: Mapping[str, float] | None = None,
@@ -117,56 +125,43 @@ def sm_packing(
     """An SM that is packed with programs: which resource is full first.
 
     limits: how many programs each resource has room for, as `residency.programs_by_limit` returns
-    them. program: what one program takes, as a text for each resource, such as
-    `{"registers": "8,192 of 65,536"}`, or as two numbers, `{"registers": (8192, 65536)}`; then a
-    rest that is too small for a program is drawn to scale, with its size. Each bar has a place for
-    each program that the resource has room for; the filled ones are the programs that are resident.
-    lengths: the share of the width that a bar has, 1 for those not named.
+    them. program: what one program takes of a resource, and how much there is, such as
+    `{"registers": (8192, 65536)}`; a rest that is too small for a program is drawn to scale. Each
+    bar has a place for each program that the resource has room for; the filled ones are the
+    programs that are resident. lengths: the share of the width that a bar has, 1 for those not
+    named.
     """
-    resident = min(limits.values())
-    full = [name for name, most in limits.items() if most == resident]
-    names = {"shared": "shared memory", "warps": "warp slots", "blocks": "block slots"}
-    names |= {"lds": "LDS", "vgprs": "vector registers", "sgprs": "scalar registers"}
-    names |= {"waves": "wave slots", "groups": "workgroup slots"}
-    step, rests = 0.72 if program else 0.56, False
+    resident, step = min(limits.values()), 0.72 if program else 0.56
+    fills = {"facecolor": PROGRAM_COLORS[0]}, {"facecolor": PROGRAM_COLORS[1], "hatch": "////"}
+    free: dict[str, Any] = {"facecolor": "white"}
+    samples = dict(zip(("a resident program", "the next one"), fills, strict=True))
+    samples["room left"] = free
     ax = board()
     for i, (name, most) in enumerate(limits.items()):
-        y, binds = i * step, name in full
-        text = names.get(name, name)
-        room = f"room for only {most}" if binds else f"room for {most}"
+        y, binds = i * step, most == resident
         look = {"weight": "bold", "color": ORANGE} if binds else {}
-        write(ax, LEFT, y + 0.12, text, ha="left", weight="bold")
+        room = f"room for only {most}" if binds else f"room for {most}"
+        write(ax, LEFT, y + 0.12, RESOURCES.get(name, name), ha="left", weight="bold")
         write(ax, RIGHT, y + 0.12, room, ha="right", **look)
         length = (RIGHT - LEFT) * (lengths or {}).get(name, 1)
-        takes = (program or {}).get(name, "")
-        unit = " bytes" if name in ("shared", "lds") else ""
-        rest, share = 0, 0.0
-        if isinstance(takes, tuple):
-            one, total = takes
-            rest, takes = total - most * one, f"{one:,} of {total:,}{unit}"
-            share = rest / total
-        wide = length * (1 - share) / max(1, most)
+        one, total = (program or {}).get(name, (0, 1))
+        rest = total - most * one if one else 0
+        wide = length * (1 - rest / total) / max(1, most)
         for place in range(most):
             taken = place < resident
-            fill = PROGRAM_COLORS[place % 2] if taken else "white"
-            hatch = ("", "////")[place % 2] if taken else ""
-            at = (LEFT + place * wide, y + 0.24)
-            look = {"facecolor": fill, "edgecolor": MUTED, "hatch": hatch}
-            box(ax, at, (wide, 0.2), lw=0.7, gid="taken" if taken else "free", **look)
+            look = fills[place % 2] if taken else free
+            gid, at = "taken" if taken else "free", (LEFT + place * wide, y + 0.24)
+            box(ax, at, (wide, 0.2), lw=0.7, gid=gid, edgecolor=MUTED, **look)
         if rest:
-            rests, at = True, (LEFT + length * (1 - share), y + 0.24)
-            box(ax, at, (length * share, 0.2), lw=0.7, gid="rest", **REST)
+            samples["rest: too small"] = REST
+            at = (LEFT + most * wide, y + 0.24)
+            box(ax, at, (length * rest / total, 0.2), lw=0.7, gid="rest", **REST)
             write(ax, LEFT + length, y + 0.55, f"rest: {rest:,}", ha="right")
-        edge: dict[str, Any] = {"edgecolor": INK, "lw": 1.2}
-        if binds:
-            edge = {"edgecolor": ORANGE, "lw": 2.5}
+        edge = {"edgecolor": ORANGE, "lw": 2.5} if binds else {"edgecolor": INK, "lw": 1.2}
         box(ax, (LEFT, y + 0.24), (length, 0.2), fill=False, gid="bar", **edge)
-        if takes:
-            write(ax, LEFT, y + 0.55, f"one program: {takes}", ha="left", color=MUTED)
-    samples = [Sample("a resident program", {"facecolor": PROGRAM_COLORS[0], "edgecolor": MUTED})]
-    other = {"facecolor": PROGRAM_COLORS[1], "edgecolor": MUTED, "hatch": "////"}
-    samples.append(Sample("the next one", other))
-    samples.append(Sample("room left", {"facecolor": "white", "edgecolor": MUTED}))
-    if rests:
-        samples.append(Sample("rest: too small", REST))
-    return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
+        if one:
+            unit = " bytes" if name in ("shared", "lds") else ""
+            takes = f"one program: {one:,} of {total:,}{unit}"
+            write(ax, LEFT, y + 0.55, takes, ha="left", color=MUTED)
+    looks = [Sample(text, {"edgecolor": MUTED, **look}) for text, look in samples.items()]
+    return finish(ax, key(ax, len(limits) * step + 0.1, looks), title)

@@ -7,12 +7,9 @@ figure shows is counted by the package's meter, or read from a recording.
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -21,10 +18,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic.inputs import tensors_in
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
-from memtraffic.meters.count import OpTraffic, TrafficMeter, count, run_metered
-from memtraffic.meters.formula import parse_formula
+from memtraffic.meters.count import OpTraffic, count
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import units
@@ -178,113 +173,50 @@ class Picture:
 
 
 class Step(NamedTuple):
-    """What an operation, or a program of a kernel, loads or stores at one time.
+    """What a program of a kernel loads or stores at one time.
 
-    who: its number, and name. kind: "load" or "store". touched: for the name of each tensor, its
-    elements. line: of the source, for an operation. live: the mask of a program's block.
+    who: its number. kind: "load" or "store". tensor, touched: its name and elements.
     """
 
     who: int
-    name: str
     kind: str
-    touched: Mapping[str, Sequence[int]]
-    line: str = ""
-    live: np.ndarray[Any, Any] = np.ones((1, 1), dtype=bool)
-
-    @property
-    def elements(self) -> int:
-        """How many elements it loads or stores."""
-        return sum(map(len, self.touched.values()))
-
-
-class _Tracer(TrafficMeter):
-    """Keeps what an operation of PyTorch is called with, and the mask of each block of a kernel."""
-
-    def __init__(self) -> None:
-        super().__init__(trace=True)
-        self.calls: list[tuple[list[Tensor], list[Tensor]]] = []
-        self.masks: list[np.ndarray[Any, Any]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        before = len(self.traffic.ops)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self.traffic.ops) > before:
-            self.calls.append((list(tensors_in(args)), list(tensors_in([result]))))
-        return result
-
-    def launched(self, *_: object) -> None:
-        """Masks and accesses tell all that is needed."""
-
-    def block(self, kind: str, sites: object, addresses: Any, mask: Any, *_: object) -> None:
-        mask = np.broadcast_to(mask, addresses.shape)
-        self.masks.append(mask.reshape(-1, mask.shape[-1]))
+    tensor: str
+    touched: Sequence[int]
 
 
 class Rung(NamedTuple):
     """A rung of the ladder, and the matrix that it is shown on. options: of its softmax."""
 
-    module: ModuleType
+    softmax: Callable[..., object]
     shape: tuple[int, int] = (4, 8)
     options: Mapping[str, int] = {}
 
-    @property
-    def formulas(self) -> tuple[str, str]:
-        """What its file says that it reads and writes, such as "5MN + 2M"."""
-        said = re.search(r"^Traffic: reads (.*?), writes (.*?)\.", self.module.__doc__ or "", re.M)
-        assert said, f"{self.module.__name__} does not say what it moves"
-        return said[1], said[2]
-
     def run(self, x: Tensor) -> object:
         """The softmax of `x`."""
-        return self.module.softmax(x, **self.options)
+        return self.softmax(x, **self.options)
 
 
 RUNGS = {
-    "naive": Rung(naive),
-    "fused": Rung(fused),
-    "masked": Rung(masked, (4, 6)),
-    "tiled": Rung(tiled, options={"rows": 2}),
-    "persistent": Rung(persistent, options={"rows": 1, "programs": 2}),
+    "fused": Rung(fused.softmax),
+    "masked": Rung(masked.softmax, (4, 6)),
+    "tiled": Rung(tiled.softmax, options={"rows": 2}),
+    "persistent": Rung(persistent.softmax, options={"rows": 1, "programs": 2}),
 }
 
 
 def steps(rung: Rung) -> list[Step]:
     """What a rung does to its matrix, in the order of the meter: loads and stores take turns.
 
-    Raises AssertionError where the bytes are not those of its formulas.
+    Raises AssertionError where it does not read MN elements and write MN.
     """
-    x, meter = torch.zeros(rung.shape), _Tracer()
-    run_metered(lambda: rung.run(x), rung.run, meter)
+    counted = count(rung.run, torch.zeros(rung.shape), trace=True)
+    moved = counted.read_elements, counted.written_elements
+    assert moved == (rung.shape[0] * rung.shape[1],) * 2, moved
     kinds = {"read": "load", "written": "store"}
-    found = [
-        Step(
-            access.program[0],
-            f"program {access.program[0]}",
-            kinds[access.kind],
-            {access.argument.removesuffix("_ptr"): access.offsets},
-            live=mask,
-        )
-        for access, mask in zip(meter.traffic.accesses, meter.masks, strict=True)
-    ] or list(_operations(x, meter, inspect.getsource(rung.module.softmax)))
-    sides = [[it for it in found[i::2] if it.kind == kind] for i, kind in enumerate(KINDS)]
-    moved = [sum(it.elements for it in side) for side in sides]
-    assert tuple(moved) == parse_formula(*rung.formulas).elements(*rung.shape), moved
-    return found
-
-
-def _operations(x: Tensor, meter: _Tracer, source: str) -> Iterator[Step]:
-    """Two steps for each operation of PyTorch, whose results are named as in the source."""
-    lines = re.findall(r"^    (\w+ =|return) (.*?)(?:  #.*)?$", source, re.M)
-    names = {id(x): "x"}
-    calls = zip(meter.traffic.ops, meter.calls, lines, strict=True)
-    for who, (op, (operands, results), (target, code)) in enumerate(calls):
-        result = target.replace("return", "y =")
-        names |= {id(it): result.removesuffix(" =") for it in results}
-        for kind, tensors in (("load", operands), ("store", results)):
-            touched = {names[id(it)]: range(it.numel()) for it in tensors}
-            yield Step(who, op.name, kind, touched, f"{result} {code}")
+    return [
+        Step(it.program[0], kinds[it.kind], it.argument.removesuffix("_ptr"), it.offsets)
+        for it in counted.accesses
+    ]
 
 
 # ---- a state for each step, and the picture
@@ -293,45 +225,32 @@ KINDS = {"load": "read", "store": "written"}
 COLORS = {"load": BLUE, "store": ORANGE}
 ITEMSIZE = 4  # bytes of an element
 FULL = 284.0  # units that a bar is wide when all has moved
-TENSORS = {  # of the five lines: left and top in memory, and how many columns
-    "x": (14, 31, 8), "row_max": (144.5, 31, 1), "shifted": (198, 31, 8),
-    "numerator": (14, 106, 8), "denominator": (144.5, 106, 1), "y": (198, 106, 8),
-}  # fmt: skip
 
 
 def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame]:
     """The state before the first step, and that after each."""
-    lines = bool(found[0].line)
-    look = {"x": ["idle"] * (shape[0] * shape[1])}
-    for step in found:
-        for tensor, elements in step.touched.items():
-            look.setdefault(tensor, ["none"] * (len(elements) if lines else len(look["x"])))
-    trips = dict.fromkeys(look, 0)
-    totals = {kind: sum(it.elements for it in found if it.kind == kind) for kind in KINDS}
+    m, n = shape
+    look = {"x": ["idle"] * (m * n), "y": ["none"] * (m * n)}
+    totals = {kind: sum(len(it.touched) for it in found if it.kind == kind) for kind in KINDS}
     moved = dict.fromkeys(KINDS, 0)
     for number in range(len(found) + 1):
         at = max(0, number - 1)
         step, turn = found[at], found[at // 2 * 2 :][:2]
-        touched = step.touched if number else {}
-        moved[step.kind] += sum(map(len, touched.values()))
+        touched = step.touched if number else ()
+        moved[step.kind] += len(touched)
         classes = {tensor: [*cells] for tensor, cells in look.items()}
-        for tensor, elements in touched.items():
-            trips[tensor] += step.kind == "load"
-            for i in elements:
-                look[tensor][i] = "idle" if lines else f"of{step.who}"
-                classes[tensor][i] = f"of{step.who} {step.kind}"
-        texts = {it.kind: f"{it.kind}s {it.elements} elements" for it in turn} | {"who": step.name}
-        if lines:
-            texts |= {"line": step.line} | {
-                f"{it} trips": f"read {n}×" for it, n in trips.items() if it != "y"
-            }
-        else:
-            classes |= {
-                f"{it} who": ["" if of[:2] == "of" else "gone" for of in cells]
-                for it, cells in look.items()
-            }
-            held = (f"of{step.who}", "dead") if number else ("none", "none")
-            classes["held"] = [held[0] if lane else held[1] for lane in step.live.flat]
+        for i in touched:
+            look[step.tensor][i] = f"of{step.who}"
+            classes[step.tensor][i] = f"of{step.who} {step.kind}"
+        name = f"program {step.who}"
+        texts = {it.kind: f"{it.kind}s {len(it.touched)} elements" for it in turn} | {"who": name}
+        classes |= {
+            f"{it} who": ["" if of[:2] == "of" else "gone" for of in cells]
+            for it, cells in look.items()
+        }
+        held = (f"of{step.who}", "dead") if number else ("none", "none")
+        block = 1 << (n - 1).bit_length()  # columns; those that the matrix has not are dead
+        classes["held"] = (len(step.touched) // n) * ([held[0]] * n + [held[1]] * (block - n))
         classes |= {
             f"{kind} way": ["" if touched and kind == step.kind else "off"] for kind in KINDS
         }
@@ -339,7 +258,7 @@ def step_frames(found: Sequence[Step], shape: tuple[int, int]) -> Iterator[Frame
             f"{kind} bytes": f"{KINDS[kind]} {ITEMSIZE * n} bytes" for kind, n in moved.items()
         }
         bars = {f"{kind} bar": {"width": FULL * n / totals[kind]} for kind, n in moved.items()}
-        say = f"Step {number} of {len(found)}: {step.name} {texts[step.kind]}."
+        say = f"Step {number} of {len(found)}: {name} {texts[step.kind]}."
         yield Frame(say if number else "Nothing has moved yet.", classes, texts, bars)
 
 
@@ -355,34 +274,22 @@ def stepper(name: str) -> str:
     """
     rung = RUNGS[name]
     (m, n), found = rung.shape, steps(rung)
-    lines, (rows, wide) = bool(found[0].line), found[0].live.shape
+    rows, wide = len(found[0].touched) // n, 1 << (n - 1).bit_length()
     picture = Picture("frames", list(step_frames(found, rung.shape)), {"label": "step"})
-    above, below = (40.0, 168.0) if lines else (12.0 + 15 * rows, 84.0)
+    above, below = 12.0 + 15 * rows, 84.0
     memory = above + 42
     for y, high, color in ((8.0, above, FILLS["registers"]), (memory, below, PALE)):
         picture.add("rect", x=8, y=y, width=FULL, height=high, fill=color, stroke=MUTED)
-    if lines:
-        picture.change("who", 16, 24, font_weight="bold")
-        picture.write(284, 24, "a kernel of its own", "end", fill=MUTED)
-        picture.change("line", 16, 40)
-        picture.write(14, memory + 14, "memory", fill=MUTED)
-        for tensor, (x, y, columns) in TENSORS.items():
-            middle, top = x + columns * 11 / 2, memory + y
-            picture.write(middle, top - 4, tensor, "middle")
-            picture.cells(tensor, grid((x, top), m, columns, 11), 11)
-            if tensor != "y":
-                picture.change(f"{tensor} trips", middle, top + 55, "middle", fill=MUTED)
-    else:
-        picture.change("who", 16, 12 + above / 2, font_weight="bold")
-        picture.write(84, 12 + above / 2, "registers", fill=MUTED)
-        picture.cells("held", grid((FULL + 2 - 15 * wide, 14), rows, wide, 15), 15)
-        for tensor, x in (("x", 14.0), ("y", FULL + 2 - 15 * n)):
-            at = grid((x, memory + 18), m, n, 15)
-            picture.write(x + 1, memory + 13, f"{tensor}, in memory", fill=MUTED)
-            picture.cells(tensor, at, 15)
-            whose = {i: step.who for step in found for i in step.touched.get(tensor, ())}
-            begin = [(left + 4.4, top + 11) for left, top in at]
-            picture.numbers(f"{tensor} who", begin, [whose[i] for i in range(m * n)])
+    picture.change("who", 16, 12 + above / 2, font_weight="bold")
+    picture.write(84, 12 + above / 2, "registers", fill=MUTED)
+    picture.cells("held", grid((FULL + 2 - 15 * wide, 14), rows, wide, 15), 15)
+    for tensor, x in (("x", 14.0), ("y", FULL + 2 - 15 * n)):
+        at = grid((x, memory + 18), m, n, 15)
+        picture.write(x + 1, memory + 13, f"{tensor}, in memory", fill=MUTED)
+        picture.cells(tensor, at, 15)
+        whose = {i: step.who for step in found for i in step.touched if step.tensor == tensor}
+        begin = [(left + 4.4, top + 11) for left, top in at]
+        picture.numbers(f"{tensor} who", begin, [whose[i] for i in range(m * n)])
     end = memory + below
     for i, (kind, color) in enumerate(COLORS.items()):
         low, high = memory - 4, memory - 30
@@ -390,10 +297,8 @@ def stepper(name: str) -> str:
         picture.group(f"{kind} way", [way])
         picture.change(kind, (42, 256)[i], memory - 13, ("start", "end")[i], fill=color)
         picture.change(f"{kind} bytes", 8, end + 16 + 28 * i, font_weight="bold", fill=color)
-        formula = rung.formulas[i]
-        product = f"({formula})" if "+" in formula else formula
-        total = ITEMSIZE * sum(it.elements for it in found if it.kind == kind)
-        text = f"of {total} = {product} × {ITEMSIZE}"
+        total = ITEMSIZE * sum(len(it.touched) for it in found if it.kind == kind)
+        text = f"of {total} = MN × {ITEMSIZE}"
         picture.write(292, end + 16 + 28 * i, text, "end")
         bar: dict[str, Any] = {"x": 8, "y": end + 21 + 28 * i, "height": 7}
         picture.add("rect", **bar, width=FULL, fill="#ffffff", stroke=MUTED, stroke_width=0.7)
@@ -404,7 +309,7 @@ def stepper(name: str) -> str:
 # ---- bytes that travel
 
 SHAPE = 4096, 16384  # the running example of the book
-COLUMNS = {"five lines of PyTorch": (naive, 75), "one kernel": (fused, 225)}  # and their middles
+COLUMNS = {"five lines of PyTorch": 75, "one kernel": 225}  # and their middles
 
 
 def trips() -> str:
@@ -414,10 +319,7 @@ def trips() -> str:
     """
     matrix = ITEMSIZE * SHAPE[0] * SHAPE[1]
     lines = count(naive.softmax, torch.empty(SHAPE, device="meta")).ops
-    read, written = parse_formula(*Rung(fused).formulas).elements(*SHAPE)
-    kernel = OpTraffic("softmax")
-    kernel.add("read", int(read), ITEMSIZE)
-    kernel.add("written", int(written), ITEMSIZE)
+    kernel = OpTraffic("softmax", matrix // ITEMSIZE, matrix // ITEMSIZE, matrix, matrix)
     ways = [[(op.name, op.read_bytes, op.written_bytes) for op in ops] for ops in (lines, [kernel])]
     texts, classes = {}, {}
     for i, ops in enumerate(ways):
@@ -430,7 +332,7 @@ def trips() -> str:
             classes[f"{i} {kind} dots"] = ["gone"] * 3
     still = Frame("", classes, texts, {})
     picture = Picture("trips", [still], {"ways": ways, "matrix": matrix})
-    for i, (title, (_, middle)) in enumerate(COLUMNS.items()):
+    for i, (title, middle) in enumerate(COLUMNS.items()):
         left = middle - 67
         picture.write(middle, 14, title, "middle", font_weight="bold")
         for y, high, color in ((22, 42, FILLS["registers"]), (136, 26, FILLS["dram"])):

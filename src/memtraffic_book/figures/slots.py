@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import Wedge
 
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
@@ -17,18 +14,15 @@ from memtraffic_book.figures.drawing import (
     INK,
     MUTED,
     ORANGE,
-    PALE,
     PROGRAM_COLORS,
     WIDTH,
     board,
     box,
     finish,
-    styled,
     write,
 )
 
 SIDE, SLOT = 8, 0.2  # slots in a row of the grid, and inches from one to the next
-RADIUS = 0.52  # inches, of a gauge
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,8 @@ class Slots:
         return 32 * self.filled * self.loads * self.load_bytes
 
 
-@styled
 def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
-    """SMs side by side, each with its warp slots, its bytes in flight, and a gauge of its speed.
+    """SMs side by side, each with its warp slots, its bytes in flight, and its speed.
 
     A dot in a slot is a load for which each lane of its warp waits; wide loads are tall dots.
     """
@@ -69,11 +62,10 @@ def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
         flight = units.format_bytes(sm.flight_bytes)
         below = top + grid + 0.2
         write(ax, middle, below, f"{flight} in flight")
-        _gauge(ax, (middle, below + 0.24 + RADIUS), sm.share, color)
         percent = f"{100 * sm.share:.0f} %"
-        write(ax, middle, below + 0.46 + RADIUS, percent, weight="bold", size=15, color=color)
-    write(ax, WIDTH / 2, below + 0.72 + RADIUS, "of the speed of a copy", color=MUTED)
-    return finish(ax, below + 0.86 + RADIUS, title)
+        write(ax, middle, below + 0.3, percent, weight="bold", size=22, color=color)
+    write(ax, WIDTH / 2, below + 0.58, "of the speed of a copy", color=MUTED)
+    return finish(ax, below + 0.72, title)
 
 
 def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> None:
@@ -92,17 +84,3 @@ def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> No
         center = x + (dot % side + 0.5) * step, y + (dot // side + 0.5) * step
         corner = center[0] - 0.28 * step, center[1] - high / 2
         box(ax, corner, (0.56 * step, high), facecolor=INK, edgecolor="none", gid="load")
-
-
-def _gauge(ax: Axes, center: tuple[float, float], share: float, color: str) -> None:
-    """A half circle that is filled up to a share; its right end is the speed of a copy."""
-    shown = min(1.0, share)
-    for start, end, fill, gid in ((0, 1, PALE, "scale"), (0, shown, color, "speed")):
-        # Angles run clockwise on a board, whose y axis points down.
-        look: dict[str, Any] = {"facecolor": fill, "edgecolor": INK, "lw": 0.8, "gid": gid}
-        angles = 180 + 180 * start, 180 + 180 * end
-        ax.add_patch(Wedge(center, RADIUS, *angles, width=0.16, **look))
-    angle = math.pi * (1 + shown)
-    tip = center[0] + 0.9 * RADIUS * math.cos(angle), center[1] + 0.9 * RADIUS * math.sin(angle)
-    ax.plot(*zip(center, tip, strict=True), color=INK, lw=2, solid_capstyle="round")
-    ax.add_patch(plt.Circle(center, 0.045, color=INK))

@@ -25,9 +25,8 @@ def test_reads_are_multiples_of_the_matrix():
 
 
 def test_draw_second_read_refuses_a_second_read_that_dram_does_not_send(monkeypatch):
-    plans = pd.DataFrame({"impl": ["online"], "resident": [5]})
     roof = pd.DataFrame({"l2_mib": [60]})
-    monkeypatch.setattr(long_rows, "experiments", lambda *ids: (None, plans, roof))
+    monkeypatch.setattr(long_rows, "experiments", lambda *ids: (None, roof))
     moved = long_rows.reads(pd.concat([counted((1, 2, 3), n=4096), counted((1, 2, 3))]))
     moved.loc["online", "dram_read_bytes"] = [1.0, 1.9]
     long_rows.draw_second_read(moved)

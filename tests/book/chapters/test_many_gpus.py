@@ -29,24 +29,6 @@ def test_show_times_refuses_what_the_page_says(us):
         many_gpus.show_times(times(*us))
 
 
-def test_load_times_are_those_of_another_gpu_where_the_published_has_none(tmp_path, monkeypatch):
-    asked, glued = [], {}
-    monkeypatch.setattr(many_gpus, "glue", glued.__setitem__)
-    monkeypatch.setattr(many_gpus.recording, "root", lambda: tmp_path)
-
-    def experiment(id, gpu=None):
-        asked.append(gpu)
-        return times(250, 260, 300, 420, 2000)
-
-    monkeypatch.setattr(many_gpus, "experiment", experiment)
-    for gpu in ("nvidia-h100", "nvidia-h200"):
-        (tmp_path / gpu).mkdir()
-        (tmp_path / gpu / "many_gpus.csv").touch()
-        many_gpus.load_times()
-    assert asked == ["nvidia-h100", None]
-    assert (glued["one_us"], glued["wait_us"]) == ("300 µs", "40 µs")
-
-
 def test_check_parts_refuses_another_softmax():
     y = torch.softmax(torch.tensor([1.0, 3, 2, 5]), 0)
     with pytest.raises(AssertionError, match="all 4 numbers"):

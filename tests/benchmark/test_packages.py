@@ -1,21 +1,20 @@
 """The calls that peers get, of modules that stand for their packages; no package is needed here."""
 
+import importlib.metadata
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from cases import cases
 
-from memtraffic import runtime
 from memtraffic.benchmark import packages
 from memtraffic.benchmark.baselines import PACKAGES, find_implementation
 from memtraffic.benchmark.decision import WITH_GRADIENT, with_gradient
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
-from memtraffic_book import peers
+from memtraffic_book.measurements import peer_version
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +54,6 @@ def package(monkeypatch):
 
 def softmax(x):
     return torch.softmax(x, dim=1)
-
-
-def test_peers_have_names():
-    assert [peers.find_peer(name) for name in PACKAGES] == 2 * list(peers.PEERS)[:3]
 
 
 @pytest.fixture
@@ -132,10 +127,6 @@ def test_quack(package):
     dx = find_implementation("QuACK backward")(y, dy)
     assert torch.equal(dx, SOFTMAX_BACKWARD.reference(y, dy))
     assert compiled == [("f32", "f32", 8), ("f32", "f32", "f32", 8)]
-    peers.compile_quack("float32", True, [16, 32])
-    peers.compile_quack("float32", False, [16])
-    assert [key[-1] for key in compiled[2:]] == [16, 32, 16]
-    assert [len(key) for key in compiled[2:]] == [4, 4, 3]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +159,9 @@ def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
     with pytest.raises(ImportError, match="No module named 'liger_kernel'"):
         packages.liger(matrix(3, 8))
-    assert peers.version("Liger") == ""
-    monkeypatch.setattr(peers.importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
-    assert peers.version("FlagGems") == "5.0.2"
+    assert peer_version("Liger") == peer_version("naive") == ""
+    monkeypatch.setattr(importlib.metadata, "version", {"flag-gems": "5.0.2"}.__getitem__)
+    assert peer_version("FlagGems") == peer_version("FlagGems backward") == "5.0.2"
 
     def broken(name):
         raise OSError("no such\nlibrary")
@@ -178,60 +169,6 @@ def test_what_is_not_here_is_an_import_error(package, monkeypatch):
     monkeypatch.setattr(packages.importlib, "import_module", broken)
     with pytest.raises(ImportError, match=r"quack cannot be imported \(OSError: no such library\)"):
         packages.quack(matrix(3, 8))
-
-
-@pytest.fixture
-def started(monkeypatch, package):
-    """What `compiling_ahead` starts, on a GPU that is made up."""
-    package("quack")
-    log = []
-
-    class Process:
-        def __init__(self, command, env, **options):
-            self.command, self.env = command, env
-            log.append(self)
-
-        def terminate(self):
-            self.command = None
-
-        def wait(self):
-            assert self.command is None
-
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(peers.os, "cpu_count", lambda: 6)
-    monkeypatch.setattr(peers.subprocess, "Popen", Process)
-    return log
-
-
-@cases(
-    ("impls", "dtype", "widths", "shares"),
-    {
-        "forward": (["copy", "QuACK"], "float32", [256, 384, 256, 781, 512, 640, 2**20], [
-            ("float32", False, [256, 640]), ("float32", False, [384]), ("float32", False, [512]),
-        ]),
-        # Of 2**19 columns, shared memory holds the one row of a forward, not both of a backward.
-        "both": (["QuACK", "QuACK backward"], "float32", [256, 2**19], [
-            ("float32", False, [256]), ("float32", False, [2**19]), ("float32", True, [256]),
-        ]),
-        "backward": (["QuACK backward"], "bfloat16", [256], [("bfloat16", True, [256])]),
-        "others": (["Liger", "copy"], "float32", [256], []),
-    },
-)  # fmt: skip
-def test_compiling_ahead_shares_the_widths_that_quack_takes(started, impls, dtype, widths, shares):
-    with peers.compiling_ahead(impls, widths, dtype):
-        said = [worker.command[2].partition("compile_quack(*")[2] for worker in started]
-        assert said == [f"{share})" for share in shares]
-        assert all(worker.env["CUTE_DSL_ARCH"] == "sm_90a" for worker in started)
-        assert all(worker.env["CUDA_VISIBLE_DEVICES"] == "" for worker in started)
-    assert [worker.command for worker in started] == [None] * len(shares)
-
-
-def test_compiling_ahead_without_quack(started, monkeypatch):
-    monkeypatch.delitem(sys.modules, "quack")
-    with peers.compiling_ahead(["QuACK"], [256]):
-        assert started == []
 
 
 @pytest.mark.gpu
@@ -242,7 +179,7 @@ def test_peers_that_are_here_compute_a_softmax(name, dtype):
     from memtraffic.benchmark.loop import judge_result
     from memtraffic.kernels.softmax.definitions import SOFTMAX
 
-    if not peers.version(peers.find_peer(name)):
+    if not peer_version(name):
         pytest.skip(f"{name} is not installed")
     op = SOFTMAX_BACKWARD if name.endswith("backward") else SOFTMAX
     judge_result(op, find_implementation(name), *op.arguments((64, 1024), dtype).positional)
