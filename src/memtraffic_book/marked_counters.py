@@ -36,6 +36,7 @@ from memtraffic.op import find_op
 from memtraffic.triton_adapter.capture import autotuners
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
+NOT_CALLED = ("triton-tutorials", "torch")  # packages of the survey
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 SECONDS = 120  # that a process may take for one call
@@ -247,14 +248,15 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     """What `count_sectors` says of each kernel of a table that some sizes and a path describe.
 
     sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. A row is
-    left out if it has other letters or fixed arguments, or is of a tutorial, which is a file.
+    left out if it has other letters or fixed arguments, or is of what cannot be called by its path:
+    tutorials, which are files, and functions of PyTorch, whose kernels `torch.compile` generates.
     """
     with (SURVEY / table).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if not row["fixed"]]
     calls = {
         row["path"]: row["inputs"]
         for row in rows
-        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] != "triton-tutorials"
+        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] not in NOT_CALLED
     }
     survey = _survey()
     with tempfile.TemporaryDirectory() as cache:

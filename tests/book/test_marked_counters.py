@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -199,6 +200,18 @@ def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
     found, failed = marked_counters._each(1, eval, {0: ("__import__('time').sleep(600)",)})
     assert (found, failed) == ({}, {0: "it takes more than 0.1 s"})
+
+
+def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
+    def count(calls, shapes, *_):
+        assert os.environ["GEMS_VENDOR"] == "nvidia" and shapes == [sizes]
+        return calls
+
+    sizes = {"M": 160, "N": 128}
+    monkeypatch.setattr(marked_counters, "count_sectors", count)
+    calls = marked_counters.count_surveyed_sectors(sizes, "float32", "kernels.csv")
+    assert len(calls) >= 70 and calls["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
+    assert {path.split(".")[0] for path in calls} == {"liger_kernel", "flag_gems", "fla", "conch"}
 
 
 def test_every_blind_kernel_has_a_call():
