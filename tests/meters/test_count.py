@@ -454,7 +454,7 @@ def test_count_refuses_a_read_of_one_argument_that_lands_in_another():
     assert moved(copy, 4) == (4, 4)
     x, y = torch.zeros(8).as_strided((4,), (0,)), torch.zeros(4)  # a kernel may step as it likes
     assert moved(copy, 4) == (4, 4)
-    with pytest.raises(CountError, match="outside x_ptr, .*: .* element 8 of 1"):
+    with pytest.raises(CountError, match=r"outside x_ptr, .*: .* element 8 of 1"):
         count(copy, (5,))
 
 
