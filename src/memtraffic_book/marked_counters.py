@@ -33,6 +33,7 @@ from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function
 from memtraffic.op import find_op
+from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
@@ -280,7 +281,7 @@ def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
 def _choose(case: Case) -> Choices:
     """Calls a function, so that its kernels are compiled; returns what autotuners chose."""
     fn, arguments = _arguments(case)
-    with _tuned({}) as chosen:
+    with _as_chosen({}) as chosen:
         arguments.call(fn)
     if runtime.HAS_GPU:
         torch.cuda.synchronize()  # or the error of a kernel would not be seen
@@ -290,8 +291,9 @@ def _choose(case: Case) -> Choices:
 def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], list[str]]:
     """The totals of a call, and its kernels; raises what `memtraffic.sectors` raises."""
     called = _arguments(case)
-    with _pruned(chosen):
+    with _as_chosen(chosen, predicted=True) as ran:
         found = sectors(*called, target=target)
+    _check_same(ran, chosen)
     conflicts = found.bank_conflicts
     totals = found.totals | ({} if conflicts is None else {"bank_conflicts": conflicts})
     return totals, sorted({access.kernel for access in found.accesses})
@@ -310,24 +312,24 @@ def _call() -> None:
 def _call_as_chosen(case: Case, chosen: Choices, begun: list[bool]) -> None:
     """Calls a function twice, and counts the second time, when all is loaded."""
     fn, arguments = _arguments(case)
-    with _tuned(chosen) as ran:
+    with _as_chosen(chosen) as ran:
         arguments.call(fn)
     _check_same(ran, chosen)
-    with _tuned(chosen), counted():
+    with _as_chosen(chosen), counted():
         begun.append(True)
         arguments.call(fn)
 
 
 @contextmanager
-def _tuned(chosen: Choices) -> Iterator[Choices]:
+def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[Choices]:
     """Context manager: autotuned kernels run as chosen, in order, and choose what is not.
 
-    Yields what they run with.
+    Yields what they run with. predicted: they are interpreted.
     """
     ran: Choices = {}
     running: list[Any] = []
 
-    def tuned(run: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_as_chosen(tuner: Any, *args: Any, **options: Any) -> Any:
             name, configs = tuner.base_fn.__name__, tuner.configs
             if len(configs) == 1 or tuner in running:  # or that of a class calls that above it
@@ -335,49 +337,25 @@ def _tuned(chosen: Choices) -> Iterator[Choices]:
             before = ran.setdefault(name, [])
             running.append(tuner)
             try:
-                if name in chosen:
+                if name in chosen:  # of one, nothing is timed
                     tuner.configs = [_nth(tuner, chosen[name], len(before))]
                 result = run(tuner, *args, **options)
+                best = tuner.configs[0] if name in chosen else vars(tuner).get("best_config")
+                before.append(str(best))
             finally:
                 running.pop()
                 tuner.configs = configs
-            before.append(str(tuner.best_config))
             return result
 
         return run_as_chosen
 
+    hooks: list[tuple[Any, str]] = [(owner, "run") for owner in autotuners("run")]
+    if predicted:  # whose runs are replaced
+        hooks = [(interpret, "configurations_of")]
     with ExitStack() as stack:
-        for owner in autotuners("run"):
-            stack.enter_context(mock.patch.object(owner, "run", tuned(vars(owner)["run"])))
+        for owner, name in hooks:
+            stack.enter_context(mock.patch.object(owner, name, wrapped(vars(owner)[name])))
         yield ran
-
-
-@contextmanager
-def _pruned(chosen: Choices) -> Iterator[None]:
-    """Context manager: what is predicted of autotuned kernels is as chosen, in order, if it is.
-
-    Raises LookupError if there are more or fewer.
-    """
-    taken: Choices = {}
-
-    def pruned(prune: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def prune_as_chosen(tuner: Any, options: dict[str, Any]) -> list[Any]:
-            name = tuner.base_fn.__name__
-            if name not in chosen:
-                return prune(tuner, options)
-            before = taken.setdefault(name, [])
-            config = _nth(tuner, chosen[name], len(before))
-            before.append(str(config))
-            return [config]
-
-        return prune_as_chosen
-
-    with ExitStack() as stack:
-        for owner in autotuners("prune_configs"):
-            prune = pruned(vars(owner)["prune_configs"])
-            stack.enter_context(mock.patch.object(owner, "prune_configs", prune))
-        yield
-    _check_same(taken, chosen)
 
 
 def _nth(tuner: Any, chosen: Sequence[str], number: int) -> Any:
