@@ -285,6 +285,10 @@ def autotuned(x):
     return y
 
 
+def autotuned_twice(x):
+    return autotuned(autotuned(x))
+
+
 def misaligned(x):
     y = torch.empty_like(x)
     _wrong_hint_kernel[(1,)](y, x, BLOCK=512, num_warps=1)

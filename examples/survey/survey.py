@@ -116,8 +116,12 @@ class Row:
 
 
 def flag_gems_settings(cache: str) -> dict[str, str]:
-    """Environment variables: FlagGems would look for its GPU by running a vendor's command."""
-    return {"GEMS_VENDOR": "nvidia", "FLAGGEMS_CACHE_DIR": cache}
+    """Environment variables: FlagGems would look for its GPU by running a vendor's command.
+
+    And what its autotuners choose would go into a file, for which processes wait on one another.
+    """
+    settings = {"GEMS_VENDOR": "nvidia", "FLAGGEMS_CACHE_DIR": cache}
+    return settings | {"FLAGGEMS_DB_URL": "sqlite://"}
 
 
 # ---- counting one package

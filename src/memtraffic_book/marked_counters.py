@@ -6,14 +6,17 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 from __future__ import annotations
 
 import csv
-import functools
+import importlib
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from unittest import mock
@@ -22,7 +25,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import gpus
+from memtraffic import gpus, runtime
 from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
@@ -30,11 +33,14 @@ from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function
 from memtraffic.op import find_op
+from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
+NOT_CALLED = ("triton-tutorials", "torch")  # packages of the survey
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
+SECONDS = 120  # that a process may take for one call
 T = TypeVar("T")
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 
@@ -101,6 +107,7 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
 
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
+Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
 
 
 def count_sectors(
@@ -108,18 +115,19 @@ def count_sectors(
     shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    processes: int = 12,
+    processes: int | None = None,
     counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    One process counts, and notes what its autotuners chose; then others predict for this GPU, with
-    the same inputs and choices. calls: of each function, a rung or `module:function`, its inputs;
-    the others as `memtraffic.sectors` takes them, or sizes by letter in place of shapes.
-    processes: that compile before and predict afterwards; 0 for this one. Columns: `fn`, `inputs`,
-    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
-    after `predicted_`; and `refused`, why nothing is predicted or the call failed: numbers are 0
-    then.
+    A call is made up to three times: in a process of its own, where kernels are compiled and
+    autotuners choose; then, to predict it for this GPU with these choices, in another; then, if
+    that is done, in the one process that is counted, which is given the choices, too, and compiles
+    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. processes: at a time, by
+    default one for each core; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`;
+    each of `counters`, of the kernels that are predicted; each of them after `predicted_`; and
+    `refused`, why nothing is predicted or a call failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
@@ -129,40 +137,95 @@ def count_sectors(
             calls.items(), shapes, dtypes, layouts
         )
     ]
-    predict = functools.partial(_predict, target=gpus.this_gpu().product)
-    if processes:
+    if processes is None:
         hardware.require_counters()  # or all of them would compile for nothing
-    _each(processes, _compile, cases)  # all at once what ncu calls one after the other
-    with tempfile.TemporaryDirectory() as folder:
-        worker = "from memtraffic_book.marked_counters import _call; _call()"
-        told = Path(folder) / "told.json"
-        report = hardware.profile(worker, {"cases": cases, "told": str(told)}, counters)
-        begins = json.loads(told.read_text(encoding="utf-8"))
-    predictions = _each(processes, predict, cases, [chosen for *_, chosen in begins])
-    parts = iter(_parts(report, sum(begun for begun, *_ in begins), counters))
+        processes = len(os.sched_getaffinity(0))
+    chosen, refused = _each(processes, _choose, {i: (case,) for i, case in enumerate(cases)})
+    target = gpus.this_gpu().product
+    jobs = {i: (cases[i], choices, target) for i, choices in chosen.items()}
+    predicted, unpredicted = _each(processes, _predict, jobs)
+    for i in [i for i, (totals, _) in predicted.items() if not counters.keys() <= totals.keys()]:
+        del predicted[i]
+        refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
+    parts, failed = _count({i: (cases[i], chosen[i]) for i in predicted}, counters)
+    refused |= unpredicted | failed
     rows = []
-    for case, (begun, failed, _), predicted in zip(cases, begins, predictions, strict=True):
-        (fn, inputs, shape, dtype, layout), (totals, kernels, refused) = case, predicted
-        if not refused and not counters.keys() <= totals.keys():
-            refused = "not known: conflicts in a loop, or at addresses that change in one"
-        part = next(parts) if begun else None
+    for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
-        row |= {"dtype": dtype, "layout": layout} | dict.fromkeys(counters, 0)
-        if part is not None and not (refused or failed):
-            ours = part[part["kernel"].isin(kernels)]
-            row |= {name: int(ours[name].sum()) for name in counters}
-        row |= {f"predicted_{name}": totals.get(name, 0) for name in counters}
-        rows.append(row | {"refused": failed or refused})
+        row |= {"dtype": dtype, "layout": layout}
+        numbers = dict.fromkeys((*counters, *(f"predicted_{name}" for name in counters)), 0)
+        if i not in refused:
+            totals, kernels = predicted[i]
+            ours = parts[i][parts[i]["kernel"].isin(kernels)]
+            numbers |= {name: int(ours[name].sum()) for name in counters}
+            numbers |= {f"predicted_{name}": totals[name] for name in counters}
+        rows.append(row | numbers | {"refused": refused.get(i, "")})
     return pd.DataFrame(rows)
 
 
-def _each(processes: int, fn: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
-    """What a function returns for each of its arguments, from so many processes, or from this."""
-    jobs = zip(*arguments, strict=True)
+def _count(
+    calls: Mapping[int, tuple[Case, Choices]], counters: Mapping[str, str]
+) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
+    """What ncu reports of each call, and why those that failed did."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = "from memtraffic_book.marked_counters import _call; _call()"
+        told = Path(folder) / "told.json"
+        job = {"calls": [*calls.values()], "told": str(told)}
+        report = hardware.profile(worker, job, counters)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    parts = _parts(report, sum(begun for begun, _ in outcomes), counters)
+    begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
+    failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}
+    return dict(zip(begun, parts, strict=True)), failed
+
+
+def _each(
+    processes: int, fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
+) -> tuple[dict[int, T], dict[int, str]]:
+    """What a function returns for each of some arguments, and why it fails for others.
+
+    processes: at a time, each for one call; 0 for this one.
+    """
     if not processes:
-        return [*itertools.starmap(fn, jobs)]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return pool.starmap(fn, jobs, chunksize=1)
+        outcomes = [_attempt(fn, *job) for job in jobs.values()]
+    else:
+        with ThreadPoolExecutor(processes) as threads:
+            outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
+    failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
+    found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
+    return found, failed
+
+
+def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a function returns, and ""; or None, and its error."""
+    try:
+        return fn(*arguments), ""
+    except Exception as error:  # of a package, which does not stop the others
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """`_attempt` in a process of its own, which is killed after `SECONDS`."""
+    context = multiprocessing.get_context("spawn")
+    answer, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, fn, *arguments))
+    process.start()
+    sender.close()
+    try:
+        if answer.poll(SECONDS):
+            found: tuple[Any, str] = answer.recv()
+            return found
+        return None, f"it takes more than {SECONDS} s"
+    except EOFError:
+        process.join()
+        return None, f"its process ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send(sender: Connection, fn: Callable[..., Any], *arguments: Any) -> None:
+    sender.send(_attempt(fn, *arguments))
 
 
 # Of loads and of stores: that of all accesses also counts waits for shuffles and other data.
@@ -186,102 +249,125 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     """What `count_sectors` says of each kernel of a table that some sizes and a path describe.
 
     sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. A row is
-    left out if it has other letters or fixed arguments, or is of a tutorial, which is a file.
+    left out if it has other letters or fixed arguments, or is of what cannot be called by its path:
+    tutorials, which are files, and functions of PyTorch, whose kernels `torch.compile` generates.
     """
     with (SURVEY / table).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if not row["fixed"]]
     calls = {
         row["path"]: row["inputs"]
         for row in rows
-        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] != "triton-tutorials"
+        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] not in NOT_CALLED
     }
-    return count_sectors(calls, [sizes], [dtype], ["packed"])
+    survey = _survey()
+    with tempfile.TemporaryDirectory() as cache:
+        with mock.patch.dict(os.environ, survey.flag_gems_settings(cache)):
+            return count_sectors(calls, [sizes], [dtype], ["packed"])
+
+
+def _survey() -> Any:
+    """The module of the survey, beside which lie those that adapt what others published."""
+    if str(SURVEY) not in sys.path:
+        sys.path.append(str(SURVEY))
+    return importlib.import_module("survey")
 
 
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     name, inputs, shape, dtype, layout = case
-    if str(SURVEY) not in sys.path:  # whose modules adapt what others published
-        sys.path.append(str(SURVEY))
+    _survey()
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
 
 
-def _compile(case: Case) -> None:
-    """Calls a function, so that Triton finds its kernels compiled afterwards."""
-    try:
-        fn, arguments = _arguments(case)
+def _choose(case: Case) -> Choices:
+    """Calls a function, so that its kernels are compiled; returns what autotuners chose."""
+    fn, arguments = _arguments(case)
+    with _as_chosen({}) as chosen:
         arguments.call(fn)
-    except Exception:  # the call that is counted says why
-        return
+    if runtime.HAS_GPU:
+        torch.cuda.synchronize()  # or the error of a kernel would not be seen
+    return chosen
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
-
-
-def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], list[str], str]:
-    """The totals and kernels of a call; and why there are none, or ""."""
-    try:
-        called = _arguments(case)
-        with _choosing(chosen):
-            found = sectors(*called, target=target)
-    except Exception as error:  # of a package, which does not stop the others
-        return {}, [], _said(error)
-    kernels = sorted({access.kernel for access in found.accesses})
-    if found.bank_conflicts is None:
-        return found.totals, kernels, ""
-    return found.totals | {"bank_conflicts": found.bank_conflicts}, kernels, ""
-
-
-@contextmanager
-def _choosing(chosen: Choices) -> Iterator[None]:
-    """Context manager: autotuned kernels have no other configurations than these, if any."""
-
-    def prune(tuner: Any, options: dict[str, Any]) -> list[Any]:
-        wanted = chosen.get(tuner.base_fn.__name__, ())
-        return [it for it in tuner.configs if str(it) in wanted] or tuner.configs
-
-    with ExitStack() as stack:
-        for owner in autotuners("prune_configs"):
-            stack.enter_context(mock.patch.object(owner, "prune_configs", prune))
-        yield
-
-
-@contextmanager
-def _noting(chosen: Choices) -> Iterator[None]:
-    """Context manager: notes what autotuned kernels have chosen."""
-
-    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(tuner: Any, *args: Any, **options: Any) -> Any:
-            result = run(tuner, *args, **options)
-            chosen.setdefault(tuner.base_fn.__name__, []).append(str(tuner.best_config))
-            return result
-
-        return noted
-
-    with ExitStack() as stack:
-        for owner in autotuners("run"):
-            stack.enter_context(mock.patch.object(owner, "run", noting(vars(owner)["run"])))
-        yield
+def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], list[str]]:
+    """The totals of a call, and its kernels; raises what `memtraffic.sectors` raises."""
+    called = _arguments(case)
+    with _as_chosen(chosen, predicted=True) as ran:
+        found = sectors(*called, target=target)
+    _check_same(ran, chosen)
+    conflicts = found.bank_conflicts
+    totals = found.totals | ({} if conflicts is None else {"bank_conflicts": conflicts})
+    return totals, sorted({access.kernel for access in found.accesses})
 
 
 def _call() -> None:
-    """What runs under ncu for `count_sectors`.
+    """What runs under ncu for `count_sectors`: tells of each call if it began and why it failed."""
+    job, outcomes = json.loads(sys.argv[1]), []
+    for case, chosen in job["calls"]:
+        begun: list[bool] = []
+        _, why = _attempt(_call_as_chosen, case, chosen, begun)
+        outcomes.append((bool(begun), why))
+    Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
 
-    It tells of each call whether it began, why it failed, and what its autotuners chose.
+
+def _call_as_chosen(case: Case, chosen: Choices, begun: list[bool]) -> None:
+    """Calls a function twice, and counts the second time, when all is loaded."""
+    fn, arguments = _arguments(case)
+    with _as_chosen(chosen) as ran:
+        arguments.call(fn)
+    _check_same(ran, chosen)
+    with _as_chosen(chosen), counted():
+        begun.append(True)
+        arguments.call(fn)
+
+
+@contextmanager
+def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[Choices]:
+    """Context manager: autotuned kernels run as chosen, in order, and choose what is not.
+
+    Yields what they run with. predicted: they are interpreted.
     """
-    job, calls = json.loads(sys.argv[1]), []
-    for case in job["cases"]:
-        begun, failed, chosen = False, "", Choices()
-        try:
-            fn, arguments = _arguments(case)
-            arguments.call(fn)  # which compiles, and lets an autotuner choose
-            with _noting(chosen), counted():
-                begun = True
-                arguments.call(fn)
-        except Exception as error:  # of a package
-            failed = _said(error)
-        calls.append((begun, failed, chosen))
-    Path(job["told"]).write_text(json.dumps(calls), encoding="utf-8")
+    ran: Choices = {}
+    running: list[Any] = []
+
+    def wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_as_chosen(tuner: Any, *args: Any, **options: Any) -> Any:
+            name, configs = tuner.base_fn.__name__, tuner.configs
+            if len(configs) == 1 or tuner in running:  # or that of a class calls that above it
+                return run(tuner, *args, **options)
+            before = ran.setdefault(name, [])
+            running.append(tuner)
+            try:
+                if name in chosen:  # of one, nothing is timed
+                    tuner.configs = [_nth(tuner, chosen[name], len(before))]
+                result = run(tuner, *args, **options)
+                best = tuner.configs[0] if name in chosen else vars(tuner).get("best_config")
+                before.append(str(best))
+            finally:
+                running.pop()
+                tuner.configs = configs
+            return result
+
+        return run_as_chosen
+
+    hooks: list[tuple[Any, str]] = [(owner, "run") for owner in autotuners("run")]
+    if predicted:  # whose runs are replaced
+        hooks = [(interpret, "configurations_of")]
+    with ExitStack() as stack:
+        for owner, name in hooks:
+            stack.enter_context(mock.patch.object(owner, name, wrapped(vars(owner)[name])))
+        yield ran
+
+
+def _nth(tuner: Any, chosen: Sequence[str], number: int) -> Any:
+    """The configuration that the run of this number has; raises LookupError without one."""
+    found = [it for it in tuner.configs if chosen[number : number + 1] == [str(it)]]
+    if not found:
+        raise LookupError(f"{tuner.base_fn.__name__} chose {chosen}, which has no {number}")
+    return found[0]
+
+
+def _check_same(ran: Choices, chosen: Choices) -> None:
+    """Raises LookupError if autotuned kernels did not run as chosen."""
+    for name, configs in chosen.items():
+        if (others := ran.get(name, [])) != configs:
+            raise LookupError(f"{name} chose {configs}, and here it has run with {others}")

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,25 +99,34 @@ def test_counted_marks_where_a_kernel_begins(monkeypatch):
 # ---- sectors, predicted beside counted
 
 
-@pytest.mark.slow
-def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
+@pytest.fixture
+def counting(monkeypatch):
     """The other process is this one, for a GPU that is not there, and ncu numbers the kernels."""
-
-    @contextmanager
-    def begun():
-        seen.append(MARK)
-        yield
-        seen.extend(["_softmax_masked_kernel", "somebody_elses"])
-
-    def profile(worker, job, metrics):
-        monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
-        exec(worker, {})
-        return report(*seen, metrics=metrics)
-
     seen = []
-    monkeypatch.setattr(marked_counters, "counted", begun)
-    monkeypatch.setattr(counters, "profile", profile)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+
+    def of(*kernels):
+        @contextmanager
+        def begun():
+            seen.append(MARK)
+            yield
+            seen.extend(kernels)
+
+        def profile(worker, job, metrics):
+            monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
+            exec(worker, {})
+            return report(*seen, metrics=metrics)
+
+        monkeypatch.setattr(marked_counters, "counted", begun)
+        monkeypatch.setattr(counters, "profile", profile)
+        monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+        return seen
+
+    return of
+
+
+@pytest.mark.slow
+def test_count_sectors_predicts_beside_what_is_counted(counting):
+    seen = counting("_softmax_masked_kernel", "somebody_elses")
     calls = {"masked": "M,N", "persistent": "M,N", "fused": "M,N", "no_such_package:fn": "M,N N,"}
     layouts = ["packed", "transposed"]
     frame = marked_counters.count_sectors(calls, [(8, 1000)], ["float32"], layouts, processes=0)
@@ -128,29 +138,80 @@ def test_count_sectors_predicts_beside_what_is_counted(monkeypatch):
     assert frame["predicted_load_sectors"][1] == 8 * 1000  # a sector has a column of 8
     whys = frame["refused"]
     assert [why == "" for why in whys] == [True, True, False, True, *[False] * 4]
+    assert seen.count(MARK) == 3  # what is not predicted is not called
     assert "copies asynchronously" in whys[2] and "1000" in whys[4]
     assert whys[6:].str.contains("no_such_package").all()
     assert list(frame.columns) == list(EXPERIMENTS["sectors_packed"].schema)
 
 
-def test_a_prediction_has_the_configuration_that_the_counted_call_chose(monkeypatch):
+@pytest.fixture
+def tuner(monkeypatch):
+    """An autotuned kernel of a class of its own, which chooses its configurations in turn."""
     import sector_kernels
+    from triton.runtime.autotuner import Autotuner
 
-    tuner = sector_kernels._autotuned_kernel
-    case = "sector_kernels:autotuned", "N,", [64], "float32", "packed"
-    for config, requests in zip(tuner.configs, (1, 4), strict=True):
+    class Choosing(Autotuner):
+        def run(self, *args, **options):
+            return super().run(*args, **options)
 
-        def run(tuner, *args, config=config, **options):
-            tuner.best_config = config
+    def run(tuner, *args, **options):
+        runs.append([*map(str, tuner.configs)])
+        tuner.best_config = tuner.configs[-len(runs) % len(tuner.configs)]
 
-        chosen = {}
-        with monkeypatch.context() as patch:
-            patch.setattr(type(tuner), "run", run)
-            with marked_counters._noting(chosen):
-                sector_kernels.autotuned(torch.ones(64))
-        assert chosen == {"_autotuned_kernel": [str(config)]}
-        totals, kernels, why = marked_counters._predict(case, chosen, "H200")
-        assert (totals["load_requests"], kernels, why) == (requests, [*chosen], "")
+    runs = []
+    monkeypatch.setattr(Autotuner, "run", run)
+    monkeypatch.setattr(sector_kernels._autotuned_kernel, "__class__", Choosing)
+    monkeypatch.setattr(Choosing, "runs", runs, raising=False)
+    return sector_kernels._autotuned_kernel
+
+
+def test_count_sectors_counts_and_predicts_what_autotuners_chose_before(counting, tuner):
+    """The first launch has the second configuration, and the second the first."""
+    counting("_autotuned_kernel", "_autotuned_kernel")
+    call = {"sector_kernels:autotuned_twice": "N,"}
+    frame = marked_counters.count_sectors(call, [[64]], ["float32"], ["packed"], processes=0)
+    one_warp, four_warps = map(str, tuner.configs)
+    chosen, counted = tuner.runs[:2], tuner.runs[2:]
+    assert chosen == [[one_warp, four_warps]] * 2
+    assert counted == [[four_warps], [one_warp]] * 2  # of which nothing is timed or compiled
+    row = frame.iloc[0]
+    assert (row["refused"], row["load_requests"], row["predicted_load_requests"]) == ("", 3, 5)
+
+
+def test_count_sectors_refuses_a_kernel_that_runs_otherwise_than_it_chose(tuner):
+    case = "sector_kernels:autotuned_twice", "N,", [64], "float32", "packed"
+    config = str(tuner.configs[0])
+    for count in (1, 3):
+        chosen = {"_autotuned_kernel": [config] * count}
+        for attempt in (
+            lambda chosen=chosen: marked_counters._call_as_chosen(case, chosen, []),
+            lambda chosen=chosen: marked_counters._predict(case, chosen, "H200"),
+        ):
+            with pytest.raises(LookupError, match="_autotuned_kernel chose"):
+                attempt()
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
+    jobs = {3: ("1 + 1",), 5: ("1 / 0",), 8: ("__import__('os')._exit(7)",)}
+    found, failed = marked_counters._each(2, eval, jobs)
+    assert found == {3: 2}
+    assert failed == {5: "ZeroDivisionError: division by zero", 8: "its process ended with 7"}
+    monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
+    found, failed = marked_counters._each(1, eval, {0: ("__import__('time').sleep(600)",)})
+    assert (found, failed) == ({}, {0: "it takes more than 0.1 s"})
+
+
+def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
+    def count(calls, shapes, *_):
+        assert os.environ["GEMS_VENDOR"] == "nvidia" and shapes == [sizes]
+        return calls
+
+    sizes = {"M": 160, "N": 128}
+    monkeypatch.setattr(marked_counters, "count_sectors", count)
+    calls = marked_counters.count_surveyed_sectors(sizes, "float32", "kernels.csv")
+    assert len(calls) >= 70 and calls["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
+    assert {path.split(".")[0] for path in calls} == {"liger_kernel", "flag_gems", "fla", "conch"}
 
 
 def test_every_blind_kernel_has_a_call():
@@ -238,8 +299,7 @@ def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes
         for _, row in known.iterrows()
     ]
     found = [marked_counters._predict(case, {}, "H200") for case in cases]
-    assert [why for _, _, why in found] == [""] * len(cases)
-    totals = [[it[name] for name in COUNTERS] for it, _, _ in found]
+    totals = [[it[name] for name in COUNTERS] for it, _ in found]
     were = known[PREDICTED].values.tolist()
     differ = [case for case, *it in zip(cases, totals, were, strict=True) if it[0] != it[1]]
     assert {layout for *_, layout in differ} <= {ANOTHER}

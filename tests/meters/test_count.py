@@ -452,6 +452,10 @@ def test_count_refuses_a_read_of_one_argument_that_lands_in_another():
         count(copy, ((y.data_ptr() - x.data_ptr()) // 4,))
     x, y = torch.zeros(2, 4)  # of one storage
     assert moved(copy, 4) == (4, 4)
+    x, y = torch.zeros(8).as_strided((4,), (0,)), torch.zeros(4)  # a kernel may step as it likes
+    assert moved(copy, 4) == (4, 4)
+    with pytest.raises(CountError, match=r"outside x_ptr, .*: .* element 8 of 1"):
+        count(copy, (5,))
 
 
 @pytest.mark.parametrize("copied", [False, True])

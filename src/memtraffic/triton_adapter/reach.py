@@ -83,9 +83,15 @@ class Reach:
         self.kernel, self.arguments = kernel, list[Argument]()
 
     def bind(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds an argument, the next in number."""
+        """Adds an argument, the next in number.
+
+        A dimension without a stride does not say how far the kernel goes: to where memory ends.
+        """
         start = tensor.data_ptr()
         end = start + span(tensor) * tensor.element_size()
+        if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            storage = tensor.untyped_storage()
+            end = storage.data_ptr() + storage.nbytes()
         self.arguments.append(Argument(name, tensor, start, end))
 
     def split(
