@@ -266,7 +266,8 @@ class Boxes(SphinxPostTransform):
 
     def run(self, **options: Any) -> None:
         for paragraph in list(self.document.findall(nodes.paragraph)):
-            first = paragraph[0] if len(paragraph) else paragraph
+            # MyST begins a paragraph in bold with an empty text.
+            first = next((it for it in paragraph if it.astext()), paragraph)
             if isinstance(first, nodes.strong) and first.astext() in KINDS:
                 quoted = isinstance(paragraph.parent, nodes.block_quote)
                 box = paragraph.parent if quoted else paragraph

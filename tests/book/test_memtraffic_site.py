@@ -98,7 +98,7 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
 
 def test_boxes_and_the_next_chapter_have_their_classes():
     def bold(word, rest):
-        return nodes.paragraph("", "", nodes.strong("", word), nodes.Text(rest))
+        return nodes.paragraph("", "", nodes.Text(""), nodes.strong("", word), nodes.Text(rest))
 
     quotes = [nodes.block_quote("", bold(word, " 3.")) for word in ("Takeaway.", "Open questions.")]
     parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]

@@ -242,6 +242,11 @@ def test_tables_of_outputs_have_the_style_of_the_book(page, name):
     assert not [classes for classes in page.tables if "dataframe" not in classes]
 
 
+@pytest.mark.parametrize("name", ON_PATH[1:-1])
+def test_chapter_ends_with_the_card_of_the_next(site, name):
+    assert '<p class="next">' in (site / f"{name}.html").read_text("utf-8")
+
+
 @per_chapter
 def test_downloaded_notebook_needs_nothing_else(page, site, name):
     """Its link gives the notebook that memtraffic_book.colab writes, with the package inside."""
