@@ -55,7 +55,7 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     repository: its address, or "". With one, Colab opens the notebook that the branch gh-pages
     holds; without, the reader downloads the same notebook and uploads it.
     """
-    parts = [f"About {minutes} minutes"]
+    parts = [f"About {minutes} minute{'s' * (minutes > 1)}"]
     if name in plain_files.KERNELS:
         file = plain_files.file_name(name)
         parts.append(f'<a href="{file}" download>the kernel in one plain file</a>')
@@ -147,7 +147,8 @@ def add_chapter_line(app: Sphinx, doctree: nodes.document, page: str) -> None:
 def units() -> re.Pattern[str]:
     """The space between a number and its unit, which is one of the book's or a common noun."""
     known = runpy.run_path(str(ROOT / "src/memtraffic_book/units.py"))["UNITS"]
-    known += ("bytes", "bits", "rows", "columns", "elements", "warps", "threads", "programs")
+    known += ("KiB", "MiB", "GiB", "bytes", "bits", "rows", "columns", "elements", "numbers")
+    known += ("warps", "threads", "programs", "percent")
     return re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, known))})(?![\w/]))")
 
 
@@ -226,13 +227,13 @@ def around(node: nodes.Node | None) -> Iterator[nodes.Node]:
 
 
 def keep_units_in(part: nodes.Element) -> None:
-    """Puts no-break spaces before the units in a part of a page; in what its cells claim, too."""
+    """Puts no-break spaces before the units in a part of a page; in its claims and tables, too."""
     for element in list(part.findall(is_text)):
         for i, node in enumerate(element.children):
             if isinstance(node, nodes.Text) and units().search(node):
                 element[i] = nodes.Text(keep_units(node))
     for raw in part.findall(nodes.raw):
-        if 'class="claim"' in raw.astext():
+        if re.search('class="(claim|dataframe)', raw.astext()):
             raw.children = [nodes.Text(keep_units(raw.astext()))]
 
 

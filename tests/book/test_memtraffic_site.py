@@ -24,6 +24,13 @@ def app(repository="", baseurl=""):
     return SimpleNamespace(config=config)
 
 
+@pytest.mark.parametrize("tag", ['table class="dataframe words"', 'details class="claim"'])
+def test_outputs_keep_units_with_their_numbers(tag):
+    part = nodes.container("", nodes.raw("", f"<{tag}>8.4 µs, 4 of 64</{tag.split()[0]}>"))
+    site.keep_units_in(part)
+    assert "8.4\N{NO-BREAK SPACE}µs, 4 of 64" in part.astext()
+
+
 def test_line_with_an_address_is_one_click():
     line = site.chapter_line("occupancy", 12, ADDRESS)
     assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
