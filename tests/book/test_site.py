@@ -229,7 +229,7 @@ def test_line_under_the_title(site, page, name):
     text = (site / f"{name}.html").read_text("utf-8")
     [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
     line = Page(line)
-    assert re.match(r"About [1-9]\d? minutes ", line.seen)
+    assert re.match(r"About [1-9]\d? minutes? ", line.seen)
     assert "Run this chapter on Colab" in line.seen
     if Path(name).name in KERNELS:
         assert f"softmax_{Path(name).name}.py" in line.links
