@@ -36,6 +36,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.
 AMBIGUOUS = {"round", "level", "stage", "cold", "warm", "element", "host", "specification"}
+SHORT = 16  # characters of code that stay on one line
 WORDS_PER_MINUTE = 180  # of a text with code, read by someone who knows little of it
 
 
@@ -227,7 +228,10 @@ def around(node: nodes.Node | None) -> Iterator[nodes.Node]:
 
 
 def keep_units_in(part: nodes.Element) -> None:
-    """Puts no-break spaces before the units in a part of a page; in its claims and tables, too."""
+    """Puts no-break spaces before the units in a part of a page; in its claims and tables, too.
+
+    Code of a few characters, which stays in one piece, gets the class `short`.
+    """
     for element in list(part.findall(is_text)):
         for i, node in enumerate(element.children):
             if isinstance(node, nodes.Text) and units().search(node):
@@ -235,6 +239,9 @@ def keep_units_in(part: nodes.Element) -> None:
     for raw in part.findall(nodes.raw):
         if re.search('class="(claim|dataframe)', raw.astext()):
             raw.children = [nodes.Text(keep_units(raw.astext()))]
+    for code in part.findall(nodes.literal):
+        if len(code.astext()) <= SHORT:
+            code["classes"].append("short")
 
 
 def mend_titles(app: Sphinx, env: BuildEnvironment) -> None:

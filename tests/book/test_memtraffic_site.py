@@ -31,6 +31,12 @@ def test_outputs_keep_units_with_their_numbers(tag):
     assert "8.4\N{NO-BREAK SPACE}µs, 4 of 64" in part.astext()
 
 
+def test_short_code_stays_in_one_piece():
+    codes = [nodes.literal("", text) for text in ("5MN + 2M", "x - max - log(sum(exp(x - max)))")]
+    site.keep_units_in(nodes.paragraph("", "", *codes))
+    assert [code["classes"] for code in codes] == [["short"], []]
+
+
 def test_line_with_an_address_is_one_click():
     line = site.chapter_line("occupancy", 12, ADDRESS)
     assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
