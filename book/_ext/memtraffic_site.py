@@ -146,18 +146,19 @@ def add_chapter_line(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 @functools.cache
 def units() -> re.Pattern[str]:
-    """The space between a number and its unit, which is one of the book's or a common noun."""
+    """A space in 129 µs or in 4096 × 781: the unit is one of the book's or a common noun."""
     known = runpy.run_path(str(ROOT / "src/memtraffic_book/units.py"))["UNITS"]
     known += ("KiB", "MiB", "GiB", "bytes", "bits", "rows", "columns", "elements", "numbers")
     known += ("warps", "threads", "programs", "percent")
-    return re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, known))})(?![\w/]))")
+    unit = rf"(?:{'|'.join(map(re.escape, known))})(?![\w/])"
+    return re.compile(rf"(?<=\d) (?={unit}|[x×] \d)|(?<=\d [x×]) (?=\d)")
 
 
 def keep_units(text: str) -> str:
-    """`text` with no-break spaces before units.
+    """`text` with no-break spaces before units and around the × of a shape.
 
-    >>> keep_units("129 µs for 4096 rows").count(NO_BREAK)
-    2
+    >>> keep_units("129 µs for 4096 x 781 columns").count(NO_BREAK)
+    4
     """
     return units().sub(NO_BREAK, text)
 
