@@ -36,6 +36,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.
 AMBIGUOUS = {"round", "level", "stage", "cold", "warm", "element", "host", "specification"}
+SHORT = 16  # characters of code that stay on one line
 WORDS_PER_MINUTE = 180  # of a text with code, read by someone who knows little of it
 
 
@@ -55,7 +56,7 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     repository: its address, or "". With one, Colab opens the notebook that the branch gh-pages
     holds; without, the reader downloads the same notebook and uploads it.
     """
-    parts = [f"About {minutes} minutes"]
+    parts = [f"About {minutes} minute{'s' * (minutes > 1)}"]
     if name in plain_files.KERNELS:
         file = plain_files.file_name(name)
         parts.append(f'<a href="{file}" download>the kernel in one plain file</a>')
@@ -145,17 +146,19 @@ def add_chapter_line(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 @functools.cache
 def units() -> re.Pattern[str]:
-    """The space between a number and its unit, which is one of the book's or a common noun."""
+    """A space in 129 µs or in 4096 × 781: the unit is one of the book's or a common noun."""
     known = runpy.run_path(str(ROOT / "src/memtraffic_book/units.py"))["UNITS"]
-    known += ("bytes", "bits", "rows", "columns", "elements", "warps", "threads", "programs")
-    return re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, known))})(?![\w/]))")
+    known += ("KiB", "MiB", "GiB", "bytes", "bits", "rows", "columns", "elements", "numbers")
+    known += ("warps", "threads", "programs", "percent")
+    unit = rf"(?:{'|'.join(map(re.escape, known))})(?![\w/])"
+    return re.compile(rf"(?<=\d) (?={unit}|[x×] \d)|(?<=\d [x×]) (?=\d)")
 
 
 def keep_units(text: str) -> str:
-    """`text` with no-break spaces before units.
+    """`text` with no-break spaces before units and around the × of a shape.
 
-    >>> keep_units("129 µs for 4096 rows").count(NO_BREAK)
-    2
+    >>> keep_units("129 µs for 4096 x 781 columns").count(NO_BREAK)
+    4
     """
     return units().sub(NO_BREAK, text)
 
@@ -226,14 +229,20 @@ def around(node: nodes.Node | None) -> Iterator[nodes.Node]:
 
 
 def keep_units_in(part: nodes.Element) -> None:
-    """Puts no-break spaces before the units in a part of a page; in what its cells claim, too."""
+    """Puts no-break spaces before the units in a part of a page; in its claims and tables, too.
+
+    Code of a few characters, which stays in one piece, gets the class `short`.
+    """
     for element in list(part.findall(is_text)):
         for i, node in enumerate(element.children):
             if isinstance(node, nodes.Text) and units().search(node):
                 element[i] = nodes.Text(keep_units(node))
     for raw in part.findall(nodes.raw):
-        if 'class="claim"' in raw.astext():
+        if re.search('class="(claim|dataframe)', raw.astext()):
             raw.children = [nodes.Text(keep_units(raw.astext()))]
+    for code in part.findall(nodes.literal):
+        if len(code.astext()) <= SHORT:
+            code["classes"].append("short")
 
 
 def mend_titles(app: Sphinx, env: BuildEnvironment) -> None:
@@ -266,7 +275,8 @@ class Boxes(SphinxPostTransform):
 
     def run(self, **options: Any) -> None:
         for paragraph in list(self.document.findall(nodes.paragraph)):
-            first = paragraph[0] if len(paragraph) else paragraph
+            # MyST begins a paragraph in bold with an empty text.
+            first = next((it for it in paragraph if it.astext()), paragraph)
             if isinstance(first, nodes.strong) and first.astext() in KINDS:
                 quoted = isinstance(paragraph.parent, nodes.block_quote)
                 box = paragraph.parent if quoted else paragraph
@@ -446,6 +456,8 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    code = [it.read_text("utf-8") for it in sorted(Path(__file__).parent.glob("*.py"))]
+    app.add_config_value("memtraffic_code", code, "env")  # as it changes, all pages are made anew
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)

@@ -46,7 +46,7 @@ def show() -> None:
         0 < dropped < len(notes),
     )
     glue("dropped", f"{dropped} of {len(notes)}")
-    tables.show(
+    tables.show_words(
         notes,
         gain=lambda note: f"{note['gain']:+g} %" if note["gain"] else "±0 %",
         of=lambda note: note["about"],

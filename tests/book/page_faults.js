@@ -22,6 +22,10 @@
     }
   }
 
+  for (const box of all("article .output:has(> table)")) {
+    if (box.scrollWidth > 2 * box.clientWidth) say("far too wide", box);
+  }
+
   // What a reader opens is open on paper.
   for (const fold of PAPER ? all("details:is(.claim, .guess)") : []) {
     const text = document.createRange();

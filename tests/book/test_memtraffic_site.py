@@ -24,6 +24,19 @@ def app(repository="", baseurl=""):
     return SimpleNamespace(config=config)
 
 
+@pytest.mark.parametrize("tag", ['table class="dataframe words"', 'details class="claim"'])
+def test_outputs_keep_units_with_their_numbers(tag):
+    part = nodes.container("", nodes.raw("", f"<{tag}>8.4 µs, 4 of 64</{tag.split()[0]}>"))
+    site.keep_units_in(part)
+    assert "8.4\N{NO-BREAK SPACE}µs, 4 of 64" in part.astext()
+
+
+def test_short_code_stays_in_one_piece():
+    codes = [nodes.literal("", text) for text in ("5MN + 2M", "x - max - log(sum(exp(x - max)))")]
+    site.keep_units_in(nodes.paragraph("", "", *codes))
+    assert [code["classes"] for code in codes] == [["short"], []]
+
+
 def test_line_with_an_address_is_one_click():
     line = site.chapter_line("occupancy", 12, ADDRESS)
     assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
@@ -98,7 +111,7 @@ def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
 
 def test_boxes_and_the_next_chapter_have_their_classes():
     def bold(word, rest):
-        return nodes.paragraph("", "", nodes.strong("", word), nodes.Text(rest))
+        return nodes.paragraph("", "", nodes.Text(""), nodes.strong("", word), nodes.Text(rest))
 
     quotes = [nodes.block_quote("", bold(word, " 3.")) for word in ("Takeaway.", "Open questions.")]
     parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]

@@ -229,7 +229,7 @@ def test_line_under_the_title(site, page, name):
     text = (site / f"{name}.html").read_text("utf-8")
     [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
     line = Page(line)
-    assert re.match(r"About [1-9]\d? minutes ", line.seen)
+    assert re.match(r"About [1-9]\d? minutes? ", line.seen)
     assert "Run this chapter on Colab" in line.seen
     if Path(name).name in KERNELS:
         assert f"softmax_{Path(name).name}.py" in line.links
@@ -240,6 +240,11 @@ def test_line_under_the_title(site, page, name):
 @per_chapter
 def test_tables_of_outputs_have_the_style_of_the_book(page, name):
     assert not [classes for classes in page.tables if "dataframe" not in classes]
+
+
+@pytest.mark.parametrize("name", ON_PATH[1:-1])
+def test_chapter_ends_with_the_card_of_the_next(site, name):
+    assert '<p class="next">' in (site / f"{name}.html").read_text("utf-8")
 
 
 @per_chapter
@@ -324,7 +329,7 @@ def test_terms_lead_to_the_glossary_and_say_their_definition(site, page, name):
 def test_units_stay_with_their_numbers(site, page, name):
     """Outside of code and of what cells print."""
     text = (site / f"{name}.html").read_text("utf-8")
-    text = re.sub(r"<(pre|table|code|style|script|head|svg)\b.*?</\1>", "", text, flags=re.S)
+    text = re.sub(r"<(pre|code|style|script|head|svg)\b.*?</\1>", "", text, flags=re.S)
     assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
 
 
