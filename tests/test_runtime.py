@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import benchmark, runtime
+from memtraffic.benchmark import timing
+from memtraffic.benchmark.copying import fastest_copy
+from memtraffic.benchmark.roof import copy_bandwidth, matmul_rate, roof
 from memtraffic.gpus import find_gpu
 
 
@@ -74,12 +77,22 @@ def test_interpreted_is_decided_before_triton_is_imported(imports, status, said)
     assert done.returncode == status and said in done.stdout + done.stderr
 
 
-def test_require_gpu_names_what_needs_it(monkeypatch):
+NEED_A_GPU = {
+    "bench": lambda: benchmark.bench(["copy"], shapes=[(8, 8)]),
+    "time_interleaved": lambda: timing.time_interleaved([lambda: None]),
+    "fastest_copy": lambda: fastest_copy(torch.ones(4, 6)),
+    "roof": roof,
+    "copy_bandwidth": copy_bandwidth,
+    "matmul_rate": matmul_rate,
+    "gpu_name": runtime.gpu_name,
+}
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_require_gpu_names_what_needs_it(name, monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match=r"^bench needs a GPU"):
-        runtime.require_gpu("bench")
-    with pytest.raises(RuntimeError, match=r"^gpu_name needs a GPU"):
-        runtime.gpu_name()
+    with pytest.raises(RuntimeError, match=rf"^({name}|time_interleaved) needs a GPU"):
+        NEED_A_GPU[name]()
     assert runtime.device() == torch.device("cpu")
 
 

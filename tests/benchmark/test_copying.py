@@ -96,12 +96,6 @@ def test_fastest_copy_has_the_least_median(monkeypatch):
     assert options == [{"cold": True, "budget": 0}, {"cold": False, "budget": 0}]
 
 
-def test_fastest_copy_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match="needs a GPU"):
-        fastest_copy(matrix(4, 6))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
 def test_fastest_copy_on_a_gpu(layout):

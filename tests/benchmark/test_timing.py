@@ -15,9 +15,9 @@ ROUNDS = timing.MIN_ROUNDS
 class FakeGpu:
     """Logs what the timer asks of the GPU, on a clock that only the timed functions advance."""
 
-    def __init__(self, l2_bytes=60 * 2**20):
+    def __init__(self):
         self.log, self.now, self.flushed, self.late = [], 0.0, None, []
-        self.gpu = dataclasses.replace(gpus.find_gpu("H200"), l2_bytes=l2_bytes)
+        self.gpu = gpus.find_gpu("H200")
 
     def empty(self, size, dtype, device):
         self.flushed = size * dtype.itemsize
@@ -72,26 +72,22 @@ def one_call(name, cold=True):
     return [SLEEP, *([FLUSH] if cold else []), START, name, END]
 
 
-@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
-def test_time_interleaved_order_of_calls(fake, cold):
-    """Warm up each function, one trial round, then rounds of every function; L2 flushed if cold."""
-    samples = time_interleaved(
-        [fake.function("a", 2.0), fake.function("b", 3.0)], cold=cold, budget=0
-    )
+@pytest.mark.parametrize(
+    ("cold", "reverse"),
+    [(True, False), (False, False), (True, True)],
+    ids=["cold", "warm", "reverse"],
+)
+def test_time_interleaved_order_of_calls(fake, cold, reverse):
+    """Warm up each function, one trial round, then rounds of every function; L2 flushed if cold.
+
+    Every second round may be in reverse order, and each time stays with its function.
+    """
+    fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
+    samples = time_interleaved(fns, cold=cold, budget=0, reverse=reverse)
     a, b = one_call("a", cold), one_call("b", cold)
     before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
-    four_rounds = [*4 * [*a, *b], SLEEP]  # and one more launch
-    assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
-    assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
-
-
-def test_time_interleaved_in_reverse(fake):
-    """Every second round is in reverse order, and each time stays with its function."""
-    fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
-    samples = time_interleaved(fns, budget=0, reverse=True)
-    a, b = one_call("a"), one_call("b")
-    before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
-    four_rounds = [*2 * [*a, *b, *b, *a], SLEEP]
+    two_rounds = [*a, *b, *b, *a] if reverse else 2 * [*a, *b]
+    four_rounds = [*2 * two_rounds, SLEEP]  # and one more launch
     assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
     assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
 
@@ -227,30 +223,18 @@ def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
     assert timing.TRIES == 3
 
 
-def test_time_interleaved_one_function(fake):
-    [samples] = time_interleaved([fake.function("a", 1.0)], budget=0)
-    assert len(samples) == ROUNDS
-
-
-@pytest.mark.parametrize(("l2_mib", "flushed_mib"), [(0, 256), (60, 256), (64, 256), (128, 512)])
-def test_time_interleaved_flushes_all_of_l2(monkeypatch, l2_mib, flushed_mib):
-    fake = install(monkeypatch, FakeGpu(l2_bytes=l2_mib * 2**20))
+@pytest.mark.parametrize(
+    ("product", "l2_mib", "flushed_mib"),
+    [
+        *(("H200", 0, 256), ("H200", 60, 256), ("H200", 64, 256), ("H200", 128, 512)),
+        ("MI300X", 4, 1024),  # 4 MiB in each die, and 256 MiB of Infinity Cache behind them
+    ],
+)
+def test_time_interleaved_flushes_every_cache(monkeypatch, product, l2_mib, flushed_mib):
+    fake = install(monkeypatch, FakeGpu())
+    fake.gpu = dataclasses.replace(gpus.find_gpu(product), l2_bytes=l2_mib * 2**20)
     time_interleaved([fake.function("a", 1.0)], budget=0)
     assert fake.flushed == flushed_mib * 2**20
-
-
-def test_time_interleaved_flushes_what_lies_behind_l2(monkeypatch):
-    """An MI300X has 4 MiB of L2 in each die, and 256 MiB of Infinity Cache behind them."""
-    fake = install(monkeypatch, FakeGpu())
-    fake.gpu = dataclasses.replace(gpus.find_gpu("MI300X"), l2_bytes=4 * 2**20)
-    time_interleaved([fake.function("a", 1.0)], budget=0)
-    assert fake.flushed > 256 * 2**20
-
-
-def test_time_interleaved_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match="needs a GPU"):
-        time_interleaved([lambda: None])
 
 
 @pytest.mark.gpu
