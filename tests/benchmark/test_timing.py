@@ -140,22 +140,6 @@ def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
     assert fake.log.count("fast") == fake.log.count("slow") == 3 + 1 + rounds
 
 
-@pytest.mark.parametrize("late", [1, 2, 3, 5])
-def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, late):
-    """Of two late calls of a function neither counts; of three the last one does."""
-    durations = [1.0] * 4 + [50.0] * late + [1.0] * 60
-
-    def fn():
-        fake.log.append("a")
-        fake.now += durations.pop(0)
-
-    fake.late = [False] * 4 + [True] * late
-    [samples] = time_interleaved([fn], budget=0)
-    kept = late // timing.TRIES
-    assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (ROUNDS - kept)
-    assert fake.log.count("a") == 3 + 1 + ROUNDS + late - kept
-
-
 @pytest.mark.parametrize(
     ("slow", "repeats", "in_time"),
     [

@@ -211,7 +211,7 @@ def _enter_copy(parent: str) -> None:
     files = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
     for name in filter(os.path.isfile, files.split("\0")):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(name, copy / name)
+        shutil.copy(name, copy / name)  # with its mode
     os.chdir(copy)
     sys.path[:0] = ["", str(copy / "src")]
     sys.dont_write_bytecode = True

@@ -109,21 +109,6 @@ def test_gpus_are_those_of_nvidias_table():
 
 
 @pytest.mark.parametrize(
-    ("registers", "shared_bytes", "num_warps", "blocks"),
-    [
-        (24, 0, 1, 32), (32, 128, 32, 2), (36, 32, 4, 12), (40, 8208, 4, 12), (47, 0, 1, 32),
-        (47, 8, 2, 20), (50, 0, 1, 32), (54, 16, 4, 9), (56, 64, 4, 9), (58, 64, 16, 2),
-        (60, 4096, 1, 32), (63, 131200, 32, 1), (64, 6144, 1, 32), (64, 16400, 4, 8),
-        (65, 4096, 1, 28), (71, 0, 1, 28), (79, 98336, 8, 2), (90, 0, 1, 20), (95, 8, 2, 10),
-        (98, 32, 8, 2), (104, 16, 4, 4), (115, 64, 16, 1),
-    ],
-)  # fmt: skip
-def test_resident_programs_that_the_driver_counted(registers, shared_bytes, num_warps, blocks):
-    """Each measured on an H200 by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
-    assert nvidia.resident_programs(registers, shared_bytes, num_warps, H100) == blocks
-
-
-@pytest.mark.parametrize(
     ("gpu", "registers", "shared_bytes", "num_warps", "limit", "blocks"),
     [
         pytest.param(H100, 16, 0, 1, "shared", 228, id="reserved-by-the-system"),

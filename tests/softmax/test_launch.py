@@ -12,20 +12,12 @@ from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands, has_internal_overlap, partially_overlaps
-from memtraffic.kernels.softmax import chunks, fused, masked, persistent, tiled
+from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.tiling import Tiling
 from memtraffic.residency import Resources
 from memtraffic.tensors import matrix
 
 DEVICE = runtime.device()
-SOFTMAXES = {
-    "fused": fused.softmax,
-    "masked": masked.softmax,
-    "tiled": tiled.softmax,
-    "chunks": chunks.softmax,
-    "persistent": persistent.softmax,
-}
-EACH = pytest.mark.parametrize("fn", SOFTMAXES.values(), ids=SOFTMAXES)
 
 
 def check(x, out=None):
@@ -351,18 +343,3 @@ def test_softmax_launches_what_it_compiled(compiler):
     persistent.softmax(x, out)
     assert (len(compiler.calls), len(compiler.launched)) == (2, 2)
     launch._launches.forget()
-
-
-# ---- on two GPUs
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@EACH
-def test_softmax_on_a_second_gpu_while_another_is_current(fn):
-    for index in (0, 1):  # alike but for the GPU
-        x = matrix(5, 8).to(f"cuda:{index}")
-        with torch.cuda.device(0):
-            y = fn(x)
-            torch.testing.assert_close(y, torch.softmax(x, dim=1))
-            assert y.device == x.device
