@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from another_process import run_python
 
 from memtraffic import benchmark, runtime
 from memtraffic.benchmark import timing
@@ -69,11 +69,7 @@ def test_interpreted_too_late_after_triton(monkeypatch):
 def test_interpreted_is_decided_before_triton_is_imported(imports, status, said):
     pytest.importorskip("triton")
     code = f"import os\n{imports}\nprint(os.environ.get('TRITON_INTERPRET'))"
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["CUDA_VISIBLE_DEVICES"] = environment["HIP_VISIBLE_DEVICES"] = "-1"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
     assert done.returncode == status and said in done.stdout + done.stderr
 
 
