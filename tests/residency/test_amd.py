@@ -208,6 +208,7 @@ def test_programs_by_limit_leaves_out_what_cannot_bind():
     found = amd.programs_by_limit(8, 0, 8, 1, 2, MI100)
     assert found == {"vgprs": 64, "waves": 20, "sgprs": 20, "lds": 128, "groups": 16}
     assert amd.resident_programs(8, 0, 8, 1, 2, MI100) == 16
+    assert amd.resident_programs(8, 250, 8, 0, 4, MI300X) == 1
 
 
 @pytest.mark.parametrize(
