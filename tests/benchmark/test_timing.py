@@ -1,5 +1,4 @@
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,24 +12,40 @@ ROUNDS = timing.MIN_ROUNDS
 
 
 class FakeGpu:
-    """Logs what the timer asks of the GPU, on a clock that only the timed functions advance."""
+    """Logs what the timer asks of a GPU, which works through what the host queues.
+
+    Their clocks, in ms, are advanced by what is queued and by a host that is slow to launch.
+    """
 
     def __init__(self):
-        self.log, self.now, self.flushed, self.late = [], 0.0, None, []
+        self.log, self.launched, self.host, self.now = [], 0, 0.0, 0.0
         self.gpu = gpus.find_gpu("H200")
+
+    def queue(self, name, milliseconds):
+        self.log.append(name)
+        self.launched += 1
+        self.now = max(self.now, self.host) + milliseconds
 
     def empty(self, size, dtype, device):
         self.flushed = size * dtype.itemsize
         return self
 
     def zero_(self):
-        self.log.append(FLUSH)
-        self.now += 7.0  # not part of any measurement
+        self.queue(FLUSH, 0.5)  # not part of any measurement
 
-    def function(self, name, milliseconds):
+    def sleep(self, cycles):
+        self.host = max(self.host, self.now)
+        self.queue(SLEEP, cycles / timing.SLEEP_CYCLES)
+
+    def function(self, name, milliseconds, slow=None):
+        """A function to time. slow: numbers of its calls, with the ms that the host takes for them.
+
+        A sleep is 1 ms, and then 4 and 16.
+        """
+
         def fn():
-            self.log.append(name)
-            self.now += milliseconds
+            self.host += (slow or {}).get(self.log.count(name) + 1, 0.0)
+            self.queue(name, milliseconds)
 
         return fn
 
@@ -44,16 +59,15 @@ def install(monkeypatch, fake):
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
-            self.time = None
 
         def record(self):
-            starts = not fake.log or fake.log[-1] in (SLEEP, FLUSH)
-            fake.log.append(START if starts else END)
+            fake.log.append(START if fake.log[-1] in (SLEEP, FLUSH) else END)
+            fake.now = max(fake.now, fake.host)
             self.time, self.synchronized = fake.now, fake.log.count(SYNC)
 
         def query(self):
             """Whether the GPU came to a call before the host had launched it."""
-            return bool(fake.late) and fake.late.pop(0)
+            return self.time <= fake.host
 
         def elapsed_time(self, end):
             assert fake.log.count(SYNC) > end.synchronized, "read before it was waited for"
@@ -62,7 +76,7 @@ def install(monkeypatch, fake):
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     monkeypatch.setattr(gpus, "this_gpu", lambda: fake.gpu)
     monkeypatch.setattr(torch, "empty", fake.empty)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: fake.log.append(SLEEP))
+    monkeypatch.setattr(torch.cuda, "_sleep", fake.sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.log.append(SYNC))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return fake
@@ -95,23 +109,15 @@ def test_time_interleaved_order_of_calls(fake, cold, reverse):
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["in-order", "reverse"])
 @pytest.mark.parametrize("kernels", [(1,), (2,), (1, 1), (1, 5), (3, 1, 1), (2,) * 4, (1,) * 13])
-def test_time_interleaved_at_each_place_of_four_launches(monkeypatch, kernels, reverse, cold):
+def test_time_interleaved_at_each_place_of_four_launches(fake, kernels, reverse, cold):
     """Whether all rounds are asked or every second one, and whatever else a round launches."""
-    launched, places = [0], [[] for _ in kernels]
-
-    class Fake(FakeGpu):
-        def zero_(self):
-            launched[0] += 1
-
-    install(monkeypatch, Fake())
-    monkeypatch.setattr(
-        torch.cuda, "_sleep", lambda cycles: launched.__setitem__(0, launched[0] + 1)
-    )
+    places = [[] for _ in kernels]
 
     def function(i, count):
         def fn():
-            places[i].append(launched[0] % 4)
-            launched[0] += count
+            places[i].append(fake.launched % 4)
+            for _ in range(count):
+                fake.queue(i, 1.0)
 
         return fn
 
@@ -153,54 +159,15 @@ def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
         pytest.param(dict.fromkeys(range(999), 20.0), 2 * (4 + ROUNDS), 0, id="too-slow-each-time"),
     ],
 )
-def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch, slow, repeats, in_time):
-    """With a GPU that works through what the host queues, on a clock of its own.
-
-    slow: calls that the host takes so long to launch; a sleep is 1, and then 4 and 16.
-    """
-    host, gpu, made = [0.0], [0.0], [0]
-
-    def queue(takes):
-        gpu[0] = max(gpu[0], host[0]) + takes
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.time = None
-
-        def record(self):
-            gpu[0] = max(gpu[0], host[0])
-            self.time = gpu[0]
-
-        def query(self):
-            return self.time <= host[0]
-
-        def elapsed_time(self, end):
-            return end.time - self.time
-
-    def fn():
-        made[0] += 1
-        host[0] += slow.get(made[0], 0.0)
-        queue(10.0)
-
-    def sleep(cycles):
-        host[0] = max(host[0], gpu[0])
-        queue(cycles / timing.SLEEP_CYCLES)
-
-    flush = SimpleNamespace(zero_=lambda: queue(0.5))
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
-    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    [samples] = time_interleaved([fn], budget=0)
+def test_time_interleaved_asks_whether_the_host_was_late(fake, slow, repeats, in_time):
+    """A call for which it was late is repeated, twice at most."""
+    [samples] = time_interleaved([fake.function("a", 10.0, slow)], budget=0)
     assert [round(1e3 * it, 1) for it in samples].count(10.0) == in_time
-    assert made[0] == 3 + 1 + ROUNDS + repeats
+    assert fake.log.count("a") == 3 + 1 + ROUNDS + repeats
 
 
 def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
-    fake.late = [False] * 4 + [True]
-    time_interleaved([fake.function("a", 1.0)], budget=0)
+    time_interleaved([fake.function("a", 1.0, slow={5: 5.0})], budget=0)
     a = one_call("a")
     before, late = [*3 * a, SYNC, *a, SYNC], a
     assert fake.log == [*before, *late, *ROUNDS // 4 * [*4 * a, SLEEP], SYNC]
