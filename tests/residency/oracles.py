@@ -5,12 +5,11 @@ Beside it, from the vendors' tables, what no code says. The rules under test are
 """
 
 import os
-import pickle
 import re
 import shutil
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 # ---- NVIDIA
@@ -162,37 +161,22 @@ def ask_llvm(points):
     `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
     units that it allocates for each of LDS_SIZES.
     """
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(_ask_worker, [(points[::2], True), (points[1::2], False)])
-    kernels = [None] * len(points)
-    kernels[::2], kernels[1::2] = first["kernels"], second["kernels"]
-    return first | {"kernels": kernels}
+    targets = [target for target, *_ in AMD_TABLE.values()]
+    with ProcessPoolExecutor(2, get_context("spawn"), _start) as pool:
+        return {
+            "kernels": [*pool.map(_compiled, points, chunksize=64)],
+            "most_lds": dict(zip(targets, pool.map(_most_lds, targets), strict=True)),
+            "lds_units": dict(
+                zip(LDS_UNIT_TARGETS, pool.map(_lds_units, LDS_UNIT_TARGETS), strict=True)
+            ),
+        }
 
 
-def _ask_worker(job):
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=pickle.dumps(job),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # LLVM warns there of each kernel
-        check=True,
-    )
-    return pickle.loads(done.stdout)
-
-
-def _work():
+def _start():
     from triton._C.libtriton import llvm
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LLVM warns there of each kernel
     llvm.init_targets()
-    points, sizes_too = pickle.loads(sys.stdin.buffer.read())
-    found = {"kernels": [_compiled(*point) for point in points]}
-    if sizes_too:
-        targets = [target for target, *_ in AMD_TABLE.values()]
-        found["most_lds"] = {target: _most_lds(target) for target in targets}
-        found["lds_units"] = {
-            target: [_lds_units(target, size) for size in LDS_SIZES] for target in LDS_UNIT_TARGETS
-        }
-    sys.stdout.buffer.write(pickle.dumps(found))
 
 
 def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
@@ -210,19 +194,19 @@ def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdh
     return llvm.translate_to_asm(text, triple, target, "", [], False, False)
 
 
-def _compiled(target, *sizes):
-    text = _assembly(target, *sizes)
+def _compiled(point):
+    text = _assembly(*point)
     counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
     [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
     names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")
     return (*(counts.get(name, 0) for name in names), int(wave))
 
 
-def _lds_units(target, lds):
+def _lds_units(target):
     """LDS_SIZE of COMPUTE_PGM_RSRC2, which is written out where no HSA fills it in."""
-    text = _assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--")
-    [rsrc2] = re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text)
-    return int(rsrc2) >> 15 & 0x1FF
+    texts = [_assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--") for lds in LDS_SIZES]
+    found = [re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text) for text in texts]
+    return [int(rsrc2) >> 15 & 0x1FF for [rsrc2] in found]
 
 
 def _most_lds(target):
@@ -238,7 +222,3 @@ def _most_lds(target):
         stderr = pipe.read().decode()
     os.waitpid(child, 0)
     return int(re.search(r"exceeds limit \((\d+)\)", stderr)[1])
-
-
-if __name__ == "__main__":
-    _work()
