@@ -94,11 +94,3 @@ def test_fastest_copy_has_the_least_median(monkeypatch):
     monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     assert fastest_copy(x)() == fastest_copy(x, x, cold=False)() == "fast"
     assert options == [{"cold": True, "budget": 0}, {"cold": False, "budget": 0}]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
-def test_fastest_copy_on_a_gpu(layout):
-    x = matrix(4096, 1000, layout=layout)
-    assert torch.equal(fastest_copy(x)(), x)
-    assert torch.equal(fastest_copy(x, x)(), x + x)

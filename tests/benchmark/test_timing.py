@@ -188,13 +188,6 @@ def test_time_interleaved_flushes_every_cache(monkeypatch, product, l2_mib, flus
     assert fake.flushed == flushed_mib * 2**20
 
 
-@pytest.mark.gpu
-def test_time_interleaved_on_a_gpu():
-    a, b = time_interleaved([lambda: None, lambda: torch.zeros(8, device="cuda")], budget=0)
-    assert len(a) == len(b) == timing.MIN_ROUNDS
-    assert 0 < max(a) < 1
-
-
 def test_summary_median_fifths_and_bandwidth():
     samples = [5e-6, 1e-6, 2e-6, 4e-6, 3e-6, 6e-6]
     expected = {"us": 3.5, "us_p20": 2.0, "us_p80": 5.0, "gb_per_s": 2.0}
