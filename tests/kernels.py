@@ -416,23 +416,6 @@ not_callable = 781
 
 
 @triton.jit
-def _products_kernel(y_ptr, x_ptr, steps):
-    rows, cols = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    found = tl.zeros((64, 64), tl.float32)
-    for step in range(steps):
-        x = tl.load(x_ptr + step * 4096 + rows * 64 + cols)
-        found = tl.dot(x, x, found)
-    tl.store(y_ptr + rows * 64 + cols, found)
-
-
-def products(x):
-    """The sum of the squares of the matrices, 64 x 64, that `x` holds one after the other."""
-    y = torch.empty(64, 64, device=x.device)
-    _products_kernel[(1,)](y, x, x.numel() // 4096)
-    return y
-
-
-@triton.jit
 def _gather_kernel(y_ptr, x_ptr, index_ptr, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     index = tl.load(index_ptr + lanes)
