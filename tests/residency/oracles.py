@@ -15,16 +15,17 @@ from pathlib import Path
 # ---- NVIDIA
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and datasheets:
-# target; SMs; threads, blocks and KiB of shared memory per SM; KiB per block
+# the driver's name; TB/s (the B200's are of eight); target; SMs; threads, blocks and KiB of shared
+# memory per SM; KiB per block
 NVIDIA_TABLE = {
-    "T4": ("sm_75", 40, 1024, 16, 64, 64),
-    "A100": ("sm_80", 108, 2048, 32, 164, 163),
-    "A10": ("sm_86", 72, 1536, 16, 100, 99),
-    "L4": ("sm_89", 58, 1536, 24, 100, 99),
-    "H200": ("sm_90", 132, 2048, 32, 228, 227),
-    "H100": ("sm_90", 132, 2048, 32, 228, 227),
-    "B200": ("sm_100", 148, 2048, 32, 228, 227),
-    "RTX 5090": ("sm_120", 170, 1536, 24, 100, 99),
+    "T4": ("Tesla T4", 0.32, "sm_75", 40, 1024, 16, 64, 64),
+    "A100": ("NVIDIA A100-SXM4-80GB", 2.039, "sm_80", 108, 2048, 32, 164, 163),
+    "A10": ("NVIDIA A10", 0.6, "sm_86", 72, 1536, 16, 100, 99),
+    "L4": ("NVIDIA L4", 0.3, "sm_89", 58, 1536, 24, 100, 99),
+    "H200": ("NVIDIA H200", 4.8, "sm_90", 132, 2048, 32, 228, 227),
+    "H100": ("NVIDIA H100 80GB HBM3", 3.35, "sm_90", 132, 2048, 32, 228, 227),
+    "B200": ("NVIDIA B200", 64 / 8, "sm_100", 148, 2048, 32, 228, 227),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", 1.792, "sm_120", 170, 1536, 24, 100, 99),
 }
 # From the guide, too. The header allows a thread one register more, which no instruction can name.
 MAX_REGISTERS_PER_THREAD = 255
@@ -101,7 +102,7 @@ def ask_header(program, product, points, shared_more=0):
 
     It is given the sizes of NVIDIA_TABLE. shared_more: bytes of shared memory per SM, beyond those.
     """
-    target, _, threads, _, shared, block = NVIDIA_TABLE[product]
+    _, _, target, _, threads, _, shared, block = NVIDIA_TABLE[product]
     cc = target.removeprefix("sm_")
     sizes = (cc[:-1], cc[-1], threads, shared * 1024 + shared_more, block * 1024)
     lines = [" ".join(map(str, (*sizes, regs, warps, used))) for regs, used, warps in points]
@@ -117,21 +118,27 @@ def ask_header(program, product, points, shared_more=0):
 
 # ---- AMD
 
-# target; units: AMD's white papers of CDNA 1 to 4 and datasheets; of RDNA the workgroup processors,
-#   which are half the compute units
+# the driver's name; TB/s; target; units: AMD's white papers of CDNA 1 to 4 and datasheets; of RDNA
+#   the workgroup processors, which are half the compute units
 # threads per wave; vector registers of a lane and the unit they are allocated in; waves per SIMD;
 #   registers that the instructions of a wave can name, accumulation registers included: LLVM's user
 #   guide
 # KiB of LDS per unit and per workgroup: AMD's documents of each instruction set; the granularity,
 #   in bytes: https://github.com/llvm/llvm-project/pull/208046 and .../219495
 AMD_TABLE = {
-    "MI100": ("gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
+    "MI100": ("AMD Instinct MI100", 1.2288, "gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
     # one of its two dies, which are two devices
-    "MI250X": ("gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
-    "MI300X": ("gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
-    "MI355X": ("gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
-    "RX 7900 XTX": ("gfx1100", 96 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
-    "RX 9070 XT": ("gfx1201", 64 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
+    "MI250X": ("AMD Instinct MI250X", 3.2768 / 2, "gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI300X": ("AMD Instinct MI300X", 5.3, "gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI355X": ("AMD Instinct MI355X", 8.0, "gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
+    "RX 7900 XTX": (
+        *("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, 32, 1536, 24, 16),
+        *(256, 128, 64, 1024),
+    ),
+    "RX 9070 XT": (
+        *("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, 32, 1536, 24, 16),
+        *(256, 128, 64, 1024),
+    ),
 }
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
@@ -161,7 +168,7 @@ def ask_llvm(points):
     `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
     units that it allocates for each of LDS_SIZES.
     """
-    targets = [target for target, *_ in AMD_TABLE.values()]
+    targets = [target for _, _, target, *_ in AMD_TABLE.values()]
     with ProcessPoolExecutor(2, get_context("spawn"), _start) as pool:
         return {
             "kernels": [*pool.map(_compiled, points, chunksize=64)],
