@@ -411,7 +411,7 @@ WIDEST = [  # the rows, and the tensors that a program holds
 @pytest.mark.parametrize(("name", "inputs"), WIDEST)
 def test_widest_rows_compile_without_spills_to_wide_loads(name, inputs):
     """The widest for each number of warps; and long rows, which are split or read twice."""
-    widths = [*WARPS[getattr(torch, name).itemsize, inputs].values(), 131072]
+    widths = [*WARPS[getattr(torch, name).itemsize, inputs].values(), 131072, 2**20]
     jobs = [captured("sm_90", rows(n, name), inputs == 2) for n in widths]
     for kernel in compile_launches(jobs):
         assert_wide_without_spills(kernel)
@@ -448,9 +448,9 @@ def test_odd_rows_compile_without_spills(name, inputs):
     """Whole vectors, and one load for both ends of the row."""
     kind = getattr(torch, name).itemsize, inputs
     widest = min(max(WARPS[kind].values()), SPLIT_FROM.get(kind, 2**20) - 1) - 1
-    jobs = [captured("sm_90", rows(n, name), inputs == 2) for n in (781, 4095, widest)]
-    narrow, *wide = compile_launches(jobs)
-    assert narrow.spill_bytes == 0
+    jobs = [captured("sm_90", rows(n, name), inputs == 2) for n in (781, 50257, 4095, widest)]
+    narrow, long, *wide = compile_launches(jobs)
+    assert narrow.spill_bytes == long.spill_bytes == 0
     element = 8 * kind[0]
     for kernel in wide:
         assert kernel.spill_bytes == 0
