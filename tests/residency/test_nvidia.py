@@ -135,6 +135,16 @@ def test_programs_by_limit(gpu, registers, shared_bytes, num_warps, limit, block
     assert nvidia.programs_by_limit(registers, shared_bytes, num_warps, gpu)[limit] == blocks
 
 
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "num_warps", "blocks"),
+    [(24, 0, 1, 32), (32, 128, 32, 2), (65, 4096, 1, 28), (79, 98336, 8, 2)],
+    ids=["blocks", "warps", "registers", "shared"],
+)
+def test_resident_programs_that_the_driver_counted(registers, shared_bytes, num_warps, blocks):
+    """On an H200, by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+    assert nvidia.resident_programs(registers, shared_bytes, num_warps, H100) == blocks
+
+
 @pytest.mark.parametrize("point", [(-1, 0, 4), (32, -1, 4), (32, 0, 0), (32, 0, -4)])
 def test_programs_by_limit_of_less_than_nothing(point):
     with pytest.raises(ValueError):
