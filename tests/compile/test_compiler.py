@@ -14,6 +14,7 @@ from memtraffic.gpus import TARGETS, find_gpu
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+from blocked_kernels import matmul
 
 from memtraffic.compile import (
     Launch,
@@ -197,6 +198,10 @@ def test_resources_and_assembly_take_options(fused_on):
     assert len(text.splitlines()) == few.load_bits[128]
     [one] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=2)
     assert one.schedule.count("copy") == 2  # a function that takes them is given them
+    for stages, copies in ((1, 0), (3, 6)):  # and the compiler those of any other
+        product = matmul(64, 64, 64), "M,K K,N", (256, 256, 256)
+        [one] = resources(*product, dtype="float16", target="sm_90", num_stages=stages)
+        assert one.schedule.count("copy") == copies
 
 
 def test_resources_of_inputs_and_of_a_product(fused_on):
