@@ -140,12 +140,6 @@ def _libdevice_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _overflow_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + cols, tl.exp(tl.load(x_ptr + cols) * 1000.0) - float("inf"))
-
-
-@triton.jit
 def _logic_kernel(y_ptr, x_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = rows < n_rows and cols < n_cols
@@ -176,19 +170,22 @@ def _lowest(dtype: tl.constexpr):
     return tl.full((), -float("inf"), wanted)
 
 
-@triton.jit
-def _constant_dtype_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
-    cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
-    mask = tl.arange(0, BLOCK) < n_cols
-    tl.store(y_ptr + cols, tl.load(x_ptr + cols, mask=mask, other=_lowest(tl.float32)), mask=mask)
+cast, exponential = tl.cast, tl.math.exp2  # as modules that run on several Tritons do
 
 
 @triton.jit
-def _helper_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
+def _language_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, OF: tl.constexpr):
+    """A program a row, which computes something in a way that the language has."""
     cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
     mask = tl.arange(0, BLOCK) < n_cols
-    x = tl.load(x_ptr + cols, mask=mask)
-    tl.store(y_ptr + cols, scalar_functions.double(x), mask=mask)
+    x = tl.load(x_ptr + cols, mask=mask, other=_lowest(tl.float32))
+    if OF == "another name":
+        x = exponential(cast(x, tl.float32))
+    elif OF == "helper":
+        x = scalar_functions.double(x)
+    elif OF == "overflow":
+        x = tl.exp(x * 1000.0) - float("inf")
+    tl.store(y_ptr + cols, x, mask=mask)
 
 
 @triton.jit
@@ -281,8 +278,10 @@ block_pointer = over_rows("block_pointer", _block_pointer_kernel, numbers=lambda
 descriptor = over_rows("descriptor", _descriptor_kernel, numbers=lambda x: x.shape)
 scalars = over_rows("scalars", _scalars_kernel, numbers=lambda x: (0.5, True, x.shape[1]))
 from_libdevice = over_rows("from_libdevice", _libdevice_kernel)
-constant_dtype = over_rows("constant_dtype", _constant_dtype_kernel)
-helped = over_rows("helped", _helper_kernel)
+language = {
+    of: over_rows(of, _language_kernel, lambda x, of=of: {"BLOCK": width(x), "OF": of})
+    for of in ("constant dtype", "another name", "helper", "overflow")
+}
 both_loads = over_rows("both_loads", _both_loads_kernel, lambda x: {})
 
 
@@ -317,12 +316,6 @@ def atomic_cas(x):
     lock = torch.zeros(1, dtype=torch.int32, device=x.device)
     _atomic_cas_kernel[(x.shape[0],)](lock)
     return lock
-
-
-def overflowing(x):
-    y = torch.empty_like(x)
-    _overflow_kernel[(x.numel() // 4,)](y, x, BLOCK=4)
-    return y
 
 
 def logic(x):
@@ -364,24 +357,7 @@ def mixed(x):
 
 
 # Of an M x N matrix, N a multiple of 4: elements read, elements written.
-cast, exponential = tl.cast, tl.math.exp2  # as modules that run on several Tritons do
-
-
-@triton.jit
-def _named_functions_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < n)
-    tl.store(y_ptr + at, exponential(cast(x, tl.float32)), mask=at < n)
-
-
-def named_functions(x):
-    y = torch.empty_like(x)
-    _named_functions_kernel[(triton.cdiv(x.numel(), 16),)](y, x, x.numel(), BLOCK=16)
-    return y
-
-
 KNOWN = {
-    "language-by-another-name": (named_functions, lambda m, n: (m * n, m * n)),
     "masked": (masked, lambda m, n: (m * n, m * n)),
     "unmasked-2d-grid": (unmasked, lambda m, n: (m * n, m * n)),
     "reads-twice": (twice, lambda m, n: (2 * m * n, m * n)),
@@ -392,12 +368,10 @@ KNOWN = {
     "heuristics": (heuristic, lambda m, n: (2 * m * n, m * n)),
     "float-and-bool-arguments": (scalars, lambda m, n: (m * n, m * n)),
     "libdevice": (from_libdevice, lambda m, n: (m * n, 1)),  # 4 tanh(0) < 2, 4 tanh(1) > 2
-    "overflow": (overflowing, lambda m, n: (m * n, m * n)),
     "and-or-not-of-blocks": (logic, lambda m, n: (m * n, m * n)),
     "and-of-two-loads": (both_loads, lambda m, n: (2 * m, 0)),
     "loop-variable": (looped, lambda m, n: (m * n, m * n)),
-    "constant-dtype": (constant_dtype, lambda m, n: (m * n, m * n)),
-    "helper-without-triton": (helped, lambda m, n: (m * n, m * n)),
+    **{of: (fn, lambda m, n: (m * n, m * n)) for of, fn in language.items()},
     "autotuned-in-place": (tuned_in_place, lambda m, n: (2 * m * n, 2 * m * n)),
     "autotuner-of-its-own": (own_tuned, lambda m, n: (2 * m * n, m * n)),
     "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
@@ -439,23 +413,6 @@ def raises(x):
 
 
 not_callable = 781
-
-
-@triton.jit
-def _products_kernel(y_ptr, x_ptr, steps):
-    rows, cols = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
-    found = tl.zeros((64, 64), tl.float32)
-    for step in range(steps):
-        x = tl.load(x_ptr + step * 4096 + rows * 64 + cols)
-        found = tl.dot(x, x, found)
-    tl.store(y_ptr + rows * 64 + cols, found)
-
-
-def products(x):
-    """The sum of the squares of the matrices, 64 x 64, that `x` holds one after the other."""
-    y = torch.empty(64, 64, device=x.device)
-    _products_kernel[(1,)](y, x, x.numel() // 4096)
-    return y
 
 
 @triton.jit

@@ -1,15 +1,7 @@
-"""Executes notebooks as on Colab: in an empty folder, with what Colab preinstalls and no more.
-
-    python src/memtraffic_book/colab.py FOLDER
-    python tests/run_colab.py FOLDER [CHAPTER ...]
-
-Their environment holds links to packages of the Python that runs this. `--python` takes another
-environment as it is, say one with exactly Colab's versions.
-"""
+"""Executes notebooks as on Colab: in an empty folder, with what Colab preinstalls and no more."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,9 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -59,7 +49,10 @@ def with_dependencies(names: Iterable[str]) -> list[metadata.Distribution]:
 
 
 def make_environment(folder: Path) -> Path:
-    """Makes a virtual environment that can import PREINSTALLED and no more; returns its Python."""
+    """Makes a virtual environment that can import PREINSTALLED and no more; returns its Python.
+
+    It holds links to packages of the Python that runs this.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     for package in with_dependencies(PREINSTALLED):
@@ -121,39 +114,3 @@ def execute(path: Path, python: Path, timeout: int = 600) -> nbformat.NotebookNo
         assert not ours, f"this repository is on the path: {ours}"
         assert after["packages"] == before["packages"], "a package changed"
     return notebook
-
-
-def default_jobs() -> int:
-    """How many notebooks run at once: one on a GPU, which they measure; else one on each core."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else os.cpu_count() or 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Execute Colab notebooks as on Colab.")
-    parser.add_argument("folder", type=Path, help="the notebooks")
-    parser.add_argument("chapters", nargs="*", default=["*"], help="such as naive; all by default")
-    parser.add_argument("--python", type=Path, help="the Python that runs them, as it is")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="how many at once")
-    options = parser.parse_args()
-    paths = sorted(p for name in options.chapters for p in options.folder.glob(f"{name}.ipynb"))
-    failed = not paths
-
-    def seconds(path: Path) -> float:
-        start = time.perf_counter()
-        execute(path, python)
-        return time.perf_counter() - start
-
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        python = (options.python or make_environment(Path(scratch, "colab"))).absolute()
-        runs = {path: pool.submit(seconds, path) for path in paths}
-        for path, run in runs.items():
-            error = run.exception()
-            failed |= error is not None
-            print(f"{path.name}: {error or f'{run.result():.0f} s'}", flush=True)
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

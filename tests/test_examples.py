@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from another_process import run_python
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -15,16 +14,9 @@ EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml")
 
 
 def run(folder, *options):
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = ["-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, "--rootdir", folder, *options],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    return run_python(*command, *options, folder=folder, PYTHONPATH=path)
 
 
 def test_examples_are_found():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.names import RUNGS, import_attribute, import_function, import_path
+from memtraffic.names import import_attribute, import_function, import_path
 
 
 @pytest.fixture
@@ -14,13 +14,6 @@ def folder(monkeypatch, tmp_path):
     yield tmp_path
     for name in ("mine", "broken"):
         sys.modules.pop(name, None)
-
-
-def test_import_function_of_a_rung():
-    for name in RUNGS:
-        fn = import_function(name)
-        assert (fn.__module__, fn.__name__) == (f"memtraffic.kernels.softmax.{name}", "softmax")
-        assert import_path(fn) == name
 
 
 def test_import_function_moves_an_nn_module(folder, monkeypatch):

@@ -1,16 +1,17 @@
 """What a reader installs: the wheel holds the library alone, which needs what it names alone."""
 
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from another_process import run_python
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from run_colab import with_dependencies
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -48,19 +49,6 @@ def test_wheel_holds_the_library_and_its_command(wheel):
     assert {need.name for need in needs} == NEEDED
 
 
-def installed_with(names):
-    """The distributions that these need, themselves among them."""
-    found, left = set(), list(names)
-    while left:
-        name = left.pop().lower().replace("_", "-")
-        if name in found:
-            continue
-        found.add(name)
-        needs = map(Requirement, distribution(name).requires or [])
-        left += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
-    return found
-
-
 # Imported by each Python process that starts, those of the compiler too.
 BLOCK = """
 import os, sys
@@ -93,19 +81,16 @@ for line in ("count fused 2 4 --json", "resources fused --target sm_90 --n 64 --
 @pytest.mark.slow
 def test_library_works_where_only_its_dependencies_can_be_imported(wheel, tmp_path):
     wheel.extractall(tmp_path)
-    allowed = installed_with(NEEDED) | {"memtraffic"}
+    allowed = {canonicalize_name(it.name) for it in with_dependencies(NEEDED)} | {"memtraffic"}
     absent = [
         name
         for name, owners in packages_distributions().items()
-        if not allowed & {owner.lower().replace("_", "-") for owner in owners}
+        if not allowed & set(map(canonicalize_name, owners))
     ]
     assert {"IPython", "matplotlib", "nbformat", "pytest"} <= set(absent)
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"ABSENT": " ".join(absent), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", USE], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    environment = {"ABSENT": " ".join(absent), "PYTHONPATH": str(tmp_path)}
+    done = run_python("-c", USE, folder=tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("reads MN, writes MN\n") and "sm_90 (H200)" in done.stdout
 

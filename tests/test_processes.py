@@ -1,14 +1,13 @@
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from another_process import run_python
 
 from memtraffic.errors import RanksError
 from memtraffic.processes import run_ranks
@@ -95,8 +94,7 @@ def test_run_ranks_brings_a_script_and_its_kernel(tmp_path):
         print("once", run_ranks(work, 1, backend="gloo", timeout=120))
     """)
     )
-    command = [sys.executable, "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_python("script.py", folder=tmp_path)
     assert done.stdout == "once [42.0]\n", done.stderr
 
 

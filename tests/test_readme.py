@@ -1,14 +1,12 @@
 """The README's example, run as it is printed."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from another_process import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -34,13 +32,8 @@ def test_example_of_the_readme(tmp_path):
         if not command.startswith(("counters", "roof", "bench"))
     ]
     (tmp_path / "mine.py").write_text(module, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", script + RUN, json.dumps([command for command, _ in commands])],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
+    arguments = json.dumps([command for command, _ in commands])
+    done = run_python("-c", script + RUN, arguments, folder=tmp_path, PYTHONPATH=str(ROOT / "src"))
     assert done.returncode == 0, done.stderr
     printed, *said = done.stdout.split("$\n")
     comments = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", script, re.M)

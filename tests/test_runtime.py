@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,8 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from another_process import run_python
 
-from memtraffic import runtime
+from memtraffic import benchmark, runtime
+from memtraffic.benchmark import timing
+from memtraffic.benchmark.copying import fastest_copy
+from memtraffic.benchmark.roof import copy_bandwidth, matmul_rate, roof
 from memtraffic.gpus import find_gpu
 
 
@@ -66,20 +69,26 @@ def test_interpreted_too_late_after_triton(monkeypatch):
 def test_interpreted_is_decided_before_triton_is_imported(imports, status, said):
     pytest.importorskip("triton")
     code = f"import os\n{imports}\nprint(os.environ.get('TRITON_INTERPRET'))"
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["CUDA_VISIBLE_DEVICES"] = environment["HIP_VISIBLE_DEVICES"] = "-1"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
     assert done.returncode == status and said in done.stdout + done.stderr
 
 
-def test_require_gpu_names_what_needs_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("bench", lambda: benchmark.bench(["copy"], shapes=[(8, 8)])),
+        ("time_interleaved", lambda: timing.time_interleaved([lambda: None])),
+        ("time_interleaved", lambda: fastest_copy(torch.ones(4, 6))),
+        ("roof", roof),
+        ("copy_bandwidth", copy_bandwidth),
+        ("matmul_rate", matmul_rate),
+        ("gpu_name", runtime.gpu_name),
+    ],
+)
+def test_require_gpu_names_what_needs_it(name, call, monkeypatch):
     monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match=r"^bench needs a GPU"):
-        runtime.require_gpu("bench")
-    with pytest.raises(RuntimeError, match=r"^gpu_name needs a GPU"):
-        runtime.gpu_name()
+    with pytest.raises(RuntimeError, match=f"^{name} needs a GPU"):
+        call()
     assert runtime.device() == torch.device("cpu")
 
 
@@ -145,13 +154,6 @@ def test_device_guard_of_a_gpu_tensor(monkeypatch):
     assert isinstance(runtime.device_guard(x), torch.cuda.device)
     with runtime.capturing_launches():  # the interpreter stands in for the GPU
         assert isinstance(runtime.device_guard(x), np.errstate)
-
-
-@pytest.mark.gpu
-def test_device_guard_makes_the_gpu_current():
-    x = torch.ones(2, device=torch.device("cuda", torch.cuda.device_count() - 1))
-    with runtime.device_guard(x):
-        assert torch.cuda.current_device() == x.device.index
 
 
 def test_folder_name():

@@ -1,11 +1,8 @@
 """A GPU that answers for one that is absent."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from another_process import run_python
 
 from memtraffic import runtime
 from memtraffic.gpus import find_gpu
@@ -153,13 +150,7 @@ with stand_in():
 @pytest.mark.slow
 def test_stand_in_compiles_kernels_and_runs_none():
     """A kernel that is compiled before it is launched is interpreted, as others are."""
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILING],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-W", "ignore", "-c", COMPILING, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "reads 36 elements, writes 36 elements, in 1 operation",

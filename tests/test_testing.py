@@ -41,10 +41,6 @@ def changed(y, index, value):
 # ---- assert_close
 
 
-def test_assert_close_accepts_one_rounding(dtype):
-    assert_close(*rounded(dtype), dtype)
-
-
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
 def test_assert_close_accepts_no_elements(shape):
     assert_softmax(right, torch.empty(shape, device=DEVICE))
@@ -151,8 +147,6 @@ def changes_its_input(x):
     [
         pytest.param(torch.zeros_like, id="zeros"),
         pytest.param(changes_its_input, id="changed-input"),
-        pytest.param(lambda x: right(x.double()), id="float64"),
-        pytest.param(lambda x: right(x)[:2], id="row-missing"),
         pytest.param(lambda x: right(x).to("meta"), id="elsewhere"),
         pytest.param(lambda x: (right(x),), id="tuple"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memtraffic.benchmark import baselines
-from memtraffic.benchmark.baselines import BASELINES, copy, find_implementation
+from memtraffic.benchmark.baselines import BASELINES, copy
 from memtraffic.kernels.softmax import naive
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
@@ -59,12 +59,3 @@ def test_compiled_leaves_the_callers_assembler(monkeypatch):
 def test_copy_of_two_inputs_reads_both():
     x, y = matrix(3, 5), matrix(3, 5, seed=1)
     assert torch.equal(copy(x, y), x + y)
-
-
-def test_find_implementation():
-    assert find_implementation("copy") is copy
-    assert find_implementation("naive") is naive.softmax
-    assert find_implementation("memtraffic.kernels.softmax.naive:softmax") is naive.softmax
-    assert find_implementation(naive.softmax) is naive.softmax
-    with pytest.raises(LookupError, match=r"torch\.softmux"):
-        find_implementation("torch.softmux")

@@ -94,17 +94,3 @@ def test_fastest_copy_has_the_least_median(monkeypatch):
     monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     assert fastest_copy(x)() == fastest_copy(x, x, cold=False)() == "fast"
     assert options == [{"cold": True, "budget": 0}, {"cold": False, "budget": 0}]
-
-
-def test_fastest_copy_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match="needs a GPU"):
-        fastest_copy(matrix(4, 6))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
-def test_fastest_copy_on_a_gpu(layout):
-    x = matrix(4096, 1000, layout=layout)
-    assert torch.equal(fastest_copy(x)(), x)
-    assert torch.equal(fastest_copy(x, x)(), x + x)

@@ -4,13 +4,12 @@ import math
 import pytest
 import torch
 
-from memtraffic import runtime
 from memtraffic.benchmark import bench, loop
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.loop import judge_result
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
-from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+from memtraffic.tensors import matrix
 
 TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]
 COLUMNS = "impl m n dtype us us_p20 us_p80 us_reversed gb_per_s note".split()
@@ -51,16 +50,13 @@ def gpu(timed, monkeypatch):
     return timed
 
 
-@pytest.mark.parametrize("options", [{"judge": True}, {"beside_copy": True}, {}], ids=str)
-def test_bench_without_a_gpu(options, monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match=r"^bench needs a GPU"):
-        bench(["copy"], shapes=[(8, 8)], **options)
-
-
-def test_bench_finds_an_unknown_name_before_it_times(timed):
+def test_bench_finds_mistakes_before_it_times(timed):
     with pytest.raises(LookupError, match=r"torch\.softmux"):
         bench(["copy", "torch.softmux"], shapes=[(8, 8)])
+    with pytest.raises(ValueError, match=r"softmax: a shape is M, N, not \(8,\)"):
+        bench(["copy"], shapes=[(8, 8), (8,)])
+    with pytest.raises(ValueError, match="an Op"):
+        bench(["naive"], "M,N", [(4, 8)], judge=True)
     assert timed == []
 
 
@@ -90,14 +86,6 @@ def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
     assert options == {"cold": True, "budget": 0.1}
     assert rung.args[0] is tried[0][0] and tried[0][1]
     assert copied == tried[0][0].clone
-
-
-@pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
-def test_bench_of_a_layout(layout, timed):
-    frame = bench(["naive"], shapes=[(4, 6)], layout=layout)
-    [([call], _)] = timed
-    assert call.args[0].stride() == MEMORY_LAYOUTS[layout](4, 6)
-    assert keys(frame) == [("naive", 4, 6, "float32")]
 
 
 def test_bench_of_functions_by_name(timed):
@@ -158,20 +146,6 @@ def test_bench_beside_a_copy(timed):
         bench({"f": abs}, "3", [()], beside_copy=True)
 
 
-def test_bench_judges_ops_alone(timed):
-    with pytest.raises(ValueError, match="an Op"):
-        bench(["naive"], "M,N", [(4, 8)], judge=True)
-    assert timed == []
-
-
-def test_bench_judged_finds_mistakes_before_it_times(gpu):
-    with pytest.raises(LookupError, match="tilde"):
-        compare(["tilde"], shapes=[(8, 8)])
-    with pytest.raises(ValueError, match=r"softmax: a shape is M, N, not \(8,\)"):
-        compare(["copy"], shapes=[(8, 8), (8,)])
-    assert gpu == []
-
-
 def test_bench_judged_has_a_row_for_each_shape_and_name(gpu):
     frame = compare(["copy", "torch.softmax", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
     assert list(frame.columns) == COLUMNS
@@ -211,12 +185,6 @@ def test_bench_judged_gives_reasons_in_place_of_times(gpu):
     timed = frame.assign(timed=frame["us"].notna()).pivot(index="impl", columns="n", values="timed")
     assert timed[8].to_dict() == dict.fromkeys(impls, True) | {"wrong": False, "not here": False}
     assert timed[16].to_dict() == timed[8].to_dict() | {"refusing": False}
-
-
-def test_bench_judged_of_the_backward(gpu):
-    frame = compare(["copy", "torch.softmax backward"], shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)
-    assert set(frame["note"]) == {""}
-    assert frame["gb_per_s"].tolist() == pytest.approx([3 * 4 * 8 * 4 / 1e3, 3 * 4 * 8 * 4 / 2e3])
 
 
 def test_bench_judged_when_the_timer_fails(gpu, monkeypatch):
@@ -292,13 +260,7 @@ def test_bench_judged_on_a_gpu():
     assert (timed[1024][["copy", "torch.softmax", "tiled"]] > 1).all()
     assert math.isnan(timed[65536]["tiled"])
     assert frame["note"].str.startswith("refused").sum() >= 1
-
-
-@pytest.mark.gpu
-def test_bench_on_a_gpu():
-    frame = bench(["copy", "torch.softmax", "naive", "fused"], shapes=[(4096, 1024), (4096, 4096)])
-    assert list(frame["impl"]) == ["copy", "torch.softmax", "naive", "fused"] * 2
-    assert (frame["us"] > 1).all()
+    frame = frame[frame["us"].notna()]
     assert (frame["us_p20"] <= frame["us"]).all() and (frame["us"] <= frame["us_p80"]).all()
     bandwidth = 2 * frame["m"] * frame["n"] * 4 / frame["us"] * 1e-3
     assert frame["gb_per_s"].tolist() == pytest.approx(bandwidth.tolist())

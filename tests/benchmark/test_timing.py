@@ -1,5 +1,4 @@
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,24 +12,40 @@ ROUNDS = timing.MIN_ROUNDS
 
 
 class FakeGpu:
-    """Logs what the timer asks of the GPU, on a clock that only the timed functions advance."""
+    """Logs what the timer asks of a GPU, which works through what the host queues.
 
-    def __init__(self, l2_bytes=60 * 2**20):
-        self.log, self.now, self.flushed, self.late = [], 0.0, None, []
-        self.gpu = dataclasses.replace(gpus.find_gpu("H200"), l2_bytes=l2_bytes)
+    Their clocks, in ms, are advanced by what is queued and by a host that is slow to launch.
+    """
+
+    def __init__(self):
+        self.log, self.launched, self.host, self.now = [], 0, 0.0, 0.0
+        self.gpu = gpus.find_gpu("H200")
+
+    def queue(self, name, milliseconds):
+        self.log.append(name)
+        self.launched += 1
+        self.now = max(self.now, self.host) + milliseconds
 
     def empty(self, size, dtype, device):
         self.flushed = size * dtype.itemsize
         return self
 
     def zero_(self):
-        self.log.append(FLUSH)
-        self.now += 7.0  # not part of any measurement
+        self.queue(FLUSH, 0.5)  # not part of any measurement
 
-    def function(self, name, milliseconds):
+    def sleep(self, cycles):
+        self.host = max(self.host, self.now)
+        self.queue(SLEEP, cycles / timing.SLEEP_CYCLES)
+
+    def function(self, name, milliseconds, slow=None):
+        """A function to time. slow: numbers of its calls, with the ms that the host takes for them.
+
+        A sleep is 1 ms, and then 4 and 16.
+        """
+
         def fn():
-            self.log.append(name)
-            self.now += milliseconds
+            self.host += (slow or {}).get(self.log.count(name) + 1, 0.0)
+            self.queue(name, milliseconds)
 
         return fn
 
@@ -44,16 +59,15 @@ def install(monkeypatch, fake):
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
-            self.time = None
 
         def record(self):
-            starts = not fake.log or fake.log[-1] in (SLEEP, FLUSH)
-            fake.log.append(START if starts else END)
+            fake.log.append(START if fake.log[-1] in (SLEEP, FLUSH) else END)
+            fake.now = max(fake.now, fake.host)
             self.time, self.synchronized = fake.now, fake.log.count(SYNC)
 
         def query(self):
             """Whether the GPU came to a call before the host had launched it."""
-            return bool(fake.late) and fake.late.pop(0)
+            return self.time <= fake.host
 
         def elapsed_time(self, end):
             assert fake.log.count(SYNC) > end.synchronized, "read before it was waited for"
@@ -62,7 +76,7 @@ def install(monkeypatch, fake):
     monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
     monkeypatch.setattr(gpus, "this_gpu", lambda: fake.gpu)
     monkeypatch.setattr(torch, "empty", fake.empty)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: fake.log.append(SLEEP))
+    monkeypatch.setattr(torch.cuda, "_sleep", fake.sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.log.append(SYNC))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return fake
@@ -72,26 +86,22 @@ def one_call(name, cold=True):
     return [SLEEP, *([FLUSH] if cold else []), START, name, END]
 
 
-@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
-def test_time_interleaved_order_of_calls(fake, cold):
-    """Warm up each function, one trial round, then rounds of every function; L2 flushed if cold."""
-    samples = time_interleaved(
-        [fake.function("a", 2.0), fake.function("b", 3.0)], cold=cold, budget=0
-    )
+@pytest.mark.parametrize(
+    ("cold", "reverse"),
+    [(True, False), (False, False), (True, True)],
+    ids=["cold", "warm", "reverse"],
+)
+def test_time_interleaved_order_of_calls(fake, cold, reverse):
+    """Warm up each function, one trial round, then rounds of every function; L2 flushed if cold.
+
+    Every second round may be in reverse order, and each time stays with its function.
+    """
+    fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
+    samples = time_interleaved(fns, cold=cold, budget=0, reverse=reverse)
     a, b = one_call("a", cold), one_call("b", cold)
     before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
-    four_rounds = [*4 * [*a, *b], SLEEP]  # and one more launch
-    assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
-    assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
-
-
-def test_time_interleaved_in_reverse(fake):
-    """Every second round is in reverse order, and each time stays with its function."""
-    fns = [fake.function("a", 2.0), fake.function("b", 3.0)]
-    samples = time_interleaved(fns, budget=0, reverse=True)
-    a, b = one_call("a"), one_call("b")
-    before = [*3 * a, *3 * b, SYNC, *a, *b, SYNC, SYNC]
-    four_rounds = [*2 * [*a, *b, *b, *a], SLEEP]
+    two_rounds = [*a, *b, *b, *a] if reverse else 2 * [*a, *b]
+    four_rounds = [*2 * two_rounds, SLEEP]  # and one more launch
     assert fake.log == [*before, *ROUNDS // 4 * four_rounds, SYNC, SYNC]
     assert samples == [[pytest.approx(2e-3)] * ROUNDS, [pytest.approx(3e-3)] * ROUNDS]
 
@@ -99,23 +109,15 @@ def test_time_interleaved_in_reverse(fake):
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["in-order", "reverse"])
 @pytest.mark.parametrize("kernels", [(1,), (2,), (1, 1), (1, 5), (3, 1, 1), (2,) * 4, (1,) * 13])
-def test_time_interleaved_at_each_place_of_four_launches(monkeypatch, kernels, reverse, cold):
+def test_time_interleaved_at_each_place_of_four_launches(fake, kernels, reverse, cold):
     """Whether all rounds are asked or every second one, and whatever else a round launches."""
-    launched, places = [0], [[] for _ in kernels]
-
-    class Fake(FakeGpu):
-        def zero_(self):
-            launched[0] += 1
-
-    install(monkeypatch, Fake())
-    monkeypatch.setattr(
-        torch.cuda, "_sleep", lambda cycles: launched.__setitem__(0, launched[0] + 1)
-    )
+    places = [[] for _ in kernels]
 
     def function(i, count):
         def fn():
-            places[i].append(launched[0] % 4)
-            launched[0] += count
+            places[i].append(fake.launched % 4)
+            for _ in range(count):
+                fake.queue(i, 1.0)
 
         return fn
 
@@ -144,22 +146,6 @@ def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
     assert fake.log.count("fast") == fake.log.count("slow") == 3 + 1 + rounds
 
 
-@pytest.mark.parametrize("late", [1, 2, 3, 5])
-def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, late):
-    """Of two late calls of a function neither counts; of three the last one does."""
-    durations = [1.0] * 4 + [50.0] * late + [1.0] * 60
-
-    def fn():
-        fake.log.append("a")
-        fake.now += durations.pop(0)
-
-    fake.late = [False] * 4 + [True] * late
-    [samples] = time_interleaved([fn], budget=0)
-    kept = late // timing.TRIES
-    assert samples == [pytest.approx(0.05)] * kept + [pytest.approx(1e-3)] * (ROUNDS - kept)
-    assert fake.log.count("a") == 3 + 1 + ROUNDS + late - kept
-
-
 @pytest.mark.parametrize(
     ("slow", "repeats", "in_time"),
     [
@@ -173,91 +159,33 @@ def test_time_interleaved_repeats_a_call_that_the_host_was_late_to_launch(fake, 
         pytest.param(dict.fromkeys(range(999), 20.0), 2 * (4 + ROUNDS), 0, id="too-slow-each-time"),
     ],
 )
-def test_time_interleaved_asks_whether_the_host_was_late(monkeypatch, slow, repeats, in_time):
-    """With a GPU that works through what the host queues, on a clock of its own.
-
-    slow: calls that the host takes so long to launch; a sleep is 1, and then 4 and 16.
-    """
-    host, gpu, made = [0.0], [0.0], [0]
-
-    def queue(takes):
-        gpu[0] = max(gpu[0], host[0]) + takes
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.time = None
-
-        def record(self):
-            gpu[0] = max(gpu[0], host[0])
-            self.time = gpu[0]
-
-        def query(self):
-            return self.time <= host[0]
-
-        def elapsed_time(self, end):
-            return end.time - self.time
-
-    def fn():
-        made[0] += 1
-        host[0] += slow.get(made[0], 0.0)
-        queue(10.0)
-
-    def sleep(cycles):
-        host[0] = max(host[0], gpu[0])
-        queue(cycles / timing.SLEEP_CYCLES)
-
-    flush = SimpleNamespace(zero_=lambda: queue(0.5))
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
-    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    [samples] = time_interleaved([fn], budget=0)
+def test_time_interleaved_asks_whether_the_host_was_late(fake, slow, repeats, in_time):
+    """A call for which it was late is repeated, twice at most."""
+    [samples] = time_interleaved([fake.function("a", 10.0, slow)], budget=0)
     assert [round(1e3 * it, 1) for it in samples].count(10.0) == in_time
-    assert made[0] == 3 + 1 + ROUNDS + repeats
+    assert fake.log.count("a") == 3 + 1 + ROUNDS + repeats
 
 
 def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
-    fake.late = [False] * 4 + [True]
-    time_interleaved([fake.function("a", 1.0)], budget=0)
+    time_interleaved([fake.function("a", 1.0, slow={5: 5.0})], budget=0)
     a = one_call("a")
     before, late = [*3 * a, SYNC, *a, SYNC], a
     assert fake.log == [*before, *late, *ROUNDS // 4 * [*4 * a, SLEEP], SYNC]
     assert timing.TRIES == 3
 
 
-def test_time_interleaved_one_function(fake):
-    [samples] = time_interleaved([fake.function("a", 1.0)], budget=0)
-    assert len(samples) == ROUNDS
-
-
-@pytest.mark.parametrize(("l2_mib", "flushed_mib"), [(0, 256), (60, 256), (64, 256), (128, 512)])
-def test_time_interleaved_flushes_all_of_l2(monkeypatch, l2_mib, flushed_mib):
-    fake = install(monkeypatch, FakeGpu(l2_bytes=l2_mib * 2**20))
+@pytest.mark.parametrize(
+    ("product", "l2_mib", "flushed_mib"),
+    [
+        *(("H200", 0, 256), ("H200", 60, 256), ("H200", 64, 256), ("H200", 128, 512)),
+        ("MI300X", 4, 1024),  # 4 MiB in each die, and 256 MiB of Infinity Cache behind them
+    ],
+)
+def test_time_interleaved_flushes_every_cache(monkeypatch, product, l2_mib, flushed_mib):
+    fake = install(monkeypatch, FakeGpu())
+    fake.gpu = dataclasses.replace(gpus.find_gpu(product), l2_bytes=l2_mib * 2**20)
     time_interleaved([fake.function("a", 1.0)], budget=0)
     assert fake.flushed == flushed_mib * 2**20
-
-
-def test_time_interleaved_flushes_what_lies_behind_l2(monkeypatch):
-    """An MI300X has 4 MiB of L2 in each die, and 256 MiB of Infinity Cache behind them."""
-    fake = install(monkeypatch, FakeGpu())
-    fake.gpu = dataclasses.replace(gpus.find_gpu("MI300X"), l2_bytes=4 * 2**20)
-    time_interleaved([fake.function("a", 1.0)], budget=0)
-    assert fake.flushed > 256 * 2**20
-
-
-def test_time_interleaved_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
-    with pytest.raises(RuntimeError, match="needs a GPU"):
-        time_interleaved([lambda: None])
-
-
-@pytest.mark.gpu
-def test_time_interleaved_on_a_gpu():
-    a, b = time_interleaved([lambda: None, lambda: torch.zeros(8, device="cuda")], budget=0)
-    assert len(a) == len(b) == timing.MIN_ROUNDS
-    assert 0 < max(a) < 1
 
 
 def test_summary_median_fifths_and_bandwidth():

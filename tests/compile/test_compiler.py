@@ -14,6 +14,7 @@ from memtraffic.gpus import TARGETS, find_gpu
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+from blocked_kernels import matmul
 
 from memtraffic.compile import (
     Launch,
@@ -104,8 +105,7 @@ def compiled(target, *launches):
 
 @pytest.mark.slow
 def test_resources_on_sm_90():
-    """What decides how wide an access is; configurations, loops, copies in flight, spills."""
-    products = empty(512, 64, torch.float16)
+    """What decides how wide an access is; configurations and loops."""
     made = {
         "contiguous": capture_launches(kernels.strided, empty(1, 1024)),
         "strided": capture_launches(kernels.strided, empty(1, 2048)[:, ::2]),
@@ -113,15 +113,7 @@ def test_resources_on_sm_90():
         "half": capture_launches(fused.softmax, empty(1, 4096, torch.float16)),
         "tuned": capture_launches(kernels.tuned, empty(2, 781)),
         "three-passes": capture_launches(kernels.three_passes, empty(8192, 8)),
-        "products": capture_launches(kernels.products, products),
-        "too-wide-for-a-warp": capture_launches(
-            lambda x: kernels.scaled(x, num_warps=1), empty(1, 8192)
-        ),
     }
-    [one_stage] = made["products"]
-    made["products"] = [
-        replace(one_stage, options=one_stage.options | {"num_stages": n}) for n in (1, 3)
-    ]
     kernels_of = iter(compiled("sm_90", *made.values()))
     found = {name: [next(kernels_of) for _ in several] for name, several in made.items()}
 
@@ -135,9 +127,6 @@ def test_resources_on_sm_90():
     [loops] = found["three-passes"]
     assert loops.kernel == "_three_passes_kernel" and sum(loops.load_bits.values()) >= 3
     assert [it for it in loops.schedule if it in ("for", "end")] == ["for", "end"] * 3
-    assert [it.schedule.count("copy") for it in found["products"]] == [0, 3]
-    [spilling] = found["too-wide-for-a-warp"]
-    assert spilling.registers == 255 and spilling.spill_bytes > 0
 
 
 def test_resources_of_a_kernel_that_spills():
@@ -209,6 +198,10 @@ def test_resources_and_assembly_take_options(fused_on):
     assert len(text.splitlines()) == few.load_bits[128]
     [one] = resources(persistent.softmax, empty(4, 4096), target="sm_90", num_stages=2)
     assert one.schedule.count("copy") == 2  # a function that takes them is given them
+    for stages, copies in ((1, 0), (3, 6)):  # and the compiler those of any other
+        product = matmul(64, 64, 64), "M,K K,N", (256, 256, 256)
+        [one] = resources(*product, dtype="float16", target="sm_90", num_stages=stages)
+        assert one.schedule.count("copy") == copies
 
 
 def test_resources_of_inputs_and_of_a_product(fused_on):
@@ -222,18 +215,11 @@ def test_resources_of_inputs_and_of_a_product(fused_on):
 
 
 @pytest.mark.parametrize("ask", [resources, assembly])
-def test_resources_waves_per_eu_is_not_an_option_on_nvidia(ask):
+def test_resources_refuse_options_that_no_compiler_of_the_target_takes(ask):
     with pytest.raises(ValueError, match="waves_per_eu"):
-        ask(fused.softmax, empty(1, 4096), target="sm_90", waves_per_eu=2)
-
-
-def test_resources_maxnreg_is_not_an_option_on_amd():
+        ask(fused.softmax, empty(1, 64), target="sm_90", waves_per_eu=2)
     with pytest.raises(ValueError, match="maxnreg"):
-        resources(functools.partial(kernels.scaled, maxnreg=32), empty(1, 64), target="gfx942")
-
-
-@pytest.mark.parametrize("ask", [resources, assembly])
-def test_resources_unknown_option(ask):
+        ask(functools.partial(kernels.scaled, maxnreg=32), empty(1, 64), target="gfx942")
     with pytest.raises(TypeError, match="depth"):
         ask(fused.softmax, empty(1, 64), target="sm_90", depth=2)
 

@@ -2,14 +2,13 @@ import pytest
 import torch
 
 from memtraffic import runtime
-from memtraffic.gpus import find_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
 
 from memtraffic.compile import capture_launches
-from memtraffic.kernels.softmax import fused, naive, persistent
+from memtraffic.kernels.softmax import fused, naive
 
 
 def empty(m, n, dtype=torch.float32):
@@ -68,14 +67,3 @@ def test_capture_launches_passes_on_what_the_function_raises():
 def test_capture_launches_of_an_argument_that_triton_does_not_take():
     with pytest.raises(TypeError, match="_masked_kernel"):
         capture_launches(lambda: kernels._masked_kernel[(1,)]("x", "y", 8, BLOCK=8, STORED=8))
-
-
-@pytest.mark.parametrize(
-    ("target", "stages", "num_warps"),
-    [("sm_75", 1, 32), ("sm_90", 2, 32), ("gfx942", 1, 16), ("gfx1100", 1, 32)],
-)
-def test_capture_launches_plans_for_the_gpu(target, stages, num_warps):
-    [launch] = capture_launches(persistent.softmax, empty(4, 32768), gpu=find_gpu(target))
-    assert launch.constants["STAGES"] == stages
-    assert launch.options["num_warps"] == num_warps
-    assert runtime.captured_gpu() is None

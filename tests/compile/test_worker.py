@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from another_process import run_python
 
 from memtraffic import runtime
 from memtraffic.compile import worker
@@ -205,9 +206,7 @@ def test_worker_does_not_run_the_users_program_again(tmp_path):
         "from memtraffic.compile.worker import WORKER\n"
         "print('once', WORKER.call([], os.getppid))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "script.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_python("-W", "error", "script.py", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [once] = done.stdout.splitlines()
     assert not alive(int(once.split()[1]))

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -20,6 +17,7 @@ from memtraffic.meters.formula import formula
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+from another_process import run_python
 
 deprecated = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -554,10 +552,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_count_in_a_process_that_compiles():
     """It counts the same there, and afterwards the process can still compile."""
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILING], env=environment, capture_output=True, text=True
-    )
+    done = run_python("-c", COMPILING, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     known = {name: list(expected(5, 12)) for name, (_, expected) in kernels.KNOWN.items()}
     rest = {"custom": ["_masked_kernel", "mul"], "error": "AccessError", "bits": [128]}

@@ -5,27 +5,27 @@ Beside it, from the vendors' tables, what no code says. The rules under test are
 """
 
 import os
-import pickle
 import re
 import shutil
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 # ---- NVIDIA
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and datasheets:
-# target; SMs; threads, blocks and KiB of shared memory per SM; KiB per block
+# the driver's name; TB/s (the B200's are of eight); target; SMs; threads, blocks and KiB of shared
+# memory per SM; KiB per block
 NVIDIA_TABLE = {
-    "T4": ("sm_75", 40, 1024, 16, 64, 64),
-    "A100": ("sm_80", 108, 2048, 32, 164, 163),
-    "A10": ("sm_86", 72, 1536, 16, 100, 99),
-    "L4": ("sm_89", 58, 1536, 24, 100, 99),
-    "H200": ("sm_90", 132, 2048, 32, 228, 227),
-    "H100": ("sm_90", 132, 2048, 32, 228, 227),
-    "B200": ("sm_100", 148, 2048, 32, 228, 227),
-    "RTX 5090": ("sm_120", 170, 1536, 24, 100, 99),
+    "T4": ("Tesla T4", 0.32, "sm_75", 40, 1024, 16, 64, 64),
+    "A100": ("NVIDIA A100-SXM4-80GB", 2.039, "sm_80", 108, 2048, 32, 164, 163),
+    "A10": ("NVIDIA A10", 0.6, "sm_86", 72, 1536, 16, 100, 99),
+    "L4": ("NVIDIA L4", 0.3, "sm_89", 58, 1536, 24, 100, 99),
+    "H200": ("NVIDIA H200", 4.8, "sm_90", 132, 2048, 32, 228, 227),
+    "H100": ("NVIDIA H100 80GB HBM3", 3.35, "sm_90", 132, 2048, 32, 228, 227),
+    "B200": ("NVIDIA B200", 64 / 8, "sm_100", 148, 2048, 32, 228, 227),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", 1.792, "sm_120", 170, 1536, 24, 100, 99),
 }
 # From the guide, too. The header allows a thread one register more, which no instruction can name.
 MAX_REGISTERS_PER_THREAD = 255
@@ -102,7 +102,7 @@ def ask_header(program, product, points, shared_more=0):
 
     It is given the sizes of NVIDIA_TABLE. shared_more: bytes of shared memory per SM, beyond those.
     """
-    target, _, threads, _, shared, block = NVIDIA_TABLE[product]
+    _, _, target, _, threads, _, shared, block = NVIDIA_TABLE[product]
     cc = target.removeprefix("sm_")
     sizes = (cc[:-1], cc[-1], threads, shared * 1024 + shared_more, block * 1024)
     lines = [" ".join(map(str, (*sizes, regs, warps, used))) for regs, used, warps in points]
@@ -118,21 +118,27 @@ def ask_header(program, product, points, shared_more=0):
 
 # ---- AMD
 
-# target; units: AMD's white papers of CDNA 1 to 4 and datasheets; of RDNA the workgroup processors,
-#   which are half the compute units
+# the driver's name; TB/s; target; units: AMD's white papers of CDNA 1 to 4 and datasheets; of RDNA
+#   the workgroup processors, which are half the compute units
 # threads per wave; vector registers of a lane and the unit they are allocated in; waves per SIMD;
 #   registers that the instructions of a wave can name, accumulation registers included: LLVM's user
 #   guide
 # KiB of LDS per unit and per workgroup: AMD's documents of each instruction set; the granularity,
 #   in bytes: https://github.com/llvm/llvm-project/pull/208046 and .../219495
 AMD_TABLE = {
-    "MI100": ("gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
+    "MI100": ("AMD Instinct MI100", 1.2288, "gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
     # one of its two dies, which are two devices
-    "MI250X": ("gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
-    "MI300X": ("gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
-    "MI355X": ("gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
-    "RX 7900 XTX": ("gfx1100", 96 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
-    "RX 9070 XT": ("gfx1201", 64 // 2, 32, 1536, 24, 16, 256, 128, 64, 1024),
+    "MI250X": ("AMD Instinct MI250X", 3.2768 / 2, "gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI300X": ("AMD Instinct MI300X", 5.3, "gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
+    "MI355X": ("AMD Instinct MI355X", 8.0, "gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
+    "RX 7900 XTX": (
+        *("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, 32, 1536, 24, 16),
+        *(256, 128, 64, 1024),
+    ),
+    "RX 9070 XT": (
+        *("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, 32, 1536, 24, 16),
+        *(256, 128, 64, 1024),
+    ),
 }
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
@@ -162,37 +168,22 @@ def ask_llvm(points):
     `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
     units that it allocates for each of LDS_SIZES.
     """
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(_ask_worker, [(points[::2], True), (points[1::2], False)])
-    kernels = [None] * len(points)
-    kernels[::2], kernels[1::2] = first["kernels"], second["kernels"]
-    return first | {"kernels": kernels}
+    targets = [target for _, _, target, *_ in AMD_TABLE.values()]
+    with ProcessPoolExecutor(2, get_context("spawn"), _start) as pool:
+        return {
+            "kernels": [*pool.map(_compiled, points, chunksize=64)],
+            "most_lds": dict(zip(targets, pool.map(_most_lds, targets), strict=True)),
+            "lds_units": dict(
+                zip(LDS_UNIT_TARGETS, pool.map(_lds_units, LDS_UNIT_TARGETS), strict=True)
+            ),
+        }
 
 
-def _ask_worker(job):
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=pickle.dumps(job),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # LLVM warns there of each kernel
-        check=True,
-    )
-    return pickle.loads(done.stdout)
-
-
-def _work():
+def _start():
     from triton._C.libtriton import llvm
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LLVM warns there of each kernel
     llvm.init_targets()
-    points, sizes_too = pickle.loads(sys.stdin.buffer.read())
-    found = {"kernels": [_compiled(*point) for point in points]}
-    if sizes_too:
-        targets = [target for target, *_ in AMD_TABLE.values()]
-        found["most_lds"] = {target: _most_lds(target) for target in targets}
-        found["lds_units"] = {
-            target: [_lds_units(target, size) for size in LDS_SIZES] for target in LDS_UNIT_TARGETS
-        }
-    sys.stdout.buffer.write(pickle.dumps(found))
 
 
 def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
@@ -210,19 +201,19 @@ def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdh
     return llvm.translate_to_asm(text, triple, target, "", [], False, False)
 
 
-def _compiled(target, *sizes):
-    text = _assembly(target, *sizes)
+def _compiled(point):
+    text = _assembly(*point)
     counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
     [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
     names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")
     return (*(counts.get(name, 0) for name in names), int(wave))
 
 
-def _lds_units(target, lds):
+def _lds_units(target):
     """LDS_SIZE of COMPUTE_PGM_RSRC2, which is written out where no HSA fills it in."""
-    text = _assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--")
-    [rsrc2] = re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text)
-    return int(rsrc2) >> 15 & 0x1FF
+    texts = [_assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--") for lds in LDS_SIZES]
+    found = [re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text) for text in texts]
+    return [int(rsrc2) >> 15 & 0x1FF for [rsrc2] in found]
 
 
 def _most_lds(target):
@@ -238,7 +229,3 @@ def _most_lds(target):
         stderr = pipe.read().decode()
     os.waitpid(child, 0)
     return int(re.search(r"exceeds limit \((\d+)\)", stderr)[1])
-
-
-if __name__ == "__main__":
-    _work()

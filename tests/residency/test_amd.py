@@ -74,7 +74,8 @@ def llvm_points(product):
     LDS comes in multiples of its granularity: LLVM divides by what a kernel declares and does not
     round that up. The granularity itself LLVM tells elsewhere: see `oracles.LDS_UNIT_TARGETS`.
     """
-    target, _, wave, file, granule, waves, _, lds, group_lds, unit = oracles.AMD_TABLE[product]
+    row = oracles.AMD_TABLE[product]
+    _, _, target, _, wave, file, granule, waves, _, lds, group_lds, unit = row
     ends = {file // n // granule * granule for n in range(1, waves + 1)} | {granule, 2 * granule}
     steps = sorted({end + i for end in ends for i in (-1, 0, 1) if 0 < end + i <= 256} | {256})
     points = [(count, 0, 0, 0, wave) for count in steps]
@@ -153,7 +154,8 @@ def test_gpus_are_those_of_amds_tables():
     def row(gpu):
         waves = gpu.vgprs, gpu.vgpr_granule, gpu.max_waves_per_simd, gpu.max_addressable_vgprs
         lds = gpu.shared_per_sm / 1024, gpu.shared_per_program / 1024, gpu.shared_granularity
-        return gpu.target, gpu.num_sms, gpu.warp_size, *waves, *lds
+        names = gpu.driver_name, gpu.datasheet_bytes_per_s / 1e12, gpu.target
+        return *names, gpu.num_sms, gpu.warp_size, *waves, *lds
 
     rows = {gpu.product: row(gpu) for gpu in GPUS if isinstance(gpu, AmdGpu)}
     assert rows == oracles.AMD_TABLE
@@ -208,6 +210,7 @@ def test_programs_by_limit_leaves_out_what_cannot_bind():
     found = amd.programs_by_limit(8, 0, 8, 1, 2, MI100)
     assert found == {"vgprs": 64, "waves": 20, "sgprs": 20, "lds": 128, "groups": 16}
     assert amd.resident_programs(8, 0, 8, 1, 2, MI100) == 16
+    assert amd.resident_programs(8, 250, 8, 0, 4, MI300X) == 1
 
 
 @pytest.mark.parametrize(

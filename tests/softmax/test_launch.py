@@ -12,20 +12,11 @@ from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands, has_internal_overlap, partially_overlaps
-from memtraffic.kernels.softmax import chunks, fused, masked, persistent, tiled
+from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.tiling import Tiling
-from memtraffic.residency import Resources
 from memtraffic.tensors import matrix
 
 DEVICE = runtime.device()
-SOFTMAXES = {
-    "fused": fused.softmax,
-    "masked": masked.softmax,
-    "tiled": tiled.softmax,
-    "chunks": chunks.softmax,
-    "persistent": persistent.softmax,
-}
-EACH = pytest.mark.parametrize("fn", SOFTMAXES.values(), ids=SOFTMAXES)
 
 
 def check(x, out=None):
@@ -122,24 +113,16 @@ def other_calls(x, y):
     m, n = x.shape
     memory = torch.zeros(2 * m * n + 64, device=x.device)
     apart = memory[: 2 * m * n].view(m, 2 * n)[:, :n]
-    across = memory[: m * n].view(n, m).t()
     by_4 = memory[1 : m * n + 1].view(m, n)
     by_8 = memory[2 : m * n + 2].view(m, n)
     return {
         "width": (x[:, : n - 2], y, {}),
-        "rows": (x[1:], y[1:], {}),
         "stride": (apart, y, {}),
-        "transposed": (across, y, {}),
         "stride-of-out": (x, apart, {}),
         "dtype": (x.half(), y.half(), {}),
         "alignment": (by_4, y, {}),
-        "alignment-of-out": (x, by_4, {}),
         "alignment-to-8": (by_8, y, {}),
-        "alignment-of-out-to-8": (x, by_8, {}),
-        "num-warps": (x, y, {"num_warps": 2}),
-        "num-stages": (x, y, {"num_stages": 1}),
-        "programs": (x, y, {"programs": 2}),
-        "rows-of-a-tile": (x, y, {"rows": 2}),
+        "option": (x, y, {"num_warps": 2}),
     }
 
 
@@ -203,41 +186,7 @@ def test_cached_launch_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
     assert number() == 1
 
 
-# ---- resident_launch, with a stand-in for the compiler
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    """A compiler of which a test sets what a kernel uses, and sees what it was given."""
-    state = SimpleNamespace(shared=lambda stages: 0, used={"registers": 32}, calls=[], launched=[])
-
-    def compile_kernel(kernel, *args, num_warps, **constants):
-        state.calls.append(((*args, *constants.values()), num_warps))
-        stages = constants["STAGES"]
-        return SimpleNamespace(shared=state.shared(stages), num_warps=num_warps)
-
-    def loaded_resources(compiled, gpu):
-        return Resources(
-            kernel="", target=gpu.target, num_warps=compiled.num_warps, spill_bytes=0,
-            shared_bytes=compiled.shared, **state.used,
-        )  # fmt: skip
-
-    monkeypatch.setattr(runtime, "INTERPRETED", False)
-    monkeypatch.setattr(launch, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(launch, "shared_bytes", lambda compiled: compiled.shared)
-    monkeypatch.setattr(launch, "loaded_resources", loaded_resources)
-    monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
-
-    def starter(compiled, grid, arguments, places, gpu):
-        def start(*tensors):
-            addresses = [x.data_ptr() for x in tensors]
-            given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
-            state.launched.append((compiled, grid, *given.values()))
-
-        return start
-
-    monkeypatch.setattr(launch, "starter", starter)
-    return state
+# ---- resident_launch
 
 
 H200 = find_gpu("H200")
@@ -257,22 +206,22 @@ def plan(stages=3, num_warps=4, n_tiles=10**6, gpu=H200, **options):
     [(SHARED // 3, 3), (SHARED // 3 + 1, 2), (SHARED // 2 + 1, 1), (SHARED, 1)],
 )
 def test_resident_launch_takes_fewer_stages_where_shared_memory_is_short(
-    compiler, bytes_per_stage, stages
+    fake_gpu, bytes_per_stage, stages
 ):
-    compiler.shared = lambda stages: stages * bytes_per_stage
+    fake_gpu.shared = lambda stages: stages * bytes_per_stage
     found = plan()
     assert found.constants["STAGES"] == stages
     assert found.used.shared_bytes == stages * bytes_per_stage
-    tried = [args[2:] for args, _ in compiler.calls]
-    assert tried == [(1, 4096, 4, n) for n in (*range(3, stages - 1, -1), stages)]
+    tried = [options["STAGES"] for *_, options in fake_gpu.compiled]
+    assert tried == [*range(3, stages - 1, -1), stages]
 
 
 @pytest.mark.parametrize(("min_stages", "tried"), [(1, 3), (2, 2), (3, 1)])
-def test_resident_launch_of_too_much_shared_memory(compiler, min_stages, tried):
-    compiler.shared = lambda stages: SHARED + stages
+def test_resident_launch_of_too_much_shared_memory(fake_gpu, min_stages, tried):
+    fake_gpu.shared = lambda stages: SHARED + stages
     with pytest.raises(RuntimeError, match=f" {SHARED + min_stages} bytes .* H200 has {SHARED}$"):
         plan(min_stages=min_stages)
-    assert len(compiler.calls) == tried
+    assert len(fake_gpu.compiled) == tried
 
 
 @pytest.mark.parametrize(
@@ -288,9 +237,9 @@ def test_resident_launch_of_too_much_shared_memory(compiler, min_stages, tried):
     ],
 )
 def test_resident_launch_launches_what_fits(
-    compiler, n_tiles, registers, shared, options, per_sm, programs
+    fake_gpu, n_tiles, registers, shared, options, per_sm, programs
 ):
-    compiler.used, compiler.shared = {"registers": registers}, lambda stages: shared
+    fake_gpu.used, fake_gpu.shared = {"registers": registers}, lambda stages: shared
     found = plan(n_tiles=n_tiles, **options)
     assert (found.per_sm, found.grid) == (per_sm, (programs, 1))
     assert (found.used.registers, found.used.shared_bytes) == (registers, shared)
@@ -301,19 +250,19 @@ def test_resident_launch_launches_what_fits(
     ("target", "vgprs", "sgprs", "num_warps", "per_sm"),
     [("gfx908", 100, 106, 4, 2), ("gfx942", 60, 106, 4, 7), ("gfx1100", 200, 100, 4, 7)],
 )
-def test_resident_launch_on_an_amd_gpu(compiler, target, vgprs, sgprs, num_warps, per_sm):
+def test_resident_launch_on_an_amd_gpu(fake_gpu, target, vgprs, sgprs, num_warps, per_sm):
     """By what a wave is given, of each kind of register."""
     gpu = find_gpu(target)
-    compiler.used = {"registers": 200, "allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
+    fake_gpu.used = {"registers": 200, "allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
     found = plan(1, num_warps, gpu=gpu)
     assert (found.per_sm, found.grid) == (per_sm, (per_sm * gpu.num_sms, 1))
     assert found.used.registers == 200
 
 
-def test_resident_launch_of_a_program_that_no_sm_holds(compiler):
+def test_resident_launch_of_a_program_that_no_sm_holds(fake_gpu):
     for target, registers, num_warps in (("sm_90", 255, 16), ("gfx942", 172, 16)):
         gpu = find_gpu(target)
-        compiler.used = {
+        fake_gpu.used = {
             "registers": registers, "allocated_vgprs": registers, "allocated_sgprs": 16,
         }  # fmt: skip
         message = f"{num_warps} warps of {registers} registers do not fit an SM of {gpu.product}$"
@@ -321,21 +270,23 @@ def test_resident_launch_of_a_program_that_no_sm_holds(compiler):
             plan(1, num_warps, gpu=gpu)
 
 
-def test_plan_takes_one_stage_where_two_do_not_fit(compiler):
-    compiler.shared = lambda stages: 10**6 * (stages - 1)
+def test_plan_takes_one_stage_where_two_do_not_fit(fake_gpu):
+    fake_gpu.shared = lambda stages: 10**6 * (stages - 1)
     x = matrix(64, 4096)
     assert persistent.plan(x, x, gpu=find_gpu("H200")).constants["STAGES"] == 1
     with pytest.raises(RuntimeError, match="1000000 bytes of shared memory"):
         persistent.plan(x, x, gpu=find_gpu("H200"), num_stages=2)
 
 
-def test_softmax_launches_what_it_compiled(compiler):
+def test_softmax_launches_what_it_compiled(fake_gpu):
     launch._launches.forget()
     x, out = matrix(70, 9), torch.empty(9, 70, device=DEVICE).t()
     assert persistent.softmax(x, out) is out
-    [(args, num_warps), again] = compiler.calls  # to know how many fit, and to be launched
-    [(_, grid, *launched)] = compiler.launched
-    assert again == (args, num_warps) and (grid, num_warps) == ((3, 1), 1)
+    [(_, tensors, options), again] = fake_gpu.compiled  # to know how many fit, and to be launched
+    [(_, grid, launched)] = fake_gpu.started
+    assert again == (KERNEL, tensors, options)
+    assert (grid, options.pop("num_warps")) == ((3, 1), 1)
+    args = *tensors, *options.values()
     expected = {
         "y_row_stride": 1, "y_col_stride": 70, "x_row_stride": 9, "x_col_stride": 1,
         "n_rows": 70, "n_cols": 9, "ROWS": 32, "BLOCK": 16, "ALIGN": 1, "STAGES": 1,
@@ -349,20 +300,5 @@ def test_softmax_launches_what_it_compiled(compiler):
             assert (y_ptr, x_ptr) == (out.data_ptr(), x.data_ptr())
         assert bound == expected
     persistent.softmax(x, out)
-    assert (len(compiler.calls), len(compiler.launched)) == (2, 2)
+    assert (len(fake_gpu.compiled), len(fake_gpu.started)) == (2, 2)
     launch._launches.forget()
-
-
-# ---- on two GPUs
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@EACH
-def test_softmax_on_a_second_gpu_while_another_is_current(fn):
-    for index in (0, 1):  # alike but for the GPU
-        x = matrix(5, 8).to(f"cuda:{index}")
-        with torch.cuda.device(0):
-            y = fn(x)
-            torch.testing.assert_close(y, torch.softmax(x, dim=1))
-            assert y.device == x.device

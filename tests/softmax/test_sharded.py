@@ -35,7 +35,7 @@ def joined(found, key, which, n_ranks):
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_sharded_softmax_is_that_of_the_whole_matrix(name, dtype, found):
+def test_sharded_softmax_and_its_gradient_are_those_of_the_whole_matrix(name, dtype, found):
     x = whole(name, dtype)
     y = joined(found, (name, dtype), 0, len(WIDTHS[name]))
     exact = torch.softmax(x.double(), 1)
@@ -44,15 +44,9 @@ def test_sharded_softmax_is_that_of_the_whole_matrix(name, dtype, found):
     assert_close(memtraffic.softmax(x.to(DEVICE)).cpu(), exact, x.dtype)  # as the op is
     for rank, width in enumerate(WIDTHS[name]):
         assert found[rank][name, dtype][0].shape == (x.shape[0], width)
-
-
-@pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_sharded_softmax_has_the_gradient_of_the_whole_matrix(name, dtype, found):
-    y = joined(found, (name, dtype), 0, len(WIDTHS[name])).double()
     dx = joined(found, (name, dtype), 1, len(WIDTHS[name]))
-    dy = whole(name, dtype, seed=1).double()
-    exact = y * (dy - (y * dy).sum(1, keepdim=True))
-    assert_close(dx, exact, dx.dtype)
+    y, dy = y.double(), whole(name, dtype, seed=1).double()
+    assert_close(dx, y * (dy - (y * dy).sum(1, keepdim=True)), dx.dtype)
 
 
 def test_sharded_softmax_treats_what_is_not_finite_as_the_op_does(found):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import runtime
-from memtraffic.compile import assembly, capture_launches, compile_launches, resources
+from memtraffic.compile import assembly, capture_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
@@ -105,21 +105,6 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
         most = 512 if n == 2**20 and (itemsize, inputs) != (2, 2) else 256  # bytes of a lane
         assert width * itemsize * inputs <= (most if aligned else 128) * lanes
         assert (found.registers is not None) is aligned
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "registers"), [(50257, 255), (65536, 96), (2**20, 168)])
-def test_the_best_split_spills_nothing(n, registers):
-    launches = [
-        capture_launches(split.softmax, torch.empty(2, n, dtype=dtype, device=DEVICE), gpu=H200)[0]
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-    for forward in compile_launches([(it, "sm_90") for it in launches]):
-        assert forward.spill_bytes == 0
-        assert forward.registers <= registers
-        if n % 8 == 0:
-            assert set(forward.load_bits) == {64, 128}  # words of the slots, and vectors of x
-            assert set(forward.store_bits) == {128}
 
 
 @pytest.mark.parametrize(
@@ -465,14 +450,6 @@ def test_backward_adds_products_in_one_way():
     )
     before, *_ = text.partition("ATOM")
     assert "FFMA" in before and "FMUL" not in before
-
-
-@pytest.mark.slow
-def test_split_kernel_compiles_for_amd():
-    x = torch.empty(4, 2**18, device=DEVICE)
-    for looks in (split.LOOKS, 0):
-        [kernel] = resources(partial(split.softmax, looks=looks), x, target=find_gpu("MI300X"))
-        assert kernel.spill_bytes == 0
 
 
 # ---- on a GPU
