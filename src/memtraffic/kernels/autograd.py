@@ -29,7 +29,6 @@ from memtraffic.kernels.launch import Launch, Plans, facts
 from memtraffic.kernels.operands import partially_overlaps
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
-    active_modes,
     bare_apply,
     has_storage,
     is_forward_mode,
@@ -260,12 +259,8 @@ def operation(
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
-            # `watchers` and `are_plain` in line, as a call costs the host.
-            or (
-                (forward_ad._current_level >= 0 or is_transformed() or active_modes())
-                and is_watched()
-            )
-            or type(first) not in PLAIN
+            or (watchers() and is_watched())
+            or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):
