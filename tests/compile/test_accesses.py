@@ -1,8 +1,9 @@
-"""Loads that NVIDIA's assembler moves behind a branch, by hand."""
+"""Loads that the compiler makes again, and that NVIDIA's assembler delays, by hand."""
 
 import pytest
 
-from memtraffic.compile.accesses import Code, delayed_loads
+from memtraffic.compile.accesses import Code, delayed_loads, read_accesses
+from memtraffic.errors import CountError
 
 LOAD, VOLATILE = "\tld.global.v4.b32 { %r1 }, [ %rd2 + 0 ];", "\t@%p1 ld.volatile.global.b32 %r1;"
 JUMP, LABEL, RETURN = "\t@%p2 bra \t$L__BB0_2;", "$L__BB0_1:", "\t@!%p2 bra $L__BB0_3;"
@@ -29,3 +30,24 @@ BRANCH, EXIT = "@P0 BRA 0x120", "@!UP1 EXIT"
 def test_delayed_loads(ptx, sass, delayed):
     code = Code("kernel", "", "\n".join(ptx), frozenset(), frozenset(), sass)
     assert delayed_loads(code) == delayed
+
+
+AGAIN = """
+#wide = #ttg.blocked<{sizePerThread = [4], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>
+#narrow = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>
+#loc1 = loc("mine.py":7:16)
+    %a = tt.load %p : tensor<128x!tt.ptr<f32>, #wide> loc(#loc1)
+    %b = tt.load %q : tensor<128x!tt.ptr<f32>, #narrow> loc(#loc1)
+"""
+WIDE, NARROW = "\tld.global.v4.b32 { %r1 }, [ %rd2 ];", "\tld.global.b32 { %r1 }, [ %rd2 ];"
+
+
+def test_read_accesses_of_a_place_whose_loads_differ_in_width():
+    def read(*loads):
+        ptx = "\n".join(("\t.loc\t1 7 16  // mine.py:7:16", *loads))
+        return read_accesses(Code("kernel", AGAIN, ptx, frozenset({32, 128}), frozenset()))
+
+    assert [access.bits for access in read(WIDE, *[NARROW] * 4)] == [128, 32]
+    for loads in ([NARROW, WIDE, *[NARROW] * 3], [WIDE, NARROW, NARROW]):
+        with pytest.raises(CountError, match=r"the loads of mine.py:7 differ in width"):
+            read(*loads)
