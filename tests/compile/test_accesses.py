@@ -10,6 +10,7 @@ JUMP, LABEL, RETURN = "\t@%p2 bra \t$L__BB0_2;", "$L__BB0_1:", "\t@!%p2 bra $L__
 STORE, MADE = "\tst.global.b32 [ %rd2 + 0 ], %r1;", "LDG.E.128 R8, desc[UR4][R2.64]"
 GUARDED, COPIED = "@!P0 LDG.E R8, desc[UR4][R2.64]", "LDGSTS.E [R2], desc[UR4][R4.64]"
 BRANCH, EXIT = "@P0 BRA 0x120", "@!UP1 EXIT"
+REGION, SKIPPED = ["BSSY B0, 0x120", BRANCH], "BSYNC B0"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,16 @@ BRANCH, EXIT = "@P0 BRA 0x120", "@!UP1 EXIT"
         pytest.param([LOAD, LABEL, LOAD], [MADE, BRANCH, *[MADE] * 8], 0, id="unrolled"),
         pytest.param([LOAD, LABEL, LOAD], [BRANCH, *[MADE] * 9], 1, id="unrolled-and-delayed"),
         pytest.param([VOLATILE, STORE], [BRANCH, MADE, "BSYNC B0"], 0, id="branch-for-a-mask"),
+        pytest.param([VOLATILE, JUMP], [*REGION, MADE, SKIPPED, BRANCH], 0, id="and-another"),
+        pytest.param([LOAD, JUMP], [*REGION, MADE, SKIPPED], 1, id="no-mask"),
+        pytest.param([VOLATILE, JUMP], [*REGION, GUARDED, SKIPPED], 1, id="mask-and-branch"),
+        pytest.param([VOLATILE, JUMP], [*REGION, BRANCH, MADE, SKIPPED], 1, id="two-branches"),
+        pytest.param(
+            [VOLATILE, LOAD, JUMP], [GUARDED, *REGION, MADE, SKIPPED], 1, id="mask-of-another"
+        ),
+        pytest.param(
+            [VOLATILE, LOAD, JUMP], [*REGION, MADE, SKIPPED], 1, id="mask-of-what-is-left-out"
+        ),
     ],
 )
 def test_delayed_loads(ptx, sass, delayed):

@@ -67,6 +67,10 @@ _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
 _SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
+_PLAIN = r"(?:(?!.*\b(?:BRA|BSSY|BSYNC|EXIT|RET|CALL)\b).*\n)*"  # lines without a jump
+_SKIP = re.compile(  # one branch over some of them
+    rf"^(BSSY\S* (B\d+)\b.*\n{_PLAIN})@!?U?P\w+ BRA .*\n({_PLAIN}BSYNC\S* \2\b)", re.MULTILINE
+)
 _AMD = re.compile(r"\b(global|buffer|flat|s)_(load|store)_(\w+)")
 _COMMENT = re.compile(r"^\s*\.loc\s.*(?://|;)\s*(\S.*)$")
 
@@ -122,11 +126,19 @@ def delayed_loads(code: Code) -> int:
 
     The assembler moves a load to where its value is used, such as into a loop; a program that does
     not come there does not make it. Where PTX has no branch, those of the machine code only skip
-    lanes that are masked out. Of a loop that is unrolled, it has more loads than PTX.
+    lanes that are masked out; so does one around loads that PTX masks, and that are not masked
+    there. Of a loop that is unrolled, it has more loads than PTX.
     """
     first, every, branches = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
-    first_made, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    machine_code = "\n".join(code.instructions)
+    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
     left_out = max(0, every - made)
+    masked = len(re.findall(rf"@!?%p\d+\s+{_PTX_LOAD}", code.assembly))
+    masked -= len(re.findall(rf"^@.*{sass.LOAD}", machine_code, re.MULTILINE)) + left_out
+    skipped = "".join(found[3] for found in _SKIP.finditer(machine_code))
+    if 0 < len(re.findall(sass.LOAD, skipped)) <= masked:
+        machine_code = _SKIP.sub(r"\1\3", machine_code)
+    first_made, _, _ = _loads(machine_code.splitlines(), sass.LOAD, _SASS_BRANCH)
     return max(0, first - first_made - left_out) if branches else 0
 
 
