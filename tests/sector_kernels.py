@@ -76,6 +76,22 @@ def _loop_kernel(y_ptr, x_ptr, w_ptr, n, trips, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _state_kernel(y_ptr, k_ptr, v_ptr, trips, n, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr):
+    """In a loop, the compiler loads values in the layout of a state and in that of its sums."""
+    cols = tl.arange(0, V)
+    mask, v_ptrs = cols < n, v_ptr + cols
+    state, k = tl.zeros((V, K), tl.float32), tl.load(k_ptr + tl.arange(0, K))
+    for i in range(trips):
+        v = tl.load(v_ptrs, mask=mask, other=0.0)
+        v -= tl.sum(state * k[None, :], 1)
+        state += v[:, None] * k[None, :]
+        if i % N == 0:
+            tl.store(y_ptr + cols, v, mask=mask)
+        v_ptrs, y_ptr = v_ptrs + n, y_ptr + n
+    tl.store(y_ptr + cols, tl.sum(state, 1), mask=mask)
+
+
+@triton.jit
 def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Weights are loaded in a slice of the tile's layout; sums are stored in another."""
     rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
@@ -217,6 +233,13 @@ def called(x):
 def loop(x, trips=5):
     y = torch.empty(256, device=x.device)
     _loop_kernel[(1,)](y, x, x, 100, trips, BLOCK=256)
+    return y
+
+
+def state(k, v, stored=1):
+    y = torch.empty(2 * v.numel(), device=v.device)
+    sizes = dict(K=k.numel(), V=8, N=stored)
+    _state_kernel[(1,)](y, k, v, *v.shape, **sizes, num_stages=1)
     return y
 
 

@@ -1,14 +1,16 @@
-"""Loads that NVIDIA's assembler moves behind a branch, by hand."""
+"""Loads that the compiler makes again, and that NVIDIA's assembler delays, by hand."""
 
 import pytest
 
-from memtraffic.compile.accesses import Code, delayed_loads
+from memtraffic.compile.accesses import Code, delayed_loads, read_accesses
+from memtraffic.errors import CountError
 
 LOAD, VOLATILE = "\tld.global.v4.b32 { %r1 }, [ %rd2 + 0 ];", "\t@%p1 ld.volatile.global.b32 %r1;"
 JUMP, LABEL, RETURN = "\t@%p2 bra \t$L__BB0_2;", "$L__BB0_1:", "\t@!%p2 bra $L__BB0_3;"
 STORE, MADE = "\tst.global.b32 [ %rd2 + 0 ], %r1;", "LDG.E.128 R8, desc[UR4][R2.64]"
 GUARDED, COPIED = "@!P0 LDG.E R8, desc[UR4][R2.64]", "LDGSTS.E [R2], desc[UR4][R4.64]"
 BRANCH, EXIT = "@P0 BRA 0x120", "@!UP1 EXIT"
+REGION, SKIPPED = ["BSSY B0, 0x120", BRANCH], "BSYNC B0"
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,39 @@ BRANCH, EXIT = "@P0 BRA 0x120", "@!UP1 EXIT"
         pytest.param([LOAD, LABEL, LOAD], [MADE, BRANCH, *[MADE] * 8], 0, id="unrolled"),
         pytest.param([LOAD, LABEL, LOAD], [BRANCH, *[MADE] * 9], 1, id="unrolled-and-delayed"),
         pytest.param([VOLATILE, STORE], [BRANCH, MADE, "BSYNC B0"], 0, id="branch-for-a-mask"),
+        pytest.param([VOLATILE, JUMP], [*REGION, MADE, SKIPPED, BRANCH], 0, id="and-another"),
+        pytest.param([LOAD, JUMP], [*REGION, MADE, SKIPPED], 1, id="no-mask"),
+        pytest.param([VOLATILE, JUMP], [*REGION, GUARDED, SKIPPED], 1, id="mask-and-branch"),
+        pytest.param([VOLATILE, JUMP], [*REGION, BRANCH, MADE, SKIPPED], 1, id="two-branches"),
+        pytest.param(
+            [VOLATILE, LOAD, JUMP], [GUARDED, *REGION, MADE, SKIPPED], 1, id="mask-of-another"
+        ),
+        pytest.param(
+            [VOLATILE, LOAD, JUMP], [*REGION, MADE, SKIPPED], 1, id="mask-of-what-is-left-out"
+        ),
     ],
 )
 def test_delayed_loads(ptx, sass, delayed):
     code = Code("kernel", "", "\n".join(ptx), frozenset(), frozenset(), sass)
     assert delayed_loads(code) == delayed
+
+
+AGAIN = """
+#wide = #ttg.blocked<{sizePerThread = [4], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>
+#narrow = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [1], order = [0]}>
+#loc1 = loc("mine.py":7:16)
+    %a = tt.load %p : tensor<128x!tt.ptr<f32>, #wide> loc(#loc1)
+    %b = tt.load %q : tensor<128x!tt.ptr<f32>, #narrow> loc(#loc1)
+"""
+WIDE, NARROW = "\tld.global.v4.b32 { %r1 }, [ %rd2 ];", "\tld.global.b32 { %r1 }, [ %rd2 ];"
+
+
+def test_read_accesses_of_a_place_whose_loads_differ_in_width():
+    def read(*loads):
+        ptx = "\n".join(("\t.loc\t1 7 16  // mine.py:7:16", *loads))
+        return read_accesses(Code("kernel", AGAIN, ptx, frozenset({32, 128}), frozenset()))
+
+    assert [access.bits for access in read(WIDE, *[NARROW] * 4)] == [128, 32]
+    for loads in ([NARROW, WIDE, *[NARROW] * 3], [WIDE, NARROW, NARROW]):
+        with pytest.raises(CountError, match=r"the loads of mine.py:7 differ in width"):
+            read(*loads)

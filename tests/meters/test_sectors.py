@@ -168,6 +168,7 @@ KERNELS = {
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again": (sector_kernels.loss, "9,100 9:int64<100"),
+    "a load that is made again in a loop": (sector_kernels.state, "16, 5,6"),
 }
 
 
@@ -255,8 +256,13 @@ def test_sectors_tells_of_bank_conflicts():
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
+        (
+            lambda k, v: sector_kernels.state(k, v, 2),
+            "16, 5,6",
+            "2 instructions are spread differe",
+        ),
     ],
-    ids=["waiting", "assembly", "wrong-hint"],
+    ids=["waiting", "assembly", "wrong-hint", "in-a-loop-of-unknown-trips"],
 )
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):

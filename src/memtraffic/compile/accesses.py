@@ -40,15 +40,15 @@ class CompiledAccess:
     """One load or store of a kernel, as it is compiled.
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
-    instruction moves for each lane. loops: how many loops of the compiled kernel it is in. type: of
-    its pointers, as the compiler writes it.
+    instruction moves for each lane. loops: those of the compiled kernel that it is in, by number.
+    type: of its pointers, as the compiler writes it.
     """
 
     kind: Kind
     where: Chain
     layout: Layout | None
     bits: int
-    loops: int
+    loops: tuple[int, ...]
     type: str = ""
 
 
@@ -67,6 +67,10 @@ _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
 _SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
+_PLAIN = r"(?:(?!.*\b(?:BRA|BSSY|BSYNC|EXIT|RET|CALL)\b).*\n)*"  # lines without a jump
+_SKIP = re.compile(  # one branch over some of them
+    rf"^(BSSY\S* (B\d+)\b.*\n{_PLAIN})@!?U?P\w+ BRA .*\n({_PLAIN}BSYNC\S* \2\b)", re.MULTILINE
+)
 _AMD = re.compile(r"\b(global|buffer|flat|s)_(load|store)_(\w+)")
 _COMMENT = re.compile(r"^\s*\.loc\s.*(?://|;)\s*(\S.*)$")
 
@@ -82,17 +86,17 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
     operations = list(_operations(code))
     widths, scalar = _instructions(code.assembly)
+    left = {place: iter(bits) for place, bits in widths.items()}
     found = []
     for kind, where, text, type_text, loops in operations:
-        same = sum((kind, where) == other[:2] for other in operations)
         bits = widths.get((kind, where)) or scalar.get(where, [])
         if not bits:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
-        if len(set(bits)) > 1:
-            raise CountError(
-                f"{code.kernel}: the {same} {kind}s of {describe(where)} differ in width"
-            )
         layout = _layout(type_text, code)
+        if len(set(bits)) > 1:
+            bits = _taken(left[kind, where], layout, type_text)
+        if not bits:
+            raise CountError(f"{code.kernel}: the {kind}s of {describe(where)} differ in width")
         found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
     if unknown := set(widths) - {(access.kind, access.where) for access in found}:
         kind, where = min(unknown)
@@ -107,16 +111,34 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
     return found
 
 
+def _taken(widths: Iterator[int], layout: Layout | None, type_text: str) -> list[int]:
+    """The next instructions of a place that together move an access; none if they differ."""
+    item = re.search(r"(?:ptr<|x)[a-z]+(\d+)", type_text)
+    total = max(8, int(item[1]) if item else 64) * (layout.elements().shape[1] if layout else 1)
+    taken: list[int] = []
+    while sum(taken) < total and (bits := next(widths, 0)):
+        taken.append(bits)
+    return taken if sum(taken) == total and len(set(taken)) == 1 else []
+
+
 def delayed_loads(code: Code) -> int:
     """How many loads are made before any branch in PTX, and behind one in NVIDIA's machine code.
 
     The assembler moves a load to where its value is used, such as into a loop; a program that does
     not come there does not make it. Where PTX has no branch, those of the machine code only skip
-    lanes that are masked out. Of a loop that is unrolled, it has more loads than PTX.
+    lanes that are masked out; so does one around loads that PTX masks, and that are not masked
+    there. Of a loop that is unrolled, it has more loads than PTX.
     """
     first, every, branches = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
-    first_made, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    machine_code = "\n".join(code.instructions)
+    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
     left_out = max(0, every - made)
+    masked = len(re.findall(rf"@!?%p\d+\s+{_PTX_LOAD}", code.assembly))
+    masked -= len(re.findall(rf"^@.*{sass.LOAD}", machine_code, re.MULTILINE)) + left_out
+    skipped = "".join(found[3] for found in _SKIP.finditer(machine_code))
+    if 0 < len(re.findall(sass.LOAD, skipped)) <= masked:
+        machine_code = _SKIP.sub(r"\1\3", machine_code)
+    first_made, _, _ = _loads(machine_code.splitlines(), sass.LOAD, _SASS_BRANCH)
     return max(0, first - first_made - left_out) if branches else 0
 
 
@@ -135,23 +157,23 @@ def describe(where: Chain) -> str:
     return f"{where[0][0]}:{where[0][1]}" if where else "an unknown place"
 
 
-def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, int]]:
-    """Each load and store: its kind, place, text and type, and how many loops it is in."""
+def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, tuple[int, ...]]]:
+    """Each load and store: its kind, place, text and type, and the loops that it is in."""
     locations = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", code.ttgir, re.MULTILINE))
-    loops: list[tuple[str, str]] = []  # the indent and the kind of each that is open
-    for line in code.ttgir.splitlines():
+    loops: list[tuple[str, str, int]] = []  # indent, kind and number of each that is open
+    for number, line in enumerate(code.ttgir.splitlines()):
         indent = line[: len(line) - len(line.lstrip())]
         if loops and line.startswith(f"{loops[-1][0]}}}") and " do {" not in line:
             loops.pop()
         if found := re.search(r"\bscf\.(for|while)\b", line):
-            loops.append((indent, found[1]))
-        if any(kind == "while" for _, kind in loops) and _POLLED.search(line):
+            loops.append((indent, found[1], number))
+        if any(kind == "while" for _, kind, _ in loops) and _POLLED.search(line):
             raise CountError(
                 f"{code.kernel} waits for other programs: how often it looks is not known"
             )
         if found := _OPERATION.search(line):
             kind: Kind = "load" if found[1] == "load" else "store"
-            yield kind, _chain(found[3], locations), line, found[2], len(loops)
+            yield kind, _chain(found[3], locations), line, found[2], tuple(it[2] for it in loops)
 
 
 def _chain(text: str, locations: Mapping[str, str]) -> Chain:

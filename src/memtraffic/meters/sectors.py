@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -352,9 +353,10 @@ class _Place:
         # Of each compiled access, the blocks that are still to be looked at.
         self.batches: dict[int, tuple[Spread, list[tuple[Array, Array]]]] = {}
         self.program: Grid | None = None
-        self.programs: set[Grid] = set()
+        self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
         self.types = [access.type for access in compiled]
+        self.loops = {access.loops for access in compiled}
 
     def add(self, program: Grid, block: tuple[Array, Array], itemsize: int) -> None:
         """Takes a block that a program moves.
@@ -362,17 +364,30 @@ class _Place:
         Raises CountError if it is not known which of the compiled accesses moves it.
         """
         self.wanted_bytes += itemsize * int(block[1].sum())
-        self.programs.add(program)
+        self.times[program] += 1
         self.itemsize = itemsize
-        if any(access.loops for access in self.compiled):
-            if len({(access.layout, access.bits) for access in self.compiled}) > 1:
-                raise CountError(f"its {len(self.compiled)} instructions are spread differently")
-            self.give(0, block)
+        if any(self.loops):
+            for number in range(len(self.compiled)) if self.made_again else (0,):
+                self.give(number, block)
         elif self.compiled:
             if self.blocks and program != self.program:
                 self.settle()
             self.program = program
             self.blocks.append(block)
+
+    @property
+    def made_again(self) -> bool:
+        """Whether the compiler may have made it again in a loop, for another layout."""
+        return any(self.loops) and len({*self.types}) > 1
+
+    def check(self, others: Iterable[_Place]) -> None:
+        """Raises CountError unless another access of its loop says how often that runs."""
+        known = any(
+            len(it.compiled) == 1 and it.loops == self.loops and it.times == self.times
+            for it in others
+        )
+        if self.made_again and not (known and len({*self.types}) == len(self.types)):
+            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
 
     def settle(self) -> None:
         """Gives the blocks of a program to the compiled accesses that move them.
@@ -473,6 +488,7 @@ class _SectorMeter(TrafficMeter):
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
+                    place.check(self.places.values())
                     self.found.append(place.finish(self.launches, kernel, self.path))
             if self.accessed and self.accessed.grid:
                 stores = (it.sectors for it in self.found[found:] if it.kind == "store")
@@ -567,7 +583,7 @@ class _SectorMeter(TrafficMeter):
 
     def _check_matched(self, kernel: str) -> None:
         """Raises CountError if accesses of the source and of the compiled kernel do not meet."""
-        alike = all(it.programs == self.programs for it in self.places.values())
+        alike = all(it.times.keys() == self.programs for it in self.places.values())
         # That all programs come to a loop's accesses says that none of them passes the loop by.
         if self.delayed and not (alike and any(access.loops for access in self.compiled)):
             raise CountError(
