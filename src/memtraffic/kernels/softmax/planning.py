@@ -367,7 +367,9 @@ def tile_constants(
         # A program's only row exists.
         "WHOLE": narrowest // tile.block if tile.rows == 1 else 0,
         "ALIGN": align, "VECTOR": vector,
-        "SINGLY": packed and 1 < tile.rows <= MOST_SINGLY, "PTX": takes_ptx(gpu),
+        # In chunks, a lane has one row.
+        "SINGLY": packed and tile.chunks == 1 < tile.rows <= MOST_SINGLY,
+        "PTX": takes_ptx(gpu),
     }  # fmt: skip
 
 
