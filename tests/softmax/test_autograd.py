@@ -253,8 +253,7 @@ class FarTensor:
     def get_device(self):
         return self.index
 
-    @property
-    def dtype(self):
+    def data_ptr(self):
         raise LookupError(f"GPU {autograd.current_gpu()}")
 
 
@@ -287,7 +286,7 @@ def test_every_argument_reaches_the_other_gpu(monkeypatch):
         return lambda *tensors: seen.extend(tensors), None
 
     monkeypatch.setattr(op._BACKWARD.plans, "find", find)
-    like = {"stride": lambda: (1,), "data_ptr": lambda: 0, "get_device": lambda: 1}
+    like = {"stride": lambda: (1,), "data_ptr": lambda: 16, "get_device": lambda: 1}
     dy, y, out = (SimpleNamespace(dtype=name, shape=(1,), **like) for name in ("dy", "y", "out"))
     op.backward(dy, y, 0, torch.half, out=out)
     key, *tensors = seen
