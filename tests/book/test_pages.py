@@ -403,6 +403,9 @@ def faults(notebook):
                     yield "no sentence with a number", claim
     if len(notebook.cells) > 60:
         yield "cells", len(notebook.cells)
+    for source in PYTHON.findall("\n".join(it.source for it in notebook.cells)):
+        if max(map(len, source.splitlines())) > 88:
+            yield "too wide", source
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)
