@@ -27,7 +27,7 @@ help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 27
 
 book: $(BOOK_ENV) ## build the book and print the page to open
-	$(BOOK_PY) $(JUPYTER_BOOK) build . --warningiserror --nitpick --keep-going --quiet
+	$(BOOK_PY) $(JUPYTER_BOOK) build . --all --warningiserror --nitpick --keep-going --quiet
 	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book --markdown $(HTML)/memtraffic.md
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 

@@ -456,8 +456,6 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    code = [it.read_text("utf-8") for it in sorted(Path(__file__).parent.glob("*.py"))]
-    app.add_config_value("memtraffic_code", code, "env")  # as it changes, all pages are made anew
     app.add_directive("start", Start)
     app.add_directive("chapters", Cards)
     app.connect("html-page-context", add_metadata)
