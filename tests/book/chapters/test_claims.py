@@ -102,7 +102,7 @@ LIES = {
         "draw_narrow": (us(2, "tiled", n=64), "85 % needed"),
     },
     "timing": {
-        "show_clocks": (times("eager_us", 99, n=4096), "takes .* its time on the GPU"),
+        "show_clocks": (times("eager_us", 99, n=4096), "takes .* in a CUDA graph"),
         "claim_floor": (us(9, programs=0), "with a kernel that does nothing"),
         "show_cold": (us(9, cache="warm"), "more than 1.1x"),
         "draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
