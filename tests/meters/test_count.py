@@ -54,11 +54,16 @@ TORCH = [
     pytest.param(torch.zeros_like, 0, 36, id="fill"),
     pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
     pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
+    pytest.param(lambda x: x.fill_(x.sum()), 36 + 1, 1 + 36, id="in-place-fill-by-a-tensor"),
+    pytest.param(lambda x: x.bernoulli_(x.clamp(0, 1)), 72, 72, id="chances"),
+    pytest.param(lambda x: x.masked_fill_(x > 3, 0), 72 + 36, 72, id="in-place-choice"),
     pytest.param(lambda x: x.copy_(x.clone()), 72, 72, id="in-place-copy"),
     pytest.param(lambda x: torch.exp(x, out=torch.empty_like(x)), 36, 36, id="out"),
     pytest.param(lambda x: torch.cat([x, x[:1]]), 48, 48, id="list-of-operands"),
     pytest.param(lambda x: x.half(), 36, 36, id="cast"),
     pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
+    pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T), 72 + 9, 9, id="added-to"),
+    pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T, beta=0), 72, 9, id="added-to-nothing"),
     pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
 ]
 
@@ -615,6 +620,14 @@ def test_count_backward_of_inputs_without_a_gradient():
     take = lambda at, x: x * at  # noqa: E731
     traffic = count(take, "N:int64 N", (8,), backward=True)
     assert [totals(op) for op in traffic.backward.ops] == [(16, 8)]
+
+
+def test_count_backward_of_tensors_in_lists():
+    """The same as of the tensors alone: dx = dy * w, dw = dy * x."""
+    x, w = ones(3, 8), ones(3, 8)
+    traffic = count(lambda xs: xs[0] * xs[1]["w"], ([x, {"w": w}],), backward=True)
+    assert totals(traffic.backward) == (4 * 24, 2 * 24)
+    assert not x.requires_grad
 
 
 @pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])

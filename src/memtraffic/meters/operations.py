@@ -31,7 +31,8 @@ _FILLS = frozenset(
     "full_like rand_like randn_like randint_like new_zeros new_ones new_full fill_ zero_ normal_ "
     "uniform_ random_ bernoulli_ exponential_".split()
 )
-# Not marked as elementwise, but they need each element of each operand once, and make each of each
+_OVERWRITES = _FILLS | {"copy_"}  # whatever `self` holds
+# Not elementwise, but they need each element of each operand once, and make each of each
 # result.
 _WHOLE = frozenset(
     "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
@@ -39,7 +40,7 @@ _WHOLE = frozenset(
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
     "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat repeat_interleave "
-    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward".split()
+    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward bernoulli".split()
 )
 _CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 # Read the elements that an index names, and make a result of them.
@@ -126,7 +127,7 @@ def _operands(
         name in _FILLS
         or name in _WHOLE
         or operation_name(func) in _WHOLE | _INDEXED
-        or torch.Tag.pointwise in func.tags
+        or _is_elementwise(func)
     )
     operands = tensors_in([*args, *kwargs.values()])
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
@@ -142,10 +143,18 @@ def _operands(
         tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:
             written += tensors
-        if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
+        unread = name in _OVERWRITES or kwargs.get("beta") == 0  # 0 times what addmm would add to
+        if spec.is_out or (spec.name == "self" and unread):
             continue
         read += tensors
     return read, written
+
+
+def _is_elementwise(func: Any) -> bool:
+    """Whether PyTorch marks an operation so, or, as it often does, only that out of place."""
+    packet = getattr(torch.ops.aten, operation_name(func), func.overloadpacket)
+    marked = (getattr(packet, overload).tags for overload in packet.overloads())
+    return any(torch.Tag.pointwise in tags for tags in marked)
 
 
 def _name(func: Any) -> str:
