@@ -198,6 +198,16 @@ def test_count_lists_operations_in_order():
             id="unknown-function",
         ),
         pytest.param(
+            lambda x: kernels._mapping_kernel[(1,)](x, BLOCK=4),
+            "^_mapping_kernel cannot be interpreted: .* no attribute",
+            id="unknown-operation",
+        ),
+        pytest.param(
+            lambda x: kernels._clock_kernel[(1,)](x.long()),
+            "^_clock_kernel cannot be interpreted: .*_semantic",
+            id="function-of-a-gpu",
+        ),
+        pytest.param(
             lambda x: kernels._backwards_kernel[(1,)](x, Elsewhere(x), BLOCK=4),
             "an argument is a Elsewhere",
             id="unknown-memory",

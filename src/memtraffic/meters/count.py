@@ -55,6 +55,7 @@ from memtraffic.torch_adapter import (
 )
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import (
+    cannot_interpret,
     interpreter_cause,
     interpreting,
     name_kernel,
@@ -534,7 +535,7 @@ class TrafficMeter(TorchDispatchMode):
             try:
                 yield
             except Exception as error:
-                if isinstance(cause := interpreter_cause(error), NotImplementedError):
+                if cannot_interpret(cause := interpreter_cause(error)):
                     raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
                 name_kernel(kernel, error)
                 raise

@@ -237,7 +237,7 @@ def _metered_executor(
 
         def __call__(self, *args: Any, **options: Any) -> None:
             name, grid = self.fn.__name__, self.grid
-            check_launch(name, grid, options.get("num_warps"))
+            self.grid = check_launch(name, grid, options.get("num_warps"))
             if callable(grid):
                 self.grid = lambda constants: check_launch(name, grid(constants))
             check_arguments(self.fn, args, options)
@@ -392,12 +392,27 @@ def interpreter_cause(error: BaseException) -> BaseException:
     return error
 
 
+# In the message of an error: the interpreter has no such operation, function of a GPU, or type.
+_LACKING = (
+    "'InterpreterBuilder' object has no",
+    "`_semantic` argument must",
+    "to ir type",
+    "object has no attribute 'value'",  # which a constant has where it is compiled
+)
+
+
+def cannot_interpret(error: BaseException) -> bool:
+    """Whether Triton's interpreter lacks what a kernel that raised this does."""
+    lacking = any(text in str(error) for text in _LACKING)
+    return lacking or isinstance(error, NotImplementedError)
+
+
 def name_kernel(kernel: str, error: BaseException) -> None:
     """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
     cause = interpreter_cause(error)
-    if isinstance(cause, MemtrafficError) or len(cause.args) > 1:
-        return
     said = str(cause)
+    if isinstance(cause, MemtrafficError) or len(cause.args) > 1 or said.startswith(f"{kernel}: "):
+        return
     if not said:  # an assertion without a reason; that of a kernel is Triton's function
         *_, caller, last = [None, *traceback.extract_tb(cause.__traceback__)]
         failed = caller if caller and last and last.name == "_new_static_assert" else last
