@@ -40,7 +40,11 @@ _WHOLE = frozenset(
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
     "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat repeat_interleave "
-    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward bernoulli".split()
+    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward bernoulli addmv "
+    "addr addbmm vdot complex polar glu glu_backward mse_loss mse_loss_backward huber_loss "
+    "huber_loss_backward smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits native_group_norm "
+    "native_group_norm_backward masked_select pixel_shuffle pixel_unshuffle rot90".split()
 )
 _CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 # Read the elements that an index names, and make a result of them.
@@ -99,14 +103,14 @@ def _local(
     result = func(*args, **kwargs)
     if read is None:
         return result, None
-    results = result if isinstance(result, (tuple, list)) else (result,)
+    results = result if len(func._schema.returns) > 1 else (result,)
     if operation_name(func) in _INDEXED:
         return result, list(_indexed(func, args, kwargs, results))
     if operation_name(func) in _CPU_BUFFERED:
         results = results[:1]
     for spec, tensor in zip(func._schema.returns, results, strict=False):
-        if isinstance(tensor, Tensor) and spec.alias_info is None:
-            written.append(tensor)
+        if spec.alias_info is None:
+            written += tensors_in([tensor])
     return result, _moves("read", read) + _moves("written", written)
 
 
@@ -158,8 +162,8 @@ def _is_elementwise(func: Any) -> bool:
 
 
 def _name(func: Any) -> str:
-    """The name of an operation of PyTorch, which ends with `_` if it works in place."""
-    return str(func.overloadpacket.__name__)
+    """The name of an operation, of several tensors or one, with a `_` at its end if in place."""
+    return str(func.overloadpacket.__name__).removeprefix("_foreach_")
 
 
 def _indexed(
