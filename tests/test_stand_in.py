@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
 @pytest.mark.parametrize("name", ["H200", "T4"])
 def test_stand_in_answers_what_launchers_ask(name):
     gpu = find_gpu(name)
-    with stand_in(gpu):
+    with stand_in(name):
         properties = torch.cuda.get_device_properties(0)
         assert properties.multi_processor_count == gpu.num_sms
         assert properties.shared_memory_per_block_optin == gpu.shared_per_program

@@ -16,7 +16,7 @@ from memtraffic import runtime
 from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountersError, NoKernelError, described
 from memtraffic.functions import as_function, function_name
-from memtraffic.gpus import TARGETS, Gpu, find_gpu
+from memtraffic.gpus import TARGETS, Gpu, find_gpus
 from memtraffic.inputs import Arguments
 from memtraffic.meters.count import Traffic, count, run_passes
 from memtraffic.meters.formula import formula
@@ -35,7 +35,7 @@ def report(
     inputs: AnyInputs = None,
     shape: Sequence[int] | None = None,
     *,
-    targets: Iterable[str | Gpu] | None = None,
+    targets: str | Gpu | Iterable[str | Gpu] | None = None,
     dtype: str = "float32",
     backward: bool = False,
 ) -> str:
@@ -53,15 +53,15 @@ def report(
     says why.
 
     fn, inputs, dtype, backward: as for `formula`. shape: a number for each size of the inputs, to
-    count, compile and measure at; by default `default_shape`. targets: GPUs or their names; by
-    default, each target of the table.
+    count, compile and measure at; by default `default_shape`. targets: a GPU or several, or their
+    names; by default, each target of the table.
 
     Raises LookupError for an unknown target; what `fn` raises, where nothing else can be said; and
     what `as_function` and `find_op` raise.
     """
     made, function = find_op(inputs), as_function(fn)
     at = made.check(default_shape(made) if shape is None else shape)
-    gpus = [find_gpu(it) if isinstance(it, str) else it for it in targets or TARGETS.values()]
+    gpus = find_gpus(TARGETS.values() if targets is None else targets)
     subject = Subject(function, made, at, dtype, backward)
     parts, failures = [f"# Memory traffic of {function_name(fn)}", _versions(subject)], []
     sections: dict[str, Callable[[], list[str]]] = {

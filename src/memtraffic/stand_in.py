@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from memtraffic import runtime
 from memtraffic.compile.sass import read
-from memtraffic.gpus import DEFAULT_GPU, Gpu
+from memtraffic.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
 from memtraffic.triton_adapter.driver import driver_of
 
@@ -30,7 +30,7 @@ _DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 @contextmanager
-def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
+def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
     """Context manager: `torch.cuda` and Triton's driver answer as if `gpu` were here.
 
     >>> x = torch.ones(2, 3)
@@ -42,11 +42,12 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
     GPU, or moved there, is made on the CPU. Kernels run only while they are counted. Code that
     looks for Triton's own classes of kernels, or compiles one before it launches it, needs the
     setting TRITON_INTERPRET=0. Kernels are compiled in a process that answers like this one.
-    gpu: one of NVIDIA's.
+    gpu: one of NVIDIA's, or its name.
 
     Raises RuntimeError where there is a GPU, which can answer itself; ValueError for a GPU that is
     not NVIDIA's.
     """
+    gpu = find_gpu(gpu)
     if runtime.HAS_GPU:
         raise RuntimeError(f"{gpu.product} cannot stand in: there is a GPU on this machine")
     if gpu.vendor != "nvidia":

@@ -147,8 +147,8 @@ def _jobs(
 
 def _gpu(target: str | Gpu | None) -> Gpu:
     if target is None:
-        return this_gpu()
-    return target if isinstance(target, Gpu) else find_gpu(target)
+        runtime.require_gpu("without target=, such as target='sm_90', this")
+    return this_gpu() if target is None else find_gpu(target)
 
 
 Jobs = Sequence[tuple[Launch, str | Gpu]]
