@@ -5,6 +5,7 @@ import torch
 from another_process import run_python
 
 from memtraffic import runtime
+from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import count
 from memtraffic.stand_in import stand_in
@@ -22,6 +23,7 @@ def test_stand_in_answers_what_launchers_ask(name):
     with stand_in(name):
         properties = torch.cuda.get_device_properties(0)
         assert properties.multi_processor_count == gpu.num_sms
+        assert properties.L2_cache_size == gpu.last_level_bytes
         assert properties.shared_memory_per_block_optin == gpu.shared_per_program
         assert 10 * properties.major + properties.minor == gpu.architecture
         assert torch.cuda.get_device_capability() == (properties.major, properties.minor)
@@ -89,6 +91,19 @@ def test_stand_in_during_a_backward_pass():
         torch.autograd.grad(Identity.apply(x).sum(), [x])
         Identity.apply(x).sum().backward()
     assert devices == ["cuda"] * 2
+
+
+def test_stand_in_refuses_to_be_cast_for():
+    """On a GPU, both operands would become half as large."""
+
+    def product(x):
+        with torch.autocast("cuda", dtype=torch.float16, enabled=x.shape[0] > 2):
+            return x @ x.T
+
+    with stand_in():
+        assert count(product, torch.ones(2, 3)).read_bytes == 4 * 12
+        with pytest.raises(CountError, match="autocast"):
+            count(product, torch.ones(3, 3))
 
 
 def test_stand_in_has_a_generator():

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from memtraffic import runtime
 from memtraffic.compile.sass import read
+from memtraffic.errors import CountError
 from memtraffic.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
 from memtraffic.triton_adapter.driver import driver_of
@@ -108,9 +109,11 @@ def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
         regs_per_multiprocessor=gpu.registers_per_sm,
         shared_memory_per_multiprocessor=gpu.shared_per_sm,
         shared_memory_per_block_optin=gpu.shared_per_program,
+        L2_cache_size=gpu.last_level_bytes,
     )
     stream = SimpleNamespace(cuda_stream=0, device=_DEVICE)
-    nothing = dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"))
+    done = "_lazy_init set_device synchronize empty_cache manual_seed manual_seed_all".split()
+    nothing = dict.fromkeys(done)
     answers = {
         "is_available": True,
         "is_initialized": True,
@@ -156,6 +159,8 @@ class _OnGpu(TorchFunctionMode):
             options = dict(kwargs or {})
             with self:
                 return torch.autograd.backward(args[0], options.pop("gradient", None), **options)
+        if torch.is_autocast_enabled("cuda"):
+            raise CountError("autocast of a GPU casts nothing here: cast in the function itself")
         result = func(
             *(_on_cpu(value) for value in args),
             **{

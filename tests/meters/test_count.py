@@ -438,6 +438,12 @@ def test_count_says_that_nothing_ran():
             "^_masked_kernel is launched without BLOCK.*set TRITON_INTERPRET=0",
             id="argument-left-out",
         ),
+        pytest.param(
+            lambda x: kernels._masked_kernel(x, x, 4, BLOCK=4, STORED=4),
+            LaunchError,
+            r"^_masked_kernel is called without a grid: .* as _masked_kernel\[grid\]",
+            id="grid-left-out",
+        ),
     ],
 )
 def test_count_names_the_kernel_and_the_line_that_fail(launch, error, message):

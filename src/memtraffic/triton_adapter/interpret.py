@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from memtraffic import runtime
-from memtraffic.errors import MemtrafficError
+from memtraffic.errors import LaunchError, MemtrafficError
 from memtraffic.triton_adapter.capture import (
     Configuration,
     autotuners,
@@ -177,8 +177,15 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
         return Relaunched(kernel, (), named)[grid]
 
+    call_interpreted = interpreter.InterpretedFunction.__call__
+
     def call(function: Kernel, *args: Any, **options: Any) -> Any:
-        return interpreter.InterpretedFunction(function.fn)(*args, **options)
+        if not running and next(tensors_of(args), None) is not None:
+            name = function.fn.__name__
+            raise LaunchError(f"{name} is called without a grid: launch it as {name}[grid](...)")
+        if isinstance(function, jit.JITFunction):
+            function = interpreter.InterpretedFunction(function.fn)
+        return call_interpreted(function, *args, **options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
         launches = configurations_of(tuner, args, options, as_chosen=blocks is not None)
@@ -211,6 +218,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             (core, "warn", _warn_once),
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
+            (interpreter.InterpretedFunction, "__call__", call),
             (CompiledKernel, "__getitem__", relaunch),
         ),
         prepared_once(interpreter) as unprepare,
