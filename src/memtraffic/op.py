@@ -113,7 +113,7 @@ class Op:
         names = ", ".join(self.sizes)
         if shape is None and self.sizes:
             raise InputsError(f"inputs {self.name!r}: {names} have no numbers: give a shape")
-        numbers = () if shape is None else shape
+        numbers: Any = () if shape is None else shape
         if isinstance(numbers, (str, Tensor)) or not isinstance(numbers, Sequence):
             kind = f"a shape is a number for each size, not of type {type(shape).__name__}"
             raise InputsError(f"{self.name}: {kind}; several inputs are a tuple, such as (x, w)")
@@ -199,6 +199,7 @@ def find_op(inputs: AnyInputs = None) -> Op:
     if isinstance(inputs, (Tensor, Arguments, Sequence, Mapping)):
         return Op("arguments", arguments_of(inputs))
     if not callable(inputs):
-        shown = reprlib.repr(inputs)
-        raise TypeError(f"inputs: tensors, text such as 'M,N', an Op or a function, not {shown}")
+        raise TypeError(
+            "inputs: tensors, text such as 'M,N', an Op or a function, not " + reprlib.repr(inputs)
+        )
     return Op(function_name(inputs).rpartition(".")[2], inputs)

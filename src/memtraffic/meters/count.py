@@ -114,6 +114,11 @@ def nothing_ran() -> str:
     return f"no operation of PyTorch ran that moves anything, and no Triton kernel{hint}"
 
 
+def _total(field_name: str, about: str) -> Any:
+    """A property of `Traffic`: the sum of a field of its operations."""
+    return property(lambda traffic: sum(getattr(op, field_name) for op in traffic.ops), doc=about)
+
+
 @dataclass
 class Traffic:
     """What a function moved, operation by operation, with totals in elements and bytes.
@@ -126,45 +131,14 @@ class Traffic:
     accesses: list[Access] = field(default_factory=list)
     backward: Traffic | None = None
 
-    @property
-    def read_elements(self) -> int:
-        """Elements read by all operations."""
-        return sum(op.read_elements for op in self.ops)
-
-    @property
-    def written_elements(self) -> int:
-        """Elements written by all operations."""
-        return sum(op.written_elements for op in self.ops)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes read by all operations."""
-        return sum(op.read_bytes for op in self.ops)
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes written by all operations."""
-        return sum(op.written_bytes for op in self.ops)
-
-    @property
-    def sent_elements(self) -> Number:
-        """Elements that this rank sends in all collectives."""
-        return sum(op.sent_elements for op in self.ops)
-
-    @property
-    def received_elements(self) -> Number:
-        """Elements that this rank receives in all collectives."""
-        return sum(op.received_elements for op in self.ops)
-
-    @property
-    def sent_bytes(self) -> Number:
-        """Bytes that this rank sends in all collectives."""
-        return sum(op.sent_bytes for op in self.ops)
-
-    @property
-    def received_bytes(self) -> Number:
-        """Bytes that this rank receives in all collectives."""
-        return sum(op.received_bytes for op in self.ops)
+    read_elements = _total("read_elements", "Elements read by all operations.")
+    written_elements = _total("written_elements", "Elements written by all operations.")
+    read_bytes = _total("read_bytes", "Bytes read by all operations.")
+    written_bytes = _total("written_bytes", "Bytes written by all operations.")
+    sent_elements = _total("sent_elements", "Elements that this rank sends in all collectives.")
+    received_elements = _total("received_elements", "Elements that this rank receives in them.")
+    sent_bytes = _total("sent_bytes", "Bytes that this rank sends in all collectives.")
+    received_bytes = _total("received_bytes", "Bytes that this rank receives in them.")
 
     def __str__(self) -> str:
         if not self.ops:

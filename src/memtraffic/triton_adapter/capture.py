@@ -23,7 +23,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
     if not runtime.HAS_TRITON:
         yield
         return
-    from triton.runtime import autotuner, interpreter, jit
+    from triton.runtime import interpreter, jit
 
     def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         if not warmup:
@@ -40,7 +40,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
         replaced(
             (jit.JITFunction, "run", run),
             (interpreter.InterpretedFunction, "run", run),
-            (autotuner.Autotuner, "run", run_autotuned),
+            *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
         ),
     ):
         yield
