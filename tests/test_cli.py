@@ -326,6 +326,7 @@ BAD_CALLS = {
     "formula naive --inputs M,n": "lower case",
     "formula naive --inputs M --op softmax": "leave out one",
     "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
+    "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
     "formula naive --op sofmax": "did you mean 'softmax'",
     "count naive 4": "N of 'M,N' has no number",
     "count naive 4 1.5": "'1.5' is not a positive",

@@ -113,6 +113,10 @@ class Subject:
         sizes = zip(self.made.sizes, self.shape, strict=True)
         return "with " + (", ".join(f"{name} = {n}" for name, n in sizes) or "these inputs")
 
+    def call(self, *args: Any, **options: Any) -> None:
+        """Calls the function and, if asked for, its backward pass, as `count` makes it."""
+        run_passes(self.fn, Arguments(args, options), self.backward, lambda run: run())
+
     def arguments(self) -> Arguments:
         """What the function is called with."""
         return self.made.arguments(self.shape, self.dtype)
@@ -171,11 +175,10 @@ def _traffic_table(traffic: Traffic) -> str:
 
 def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     arguments, parts = subject.arguments(), []
-    call = _both_passes(subject.fn) if subject.backward else subject.fn
     found: list[tuple[Gpu, Resources]] = []
     for gpu in progress(gpus, "compiling"):
         try:
-            found += [(gpu, kernel) for kernel in resources(call, arguments, target=gpu)]
+            found += [(gpu, kernel) for kernel in resources(subject.call, arguments, target=gpu)]
         except CompileError as error:
             parts.append(_sentence(f"For {gpu.target}: {described(error)[:300]}"))
         except NoKernelError:
@@ -216,9 +219,8 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
 
 def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), gpus[0])
-    call = _both_passes(subject.fn) if subject.backward else subject.fn
     try:
-        found = sectors(call, subject.arguments(), target=gpu)
+        found = sectors(subject.call, subject.arguments(), target=gpu)
     except NoKernelError:
         return ["The function launched no Triton kernel."]
     subject.found.append("sectors")
@@ -256,15 +258,6 @@ def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
         "warps": f"{warps} of {slots}",
         "occupancy": f"{warps / slots:.0%}",
     }
-
-
-def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
-    """`fn` and its backward pass, as `count` makes it."""
-
-    def call(*args: Any, **options: Any) -> None:
-        run_passes(fn, Arguments(args, options), True, lambda run: run())
-
-    return call
 
 
 def measured_section(subject: Subject, inputs: AnyInputs) -> list[str]:
