@@ -634,6 +634,11 @@ def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     assert layer.weight.grad is None
 
 
+def test_count_backward_of_complex_numbers():
+    z = torch.complex(ones(3, 8), ones(3, 8))
+    assert totals(count(torch.neg, z, backward=True).backward) == (24, 24)
+
+
 def test_count_backward_of_inputs_without_a_gradient():
     """Whole numbers have none, and the pass is that of the rest."""
     take = lambda at, x: x * at  # noqa: E731

@@ -147,8 +147,8 @@ def _operands(
         tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:
             written += tensors
-        unread = name in _OVERWRITES or kwargs.get("beta") == 0  # 0 times what addmm would add to
-        if spec.is_out or (spec.name == "self" and unread):
+        added = "add" not in name or kwargs.get("beta") != 0  # addmm and its like ignore 0 times it
+        if spec.is_out or (spec.name == "self" and (name in _OVERWRITES or not added)):
             continue
         read += tensors
     return read, written
