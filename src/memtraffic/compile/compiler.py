@@ -6,7 +6,6 @@ It is read from what the compiler wrote.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -208,9 +208,7 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
         ) from error
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
-        kernel: Any = launch.function
-        if kernel is None:
-            kernel = attrgetter(launch.qualname)(importlib.import_module(launch.module))
+        kernel = launch.function or attrgetter(launch.qualname)(import_module(launch.module))
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(

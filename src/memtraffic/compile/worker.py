@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import IO, Any, TypeVar
 
@@ -111,10 +112,8 @@ class Worker:
         assert process.stdin and process.stdout and self._log
         self._log.close()
         process.stdout.close()
-        try:
+        with suppress(OSError):  # it has ended already
             process.stdin.close()  # which tells it to end
-        except OSError:
-            pass  # it has ended already
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
