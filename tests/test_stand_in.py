@@ -127,6 +127,7 @@ def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):
 COMPILING = """
 import torch
 from memtraffic.stand_in import stand_in
+from memtraffic.compile import resources
 from memtraffic.meters.count import count
 import kernels
 
@@ -134,7 +135,9 @@ x, results = torch.randn(3, 12), []
 
 def planned(x):
     y, [kernel] = torch.empty_like(x), [
-        kernels._masked_kernel.warmup(x, x, x.shape[1], BLOCK=16, STORED=12, grid=(1,))
+        kernels._masked_kernel.warmup(
+            x, x, x.shape[1], BLOCK=16, STORED=12, grid=(1,), num_warps=8
+        )
     ]
     kernel._init_handles()
     assert kernel.n_regs > 0 and kernel.metadata.shared >= 0
@@ -155,6 +158,8 @@ with stand_in():
     print(count(planned, x))
     print(count(twice, x))
     assert all(torch.equal(x, y) for y in results)
+    print([kernel.num_warps for kernel in resources(planned, x, target="sm_80")])
+    print(len(resources(twice, x, target="sm_80")), "launches")
     try:
         kernels.masked(x)
     except RuntimeError as error:
@@ -172,5 +177,7 @@ def test_stand_in_compiles_kernels_and_runs_none():
         "reads 108 elements, writes 36 elements, in 1 operation",
         "reads 36 elements, writes 36 elements, in 1 operation",
         f"reads {3 * 36 + 2 * 72} elements, writes {5 * 36} elements, in 5 operations",
+        "[8]",
+        "6 launches",
         "H200 only stands in for a GPU: it runs no kernel",
     ]

@@ -65,17 +65,17 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
             created = name.startswith("_")
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
         stack.enter_context(stream_of_no_gpu())  # launchers take it when they are imported
-        stack.enter_context(driver_of(gpu, lambda cubin: _registers(cubin, gpu)))
+        stack.enter_context(
+            driver_of(gpu, lambda cubin: read({"cubin": cubin}, "", gpu)[0]["registers"])
+        )
         # A mode does not see what its handler does, and the whole backward pass would be that.
-        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))
+        stack.enter_context(
+            mock.patch.object(torch.autograd, "has_torch_function", lambda tensors: False)
+        )
         stack.enter_context(_OnGpu())
         again = functools.partial(stand_in, gpu)
         stack.callback(runtime.standing_in.reset, runtime.standing_in.set(again))
         yield
-
-
-def _never(tensors: object) -> bool:
-    return False
 
 
 class _Generator:
@@ -88,11 +88,6 @@ class _Generator:
 
     def set_state(self, state: Tensor) -> None:
         self.state = bytes(state.untyped_storage())
-
-
-def _registers(cubin: bytes, gpu: Gpu) -> int:
-    usage, _ = read({"cubin": cubin}, "", gpu)
-    return usage["registers"]
 
 
 def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
@@ -112,8 +107,7 @@ def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
         L2_cache_size=gpu.last_level_bytes,
     )
     stream = SimpleNamespace(cuda_stream=0, device=_DEVICE)
-    done = "_lazy_init set_device synchronize empty_cache manual_seed manual_seed_all".split()
-    nothing = dict.fromkeys(done)
+    nothing = dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"))
     answers = {
         "is_available": True,
         "is_initialized": True,

@@ -200,20 +200,17 @@ def _compile_all(
 
 
 def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
+    what = f"{launch.qualname} does not compile for {gpu.target}"
     try:
         check_options(launch.options, gpu)
     except AssertionError as error:  # Triton's, of the number of warps
-        raise CompileError(
-            f"{launch.qualname} does not compile for {gpu.target}: {error}"
-        ) from error
+        raise CompileError(f"{what}: {error}") from error
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
         kernel = launch.function or attrgetter(launch.qualname)(import_module(launch.module))
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
-        raise CompileError(
-            f"{launch.qualname} does not compile for {gpu.target}: {error}"
-        ) from error
+        raise CompileError(f"{what}: {error}") from error
 
 
 def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:

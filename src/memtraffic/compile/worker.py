@@ -32,6 +32,10 @@ class Worker:
     """Calls functions in another process, which compiles kernels; threads take turns."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Leaves its process to whoever forked this one: the next call starts a new one."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -122,16 +126,8 @@ class Worker:
 
 
 WORKER = Worker()
-atexit.register(lambda: WORKER.stop())
-
-
-def _forget() -> None:
-    """A fork of this process starts a worker of its own."""
-    global WORKER
-    WORKER = Worker()
-
-
-os.register_at_fork(after_in_child=_forget)
+atexit.register(WORKER.stop)
+os.register_at_fork(after_in_child=WORKER.forget)
 
 
 # ---- in the other process

@@ -27,7 +27,6 @@ from memtraffic.triton_adapter.capture import (
     from_equal_values,
 )
 from memtraffic.triton_adapter.launch import (
-    CompiledKernel,
     Grid,
     Kernel,
     check_arguments,
@@ -38,7 +37,7 @@ from memtraffic.triton_adapter.libdevice import call_assembly, call_library, pre
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
 from memtraffic.triton_adapter.reach import marked, unmarked
-from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer
+from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer, relaunch
 
 Access: TypeAlias = Literal["read", "written"]
 Block: TypeAlias = Literal["read", "written", "atomic"]
@@ -172,11 +171,6 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         if blocks is not None:
             unprepare()  # it may compile
             blocks.launched(running[-1], args, options)
-
-    def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
-        kernel, constants = compiled.src.fn, compiled.src.constants
-        named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
-        return Relaunched(kernel, (), named)[grid]
 
     call_interpreted = interpreter.InterpretedFunction.__call__
 
