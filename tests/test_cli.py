@@ -326,6 +326,7 @@ BAD_CALLS = {
     "formula naive --inputs M,n": "lower case",
     "formula naive --inputs M --op softmax": "leave out one",
     "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
+    "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
     "formula naive --op sofmax": "did you mean 'softmax'",
     "count naive 4": "N of 'M,N' has no number",
     "count naive 4 1.5": "'1.5' is not a positive",
@@ -353,6 +354,7 @@ FAILURES = {
     "formula kernels:raises": "cannot take (2, 8)",
     "count kernels:raises 3 5": "kernels:raises: TypeError: kernels: cannot take (3, 5)",
     "count kernels:dropped_mask 5 12": "outside x_ptr",
+    "count kernels:gathered 5 8": "(--inputs says what it is called with)",
     "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
     "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",
 }
@@ -448,16 +450,18 @@ def test_stand_in_for_a_gpu(text, sms, expected, command, module):
 
 @WITHOUT_GPU
 @pytest.mark.parametrize(
-    ("check", "hinted"),
+    ("text", "check", "hinted"),
     [
-        ("assert x.is_cuda", True),
-        ("if not x.is_cuda: return x.exp()", True),
-        ("assert x.shape[0] > 99", False),
+        ("resources mine:fn --target sm_90 --n 64", "assert x.is_cuda", True),
+        ("resources mine:fn --target sm_90 --n 64", "if not x.is_cuda: return x.exp()", True),
+        ("resources mine:fn --target sm_90 --n 64", "assert x.shape[0] > 99", False),
+        ("formula mine:fn", "assert x.is_cuda, 'not on a GPU'", True),
+        ("formula mine:fn", "assert x.shape[0] > 9999, 'too few'", False),
     ],
 )
-def test_hint_at_stand_in(check, hinted, command, module):
+def test_hint_at_stand_in(text, check, hinted, command, module):
     module(INSISTS.format(at_import="", check=check))
-    status, _, err = command("resources mine:fn --target sm_90 --n 64")
+    status, _, err = command(text)
     assert (status, err.count("\n")) == (1, 1)
     assert ("give --stand-in" in err) == hinted
 

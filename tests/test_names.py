@@ -53,7 +53,6 @@ def test_import_function_that_fails_leaves_the_path_alone(folder):
         pytest.param("no_such_module:f", "No module named 'no_such_module'", id="no-module"),
         pytest.param("kernels:softmux", "softmux", id="no-attribute"),
         pytest.param("kernels:not_callable", "int", id="not-a-function"),
-        pytest.param("kernels:_masked_kernel", "Triton kernel", id="kernel"),
         pytest.param("./kernels.py:double", "module:function", id="path"),
     ],
 )

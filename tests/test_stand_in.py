@@ -5,6 +5,7 @@ import torch
 from another_process import run_python
 
 from memtraffic import runtime
+from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import count
 from memtraffic.stand_in import stand_in
@@ -19,9 +20,10 @@ pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
 @pytest.mark.parametrize("name", ["H200", "T4"])
 def test_stand_in_answers_what_launchers_ask(name):
     gpu = find_gpu(name)
-    with stand_in(gpu):
+    with stand_in(name):
         properties = torch.cuda.get_device_properties(0)
         assert properties.multi_processor_count == gpu.num_sms
+        assert properties.L2_cache_size == gpu.last_level_bytes
         assert properties.shared_memory_per_block_optin == gpu.shared_per_program
         assert 10 * properties.major + properties.minor == gpu.architecture
         assert torch.cuda.get_device_capability() == (properties.major, properties.minor)
@@ -91,6 +93,19 @@ def test_stand_in_during_a_backward_pass():
     assert devices == ["cuda"] * 2
 
 
+def test_stand_in_refuses_to_be_cast_for():
+    """On a GPU, both operands would become half as large."""
+
+    def product(x):
+        with torch.autocast("cuda", dtype=torch.float16, enabled=x.shape[0] > 2):
+            return x @ x.T
+
+    with stand_in():
+        assert count(product, torch.ones(2, 3)).read_bytes == 4 * 12
+        with pytest.raises(CountError, match="autocast"):
+            count(product, torch.ones(3, 3))
+
+
 def test_stand_in_has_a_generator():
     with stand_in():
         [generator] = torch.cuda.default_generators
@@ -112,6 +127,7 @@ def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):
 COMPILING = """
 import torch
 from memtraffic.stand_in import stand_in
+from memtraffic.compile import resources
 from memtraffic.meters.count import count
 import kernels
 
@@ -119,7 +135,9 @@ x, results = torch.randn(3, 12), []
 
 def planned(x):
     y, [kernel] = torch.empty_like(x), [
-        kernels._masked_kernel.warmup(x, x, x.shape[1], BLOCK=16, STORED=12, grid=(1,))
+        kernels._masked_kernel.warmup(
+            x, x, x.shape[1], BLOCK=16, STORED=12, grid=(1,), num_warps=8
+        )
     ]
     kernel._init_handles()
     assert kernel.n_regs > 0 and kernel.metadata.shared >= 0
@@ -140,6 +158,8 @@ with stand_in():
     print(count(planned, x))
     print(count(twice, x))
     assert all(torch.equal(x, y) for y in results)
+    print([kernel.num_warps for kernel in resources(planned, x, target="sm_80")])
+    print(len(resources(twice, x, target="sm_80")), "launches")
     try:
         kernels.masked(x)
     except RuntimeError as error:
@@ -157,5 +177,7 @@ def test_stand_in_compiles_kernels_and_runs_none():
         "reads 108 elements, writes 36 elements, in 1 operation",
         "reads 36 elements, writes 36 elements, in 1 operation",
         f"reads {3 * 36 + 2 * 72} elements, writes {5 * 36} elements, in 5 operations",
+        "[8]",
+        "6 launches",
         "H200 only stands in for a GPU: it runs no kernel",
     ]

@@ -156,6 +156,7 @@ def test_assert_softmax_refuses(fn):
     assert not is_softmax(fn, matrix(3, 5))
     x = torch.tensor([[float("nan"), 0.0, 1.0]], device=DEVICE)
     assert is_softmax(right, x) and not is_softmax(torch.zeros_like, x)
+    assert not is_softmax(lambda x: (right(x), x.nan_to_num_())[0], x)
 
 
 def test_assert_softmax_refuses_a_row_that_nobody_wrote():
@@ -292,6 +293,9 @@ def test_assert_traffic_backward():
     head, by_operation = lines_of(square, "2MN", "MN", backward=("5MN", "3MN"))
     assert head.startswith("the backward pass of ") and "reads 6MN, not 5MN" in head
     assert by_operation == "  by operation: mul 16, mul 16, add 16"
+    for text in ("6MN", ("6MN",)):
+        with pytest.raises(ValueError, match="backward: what it reads and what it writes"):
+            testing.assert_traffic(square, "2MN", "MN", backward=text)
 
 
 def test_assert_traffic_at_shapes_of_ones_own():
@@ -362,6 +366,8 @@ def test_assert_resources_that_are_not(facts, message, compiled):
 
 def test_assert_resources_compares_spills_unless_told_otherwise(compiled):
     compiled(spill_bytes=4)
+    with pytest.raises(ValueError, match="no GPU is named"):
+        testing.assert_resources(torch.exp, target=[])
     with pytest.raises(AssertionError, match="spills 0"):
         testing.assert_resources(torch.exp, target="sm_90")
     testing.assert_resources(torch.exp, target="sm_90", spill_bytes=None)

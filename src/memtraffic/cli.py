@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import click
 
 import memtraffic
 from memtraffic import names, progress
-from memtraffic.errors import MemtrafficError, NoKernelError, described, said
+from memtraffic.errors import FormulaError, MemtrafficError, NoKernelError, described, said
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.inputs import (
     DEFAULT,
@@ -105,22 +106,26 @@ def standing_in(params: dict[str, Any]) -> AbstractContextManager[None]:
 
 def failure(error: BaseException, params: dict[str, Any]) -> click.ClickException:
     """What a command says about an error: with its class where the metered function raised it."""
-    *_, (last, _) = traceback.walk_tb(error.__traceback__)
-    # A function in C++ has no frame: it raises in the one that calls it.
-    ours = last.f_globals.get("__name__", "").startswith("memtraffic.")
-    if isinstance(error, MemtrafficError) or (
-        ours and last.f_code is not Arguments.call.__code__ and not isinstance(error, KeyError)
-    ):
-        bad_call = isinstance(error, (LookupError, TypeError, ValueError))
-        return (click.UsageError if bad_call else click.ClickException)(said(error))
     from memtraffic import runtime
 
-    line = f"{params.get('name', '')}: {described(error)}".removeprefix(": ")
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
     code = traceback.extract_tb(error.__traceback__)[-1].line
-    may_help = not runtime.HAS_GPU and not params.get("stand_in", True)
-    if may_help and "cuda" in f"{error} {code}".lower():
-        line += " (does it insist on a GPU? then give --stand-in)"
-    return click.ClickException(line)
+    # A function in C++ has no frame, nor has one that takes other arguments: it raises in the call.
+    called = last.f_code is Arguments.call.__code__
+    ours = last.f_globals.get("__name__", "").startswith("memtraffic.") and not called
+    hint, its_own = "", "" if ours else f"{error} {code}"
+    if isinstance(error, FormulaError):  # it says why the function refuses
+        its_own = str(error)
+    if called and isinstance(error, TypeError) and " argument" in str(error):
+        hint = " (--inputs says what it is called with)"
+    elif not runtime.HAS_GPU and not params.get("stand_in", True):
+        if re.search("cuda|gpu", its_own, re.IGNORECASE):
+            hint = " (does it insist on a GPU? then give --stand-in)"
+    if isinstance(error, MemtrafficError) or (ours and not isinstance(error, KeyError)):
+        bad_call = isinstance(error, (LookupError, TypeError, ValueError))
+        return (click.UsageError if bad_call else click.ClickException)(said(error) + hint)
+    line = f"{params.get('name', '')}: {described(error)}".removeprefix(": ")
+    return click.ClickException(line + hint)
 
 
 # ---- what the commands take

@@ -44,6 +44,9 @@ def as_function(fn: Any) -> Callable[..., Any]:
             ) from error
     if not callable(fn):
         raise TypeError(f"{name} is {type(fn).__name__}, not a function")
+    if type(fn).__module__.startswith("triton."):
+        kernel = getattr(fn, "__name__", name)
+        raise TypeError(f"{kernel} is a Triton kernel: give the function that launches it")
     called = fn, type(fn).__call__, getattr(fn, "forward", None)  # the last of an nn.Module
     if any(map(inspect.iscoroutinefunction, called)):
         kind, run = "a coroutine function", "asyncio.run({}(x))"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import difflib
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -250,14 +251,17 @@ for _gpu in GPUS:
 DEFAULT_GPU: Gpu = TARGETS["sm_90"]  # what launchers plan for where no GPU is here
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str | Gpu) -> Gpu:
     """The GPU of the table whose target or product is `name`, in upper or lower case.
 
     >>> find_gpu("sm_90").product, find_gpu("mi300x").target
     ('H200', 'gfx942')
 
-    Raises UnknownGpuError, which lists the known targets and products, for any other name.
+    A GPU is returned as it is. Raises UnknownGpuError, which lists the known targets and products,
+    for any other name.
     """
+    if isinstance(name, Gpu):
+        return name
     names = {gpu.product.lower(): gpu for gpu in GPUS} | dict(TARGETS)
     if (gpu := names.get(name.lower())) is not None:
         return gpu
@@ -265,6 +269,14 @@ def find_gpu(name: str) -> Gpu:
     hint = f"did you mean {close[0]}? " if close else ""
     known = ", ".join(f"{gpu.target} ({gpu.product})" for gpu in GPUS)
     raise UnknownGpuError(f"no GPU is named {name!r}: {hint}Known are {known}")
+
+
+def find_gpus(names: str | Gpu | Iterable[str | Gpu]) -> list[Gpu]:
+    """What `find_gpu` finds for one name or for several. Raises ValueError for none."""
+    found = [find_gpu(it) for it in ([names] if isinstance(names, (str, Gpu)) else names)]
+    if not found:
+        raise ValueError("no GPU is named as a target")
+    return found
 
 
 def this_gpu(index: int | None = None) -> Gpu:

@@ -66,14 +66,10 @@ class Arguments:
         return fn(*self.positional, **self.keywords)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Arguments:
-        """The same arguments with each tensor changed."""
-        from torch import Tensor
+        """The same arguments with each tensor changed, in tuples, lists and mappings, too."""
+        from memtraffic.torch_adapter import map_tensors
 
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        keywords = {name: changed(value) for name, value in self.keywords.items()}
-        return Arguments(tuple(map(changed, self.positional)), keywords)
+        return Arguments(*map_tensors(change, (self.positional, dict(self.keywords))))
 
     @property
     def tensors(self) -> list[Tensor]:

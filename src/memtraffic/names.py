@@ -53,8 +53,6 @@ def import_function(name: str) -> Callable[..., Any]:
     """
     check_name(name, RUNGS)
     function = import_attribute(RUNGS.get(name, name))
-    if type(function).__module__.startswith("triton."):
-        raise LookupError(f"{name!r} is a Triton kernel: name the function that launches it")
     if not callable(function):
         raise LookupError(f"{name!r} is not a function but of type {type(function).__name__}")
     torch: Any = sys.modules.get("torch")  # without it, there is no module of it

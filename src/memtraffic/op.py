@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,12 +113,14 @@ class Op:
         names = ", ".join(self.sizes)
         if shape is None and self.sizes:
             raise InputsError(f"inputs {self.name!r}: {names} have no numbers: give a shape")
-        if shape is not None and not isinstance(shape, Iterable):
-            raise InputsError(f"{self.name}: a shape is a number for each of {names}, not {shape}")
-        if len(shape or ()) != len(self.sizes):
+        numbers: Any = () if shape is None else shape
+        if isinstance(numbers, (str, Tensor)) or not isinstance(numbers, Sequence):
+            kind = f"a shape is a number for each size, not of type {type(shape).__name__}"
+            raise InputsError(f"{self.name}: {kind}; several inputs are a tuple, such as (x, w)")
+        if len(numbers) != len(self.sizes):
             names = names or "without sizes"
-            raise InputsError(f"{self.name}: a shape is {names}, not {tuple(shape or ())}")
-        return tuple(shape or ())
+            raise InputsError(f"{self.name}: a shape is {names}, not {tuple(numbers)}")
+        return tuple(numbers)
 
     def arguments(
         self,
@@ -196,5 +199,7 @@ def find_op(inputs: AnyInputs = None) -> Op:
     if isinstance(inputs, (Tensor, Arguments, Sequence, Mapping)):
         return Op("arguments", arguments_of(inputs))
     if not callable(inputs):
-        raise TypeError(f"inputs: tensors, text such as 'M,N', an Op or a function, not {inputs!r}")
+        raise TypeError(
+            "inputs: tensors, text such as 'M,N', an Op or a function, not " + reprlib.repr(inputs)
+        )
     return Op(function_name(inputs).rpartition(".")[2], inputs)

@@ -153,11 +153,9 @@ globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".values").read
 def _portable(fn: Callable[..., Any], folder: Path) -> Callable[..., Any] | str:
     """`fn` where it can be imported, else its name in MODULE, which is written into `folder`."""
     if getattr(fn, "__module__", "__main__") != "__main__":
-        try:
+        with suppress(pickle.PicklingError, AttributeError):  # of a function, or of a doctest
             pickle.dumps(fn)
             return fn
-        except (pickle.PicklingError, AttributeError):
-            pass  # defined in a function, or by a doctest
     sources: list[str] = []
     values: dict[str, Any] = {}
     _bring(fn.__name__, fn, getattr(fn, "__globals__", {}), sources, values, set())
@@ -238,10 +236,9 @@ def _be_rank(folder: Path, rank: int) -> None:
     except BaseException as error:
         here = error.__traceback__
         told = "".join(traceback.format_exception(error.with_traceback(here and here.tb_next)))
-        (folder / "writing").with_suffix(f".{rank}").write_bytes(
-            pickle.dumps((time.monotonic(), rank, told))
-        )
-        (folder / "writing").with_suffix(f".{rank}").rename(folder / f"error-{rank}")
+        writing = folder / f"writing-{rank}"
+        writing.write_bytes(pickle.dumps((time.monotonic(), rank, told)))
+        writing.rename(folder / f"error-{rank}")
         sys.stdout.flush()
         os._exit(1)  # a group that has lost a rank may wait for it when it ends
 

@@ -16,7 +16,7 @@ from memtraffic import runtime
 from memtraffic.compile import resources
 from memtraffic.errors import CompileError, CountersError, NoKernelError, described
 from memtraffic.functions import as_function, function_name
-from memtraffic.gpus import TARGETS, Gpu, find_gpu
+from memtraffic.gpus import TARGETS, Gpu, find_gpus
 from memtraffic.inputs import Arguments
 from memtraffic.meters.count import Traffic, count, run_passes
 from memtraffic.meters.formula import formula
@@ -35,7 +35,7 @@ def report(
     inputs: AnyInputs = None,
     shape: Sequence[int] | None = None,
     *,
-    targets: Iterable[str | Gpu] | None = None,
+    targets: str | Gpu | Iterable[str | Gpu] | None = None,
     dtype: str = "float32",
     backward: bool = False,
 ) -> str:
@@ -53,15 +53,15 @@ def report(
     says why.
 
     fn, inputs, dtype, backward: as for `formula`. shape: a number for each size of the inputs, to
-    count, compile and measure at; by default `default_shape`. targets: GPUs or their names; by
-    default, each target of the table.
+    count, compile and measure at; by default `default_shape`. targets: a GPU or several, or their
+    names; by default, each target of the table.
 
     Raises LookupError for an unknown target; what `fn` raises, where nothing else can be said; and
     what `as_function` and `find_op` raise.
     """
     made, function = find_op(inputs), as_function(fn)
     at = made.check(default_shape(made) if shape is None else shape)
-    gpus = [find_gpu(it) if isinstance(it, str) else it for it in targets or TARGETS.values()]
+    gpus = find_gpus(TARGETS.values() if targets is None else targets)
     subject = Subject(function, made, at, dtype, backward)
     parts, failures = [f"# Memory traffic of {function_name(fn)}", _versions(subject)], []
     sections: dict[str, Callable[[], list[str]]] = {
@@ -112,6 +112,10 @@ class Subject:
         """The sizes in words, such as "with M = 3, N = 5"."""
         sizes = zip(self.made.sizes, self.shape, strict=True)
         return "with " + (", ".join(f"{name} = {n}" for name, n in sizes) or "these inputs")
+
+    def call(self, *args: Any, **options: Any) -> None:
+        """Calls the function and, if asked for, its backward pass, as `count` makes it."""
+        run_passes(self.fn, Arguments(args, options), self.backward, lambda run: run())
 
     def arguments(self) -> Arguments:
         """What the function is called with."""
@@ -171,11 +175,10 @@ def _traffic_table(traffic: Traffic) -> str:
 
 def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     arguments, parts = subject.arguments(), []
-    call = _both_passes(subject.fn) if subject.backward else subject.fn
     found: list[tuple[Gpu, Resources]] = []
     for gpu in progress(gpus, "compiling"):
         try:
-            found += [(gpu, kernel) for kernel in resources(call, arguments, target=gpu)]
+            found += [(gpu, kernel) for kernel in resources(subject.call, arguments, target=gpu)]
         except CompileError as error:
             parts.append(_sentence(f"For {gpu.target}: {described(error)[:300]}"))
         except NoKernelError:
@@ -216,9 +219,8 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
 
 def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), gpus[0])
-    call = _both_passes(subject.fn) if subject.backward else subject.fn
     try:
-        found = sectors(call, subject.arguments(), target=gpu)
+        found = sectors(subject.call, subject.arguments(), target=gpu)
     except NoKernelError:
         return ["The function launched no Triton kernel."]
     subject.found.append("sectors")
@@ -256,15 +258,6 @@ def _occupancy(gpu: Gpu, kernel: Resources) -> dict[str, object]:
         "warps": f"{warps} of {slots}",
         "occupancy": f"{warps / slots:.0%}",
     }
-
-
-def _both_passes(fn: Callable[..., Any]) -> Callable[..., None]:
-    """`fn` and its backward pass, as `count` makes it."""
-
-    def call(*args: Any, **options: Any) -> None:
-        run_passes(fn, Arguments(args, options), True, lambda run: run())
-
-    return call
 
 
 def measured_section(subject: Subject, inputs: AnyInputs) -> list[str]:

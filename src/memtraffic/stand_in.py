@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from memtraffic import runtime
 from memtraffic.compile.sass import read
-from memtraffic.gpus import DEFAULT_GPU, Gpu
+from memtraffic.errors import CountError
+from memtraffic.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
 from memtraffic.triton_adapter.driver import driver_of
 
@@ -30,7 +31,7 @@ _DEVICE, _CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 @contextmanager
-def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
+def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
     """Context manager: `torch.cuda` and Triton's driver answer as if `gpu` were here.
 
     >>> x = torch.ones(2, 3)
@@ -42,11 +43,12 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
     GPU, or moved there, is made on the CPU. Kernels run only while they are counted. Code that
     looks for Triton's own classes of kernels, or compiles one before it launches it, needs the
     setting TRITON_INTERPRET=0. Kernels are compiled in a process that answers like this one.
-    gpu: one of NVIDIA's.
+    gpu: one of NVIDIA's, or its name.
 
     Raises RuntimeError where there is a GPU, which can answer itself; ValueError for a GPU that is
     not NVIDIA's.
     """
+    gpu = find_gpu(gpu)
     if runtime.HAS_GPU:
         raise RuntimeError(f"{gpu.product} cannot stand in: there is a GPU on this machine")
     if gpu.vendor != "nvidia":
@@ -63,17 +65,17 @@ def stand_in(gpu: Gpu = DEFAULT_GPU) -> Iterator[None]:
             created = name.startswith("_")
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
         stack.enter_context(stream_of_no_gpu())  # launchers take it when they are imported
-        stack.enter_context(driver_of(gpu, lambda cubin: _registers(cubin, gpu)))
+        stack.enter_context(
+            driver_of(gpu, lambda cubin: read({"cubin": cubin}, "", gpu)[0]["registers"])
+        )
         # A mode does not see what its handler does, and the whole backward pass would be that.
-        stack.enter_context(mock.patch.object(torch.autograd, "has_torch_function", _never))
+        stack.enter_context(
+            mock.patch.object(torch.autograd, "has_torch_function", lambda tensors: False)
+        )
         stack.enter_context(_OnGpu())
         again = functools.partial(stand_in, gpu)
         stack.callback(runtime.standing_in.reset, runtime.standing_in.set(again))
         yield
-
-
-def _never(tensors: object) -> bool:
-    return False
 
 
 class _Generator:
@@ -86,11 +88,6 @@ class _Generator:
 
     def set_state(self, state: Tensor) -> None:
         self.state = bytes(state.untyped_storage())
-
-
-def _registers(cubin: bytes, gpu: Gpu) -> int:
-    usage, _ = read({"cubin": cubin}, "", gpu)
-    return usage["registers"]
 
 
 def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
@@ -107,6 +104,7 @@ def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
         regs_per_multiprocessor=gpu.registers_per_sm,
         shared_memory_per_multiprocessor=gpu.shared_per_sm,
         shared_memory_per_block_optin=gpu.shared_per_program,
+        L2_cache_size=gpu.last_level_bytes,
     )
     stream = SimpleNamespace(cuda_stream=0, device=_DEVICE)
     nothing = dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"))
@@ -155,6 +153,8 @@ class _OnGpu(TorchFunctionMode):
             options = dict(kwargs or {})
             with self:
                 return torch.autograd.backward(args[0], options.pop("gradient", None), **options)
+        if torch.is_autocast_enabled("cuda"):
+            raise CountError("autocast of a GPU casts nothing here: cast in the function itself")
         result = func(
             *(_on_cpu(value) for value in args),
             **{

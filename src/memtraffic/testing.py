@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from memtraffic import runtime
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
-from memtraffic.gpus import Gpu
+from memtraffic.gpus import Gpu, find_gpus
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
 from memtraffic.tensors import span
@@ -190,7 +189,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     if op.checks_row_sums:
         assert_row_sums(got, reference)
     for i, (x, original) in enumerate(zip(inputs, before, strict=True)):
-        same = torch.equal(x.nan_to_num(), original.nan_to_num())
+        same = torch.allclose(x, original, rtol=0, atol=0, equal_nan=True)
         _require(same, f"input {i} was changed")
 
 
@@ -278,6 +277,8 @@ def assert_traffic(
     """
     from memtraffic.meters.formula import Counts
 
+    if isinstance(backward, str) or (backward and len(backward) < 2):
+        raise ValueError(f"backward: what it reads and what it writes, not {backward!r}")
     counts = Counts(fn, inputs, backward=backward is not None, dtype=dtype)
     passes = [(reads, writes, read_bytes, write_bytes), *([backward] if backward else [])]
     check_traffic(counts, passes, fit, held_out)
@@ -388,7 +389,7 @@ def assert_resources(
     from memtraffic.compile import resources
 
     widths = {"load": load_bits, "store": store_bits}
-    for gpu in [target] if isinstance(target, (str, Gpu, NoneType)) else target:
+    for gpu in [None] if target is None else find_gpus(target):
         for kernel in resources(fn, inputs, shape, target=gpu):
             moved = {"load": set(kernel.load_bits), "store": set(kernel.store_bits)}
             facts = {
@@ -440,7 +441,7 @@ def assert_sectors(
     if per_request is None and moved_per_wanted is None:
         raise ValueError("assert_sectors: give per_request or moved_per_wanted")
     name = function_name(fn)
-    for gpu in [target] if isinstance(target, (str, Gpu)) else target:
+    for gpu in find_gpus(target):
         found = sectors(fn, inputs, shape, target=gpu, dtype=dtype, layout=layout)
         for access in found.accesses:
             _require(

@@ -6,6 +6,7 @@ own name. What `torch.compile` consists of is imported where it is used: that ta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 __all__ = [
     "OPDEFS",
@@ -30,6 +32,7 @@ __all__ = [
     "set_wrap_triton_enabled",
 ]
 
+map_tensors = functools.partial(tree_map_only, Tensor)  # of a function, and of nested values
 ScriptMethod = torch._C.ScriptMethod
 TensorBase = torch._C.TensorBase
 

@@ -2,7 +2,7 @@ import functools
 import importlib
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -181,8 +181,8 @@ def test_resources_as_text_and_dict():
         "k for sm_90, 4 warps: 32 registers, 8 bytes spilled, 64 bytes shared; "
         "loads: 1 of 32 bits + 2 of 128 bits; stores: none"
     )
-    assert kernel.as_dict()["load_bits"] == {128: 2, 32: 1}
-    assert not any(list(kernel.as_dict().values())[7:])  # what it was not given
+    assert asdict(kernel)["load_bits"] == {128: 2, 32: 1}
+    assert not any(list(asdict(kernel).values())[7:])  # what it was not given
 
 
 # ---- options

@@ -36,6 +36,7 @@ def test_capture_launches_is_what_triton_specialises():
 def test_capture_launches_keeps_configurations_heuristics_and_options():
     found = capture_launches(kernels.tuned, empty(2, 781))
     assert [launch.options["num_warps"] for launch in found] == [4, 8]
+    assert len(capture_launches(kernels.own_tuned, empty(2, 8))) == 2  # and none is timed
     [launch] = capture_launches(kernels.heuristic, empty(2, 781))
     assert (launch.constants["BLOCK"], launch.options) == (1024, {"num_warps": 4})  # the default
     [launch] = capture_launches(lambda x: kernels.scaled(x, maxnreg=32, num_stages=2), empty(1, 8))

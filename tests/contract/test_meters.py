@@ -292,6 +292,10 @@ BAD = {
     "unknown-op": ({"inputs": "sofmax"}, LookupError, "sofmax"),
     "short": ({"shape": (4,)}, ValueError, r"a shape is M, N, not \(4,\)"),
     "number-for-shape": ({"shape": 8}, ValueError, "shape"),
+    "tensor-for-shape": ({"shape": torch.ones(4, 8)}, ValueError, "several inputs are a tuple"),
+    "text-for-shape": ({"shape": "48"}, ValueError, "not of type str"),
+    "array-for-inputs": ({"inputs": np.ones((99, 99))}, TypeError, r"not array\(.{,40}$"),
+    "kernel": ({"fn": kernels._masked_kernel}, TypeError, "^_masked_kernel is a Triton kernel"),
     "no-shape": ({"shape": None}, ValueError, "shape"),
     "shape-of-tensors": ({"inputs": [torch.ones(4, 8)]}, (ValueError, TypeError), "shape|inputs"),
     "negative": ({"shape": (4, -8)}, ValueError, "N=-8"),
@@ -300,6 +304,8 @@ BAD = {
     "layout": ({"layout": "od"}, LookupError, "'od'"),
     "target": ({"target": "sm_91"}, LookupError, "'sm_91'"),
     "targets": ({"targets": ["sm_91"]}, LookupError, "'sm_91'"),
+    "target-for-targets": ({"targets": "sm_91"}, LookupError, "'sm_91'"),
+    "no-targets": ({"targets": []}, ValueError, "no GPU"),
 }
 
 

@@ -54,11 +54,19 @@ TORCH = [
     pytest.param(torch.zeros_like, 0, 36, id="fill"),
     pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
     pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
+    pytest.param(lambda x: x.fill_(x.sum()), 36 + 1, 1 + 36, id="in-place-fill-by-a-tensor"),
+    pytest.param(lambda x: x.bernoulli_(x.clamp(0, 1)), 72, 72, id="chances"),
+    pytest.param(lambda x: x.masked_fill_(x > 3, 0), 72 + 36, 72, id="in-place-choice"),
     pytest.param(lambda x: x.copy_(x.clone()), 72, 72, id="in-place-copy"),
     pytest.param(lambda x: torch.exp(x, out=torch.empty_like(x)), 36, 36, id="out"),
     pytest.param(lambda x: torch.cat([x, x[:1]]), 48, 48, id="list-of-operands"),
+    pytest.param(lambda x: torch._foreach_neg([x, x[:1]]), 48, 48, id="list-of-results"),
+    pytest.param(lambda x: torch._foreach_zero_([x, x.T]), 0, 72, id="list-of-fills"),
+    pytest.param(lambda x: F.mse_loss(x, x[:1].expand_as(x)), 48, 1, id="loss"),
     pytest.param(lambda x: x.half(), 36, 36, id="cast"),
     pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
+    pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T), 72 + 9, 9, id="added-to"),
+    pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T, beta=0), 72, 9, id="added-to-nothing"),
     pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
 ]
 
@@ -191,6 +199,16 @@ def test_count_lists_operations_in_order():
             lambda x: kernels._unknown_function_kernel[(1,)](x.int(), BLOCK=4),
             "^_unknown_function_kernel cannot be interpreted: .*__nv_mul24",
             id="unknown-function",
+        ),
+        pytest.param(
+            lambda x: kernels._mapping_kernel[(1,)](x, BLOCK=4),
+            "^_mapping_kernel cannot be interpreted: .* no attribute",
+            id="unknown-operation",
+        ),
+        pytest.param(
+            lambda x: kernels._clock_kernel[(1,)](x.long()),
+            "^_clock_kernel cannot be interpreted: .*_semantic",
+            id="function-of-a-gpu",
         ),
         pytest.param(
             lambda x: kernels._backwards_kernel[(1,)](x, Elsewhere(x), BLOCK=4),
@@ -420,6 +438,12 @@ def test_count_says_that_nothing_ran():
             "^_masked_kernel is launched without BLOCK.*set TRITON_INTERPRET=0",
             id="argument-left-out",
         ),
+        pytest.param(
+            lambda x: kernels._masked_kernel(x, x, 4, BLOCK=4, STORED=4),
+            LaunchError,
+            r"^_masked_kernel is called without a grid: .* as _masked_kernel\[grid\]",
+            id="grid-left-out",
+        ),
     ],
 )
 def test_count_names_the_kernel_and_the_line_that_fail(launch, error, message):
@@ -610,11 +634,24 @@ def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     assert layer.weight.grad is None
 
 
+def test_count_backward_of_complex_numbers():
+    z = torch.complex(ones(3, 8), ones(3, 8))
+    assert totals(count(torch.neg, z, backward=True).backward) == (24, 24)
+
+
 def test_count_backward_of_inputs_without_a_gradient():
     """Whole numbers have none, and the pass is that of the rest."""
     take = lambda at, x: x * at  # noqa: E731
     traffic = count(take, "N:int64 N", (8,), backward=True)
     assert [totals(op) for op in traffic.backward.ops] == [(16, 8)]
+
+
+def test_count_backward_of_tensors_in_lists():
+    """The same as of the tensors alone: dx = dy * w, dw = dy * x."""
+    x, w = ones(3, 8), ones(3, 8)
+    traffic = count(lambda xs: xs[0] * xs[1]["w"], ([x, {"w": w}],), backward=True)
+    assert totals(traffic.backward) == (4 * 24, 2 * 24)
+    assert not x.requires_grad
 
 
 @pytest.mark.parametrize("fn", [lambda x: x.argmax(), lambda x: None, lambda x: x.detach()])

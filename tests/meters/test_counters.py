@@ -119,7 +119,7 @@ def test_counters_runs_ncu(ncu, monkeypatch):
     """Every flag changes what is measured, so the whole command is typed here once more."""
     monkeypatch.setattr(sys, "path", ["", "/somewhere", *sys.path])
     folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    options = {"dtype": "bfloat16", "layout": "every other", "warmup": 2}
+    options = {"dtype": "bfloat16", "layout": "every other"}
     assert counters("masked", SOFTMAX_BACKWARD, (8, 6), **options).equals(parse(report(COPY)))
     *command, log, python, c, code, job = (folder / "arguments").read_text("utf-8").splitlines()
     assert command == [
@@ -134,7 +134,7 @@ def test_counters_runs_ncu(ncu, monkeypatch):
     assert code == "from memtraffic.meters.counters import _worker; _worker()"
     assert json.loads(job) == {
         "fn": "masked", "inputs": PATH, "shape": [8, 6], "dtype": "bfloat16",
-        "layout": "every other", "warmup": 2,
+        "layout": "every other",
     }  # fmt: skip
     environment = (folder / "environment").read_text("utf-8").splitlines()
     [paths] = [line for line in environment if line.startswith("PYTHONPATH=")]
@@ -159,12 +159,12 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
     monkeypatch.setattr(module, "import_function", lambda name: {"mine:fn": fn}[name])
     job = {
         "fn": "mine:fn", "inputs": "softmax_backward", "shape": [8, 6], "dtype": "bfloat16",
-        "layout": "every other", "warmup": 2,
+        "layout": "every other",
     }  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["-c", json.dumps(job)])
     module._worker()
     call = [(torch.bfloat16, (8, 6), (12, 2))] * 2
-    assert events == [call, call, "synchronize", "start", call, "synchronize", "stop"]
+    assert events == [call, call, call, "synchronize", "start", call, "synchronize", "stop"]
 
 
 @pytest.mark.parametrize(("has_gpu", "message"), [(False, "no GPU"), (True, "PATH")])

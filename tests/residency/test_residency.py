@@ -1,7 +1,7 @@
 """The module around the rules of each vendor."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -85,7 +85,7 @@ def test_occupancy_of(one, binding, resident, gpu):
     assert (report.kernel, report.target, report.gpu) == ("k", one.target, gpu)
     assert (report.binding, report.resident, report.processors) == (binding, resident, sms)
     assert (report.programs, report.limits) == (resident * sms, residency.programs_by_limit(one))
-    assert json.loads(json.dumps(report.as_dict())) == report.as_dict()
+    assert json.loads(json.dumps(asdict(report))) == asdict(report)
 
 
 @pytest.mark.parametrize(

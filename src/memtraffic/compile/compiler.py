@@ -6,7 +6,6 @@ It is read from what the compiler wrote.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -147,8 +147,8 @@ def _jobs(
 
 def _gpu(target: str | Gpu | None) -> Gpu:
     if target is None:
-        return this_gpu()
-    return target if isinstance(target, Gpu) else find_gpu(target)
+        runtime.require_gpu("without target=, such as target='sm_90', this")
+    return this_gpu() if target is None else find_gpu(target)
 
 
 Jobs = Sequence[tuple[Launch, str | Gpu]]
@@ -200,22 +200,17 @@ def _compile_all(
 
 
 def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
+    what = f"{launch.qualname} does not compile for {gpu.target}"
     try:
         check_options(launch.options, gpu)
     except AssertionError as error:  # Triton's, of the number of warps
-        raise CompileError(
-            f"{launch.qualname} does not compile for {gpu.target}: {error}"
-        ) from error
+        raise CompileError(f"{what}: {error}") from error
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
-        kernel: Any = launch.function
-        if kernel is None:
-            kernel = attrgetter(launch.qualname)(importlib.import_module(launch.module))
+        kernel = launch.function or attrgetter(launch.qualname)(import_module(launch.module))
         return compile_source(kernel, *facts, gpu), launch, gpu
     except Exception as error:  # compilers raise whatever they like
-        raise CompileError(
-            f"{launch.qualname} does not compile for {gpu.target}: {error}"
-        ) from error
+        raise CompileError(f"{what}: {error}") from error
 
 
 def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import multiprocessing
 import os
 import pickle
-import select
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import IO, Any, TypeVar
 
 from memtraffic import runtime
@@ -31,6 +32,10 @@ class Worker:
     """Calls functions in another process, which compiles kernels; threads take turns."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Leaves its process to whoever forked this one: the next call starts a new one."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -111,10 +116,8 @@ class Worker:
         assert process.stdin and process.stdout and self._log
         self._log.close()
         process.stdout.close()
-        try:
+        with suppress(OSError):  # it has ended already
             process.stdin.close()  # which tells it to end
-        except OSError:
-            pass  # it has ended already
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -123,16 +126,8 @@ class Worker:
 
 
 WORKER = Worker()
-atexit.register(lambda: WORKER.stop())
-
-
-def _forget() -> None:
-    """A fork of this process starts a worker of its own."""
-    global WORKER
-    WORKER = Worker()
-
-
-os.register_at_fork(after_in_child=_forget)
+atexit.register(WORKER.stop)
+os.register_at_fork(after_in_child=WORKER.forget)
 
 
 # ---- in the other process
@@ -148,38 +143,27 @@ def serve() -> None:
             request = pickle.load(sys.stdin.buffer)
         except EOFError:
             os._exit(0)  # at once: the parent waits
-        pickle.dump(_in_child(answers, *request), answers)
+        pickle.dump(_in_child(*request), answers)
         answers.flush()
 
 
-def _in_child(answers: IO[bytes], *request: Any) -> bytes:
+def _in_child(*request: Any) -> bytes:
     """The answer of a forked child to one request; empty where it crashed."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            answers.close()
-            with open(os.devnull) as nothing:
-                os.dup2(nothing.fileno(), 0)
-            with os.fdopen(writer, "wb") as file:
-                file.write(_answer(*request))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    waiting = select.poll()
-    waiting.register(reader, select.POLLIN)
-    waiting.register(0, 0)  # only its end: the parent has gone
-    answer = b""
-    while True:
-        if any(file == 0 for file, _ in waiting.poll()):
-            os.kill(child, signal.SIGKILL)
-            os._exit(1)
-        if not (piece := os.read(reader, 2**16)):
-            break
-        answer += piece
-    os.close(reader)
-    os.waitpid(child, 0)
-    return answer
+    fork = multiprocessing.get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: writer.send_bytes(_answer(*request)))
+    child.start()
+    writer.close()
+    if 0 in wait([reader, 0]):  # the end of stdin: the parent has gone
+        child.kill()
+        os._exit(1)
+    try:
+        return reader.recv_bytes()
+    except EOFError:
+        return b""
+    finally:
+        reader.close()
+        child.join()
 
 
 def _answer(environment: dict[str, str], paths: list[str], folder: str, call: bytes) -> bytes:

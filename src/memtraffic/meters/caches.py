@@ -301,7 +301,8 @@ class _Launch:
 def check_known(gpu: Gpu, programs: int) -> None:
     """Raises CountError for a GPU whose caches are not known, ValueError for too few programs."""
     if gpu.product not in CACHES:
-        raise CountError(f"caches: those of {gpu.product} are not known, but of {[*CACHES]}")
+        known = ", ".join(CACHES)
+        raise CountError(f"caches: those of {gpu.product} are not known, but of {known}")
     if programs < 1:
         raise ValueError(f"caches: {programs} programs")
 

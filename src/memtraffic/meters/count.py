@@ -4,7 +4,9 @@ A function may mix four kinds of work, and all are counted:
 
 - A PyTorch operation reads each of its operands once and writes each of its results once. Views and
   allocations are free. An expanded operand counts the elements it really holds. This is what the
-  operation must move; what a library's kernel moves beyond that, only a hardware counter sees.
+  operation must move; what a library's kernel moves beyond that, only a hardware counter sees. Of
+  which operations a function consists is PyTorch's choice, by device: on a GPU `rms_norm` is one,
+  on a CPU it is six.
 - A PyTorch operation with an index, such as `gather` or an embedding, touches only the elements
   that its index names: each of them as often as it is named, and the index itself once. So its
   traffic depends on the index, and is what a loop that goes through it one by one would move.
@@ -55,6 +57,7 @@ from memtraffic.torch_adapter import (
 )
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import (
+    cannot_interpret,
     interpreter_cause,
     interpreting,
     name_kernel,
@@ -113,6 +116,11 @@ def nothing_ran() -> str:
     return f"no operation of PyTorch ran that moves anything, and no Triton kernel{hint}"
 
 
+def _total(field_name: str, about: str) -> Any:
+    """A property of `Traffic`: the sum of a field of its operations."""
+    return property(lambda traffic: sum(getattr(op, field_name) for op in traffic.ops), doc=about)
+
+
 @dataclass
 class Traffic:
     """What a function moved, operation by operation, with totals in elements and bytes.
@@ -125,45 +133,14 @@ class Traffic:
     accesses: list[Access] = field(default_factory=list)
     backward: Traffic | None = None
 
-    @property
-    def read_elements(self) -> int:
-        """Elements read by all operations."""
-        return sum(op.read_elements for op in self.ops)
-
-    @property
-    def written_elements(self) -> int:
-        """Elements written by all operations."""
-        return sum(op.written_elements for op in self.ops)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes read by all operations."""
-        return sum(op.read_bytes for op in self.ops)
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes written by all operations."""
-        return sum(op.written_bytes for op in self.ops)
-
-    @property
-    def sent_elements(self) -> Number:
-        """Elements that this rank sends in all collectives."""
-        return sum(op.sent_elements for op in self.ops)
-
-    @property
-    def received_elements(self) -> Number:
-        """Elements that this rank receives in all collectives."""
-        return sum(op.received_elements for op in self.ops)
-
-    @property
-    def sent_bytes(self) -> Number:
-        """Bytes that this rank sends in all collectives."""
-        return sum(op.sent_bytes for op in self.ops)
-
-    @property
-    def received_bytes(self) -> Number:
-        """Bytes that this rank receives in all collectives."""
-        return sum(op.received_bytes for op in self.ops)
+    read_elements = _total("read_elements", "Elements read by all operations.")
+    written_elements = _total("written_elements", "Elements written by all operations.")
+    read_bytes = _total("read_bytes", "Bytes read by all operations.")
+    written_bytes = _total("written_bytes", "Bytes written by all operations.")
+    sent_elements = _total("sent_elements", "Elements that this rank sends in all collectives.")
+    received_elements = _total("received_elements", "Elements that this rank receives in them.")
+    sent_bytes = _total("sent_bytes", "Bytes that this rank sends in all collectives.")
+    received_bytes = _total("received_bytes", "Bytes that this rank receives in them.")
 
     def __str__(self) -> str:
         if not self.ops:
@@ -218,9 +195,9 @@ def count(
     passes: list[Traffic] = []
 
     def run(call: Callable[[], object]) -> object:
-        traffic, result = _count(call, fn, trace)
-        passes.append(traffic)
-        return result
+        meter = TrafficMeter(trace)
+        passes.append(meter.traffic)
+        return run_metered(call, fn, meter)
 
     run_passes(function, arguments, backward, run)
     return replace(passes[0], backward=passes[1]) if backward else passes[0]
@@ -247,12 +224,6 @@ def run_passes(
         raise CountError("no result has a gradient, so there is no backward pass to count")
     wanted, gradients = leaves_of(outputs), gradients_of(outputs)
     run(lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
-
-
-def _count(call: Callable[[], object], fn: object, trace: bool) -> tuple[Traffic, object]:
-    """The traffic and the result of one call. fn: what messages name."""
-    meter = TrafficMeter(trace)
-    return meter.traffic, run_metered(call, fn, meter)
 
 
 def run_metered(
@@ -348,8 +319,13 @@ def limited(work: Work) -> Iterator[None]:
 
 
 def differentiable(arguments: Arguments) -> Arguments:
-    """The same arguments, whose floating-point tensors want a gradient."""
-    return arguments.map(lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+    """The same arguments, whose floating-point and complex tensors want a gradient."""
+
+    def leaf(x: Tensor) -> Tensor:
+        has_gradient = x.is_floating_point() or x.is_complex()
+        return x.detach().requires_grad_() if has_gradient else x
+
+    return arguments.map(leaf)
 
 
 def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -534,7 +510,7 @@ class TrafficMeter(TorchDispatchMode):
             try:
                 yield
             except Exception as error:
-                if isinstance(cause := interpreter_cause(error), NotImplementedError):
+                if cannot_interpret(cause := interpreter_cause(error)):
                     raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
                 name_kernel(kernel, error)
                 raise

@@ -42,6 +42,7 @@ METRICS = {
 COLUMNS = ("kernel", *METRICS)
 # Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
 NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
+WARMUP = 3  # calls before the one that counts
 DENIED = "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
 _denied: set[str] = set()  # the commands to which it has said so, and will again
 # A kernel, which is what the driver has to allow.
@@ -58,7 +59,6 @@ def counters(
     *,
     dtype: str = "float32",
     layout: str = "packed",
-    warmup: int = 3,
 ) -> pd.DataFrame:
     """What the hardware moved in one call of `fn`: a DataFrame with a row for each kernel that ran.
 
@@ -76,8 +76,7 @@ def counters(
     fn: a rung's name, `module:function`, or a function that another process can import. inputs:
     what that process makes for it: a specification, see `inputs.parse`; an `Op` or a function of
     sizes, or the name of one, `module:attribute`; by default one matrix M,N. shape: a number for
-    each of its sizes. dtype, layout: as of `tensors.matrix`. warmup: how often `fn` is called
-    before the call that counts.
+    each of its sizes. dtype, layout: as of `tensors.matrix`.
 
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if `fn` fails; LookupError for a function or inputs that another process cannot
@@ -91,7 +90,7 @@ def counters(
     job = {"fn": function, "inputs": _inputs_path(inputs), "shape": op.check(shape)}
     job |= {"dtype": dtype, "layout": layout}
     worker = "from memtraffic.meters.counters import _worker; _worker()"
-    return parse(profile(worker, job | {"warmup": warmup}))
+    return parse(profile(worker, job))
 
 
 def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> str:
@@ -207,7 +206,7 @@ def _worker() -> None:
     job = json.loads(sys.argv[1])
     fn = as_function(import_function(job["fn"]))
     arguments = find_op(job["inputs"]).arguments(job["shape"], job["dtype"], job["layout"])
-    for _ in range(job["warmup"]):
+    for _ in range(WARMUP):
         arguments.call(fn)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()

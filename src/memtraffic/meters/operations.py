@@ -31,7 +31,8 @@ _FILLS = frozenset(
     "full_like rand_like randn_like randint_like new_zeros new_ones new_full fill_ zero_ normal_ "
     "uniform_ random_ bernoulli_ exponential_".split()
 )
-# Not marked as elementwise, but they need each element of each operand once, and make each of each
+_OVERWRITES = _FILLS | {"copy_"}  # whatever `self` holds
+# Not elementwise, but they need each element of each operand once, and make each of each
 # result.
 _WHOLE = frozenset(
     "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
@@ -39,7 +40,11 @@ _WHOLE = frozenset(
     "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
     "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat repeat_interleave "
-    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward".split()
+    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward bernoulli addmv "
+    "addr addbmm vdot complex polar glu glu_backward mse_loss mse_loss_backward huber_loss "
+    "huber_loss_backward smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits native_group_norm "
+    "native_group_norm_backward masked_select pixel_shuffle pixel_unshuffle rot90".split()
 )
 _CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 # Read the elements that an index names, and make a result of them.
@@ -98,14 +103,14 @@ def _local(
     result = func(*args, **kwargs)
     if read is None:
         return result, None
-    results = result if isinstance(result, (tuple, list)) else (result,)
+    results = result if len(func._schema.returns) > 1 else (result,)
     if operation_name(func) in _INDEXED:
         return result, list(_indexed(func, args, kwargs, results))
     if operation_name(func) in _CPU_BUFFERED:
         results = results[:1]
     for spec, tensor in zip(func._schema.returns, results, strict=False):
-        if isinstance(tensor, Tensor) and spec.alias_info is None:
-            written.append(tensor)
+        if spec.alias_info is None:
+            written += tensors_in([tensor])
     return result, _moves("read", read) + _moves("written", written)
 
 
@@ -126,7 +131,7 @@ def _operands(
         name in _FILLS
         or name in _WHOLE
         or operation_name(func) in _WHOLE | _INDEXED
-        or torch.Tag.pointwise in func.tags
+        or _is_elementwise(func)
     )
     operands = tensors_in([*args, *kwargs.values()])
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
@@ -142,15 +147,23 @@ def _operands(
         tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
         if spec.alias_info is not None and spec.alias_info.is_write:
             written += tensors
-        if name in _FILLS or spec.is_out or (name == "copy_" and spec.name == "self"):
+        added = "add" not in name or kwargs.get("beta") != 0  # addmm and its like ignore 0 times it
+        if spec.is_out or (spec.name == "self" and (name in _OVERWRITES or not added)):
             continue
         read += tensors
     return read, written
 
 
+def _is_elementwise(func: Any) -> bool:
+    """Whether PyTorch marks an operation so, or, as it often does, only that out of place."""
+    packet = getattr(torch.ops.aten, operation_name(func), func.overloadpacket)
+    marked = (getattr(packet, overload).tags for overload in packet.overloads())
+    return any(torch.Tag.pointwise in tags for tags in marked)
+
+
 def _name(func: Any) -> str:
-    """The name of an operation of PyTorch, which ends with `_` if it works in place."""
-    return str(func.overloadpacket.__name__)
+    """The name of an operation, of several tensors or one, with a `_` at its end if in place."""
+    return str(func.overloadpacket.__name__).removeprefix("_foreach_")
 
 
 def _indexed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from memtraffic.gpus import Gpu, find_gpu
@@ -79,8 +79,6 @@ class Occupancy:
             f"{self.resident} programs fit, by {self.binding} (limits: {limits}); "
             f"{self.programs} programs on {self.processors} processors"
         )
-
-    as_dict = asdict
 
 
 def programs_by_limit(kernel: Resources, gpu: Gpu | None = None) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class Resources:
             f"loads: {widths_text(self.load_bits, ' bits')}; "
             f"stores: {widths_text(self.store_bits, ' bits')}"
         ) + (f"; cannot be launched: {self.unlaunchable}" if self.unlaunchable else "")
-
-    as_dict = asdict
 
 
 def widths_text(bits: dict[int, int], unit: str = "") -> str:

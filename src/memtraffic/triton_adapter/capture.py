@@ -12,35 +12,47 @@ from memtraffic import runtime
 from memtraffic.torch_adapter import disable_current_modes
 from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch
 from memtraffic.triton_adapter.patching import lock, replaced
+from memtraffic.triton_adapter.relaunch import Relaunched, relaunch
 
 
 @contextmanager
 def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
     """Context manager: `record(kernel, args, options)` is called in place of each kernel launch.
 
-    An autotuned kernel is recorded once for each of its configurations. `warmup` does nothing.
+    An autotuned kernel is recorded once for each of its configurations. `warmup` compiles, in a
+    process that does: what it returns may then be launched.
     """
     if not runtime.HAS_TRITON:
         yield
         return
-    from triton.runtime import autotuner, interpreter, jit
+    from triton.compiler import CompiledKernel
+    from triton.runtime import interpreter, jit
 
-    def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+    compile_only = jit.JITFunction.run
+
+    def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        compiles = isinstance(kernel, jit.JITFunction)
+        if warmup and compiles:
+            return compile_only(kernel, *args, grid=grid, warmup=True, **options)
         if not warmup:
             check_launch(kernel.fn.__name__, grid)
             check_arguments(kernel.fn, args, options)
             record(kernel, args, options)
+        return Relaunched(kernel, args, options) if compiles else None
 
-    def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> None:
-        for launch in configurations_of(tuner, args, options):
+    def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
+        launches = configurations_of(tuner, args, options)
+        for launch in launches:
             launch()
+        return launches[0].compiled
 
     with (
         lock,
         replaced(
             (jit.JITFunction, "run", run),
             (interpreter.InterpretedFunction, "run", run),
-            (autotuner.Autotuner, "run", run_autotuned),
+            (CompiledKernel, "__getitem__", relaunch),
+            *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
         ),
     ):
         yield

@@ -6,6 +6,7 @@ import ast
 import dis
 import functools
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from memtraffic import runtime
-from memtraffic.errors import MemtrafficError
+from memtraffic.errors import LaunchError, MemtrafficError
 from memtraffic.triton_adapter.capture import (
     Configuration,
     autotuners,
@@ -26,7 +27,6 @@ from memtraffic.triton_adapter.capture import (
     from_equal_values,
 )
 from memtraffic.triton_adapter.launch import (
-    CompiledKernel,
     Grid,
     Kernel,
     check_arguments,
@@ -37,7 +37,7 @@ from memtraffic.triton_adapter.libdevice import call_assembly, call_library, pre
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
 from memtraffic.triton_adapter.reach import marked, unmarked
-from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer
+from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer, relaunch
 
 Access: TypeAlias = Literal["read", "written"]
 Block: TypeAlias = Literal["read", "written", "atomic"]
@@ -172,13 +172,15 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             unprepare()  # it may compile
             blocks.launched(running[-1], args, options)
 
-    def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
-        kernel, constants = compiled.src.fn, compiled.src.constants
-        named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
-        return Relaunched(kernel, (), named)[grid]
+    call_interpreted = interpreter.InterpretedFunction.__call__
 
     def call(function: Kernel, *args: Any, **options: Any) -> Any:
-        return interpreter.InterpretedFunction(function.fn)(*args, **options)
+        if not running and next(tensors_of(args), None) is not None:
+            name = function.fn.__name__
+            raise LaunchError(f"{name} is called without a grid: launch it as {name}[grid](...)")
+        if isinstance(function, jit.JITFunction):
+            function = interpreter.InterpretedFunction(function.fn)
+        return call_interpreted(function, *args, **options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
         launches = configurations_of(tuner, args, options, as_chosen=blocks is not None)
@@ -211,6 +213,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             (core, "warn", _warn_once),
             (jit.JITFunction, "run", run),
             (jit.JITFunction, "__call__", call),
+            (interpreter.InterpretedFunction, "__call__", call),
             (CompiledKernel, "__getitem__", relaunch),
         ),
         prepared_once(interpreter) as unprepare,
@@ -237,7 +240,7 @@ def _metered_executor(
 
         def __call__(self, *args: Any, **options: Any) -> None:
             name, grid = self.fn.__name__, self.grid
-            check_launch(name, grid, options.get("num_warps"))
+            self.grid = check_launch(name, grid, options.get("num_warps"))
             if callable(grid):
                 self.grid = lambda constants: check_launch(name, grid(constants))
             check_arguments(self.fn, args, options)
@@ -392,12 +395,22 @@ def interpreter_cause(error: BaseException) -> BaseException:
     return error
 
 
+# In the message of an error: the interpreter has no such operation, function of a GPU, or type.
+# The last is what a constant has where it is compiled.
+_LACKING = "'InterpreterBuilder' .* no attr|`_semantic` argument|to ir type|no attribute 'value'"
+
+
+def cannot_interpret(error: BaseException) -> bool:
+    """Whether Triton's interpreter lacks what a kernel that raised this does."""
+    return isinstance(error, NotImplementedError) or bool(re.search(_LACKING, str(error)))
+
+
 def name_kernel(kernel: str, error: BaseException) -> None:
     """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
     cause = interpreter_cause(error)
-    if isinstance(cause, MemtrafficError) or len(cause.args) > 1:
-        return
     said = str(cause)
+    if isinstance(cause, MemtrafficError) or len(cause.args) > 1 or said.startswith(f"{kernel}: "):
+        return
     if not said:  # an assertion without a reason; that of a kernel is Triton's function
         *_, caller, last = [None, *traceback.extract_tb(cause.__traceback__)]
         failed = caller if caller and last and last.name == "_new_static_assert" else last

@@ -25,7 +25,7 @@ MAX_GRID = 2**31 - 1, 65535, 65535
 
 
 def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
-    """Returns the grid of a launch; raises LaunchError if no GPU can make it.
+    """Returns the grid of a launch, a list as a tuple; raises LaunchError if no GPU can make it.
 
     grid: as it is launched; one that is a function is not looked at.
     """
@@ -34,14 +34,17 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
             f"{kernel}: {num_warps} warps per program are {num_warps * SMALLEST_WARP} threads or "
             f"more, and no GPU launches more than {MAX_THREADS}"
         )
-    sizes: Any = grid if isinstance(grid, (tuple, list)) else ()
-    for axis, (programs, most) in enumerate(zip(sizes, MAX_GRID, strict=False)):
+    if callable(grid):
+        return grid
+    if not isinstance(grid, (tuple, list)):
+        raise LaunchError(f"{kernel}: a grid is a tuple, such as ({grid},), not {grid!r}")
+    for axis, (programs, most) in enumerate(zip(grid, MAX_GRID, strict=False)):
         if isinstance(programs, int) and not 0 <= programs <= most:
             raise LaunchError(
                 f"{kernel}: a grid of {' x '.join(map(str, grid))} programs: along axis {axis}, "
                 f"CUDA launches up to {most}"
             )
-    return grid
+    return tuple(grid)
 
 
 def check_arguments(

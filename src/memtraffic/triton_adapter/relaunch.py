@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memtraffic.triton_adapter.launch import Kernel
+from memtraffic.triton_adapter.launch import CompiledKernel, Kernel
 
 
 class Relaunched:
@@ -36,6 +36,14 @@ class Relaunched:
             self.kernel.run(grid=grid, warmup=False, **self.launched | named)
 
         return launch
+
+
+def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
+    """What launches a compiled kernel: stands for its `__getitem__`."""
+    kernel, constants, chosen = compiled.src.fn, compiled.src.constants, compiled.metadata
+    named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
+    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    return Relaunched(kernel, (), options | named)[grid]
 
 
 @dataclass
