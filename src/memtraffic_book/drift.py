@@ -83,7 +83,7 @@ def read_drift() -> pd.DataFrame:
         versions = (
             f"driver {origin['driver']}, PyTorch {origin['torch']}, Triton {origin['triton']}"
         )
-        print(f"Measured again on {name}, {origin['date']} ({versions}).")
+        print(f"A second measurement, on {name}: {origin['date']} ({versions}).")
     return frame
 
 

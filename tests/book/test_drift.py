@@ -171,7 +171,7 @@ def test_read_drift_of_what_was_measured_again(recorded, capsys):
     assert frame["difference"].tolist() == pytest.approx([0.03, 0], rel=1e-4)
     assert frame.loc[0, ORIGIN].tolist() == [recorded.date, 40 * "0", "581.2", "2.11.0", "3.6.0"]
     assert capsys.readouterr().out == (
-        f"Measured again on NVIDIA H200, {recorded.date} "
+        f"A second measurement, on NVIDIA H200: {recorded.date} "
         "(driver 581.2, PyTorch 2.11.0, Triton 3.6.0).\n"
     )
 
