@@ -6,9 +6,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -47,8 +47,7 @@ def least_squares(
 
     None if the shapes do not tell the products apart.
     """
-    rows = [[_product(term, symbols, shape) for term in terms] for shape in elements]
-    columns, right = list(zip(*rows, strict=True)), list(elements.values())
+    columns, right = _products(terms, symbols, elements, object).T, list(elements.values())
     normal = [[Fraction(sum(map(operator.mul, a, b))) for b in (*columns, right)] for a in columns]
     for i in range(len(terms)):  # Gauss and Jordan
         pivot = next((row for row in normal[i:] if row[i]), None)
@@ -83,11 +82,19 @@ def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[
 
 def may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
     """Whether there is a solution but for rounding: fractions take a hundred times as long."""
-    rows = [[_product(term, symbols, shape) for term in terms] for shape in numbers]
-    matrix, right = np.array(rows, dtype=float), np.array([*numbers.values()], dtype=float)
+    matrix = _products(terms, symbols, numbers, float)
     matrix /= np.abs(matrix).max(axis=0)
+    right = np.array([*numbers.values()], dtype=float)
     found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
     return float(np.abs(matrix @ found - right).max()) <= ROUNDING * (1 + float(right.max()))
+
+
+def _products(
+    terms: Sequence[str], symbols: Sequence[str], shapes: Iterable[Shape], dtype: type
+) -> np.ndarray[Any, Any]:
+    """Products of sizes, a row a shape and a column a term. dtype: float, or object for ints."""
+    powers = np.array([[term.count(symbol) for symbol in symbols] for term in terms], int)
+    return np.prod(np.array([*shapes], dtype)[:, None] ** powers, axis=2)
 
 
 def odd_ones(
