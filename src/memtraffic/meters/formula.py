@@ -18,8 +18,9 @@ import itertools
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -49,8 +50,10 @@ from memtraffic.meters.polynomials import (
 )
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress
+from memtraffic.triton_adapter.launch import Grid
 
 Round: TypeAlias = tuple[Sequence[Shape], Sequence[Shape]]  # to solve at, to check at
+Passes: TypeAlias = list[dict[str, Polynomial]]  # for each, the polynomial of each of `SIDES`
 
 FIT: tuple[Shape, ...] = (
     *((2, 8), (3, 16), (5, 32), (7, 4), (4, 64), (6, 16)),
@@ -245,16 +248,22 @@ def formula(
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
-    counts = Counts(fn, inputs, backward=backward, dtype=dtype)
+    counts, chosen = Counts(fn, inputs, backward, dtype), fit is None and held_out is None
+    found, odd, advice = None, "", ""
     try:
-        found = counts.run(fit, held_out)
-        if found is None and fit is None and held_out is None and counts.launched:
-            counts, found = counts.in_blocks()
+        if (found := counts.run(fit, held_out)) is None:
+            odd, advice = counts.no_formula(), f". {ADVICE}" if counts.launched else ""
     except AccessError as error:
-        at = f" It was at {shape_text(counts.shape)}." if counts.shape else ""
-        raise AccessError(f"{error}{at} If it takes only whole blocks, {OWN_SHAPES}") from error
+        odd = f"{error} It was at {shape_text(counts.shape)}." if counts.shape else str(error)
+        advice, counts = f" If it takes only whole blocks, {OWN_SHAPES}", counts.fresh()
+        with suppress(FormulaError):  # too few shapes are left
+            found = counts.run() if chosen else None
+    if found is None and chosen and advice:
+        counts, found = counts.in_blocks(odd)
+    if found is None and chosen and counts.fitted:
+        found = counts.narrower(odd)
     if found is None:
-        raise counts.no_formula()
+        raise (AccessError if counts.refusals is not REFUSALS else FormulaError)(odd + advice)
     evidence: dict[str, Any] = {
         name: tuple(getattr(counts, name))
         for name in ("fitted", "checked", "refused", "symbols", "notes")
@@ -280,6 +289,7 @@ class Counts:
     inputs: AnyInputs = None
     backward: bool = False
     dtype: str = "float32"
+    refusals: tuple[type[Exception], ...] = REFUSALS
     traffic: dict[Shape, tuple[Traffic, ...]] = field(default_factory=dict)
     refused: list[tuple[Any, ...]] = field(default_factory=list)
     fitted: tuple[Shape, ...] = ()
@@ -298,9 +308,9 @@ class Counts:
         if bad := [symbol for symbol in self.symbols if not re.fullmatch("[A-Z]", symbol)]:
             raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
-        self._programs: dict[tuple[str, int, int], int] = {}  # most, by kernel, launch and axis
+        self._launches: dict[Shape, list[tuple[str, Grid]]] = {}
         self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
-        self._too_large: set[Shape] = set()
+        self._left_out: set[Shape] = set()  # refused, or too large
         self._unmade: InputsError | None = None
 
     def run(
@@ -309,7 +319,7 @@ class Counts:
         held_out: Sequence[Shape] | None = None,
         least: int | None = None,
         limit: bool = False,
-    ) -> list[dict[str, Polynomial]] | None:
+    ) -> Passes | None:
         """Counts at these shapes, or at those that are chosen, and solves.
 
         least: how many shapes to solve at are enough; by default, one more than there are products
@@ -348,6 +358,11 @@ class Counts:
             raise self._too_few()
         return self._solve() if found else None
 
+    def fresh(self) -> Counts:
+        """The same function, uncounted; a shape at which it leaves its tensors is refused."""
+        refusals = (*REFUSALS, AccessError)
+        return Counts(self.fn, self.inputs, self.backward, self.dtype, refusals)
+
     def add(self, fit: Sequence[Shape], held_out: Sequence[Shape], limit: bool = False) -> None:
         """Counts at further shapes, to solve at and to check at.
 
@@ -366,24 +381,26 @@ class Counts:
 
     def _counted(self, shape: Shape, limit: bool) -> bool:
         """Counts at a shape, unless that was done or tried; whether there is a count."""
-        if shape in self.traffic or shape in self._too_large:
+        if shape in self.traffic or shape in self._left_out:
             return shape in self.traffic
+        self._left_out.add(shape)
+        if limit and self.made_by.elements(shape) > MAX_ELEMENTS:
+            return False
         work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
         if limit and (self.fitted or not self._least_operations):
             work.operations = max(self._operations // PART, self._least_operations)
         try:
             passes = self._count(shape, work)
         except TooMuchWork:
-            self._too_large.add(shape)
-        except REFUSALS as error:
+            pass
+        except self.refusals as error:
             self._unmade = error if isinstance(error, InputsError) else None
             self.refused.append((*shape, str(error) or type(error).__name__))
         else:
-            if work.exceeded:  # and the function caught the error
-                self._too_large.add(shape)
-            else:
+            if not work.exceeded:  # or the function caught the error
+                self._left_out.remove(shape)
                 self.traffic[shape] = passes
-                self._keep_grids(work)
+                self._launches[shape] = work.launches
         return shape in self.traffic
 
     def _count(self, shape: Shape, work: Work, trace: bool = False) -> tuple[Traffic, ...]:
@@ -406,14 +423,6 @@ class Counts:
         self._operations += before - operations
         self._least_operations = least
 
-    def _keep_grids(self, work: Work) -> None:
-        launches: dict[str, int] = {}
-        for kernel, grid in work.launches:
-            launch = launches[kernel] = launches.get(kernel, 0) + 1
-            for axis, programs in enumerate(grid):
-                key = kernel, launch, axis
-                self._programs[key] = max(programs, self._programs.get(key, 1))
-
     def trace(self, shape: Shape) -> tuple[Traffic, ...]:
         """The traffic of each pass at a shape, with the accesses of its kernels."""
         return self._count(shape, Work(), trace=True)
@@ -423,8 +432,8 @@ class Counts:
         few = (
             f"{len(self.fitted)} shapes to solve at and {len(self.checked)} to check at are too few"
         )
-        if self._too_large and not self.refused:
-            few += f"; {len(self._too_large)} would be more than {MAX_PROGRAMS} programs"
+        if self._left_out and not self.refused:
+            few += f"; {len(self._left_out)} would be more than {MAX_PROGRAMS} programs"
         if not self.refused:
             return FormulaError(few)
         *shape, reason = self.refused[0]
@@ -457,14 +466,14 @@ class Counts:
 
     # ---- large shapes
 
-    def _check_large(self, found: list[dict[str, Polynomial]]) -> None:
+    def _check_large(self, found: Passes, wide: Sequence[int] = WIDE) -> None:
         """Counts at large shapes, to check at: each size in turn, then all of them together.
 
-        found: predicts which would take too long.
+        found: predicts which would take too long. wide: what the last size may be.
         """
         large = [max(shape[i] for shape in self.traffic) for i in range(len(self.symbols))]
         for i, value in enumerate(large):
-            large[i] = next((n for n in self._values(i) if self._check(i, n, found)), value)
+            large[i] = next((n for n in self._values(i, wide) if self._check(i, n, found)), value)
         for i in range(len(large)):
             for _ in range(2):
                 few, grown = self._few_programs(), self._odd(i, 4 * large[i])
@@ -484,10 +493,10 @@ class Counts:
             for (kernel, _, axis), most in self._few_programs().items()
         ]
 
-    def _values(self, i: int) -> Iterator[int]:
+    def _values(self, i: int, wide: Sequence[int]) -> Iterator[int]:
         """Large numbers for a size, in the order to try them in."""
         known = max(shape[i] for shape in self.fitted)
-        for value in (*WIDE, *LARGE) if i == len(self.symbols) - 1 else LARGE:
+        for value in (*wide, *LARGE) if i == len(self.symbols) - 1 else LARGE:
             if not _is_power(value):
                 yield self._odd(i, max(value, known + self._unit(i)))
             elif value > known and value % self._unit(i) == 0:
@@ -501,12 +510,12 @@ class Counts:
         """An odd multiple of the unit of a size, near a number."""
         return self._unit(i) * (value // self._unit(i) | 1)
 
-    def _check(self, i: int, value: int, found: list[dict[str, Polynomial]]) -> bool:
+    def _check(self, i: int, value: int, found: Passes) -> bool:
         """Whether there is a count where one size has this number and the others are small."""
         small = min(self.fitted, key=lambda shape: math.prod(shape) // shape[i])
         return self._check_shape((*small[:i], value, *small[i + 1 :]), found)
 
-    def _check_shape(self, shape: Shape, found: list[dict[str, Polynomial]]) -> bool:
+    def _check_shape(self, shape: Shape, found: Passes) -> bool:
         """Counts at a shape to check at, if that does not take too long; whether it did."""
         held = self.solve({each: self._held[each] for each in self.traffic})
         predicted = [*([held] if held else []), *(each[k] for each in found for k in SIDES)]
@@ -517,54 +526,71 @@ class Counts:
         return True
 
     def _few_programs(self) -> dict[tuple[str, int, int], int]:
-        """The axes of grids along which few programs ran at every shape, and how many."""
+        """The axes of grids along which few programs ran at every shape, and how many.
+
+        An axis is a kernel, which of its launches, and a number.
+        """
+        programs: dict[tuple[str, int, int], int] = {}
+        for shape in self.traffic:
+            seen = Counter[str]()
+            for kernel, grid in self._launches[shape]:
+                seen[kernel] += 1
+                for axis, most in enumerate(grid):
+                    key = kernel, seen[kernel], axis
+                    programs[key] = max(most, programs.get(key, 1))
         return {
             key: most
-            for key, most in self._programs.items()
+            for key, most in programs.items()
             if most <= FEW_PROGRAMS and (most > 1 or key[2] == 0)  # other axes may not be there
         }
+
+    def narrower(self, odd: str) -> Passes | None:
+        """What `run` returns if rows, the last size, are no wider than a thousand elements.
+
+        odd: what is said of wider ones. None also where a kernel ran few programs along an axis.
+        """
+        for narrow in (WIDE[2:], WIDE[3:]):
+            self.traffic = {at: it for at, it in self.traffic.items() if at[-1] <= narrow[0]}
+            self.checked = tuple(shape for shape in self.checked if shape in self.traffic)
+            if (found := self._solve()) is None:
+                break
+            self._check_large(found, narrow)
+            if (found := self._solve()) and not self._few_programs():
+                self.notes.append(f"wider rows have another formula: {odd}")
+                return found
+        return None
 
     # ---- blocks
 
     @property
     def launched(self) -> bool:
         """Whether a kernel ran, and not only operations of PyTorch."""
-        return bool(self._programs)
+        return any(self._launches.values())
 
-    def in_blocks(self) -> tuple[Counts, list[dict[str, Polynomial]] | None]:
+    def in_blocks(self, odd: str) -> tuple[Counts, Passes | None]:
         """Counts where sizes are multiples of a kernel's blocks, and what `run` returns for them.
 
-        If there is no formula at such sizes either, these are the counts at hand, and None.
+        odd: what is said of other sizes. If there is no formula at such sizes either, these are the
+        counts at hand, and None.
         """
         units = [1] * len(self.symbols)
         # With four sizes, tensors of whole blocks along each are too large.
         for other in OTHER_SIZES[: 1 if len(units) == MAX_SYMBOLS else 2]:
-            lines = Counts(self.fn, self.inputs, self.backward, self.dtype)
+            lines, counts = self.fresh(), self.fresh()
             others = [math.lcm(unit, other) for unit in units]
-            try:
-                with lines._at_most(MAX_SEARCH):
-                    known = [lines.multiple(i, others) for i in range(len(units))]
-            finally:
-                self.shape = lines.shape
+            with lines._at_most(MAX_SEARCH):
+                known = [lines.multiple(i, others) for i in range(len(units))]
             found_units = [
                 math.lcm(*each) for each in zip(units, (n for n, _ in known), strict=True)
             ]
             if found_units == units:
                 continue
             units = found_units
-            counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
-            try:
-                with counts._at_most(3 * MAX_SEARCH):
-                    shapes = _multiples(units, [degree for _, degree in known])
-                    found = counts.run(shapes, limit=True)
-            except FormulaError:  # too few shapes could be counted
-                continue
-            finally:
-                self.shape = counts.shape
-            if found is not None:
-                odd = str(self.no_formula()).removesuffix(f". {ADVICE}")
-                counts.notes.append(f"other sizes have no formula: {odd}")
-                return counts, found
+            with suppress(FormulaError), counts._at_most(3 * MAX_SEARCH):  # too few are left
+                shapes = _multiples(units, [degree for _, degree in known])
+                if found := counts.run(shapes, limit=True):
+                    counts.notes.append(f"other sizes have no formula: {odd}")
+                    return counts, found
         return self, None
 
     def multiple(self, i: int, others: Sequence[int]) -> tuple[int, int]:
@@ -590,29 +616,27 @@ class Counts:
         return 1, 1
 
     def _likely(self, i: int, others: Sequence[int]) -> Iterator[int]:
-        """Numbers that one size may have to be a multiple of, each once, the likeliest first."""
+        """Numbers that one size may have to be a multiple of, the likeliest first."""
         yield 1
         end = LINE[1]
-        while end < LONGEST_BLOCK and self._straight(i, others, 1, 2 * end):
+        while end < LONGEST_BLOCK and self._straight(i, others, 2 * end):
             end *= 2
+        yield from (end, 2 * end, 4 * end)
         beyond = 2 * end
         while beyond - end > 1:
             middle = (end + beyond) // 2
-            straight = self._straight(i, others, 1, middle)
+            straight = self._straight(i, others, middle)
             end, beyond = (middle, beyond) if straight else (end, middle)
-        # Where a grid leaves out what is no whole block, a line ends one before its second block.
-        # Most blocks are powers of two: a line that ends at one may also just end there.
-        floor = not _is_power(end) and self._straight(i, others, beyond, 2 * beyond - 1)
-        first = (beyond, end) if floor else (end, beyond)
-        yield from dict.fromkeys(unit for unit in (*first, 2 * end, 4 * end, *BLOCKS) if unit > 1)
+        # Where a grid leaves out what is no whole block, a line ends one before its first block.
+        yield from (end, beyond, 2 * end, *BLOCKS)
 
-    def _straight(self, i: int, others: Sequence[int], start: int, n: int) -> bool:
-        """Whether counts at a number of one size continue the line from two smaller ones."""
-        moved = self._line(i, others, (start, start + 1, n))
+    def _straight(self, i: int, others: Sequence[int], n: int) -> bool:
+        """Whether counts at a number of one size continue the line from 1 and 2."""
+        moved = self._line(i, others, (1, 2, n))
         if len(moved) < 3:
             return False
         lines = zip(*moved.values(), strict=True)
-        return all(last == a + (n - start) * (b - a) for a, b, last in lines)
+        return all(last == a + (n - 1) * (b - a) for a, b, last in lines)
 
     def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
         """What is moved on each side of each pass, by a size that changes by itself."""
@@ -620,7 +644,7 @@ class Counts:
         return {
             n: [getattr(each, side) for each in self.traffic[shape] for side in SIDES.values()]
             for n, shape in shapes.items()
-            if self.made_by.elements(shape) <= MAX_ELEMENTS and self._counted(shape, limit=True)
+            if self._counted(shape, limit=True)
         }
 
     # ---- solutions
@@ -633,22 +657,20 @@ class Counts:
                 return {term: c for term, c in solution.items() if c or term in simple}
         return None
 
-    def _solve(self) -> list[dict[str, Polynomial]] | None:
+    def _solve(self) -> Passes | None:
         """For each pass the polynomial of each of `SIDES`; None if one has none."""
-        passes: list[dict[str, Polynomial]] = [{}, {}] if self.backward else [{}]
+        passes: Passes = [{}, {}] if self.backward else [{}]
         for (which, sides), side in itertools.product(enumerate(passes), SIDES):
             if (found := self.solve(self.moved(which, side))) is None:
                 return None
             sides[side] = found
         return passes
 
-    def no_formula(self) -> FormulaError:
-        """Says of the first pass and side without a formula what is nearest, and what it misses."""
+    def no_formula(self) -> str:
+        """Of the first pass and side without a formula, what is nearest, and what it misses."""
         for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
             if self.solve(self.moved(which, side)) is None:
-                subject = "the backward pass" if which else "it"
-                text = f"{subject} {self.describe(which, side)}"
-                return FormulaError(text + (f". {ADVICE}" if self._programs else ""))
+                return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
         raise AssertionError("every side has a formula")
 
     def describe(self, which: int, side: str) -> str:
@@ -680,27 +702,18 @@ class Counts:
 
     def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
         """Solutions at some of the shapes: as many as leave few others out."""
-        symbols, terms = self.symbols, products_of(self.symbols)
-        fitted = {shape: moved[shape] for shape in self.fitted}
-        yield from solutions(fitted, symbols)
-        for shape in () if may_solve(terms, symbols, fitted) else self.fitted:
-            others = {each: fitted[each] for each in fitted if each != shape}
-            if may_solve(terms, symbols, others) and (
-                found := least_squares(terms, symbols, others)
-            ):
-                yield found
+        symbols, terms, fitted = self.symbols, products_of(self.symbols), self.fitted
+        yield from solutions({shape: moved[shape] for shape in fitted}, symbols)
+        parts = [[[shape for shape in fitted if shape != odd] for odd in fitted]]
         # Where blocks matter from some size on, the shapes below it have one.
         sizes: list[Callable[[Shape], int]] = [math.prod]
         sizes += [operator.itemgetter(i) for i in range(len(symbols))]
         for size in sizes:
             ordered = sorted(moved, key=lambda shape: (size(shape), math.prod(shape)))
-            solved: dict[Shape, int] = {}
-            for n in range(len(terms) + 1, len(ordered)):
-                below = {shape: moved[shape] for shape in ordered[:n]}
-                if may_solve(terms, symbols, below):
-                    solved = below
-                elif solved:
-                    break
+            parts.append([ordered[:n] for n in range(len(ordered) - 1, len(terms), -1)])
+        for each in parts:
+            some = ({shape: moved[shape] for shape in part} for part in each)
+            solved = next((part for part in some if may_solve(terms, symbols, part)), None)
             if solved and (found := least_squares(terms, symbols, solved)):
                 yield found
 
