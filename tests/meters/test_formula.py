@@ -138,7 +138,7 @@ def test_formula_of_a_kernel_that_leaves_its_tensors():
     found = formula(kernels.dropped_mask)
     assert (str(found), found.steps) == ("reads MN, writes MN", {"N": "powers of two"})
     assert re.search(r"6 others, 6 refused: .* outside x_ptr, of shape \(3, 5\)", found.evidence)
-    message = r"outside x_ptr, .* It was at 2\. If .* as fit= and held_out="
+    message = r"outside x_ptr, .* It was at 4\. If .* as fit= and held_out="
     with pytest.raises(AccessError, match=message):
         formula(kernels.dropped_mask, "M,3")
     shapes = [(3, 8), (5, 16), (4, 32), (7, 64), (2, 5)]

@@ -639,12 +639,11 @@ class Counts:
         return all(last == a + (n - 1) * (b - a) for a, b, last in lines)
 
     def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
-        """What is moved on each side of each pass, by a size that changes by itself."""
+        """What is moved on each side of each pass, by a size that grows as far as it can."""
         shapes = {n: (*others[:i], n, *others[i + 1 :]) for n in numbers}
         return {
-            n: [getattr(each, side) for each in self.traffic[shape] for side in SIDES.values()]
-            for n, shape in shapes.items()
-            if self._counted(shape, limit=True)
+            n: [getattr(each, side) for each in self.traffic[shapes[n]] for side in SIDES.values()]
+            for n in itertools.takewhile(lambda n: self._counted(shapes[n], limit=True), shapes)
         }
 
     # ---- solutions
