@@ -18,6 +18,7 @@ import itertools
 import math
 import operator
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -182,7 +183,9 @@ class Formula:
         between = all(
             min(numbers) <= n and _step(numbers) == _step((*numbers, n)) for numbers, n in sizes
         )
-        return between and any(_covers(tried, shape) for tried in (*self.fitted, *self.checked))
+        return between and any(
+            all(map(operator.ge, tried, shape)) for tried in (*self.fitted, *self.checked)
+        )
 
     @property
     def evidence(self) -> str:
@@ -264,10 +267,8 @@ def formula(
         found = counts.narrower(odd)
     if found is None:
         raise (AccessError if counts.refusals is not REFUSALS else FormulaError)(odd + advice)
-    evidence: dict[str, Any] = {
-        name: tuple(getattr(counts, name))
-        for name in ("fitted", "checked", "refused", "symbols", "notes")
-    }
+    names = "fitted", "checked", "refused", "symbols", "notes"
+    evidence: dict[str, Any] = {name: tuple(getattr(counts, name)) for name in names}
     forward, *others = (Formula(**(sides | evidence)) for sides in found)
     return replace(forward, backward=others[0]) if others else forward
 
@@ -481,7 +482,7 @@ class Counts:
                     break
                 large[i] = grown
         shape = tuple(large)
-        while not any(_covers(counted, shape) for counted in self.traffic):
+        while not any(all(map(operator.ge, counted, shape)) for counted in self.traffic):
             if self._check_shape(shape, found):
                 break
             i = max(range(len(shape)), key=lambda i: shape[i] // self._unit(i))
@@ -580,9 +581,7 @@ class Counts:
             others = [math.lcm(unit, other) for unit in units]
             with lines._at_most(MAX_SEARCH):
                 known = [lines.multiple(i, others) for i in range(len(units))]
-            found_units = [
-                math.lcm(*each) for each in zip(units, (n for n, _ in known), strict=True)
-            ]
+            found_units = [math.lcm(unit, n) for unit, (n, _) in zip(units, known, strict=True)]
             if found_units == units:
                 continue
             units = found_units
@@ -601,15 +600,12 @@ class Counts:
         """
         for unit in self._likely(i, others):
             long = sorted({max(n // unit, LINE[-1] + 1) | 1 for n in LONG_LINE})
-            moved: dict[int, list[int]] = {}
-            for numbers in (LINE, long):
-                moved |= self._line(i, others, [unit * times for times in numbers])
-                sides: list[dict[Shape, int]] = [
-                    {(n,): side for n, side in zip(moved, each, strict=True)}
-                    for each in zip(*moved.values(), strict=True)
-                ]
+            for numbers in (LINE, (*LINE, *long)):
+                sides = self._line(i, others, [unit * times for times in numbers])
+                if len(sides[0]) < len(LINE):
+                    break
                 found = [next(solutions(side, "N"), None) for side in sides]
-                if len(moved) < len(LINE) or not all(found):
+                if not all(found):
                     break
             else:
                 return unit, max(len(each) - 1 for each in found if each)
@@ -622,29 +618,29 @@ class Counts:
         while end < LONGEST_BLOCK and self._straight(i, others, 2 * end):
             end *= 2
         yield from (end, 2 * end, 4 * end)
-        beyond = 2 * end
-        while beyond - end > 1:
-            middle = (end + beyond) // 2
-            straight = self._straight(i, others, middle)
-            end, beyond = (middle, beyond) if straight else (end, middle)
         # Where a grid leaves out what is no whole block, a line ends one before its first block.
-        yield from (end, beyond, 2 * end, *BLOCKS)
+        bent = bisect_left(
+            range(2 * end), True, end + 1, key=lambda n: not self._straight(i, others, n)
+        )
+        yield from (bent - 1, bent, 2 * (bent - 1), *BLOCKS)
 
     def _straight(self, i: int, others: Sequence[int], n: int) -> bool:
         """Whether counts at a number of one size continue the line from 1 and 2."""
-        moved = self._line(i, others, (1, 2, n))
-        if len(moved) < 3:
-            return False
-        lines = zip(*moved.values(), strict=True)
-        return all(last == a + (n - 1) * (b - a) for a, b, last in lines)
+        return all(
+            len(side) == 3 and side[n,] - side[1,] == (n - 1) * (side[2,] - side[1,])
+            for side in self._line(i, others, (1, 2, n))
+        )
 
-    def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
-        """What is moved on each side of each pass, by a size that grows as far as it can."""
-        shapes = {n: (*others[:i], n, *others[i + 1 :]) for n in numbers}
-        return {
-            n: [getattr(each, side) for each in self.traffic[shapes[n]] for side in SIDES.values()]
-            for n in itertools.takewhile(lambda n: self._counted(shapes[n], limit=True), shapes)
-        }
+    def _line(
+        self, i: int, others: Sequence[int], numbers: Sequence[int]
+    ) -> list[dict[Shape, int]]:
+        """What is moved by a size that grows as far as it can: for each side of each pass."""
+        shapes = {(n,): (*others[:i], n, *others[i + 1 :]) for n in numbers}
+        counted = [*itertools.takewhile(lambda n: self._counted(shapes[n], limit=True), shapes)]
+        return [
+            {n: getattr(self.traffic[shapes[n]][which], side) for n in counted}
+            for which, side in itertools.product(range(1 + self.backward), SIDES.values())
+        ]
 
     # ---- solutions
 
@@ -658,7 +654,7 @@ class Counts:
 
     def _solve(self) -> Passes | None:
         """For each pass the polynomial of each of `SIDES`; None if one has none."""
-        passes: Passes = [{}, {}] if self.backward else [{}]
+        passes: Passes = [{} for _ in range(1 + self.backward)]
         for (which, sides), side in itertools.product(enumerate(passes), SIDES):
             if (found := self.solve(self.moved(which, side))) is None:
                 return None
@@ -667,10 +663,9 @@ class Counts:
 
     def no_formula(self) -> str:
         """Of the first pass and side without a formula, what is nearest, and what it misses."""
-        for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
-            if self.solve(self.moved(which, side)) is None:
-                return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
-        raise AssertionError("every side has a formula")
+        sides = itertools.product(range(1 + self.backward), SIDES)
+        which, side = next(each for each in sides if self.solve(self.moved(*each)) is None)
+        return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
 
     def describe(self, which: int, side: str) -> str:
         """What a pass reads, writes, sends or receives, as a formula or as what is nearest to one.
@@ -704,15 +699,13 @@ class Counts:
         symbols, terms, fitted = self.symbols, products_of(self.symbols), self.fitted
         yield from solutions({shape: moved[shape] for shape in fitted}, symbols)
         parts = [[[shape for shape in fitted if shape != odd] for odd in fitted]]
-        # Where blocks matter from some size on, the shapes below it have one.
-        sizes: list[Callable[[Shape], int]] = [math.prod]
-        sizes += [operator.itemgetter(i) for i in range(len(symbols))]
-        for size in sizes:
-            ordered = sorted(moved, key=lambda shape: (size(shape), math.prod(shape)))
+        # Where blocks matter from some size or product of all on, the shapes below it have one.
+        for some in (slice(None), *(slice(i, i + 1) for i in range(len(symbols)))):
+            ordered = sorted(moved, key=lambda shape: (math.prod(shape[some]), math.prod(shape)))
             parts.append([ordered[:n] for n in range(len(ordered) - 1, len(terms), -1)])
         for each in parts:
-            some = ({shape: moved[shape] for shape in part} for part in each)
-            solved = next((part for part in some if may_solve(terms, symbols, part)), None)
+            numbers = ({shape: moved[shape] for shape in part} for part in each)
+            solved = next((part for part in numbers if may_solve(terms, symbols, part)), None)
             if solved and (found := least_squares(terms, symbols, solved)):
                 yield found
 
@@ -745,11 +738,6 @@ def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
         tuple(unit * times for unit, times in zip(units, each, strict=True))
         for each in (*enough, *spare)
     ]
-
-
-def _covers(one: Shape, other: Shape) -> bool:
-    """Whether a shape is at least as large as another in each size."""
-    return all(map(operator.ge, one, other))
 
 
 def _step(numbers: Sequence[int]) -> str:
