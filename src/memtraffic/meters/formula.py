@@ -244,9 +244,10 @@ def formula(
     fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
     given: small ones to solve at, and large ones to check at, each size a multiple of what divides
     it in all of `fit`. If no formula holds at those, sizes that are multiples of a kernel's blocks
-    are tried, and `Formula.steps` says which. A shape that `fn` or `inputs` refuses with a
-    ValueError, an AssertionError or a NotImplementedError is left out and listed in
-    `Formula.refused`. backward: the result has the formula of the backward pass, too.
+    are tried, then rows of at most a thousand elements; `Formula.steps` and `notes` say so. Left
+    out, and listed in `Formula.refused`, are shapes that `fn` or `inputs` refuses with a
+    ValueError, an AssertionError or a NotImplementedError, and those at which a kernel leaves its
+    tensors, if it does not at others. backward: the result has that of the backward pass, too.
 
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
@@ -263,10 +264,10 @@ def formula(
             found = counts.run() if chosen else None
     if found is None and chosen and advice:
         counts, found = counts.in_blocks(odd)
-    if found is None and chosen and counts.fitted:
-        found = counts.narrower(odd)
-    if found is None:
-        raise (AccessError if counts.refusals is not REFUSALS else FormulaError)(odd + advice)
+    if found is None and counts.refusals is not REFUSALS:
+        raise AccessError(odd + advice)
+    if found is None and (found := counts.narrower(odd) if chosen else None) is None:
+        raise FormulaError(odd + advice)
     names = "fitted", "checked", "refused", "symbols", "notes"
     evidence: dict[str, Any] = {name: tuple(getattr(counts, name)) for name in names}
     forward, *others = (Formula(**(sides | evidence)) for sides in found)
@@ -688,11 +689,9 @@ class Counts:
         if few:
             number = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
             each = (f"{shape_text(at)} (there {moved[at]}, not {odd[at]})" for at in smallest)
-            text = f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
-        else:
-            each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
-            text = f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
-        return text
+            return f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
+        each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
+        return f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
 
     def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
         """Solutions at some of the shapes: as many as leave few others out."""
