@@ -396,6 +396,13 @@ def test_formula_of_blocks_must_hold_at_large_multiples():
 
 
 @needs_triton
+def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
+    """All rows that were tried are in one block, whose end no count has seen."""
+    counts = Counts(blocked("blur", 2048))
+    assert counts.run() is None and counts.narrower("") is None
+
+
+@needs_triton
 def test_formula_says_what_to_try_where_one_shape_is_odd():
     copy = blocked("rows_grow", 1)
     with pytest.raises(FormulaError, match=r"at all but 4 x 64 \(.*--fit and --check"):
