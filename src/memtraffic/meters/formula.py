@@ -527,11 +527,8 @@ class Counts:
         self.checked += (shape,)
         return True
 
-    def _few_programs(self) -> dict[tuple[str, int, int], int]:
-        """The axes of grids along which few programs ran at every shape, and how many.
-
-        An axis is a kernel, which of its launches, and a number.
-        """
+    def _programs(self) -> dict[tuple[str, int, int], int]:
+        """The most programs by axis of a grid: a kernel, which of its launches, and a number."""
         programs: dict[tuple[str, int, int], int] = {}
         for shape in self.traffic:
             seen = Counter[str]()
@@ -540,24 +537,29 @@ class Counts:
                 for axis, most in enumerate(grid):
                     key = kernel, seen[kernel], axis
                     programs[key] = max(most, programs.get(key, 1))
-        return {
-            key: most
-            for key, most in programs.items()
-            if most <= FEW_PROGRAMS and (most > 1 or key[2] == 0)  # other axes may not be there
-        }
+        return programs
+
+    def _few_programs(self) -> dict[tuple[str, int, int], int]:
+        """The axes of grids along which few programs ran at every shape, and how many."""
+        few = {key: most for key, most in self._programs().items() if most <= FEW_PROGRAMS}
+        # Other axes than the first may not be there.
+        return {key: most for key, most in few.items() if most > 1 or key[2] == 0}
 
     def narrower(self, odd: str) -> Passes | None:
         """What `run` returns if rows, the last size, are no wider than a thousand elements.
 
-        odd: what is said of wider ones. None also where a kernel ran few programs along an axis.
+        odd: what is said of wider ones. None also where only those take more than a few programs.
         """
+        most = self._programs()
         for narrow in (WIDE[2:], WIDE[3:]):
             self.traffic = {at: it for at, it in self.traffic.items() if at[-1] <= narrow[0]}
             self.checked = tuple(shape for shape in self.checked if shape in self.traffic)
             if (found := self._solve()) is None:
                 break
             self._check_large(found, narrow)
-            if (found := self._solve()) and not self._few_programs():
+            now = self._programs().items()
+            few = [key for key, n in now if n <= FEW_PROGRAMS and n < most.get(key, n)]
+            if (found := self._solve()) and not few:
                 self.notes.append(f"wider rows have another formula: {odd}")
                 return found
         return None
