@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +21,7 @@ from memtraffic.meters.formula import (
     plan,
 )
 from memtraffic.meters.polynomials import least_squares, polynomial, products_of
+from memtraffic.testing import assert_traffic
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))
@@ -131,13 +133,32 @@ def test_formula_that_does_not_exist():
 
 
 def test_formula_of_a_kernel_that_leaves_its_tensors():
+    """It has a formula where it stays in them, and the evidence says what it does elsewhere."""
     kernels = pytest.importorskip("kernels", reason="Triton is not installed")
-    message = r"outside x_ptr, .* It was at 3 x 5\. If .* as fit= and held_out="
+    found = formula(kernels.dropped_mask)
+    assert (str(found), found.steps) == ("reads MN, writes MN", {"N": "powers of two"})
+    assert re.search(r"6 others, 6 refused: .* outside x_ptr, of shape \(3, 5\)", found.evidence)
+    message = r"outside x_ptr, .* It was at 4\. If .* as fit= and held_out="
     with pytest.raises(AccessError, match=message):
-        formula(kernels.dropped_mask)
-    shapes = [(3, 8), (5, 16), (4, 32), (7, 64), (2, 4)]
-    found = formula(kernels.dropped_mask, fit=shapes, held_out=[(9, 8), (3, 128)])
+        formula(kernels.dropped_mask, "M,3")
+    shapes = [(3, 8), (5, 16), (4, 32), (7, 64), (2, 5)]
+    with pytest.raises(AccessError, match="It was at 2 x 5"):
+        formula(kernels.dropped_mask, fit=shapes)
+
+
+@pytest.mark.parametrize(("widest", "tried"), [(2000, 1031), (1024, 1024)])
+def test_formula_of_narrow_rows(widest, tried):
+    """Wider rows take another way, as in a kernel that chooses its blocks by the width."""
+
+    def fn(x):
+        return x.exp() if x.shape[1] <= widest else x.exp().exp()
+
+    found = formula(fn)
     assert str(found) == "reads MN, writes MN"
+    assert found.tried == {"M": (2, 301), "N": (2, tried)}
+    assert "wider rows have another formula: it reads MN at all but 2 of 17" in found.evidence
+    with pytest.raises(AssertionError, match="2 x 4099"):
+        assert_traffic(fn, "MN", "MN")
 
 
 @pytest.mark.parametrize(
@@ -314,6 +335,7 @@ BLOCKED = {
     ("rows_grow", 1): {},
     ("add_bias", 64, 64): {"M": 64},
     ("floor_bias", 256, 64): {"M": 256},
+    ("unmasked", 64): {"N": 64},
 }
 SLOW_BLOCKED = {
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
@@ -347,7 +369,8 @@ def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
     assert found.steps == {size: f"multiples of {unit}" for size, unit in units.items()}
     for size, unit in units.items():
         assert f"{size} to {found.tried[size][1]} in multiples of {unit}" in found.evidence
-    assert ("other sizes have no formula: it reads " in found.evidence) == bool(units)
+    others = "other sizes have no formula: it reads ", "refused: _unmasked_kernel reads "
+    assert any(text in found.evidence for text in others) == bool(units)
     counts, wanted = Counts(fn, inputs), []
     while len(wanted) < 10:
         shape = tuple(
@@ -370,6 +393,13 @@ def test_formula_of_blocks_must_hold_at_large_multiples():
     small, large = blocked("add_bias", 64, 256), blocked("add_bias", 128, 256)
     with pytest.raises(FormulaError, match="at all but"):
         formula(lambda x: (large if x.shape[0] > 300 and x.shape[1] > 1000 else small)(x))
+
+
+@needs_triton
+def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
+    """All rows that were tried are in one block, whose end no count has seen."""
+    counts = Counts(blocked("blur", 2048))
+    assert counts.run() is None and counts.narrower("") is None
 
 
 @needs_triton

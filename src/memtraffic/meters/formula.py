@@ -18,8 +18,10 @@ import itertools
 import math
 import operator
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -49,8 +51,10 @@ from memtraffic.meters.polynomials import (
 )
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress
+from memtraffic.triton_adapter.launch import Grid
 
 Round: TypeAlias = tuple[Sequence[Shape], Sequence[Shape]]  # to solve at, to check at
+Passes: TypeAlias = list[dict[str, Polynomial]]  # for each, the polynomial of each of `SIDES`
 
 FIT: tuple[Shape, ...] = (
     *((2, 8), (3, 16), (5, 32), (7, 4), (4, 64), (6, 16)),
@@ -179,7 +183,9 @@ class Formula:
         between = all(
             min(numbers) <= n and _step(numbers) == _step((*numbers, n)) for numbers, n in sizes
         )
-        return between and any(_covers(tried, shape) for tried in (*self.fitted, *self.checked))
+        return between and any(
+            all(map(operator.ge, tried, shape)) for tried in (*self.fitted, *self.checked)
+        )
 
     @property
     def evidence(self) -> str:
@@ -238,27 +244,32 @@ def formula(
     fit, held_out: the shapes, such as (M, N), to solve and to check at. They are chosen if not
     given: small ones to solve at, and large ones to check at, each size a multiple of what divides
     it in all of `fit`. If no formula holds at those, sizes that are multiples of a kernel's blocks
-    are tried, and `Formula.steps` says which. A shape that `fn` or `inputs` refuses with a
-    ValueError, an AssertionError or a NotImplementedError is left out and listed in
-    `Formula.refused`. backward: the result has the formula of the backward pass, too.
+    are tried, then rows of at most a thousand elements; `Formula.steps` and `notes` say so. Left
+    out, and listed in `Formula.refused`, are shapes that `fn` or `inputs` refuses with a
+    ValueError, an AssertionError or a NotImplementedError, and those at which a kernel leaves its
+    tensors, if it does not at others. backward: the result has that of the backward pass, too.
 
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
-    counts = Counts(fn, inputs, backward=backward, dtype=dtype)
+    counts, chosen = Counts(fn, inputs, backward, dtype), fit is None and held_out is None
+    found, odd, advice = None, "", ""
     try:
-        found = counts.run(fit, held_out)
-        if found is None and fit is None and held_out is None and counts.launched:
-            counts, found = counts.in_blocks()
+        if (found := counts.run(fit, held_out)) is None:
+            odd, advice = counts.no_formula(), f". {ADVICE}" if counts.launched else ""
     except AccessError as error:
-        at = f" It was at {shape_text(counts.shape)}." if counts.shape else ""
-        raise AccessError(f"{error}{at} If it takes only whole blocks, {OWN_SHAPES}") from error
-    if found is None:
-        raise counts.no_formula()
-    evidence: dict[str, Any] = {
-        name: tuple(getattr(counts, name))
-        for name in ("fitted", "checked", "refused", "symbols", "notes")
-    }
+        odd = f"{error} It was at {shape_text(counts.shape)}." if counts.shape else str(error)
+        advice, counts = f" If it takes only whole blocks, {OWN_SHAPES}", counts.fresh()
+        with suppress(FormulaError):  # too few shapes are left
+            found = counts.run() if chosen else None
+    if found is None and chosen and advice:
+        counts, found = counts.in_blocks(odd)
+    if found is None and counts.refusals is not REFUSALS:
+        raise AccessError(odd + advice)
+    if found is None and (found := counts.narrower(odd) if chosen else None) is None:
+        raise FormulaError(odd + advice)
+    names = "fitted", "checked", "refused", "symbols", "notes"
+    evidence: dict[str, Any] = {name: tuple(getattr(counts, name)) for name in names}
     forward, *others = (Formula(**(sides | evidence)) for sides in found)
     return replace(forward, backward=others[0]) if others else forward
 
@@ -280,6 +291,7 @@ class Counts:
     inputs: AnyInputs = None
     backward: bool = False
     dtype: str = "float32"
+    refusals: tuple[type[Exception], ...] = REFUSALS
     traffic: dict[Shape, tuple[Traffic, ...]] = field(default_factory=dict)
     refused: list[tuple[Any, ...]] = field(default_factory=list)
     fitted: tuple[Shape, ...] = ()
@@ -298,9 +310,9 @@ class Counts:
         if bad := [symbol for symbol in self.symbols if not re.fullmatch("[A-Z]", symbol)]:
             raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
-        self._programs: dict[tuple[str, int, int], int] = {}  # most, by kernel, launch and axis
+        self._launches: dict[Shape, list[tuple[str, Grid]]] = {}
         self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
-        self._too_large: set[Shape] = set()
+        self._left_out: set[Shape] = set()  # refused, or too large
         self._unmade: InputsError | None = None
 
     def run(
@@ -309,7 +321,7 @@ class Counts:
         held_out: Sequence[Shape] | None = None,
         least: int | None = None,
         limit: bool = False,
-    ) -> list[dict[str, Polynomial]] | None:
+    ) -> Passes | None:
         """Counts at these shapes, or at those that are chosen, and solves.
 
         least: how many shapes to solve at are enough; by default, one more than there are products
@@ -348,6 +360,11 @@ class Counts:
             raise self._too_few()
         return self._solve() if found else None
 
+    def fresh(self) -> Counts:
+        """The same function, uncounted; a shape at which it leaves its tensors is refused."""
+        refusals = (*REFUSALS, AccessError)
+        return Counts(self.fn, self.inputs, self.backward, self.dtype, refusals)
+
     def add(self, fit: Sequence[Shape], held_out: Sequence[Shape], limit: bool = False) -> None:
         """Counts at further shapes, to solve at and to check at.
 
@@ -366,24 +383,26 @@ class Counts:
 
     def _counted(self, shape: Shape, limit: bool) -> bool:
         """Counts at a shape, unless that was done or tried; whether there is a count."""
-        if shape in self.traffic or shape in self._too_large:
+        if shape in self.traffic or shape in self._left_out:
             return shape in self.traffic
+        self._left_out.add(shape)
+        if limit and self.made_by.elements(shape) > MAX_ELEMENTS:
+            return False
         work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
         if limit and (self.fitted or not self._least_operations):
             work.operations = max(self._operations // PART, self._least_operations)
         try:
             passes = self._count(shape, work)
         except TooMuchWork:
-            self._too_large.add(shape)
-        except REFUSALS as error:
+            pass
+        except self.refusals as error:
             self._unmade = error if isinstance(error, InputsError) else None
             self.refused.append((*shape, str(error) or type(error).__name__))
         else:
-            if work.exceeded:  # and the function caught the error
-                self._too_large.add(shape)
-            else:
+            if not work.exceeded:  # or the function caught the error
+                self._left_out.remove(shape)
                 self.traffic[shape] = passes
-                self._keep_grids(work)
+                self._launches[shape] = work.launches
         return shape in self.traffic
 
     def _count(self, shape: Shape, work: Work, trace: bool = False) -> tuple[Traffic, ...]:
@@ -406,14 +425,6 @@ class Counts:
         self._operations += before - operations
         self._least_operations = least
 
-    def _keep_grids(self, work: Work) -> None:
-        launches: dict[str, int] = {}
-        for kernel, grid in work.launches:
-            launch = launches[kernel] = launches.get(kernel, 0) + 1
-            for axis, programs in enumerate(grid):
-                key = kernel, launch, axis
-                self._programs[key] = max(programs, self._programs.get(key, 1))
-
     def trace(self, shape: Shape) -> tuple[Traffic, ...]:
         """The traffic of each pass at a shape, with the accesses of its kernels."""
         return self._count(shape, Work(), trace=True)
@@ -423,8 +434,8 @@ class Counts:
         few = (
             f"{len(self.fitted)} shapes to solve at and {len(self.checked)} to check at are too few"
         )
-        if self._too_large and not self.refused:
-            few += f"; {len(self._too_large)} would be more than {MAX_PROGRAMS} programs"
+        if self._left_out and not self.refused:
+            few += f"; {len(self._left_out)} would be more than {MAX_PROGRAMS} programs"
         if not self.refused:
             return FormulaError(few)
         *shape, reason = self.refused[0]
@@ -457,14 +468,14 @@ class Counts:
 
     # ---- large shapes
 
-    def _check_large(self, found: list[dict[str, Polynomial]]) -> None:
+    def _check_large(self, found: Passes, wide: Sequence[int] = WIDE) -> None:
         """Counts at large shapes, to check at: each size in turn, then all of them together.
 
-        found: predicts which would take too long.
+        found: predicts which would take too long. wide: what the last size may be.
         """
         large = [max(shape[i] for shape in self.traffic) for i in range(len(self.symbols))]
         for i, value in enumerate(large):
-            large[i] = next((n for n in self._values(i) if self._check(i, n, found)), value)
+            large[i] = next((n for n in self._values(i, wide) if self._check(i, n, found)), value)
         for i in range(len(large)):
             for _ in range(2):
                 few, grown = self._few_programs(), self._odd(i, 4 * large[i])
@@ -472,7 +483,7 @@ class Counts:
                     break
                 large[i] = grown
         shape = tuple(large)
-        while not any(_covers(counted, shape) for counted in self.traffic):
+        while not any(all(map(operator.ge, counted, shape)) for counted in self.traffic):
             if self._check_shape(shape, found):
                 break
             i = max(range(len(shape)), key=lambda i: shape[i] // self._unit(i))
@@ -484,10 +495,10 @@ class Counts:
             for (kernel, _, axis), most in self._few_programs().items()
         ]
 
-    def _values(self, i: int) -> Iterator[int]:
+    def _values(self, i: int, wide: Sequence[int]) -> Iterator[int]:
         """Large numbers for a size, in the order to try them in."""
         known = max(shape[i] for shape in self.fitted)
-        for value in (*WIDE, *LARGE) if i == len(self.symbols) - 1 else LARGE:
+        for value in (*wide, *LARGE) if i == len(self.symbols) - 1 else LARGE:
             if not _is_power(value):
                 yield self._odd(i, max(value, known + self._unit(i)))
             elif value > known and value % self._unit(i) == 0:
@@ -501,12 +512,12 @@ class Counts:
         """An odd multiple of the unit of a size, near a number."""
         return self._unit(i) * (value // self._unit(i) | 1)
 
-    def _check(self, i: int, value: int, found: list[dict[str, Polynomial]]) -> bool:
+    def _check(self, i: int, value: int, found: Passes) -> bool:
         """Whether there is a count where one size has this number and the others are small."""
         small = min(self.fitted, key=lambda shape: math.prod(shape) // shape[i])
         return self._check_shape((*small[:i], value, *small[i + 1 :]), found)
 
-    def _check_shape(self, shape: Shape, found: list[dict[str, Polynomial]]) -> bool:
+    def _check_shape(self, shape: Shape, found: Passes) -> bool:
         """Counts at a shape to check at, if that does not take too long; whether it did."""
         held = self.solve({each: self._held[each] for each in self.traffic})
         predicted = [*([held] if held else []), *(each[k] for each in found for k in SIDES)]
@@ -516,55 +527,72 @@ class Counts:
         self.checked += (shape,)
         return True
 
+    def _programs(self) -> dict[tuple[str, int, int], int]:
+        """The most programs by axis of a grid: a kernel, which of its launches, and a number."""
+        programs: dict[tuple[str, int, int], int] = {}
+        for shape in self.traffic:
+            seen = Counter[str]()
+            for kernel, grid in self._launches[shape]:
+                seen[kernel] += 1
+                for axis, most in enumerate(grid):
+                    key = kernel, seen[kernel], axis
+                    programs[key] = max(most, programs.get(key, 1))
+        return programs
+
     def _few_programs(self) -> dict[tuple[str, int, int], int]:
         """The axes of grids along which few programs ran at every shape, and how many."""
-        return {
-            key: most
-            for key, most in self._programs.items()
-            if most <= FEW_PROGRAMS and (most > 1 or key[2] == 0)  # other axes may not be there
-        }
+        few = {key: most for key, most in self._programs().items() if most <= FEW_PROGRAMS}
+        # Other axes than the first may not be there.
+        return {key: most for key, most in few.items() if most > 1 or key[2] == 0}
+
+    def narrower(self, odd: str) -> Passes | None:
+        """What `run` returns if rows, the last size, are no wider than a thousand elements.
+
+        odd: what is said of wider ones. None also where only those take more than a few programs.
+        """
+        most = self._programs()
+        for narrow in (WIDE[2:], WIDE[3:]):
+            self.traffic = {at: it for at, it in self.traffic.items() if at[-1] <= narrow[0]}
+            self.checked = tuple(shape for shape in self.checked if shape in self.traffic)
+            if (found := self._solve()) is None:
+                break
+            self._check_large(found, narrow)
+            now = self._programs().items()
+            few = [key for key, n in now if n <= FEW_PROGRAMS and n < most.get(key, n)]
+            if (found := self._solve()) and not few:
+                self.notes.append(f"wider rows have another formula: {odd}")
+                return found
+        return None
 
     # ---- blocks
 
     @property
     def launched(self) -> bool:
         """Whether a kernel ran, and not only operations of PyTorch."""
-        return bool(self._programs)
+        return any(self._launches.values())
 
-    def in_blocks(self) -> tuple[Counts, list[dict[str, Polynomial]] | None]:
+    def in_blocks(self, odd: str) -> tuple[Counts, Passes | None]:
         """Counts where sizes are multiples of a kernel's blocks, and what `run` returns for them.
 
-        If there is no formula at such sizes either, these are the counts at hand, and None.
+        odd: what is said of other sizes. If there is no formula at such sizes either, these are the
+        counts at hand, and None.
         """
         units = [1] * len(self.symbols)
         # With four sizes, tensors of whole blocks along each are too large.
         for other in OTHER_SIZES[: 1 if len(units) == MAX_SYMBOLS else 2]:
-            lines = Counts(self.fn, self.inputs, self.backward, self.dtype)
+            lines, counts = self.fresh(), self.fresh()
             others = [math.lcm(unit, other) for unit in units]
-            try:
-                with lines._at_most(MAX_SEARCH):
-                    known = [lines.multiple(i, others) for i in range(len(units))]
-            finally:
-                self.shape = lines.shape
-            found_units = [
-                math.lcm(*each) for each in zip(units, (n for n, _ in known), strict=True)
-            ]
+            with lines._at_most(MAX_SEARCH):
+                known = [lines.multiple(i, others) for i in range(len(units))]
+            found_units = [math.lcm(unit, n) for unit, (n, _) in zip(units, known, strict=True)]
             if found_units == units:
                 continue
             units = found_units
-            counts = Counts(self.fn, self.inputs, self.backward, self.dtype)
-            try:
-                with counts._at_most(3 * MAX_SEARCH):
-                    shapes = _multiples(units, [degree for _, degree in known])
-                    found = counts.run(shapes, limit=True)
-            except FormulaError:  # too few shapes could be counted
-                continue
-            finally:
-                self.shape = counts.shape
-            if found is not None:
-                odd = str(self.no_formula()).removesuffix(f". {ADVICE}")
-                counts.notes.append(f"other sizes have no formula: {odd}")
-                return counts, found
+            with suppress(FormulaError), counts._at_most(3 * MAX_SEARCH):  # too few are left
+                shapes = _multiples(units, [degree for _, degree in known])
+                if found := counts.run(shapes, limit=True):
+                    counts.notes.append(f"other sizes have no formula: {odd}")
+                    return counts, found
         return self, None
 
     def multiple(self, i: int, others: Sequence[int]) -> tuple[int, int]:
@@ -575,53 +603,47 @@ class Counts:
         """
         for unit in self._likely(i, others):
             long = sorted({max(n // unit, LINE[-1] + 1) | 1 for n in LONG_LINE})
-            moved: dict[int, list[int]] = {}
-            for numbers in (LINE, long):
-                moved |= self._line(i, others, [unit * times for times in numbers])
-                sides: list[dict[Shape, int]] = [
-                    {(n,): side for n, side in zip(moved, each, strict=True)}
-                    for each in zip(*moved.values(), strict=True)
-                ]
+            for numbers in (LINE, (*LINE, *long)):
+                sides = self._line(i, others, [unit * times for times in numbers])
+                if len(sides[0]) < len(LINE):
+                    break
                 found = [next(solutions(side, "N"), None) for side in sides]
-                if len(moved) < len(LINE) or not all(found):
+                if not all(found):
                     break
             else:
                 return unit, max(len(each) - 1 for each in found if each)
         return 1, 1
 
     def _likely(self, i: int, others: Sequence[int]) -> Iterator[int]:
-        """Numbers that one size may have to be a multiple of, each once, the likeliest first."""
+        """Numbers that one size may have to be a multiple of, the likeliest first."""
         yield 1
         end = LINE[1]
-        while end < LONGEST_BLOCK and self._straight(i, others, 1, 2 * end):
+        while end < LONGEST_BLOCK and self._straight(i, others, 2 * end):
             end *= 2
-        beyond = 2 * end
-        while beyond - end > 1:
-            middle = (end + beyond) // 2
-            straight = self._straight(i, others, 1, middle)
-            end, beyond = (middle, beyond) if straight else (end, middle)
-        # Where a grid leaves out what is no whole block, a line ends one before its second block.
-        # Most blocks are powers of two: a line that ends at one may also just end there.
-        floor = not _is_power(end) and self._straight(i, others, beyond, 2 * beyond - 1)
-        first = (beyond, end) if floor else (end, beyond)
-        yield from dict.fromkeys(unit for unit in (*first, 2 * end, 4 * end, *BLOCKS) if unit > 1)
+        yield from (end, 2 * end, 4 * end)
+        # Where a grid leaves out what is no whole block, a line ends one before its first block.
+        bent = bisect_left(
+            range(2 * end), True, end + 1, key=lambda n: not self._straight(i, others, n)
+        )
+        yield from (bent - 1, bent, 2 * (bent - 1), *BLOCKS)
 
-    def _straight(self, i: int, others: Sequence[int], start: int, n: int) -> bool:
-        """Whether counts at a number of one size continue the line from two smaller ones."""
-        moved = self._line(i, others, (start, start + 1, n))
-        if len(moved) < 3:
-            return False
-        lines = zip(*moved.values(), strict=True)
-        return all(last == a + (n - start) * (b - a) for a, b, last in lines)
+    def _straight(self, i: int, others: Sequence[int], n: int) -> bool:
+        """Whether counts at a number of one size continue the line from 1 and 2."""
+        return all(
+            len(side) == 3 and side[n,] - side[1,] == (n - 1) * (side[2,] - side[1,])
+            for side in self._line(i, others, (1, 2, n))
+        )
 
-    def _line(self, i: int, others: Sequence[int], numbers: Sequence[int]) -> dict[int, list[int]]:
-        """What is moved on each side of each pass, by a size that changes by itself."""
-        shapes = {n: (*others[:i], n, *others[i + 1 :]) for n in numbers}
-        return {
-            n: [getattr(each, side) for each in self.traffic[shape] for side in SIDES.values()]
-            for n, shape in shapes.items()
-            if self.made_by.elements(shape) <= MAX_ELEMENTS and self._counted(shape, limit=True)
-        }
+    def _line(
+        self, i: int, others: Sequence[int], numbers: Sequence[int]
+    ) -> list[dict[Shape, int]]:
+        """What is moved by a size that grows as far as it can: for each side of each pass."""
+        shapes = {(n,): (*others[:i], n, *others[i + 1 :]) for n in numbers}
+        counted = [*itertools.takewhile(lambda n: self._counted(shapes[n], limit=True), shapes)]
+        return [
+            {n: getattr(self.traffic[shapes[n]][which], side) for n in counted}
+            for which, side in itertools.product(range(1 + self.backward), SIDES.values())
+        ]
 
     # ---- solutions
 
@@ -633,23 +655,20 @@ class Counts:
                 return {term: c for term, c in solution.items() if c or term in simple}
         return None
 
-    def _solve(self) -> list[dict[str, Polynomial]] | None:
+    def _solve(self) -> Passes | None:
         """For each pass the polynomial of each of `SIDES`; None if one has none."""
-        passes: list[dict[str, Polynomial]] = [{}, {}] if self.backward else [{}]
+        passes: Passes = [{} for _ in range(1 + self.backward)]
         for (which, sides), side in itertools.product(enumerate(passes), SIDES):
             if (found := self.solve(self.moved(which, side))) is None:
                 return None
             sides[side] = found
         return passes
 
-    def no_formula(self) -> FormulaError:
-        """Says of the first pass and side without a formula what is nearest, and what it misses."""
-        for which, side in itertools.product(range(2 if self.backward else 1), SIDES):
-            if self.solve(self.moved(which, side)) is None:
-                subject = "the backward pass" if which else "it"
-                text = f"{subject} {self.describe(which, side)}"
-                return FormulaError(text + (f". {ADVICE}" if self._programs else ""))
-        raise AssertionError("every side has a formula")
+    def no_formula(self) -> str:
+        """Of the first pass and side without a formula, what is nearest, and what it misses."""
+        sides = itertools.product(range(1 + self.backward), SIDES)
+        which, side = next(each for each in sides if self.solve(self.moved(*each)) is None)
+        return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
 
     def describe(self, which: int, side: str) -> str:
         """What a pass reads, writes, sends or receives, as a formula or as what is nearest to one.
@@ -672,35 +691,22 @@ class Counts:
         if few:
             number = f"{len(odd)} of {len(moved)} shapes: " if len(odd) > 1 else ""
             each = (f"{shape_text(at)} (there {moved[at]}, not {odd[at]})" for at in smallest)
-            text = f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
-        else:
-            each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
-            text = f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
-        return text
+            return f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
+        each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
+        return f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
 
     def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
         """Solutions at some of the shapes: as many as leave few others out."""
-        symbols, terms = self.symbols, products_of(self.symbols)
-        fitted = {shape: moved[shape] for shape in self.fitted}
-        yield from solutions(fitted, symbols)
-        for shape in () if may_solve(terms, symbols, fitted) else self.fitted:
-            others = {each: fitted[each] for each in fitted if each != shape}
-            if may_solve(terms, symbols, others) and (
-                found := least_squares(terms, symbols, others)
-            ):
-                yield found
-        # Where blocks matter from some size on, the shapes below it have one.
-        sizes: list[Callable[[Shape], int]] = [math.prod]
-        sizes += [operator.itemgetter(i) for i in range(len(symbols))]
-        for size in sizes:
-            ordered = sorted(moved, key=lambda shape: (size(shape), math.prod(shape)))
-            solved: dict[Shape, int] = {}
-            for n in range(len(terms) + 1, len(ordered)):
-                below = {shape: moved[shape] for shape in ordered[:n]}
-                if may_solve(terms, symbols, below):
-                    solved = below
-                elif solved:
-                    break
+        symbols, terms, fitted = self.symbols, products_of(self.symbols), self.fitted
+        yield from solutions({shape: moved[shape] for shape in fitted}, symbols)
+        parts = [[[shape for shape in fitted if shape != odd] for odd in fitted]]
+        # Where blocks matter from some size or product of all on, the shapes below it have one.
+        for some in (slice(None), *(slice(i, i + 1) for i in range(len(symbols)))):
+            ordered = sorted(moved, key=lambda shape: (math.prod(shape[some]), math.prod(shape)))
+            parts.append([ordered[:n] for n in range(len(ordered) - 1, len(terms), -1)])
+        for each in parts:
+            numbers = ({shape: moved[shape] for shape in part} for part in each)
+            solved = next((part for part in numbers if may_solve(terms, symbols, part)), None)
             if solved and (found := least_squares(terms, symbols, solved)):
                 yield found
 
@@ -733,11 +739,6 @@ def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
         tuple(unit * times for unit, times in zip(units, each, strict=True))
         for each in (*enough, *spare)
     ]
-
-
-def _covers(one: Shape, other: Shape) -> bool:
-    """Whether a shape is at least as large as another in each size."""
-    return all(map(operator.ge, one, other))
 
 
 def _step(numbers: Sequence[int]) -> str:

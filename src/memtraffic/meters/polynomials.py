@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -47,18 +46,20 @@ def least_squares(
 
     None if the shapes do not tell the products apart.
     """
-    rows = [[_product(term, symbols, shape) for term in terms] for shape in elements]
-    columns, right = list(zip(*rows, strict=True)), list(elements.values())
-    normal = [[Fraction(sum(map(operator.mul, a, b))) for b in (*columns, right)] for a in columns]
-    for i in range(len(terms)):  # Gauss and Jordan
-        pivot = next((row for row in normal[i:] if row[i]), None)
-        if pivot is None:
+    matrix = _products(terms, symbols, elements, object)
+    right = np.array([*elements.values()], object)
+    normal = matrix.T @ np.column_stack([matrix, right])
+    before = 1
+    for i in range(len(terms)):  # Gauss and Jordan, in whole numbers as Bareiss does it
+        nonzero = np.flatnonzero(normal[i:, i])
+        if not nonzero.size:
             return None
-        normal.remove(pivot)
-        pivot = [value / pivot[i] for value in pivot]
-        normal = [[a - row[i] * b for a, b in zip(row, pivot, strict=True)] for row in normal]
-        normal.insert(i, pivot)
-    return {term: row[-1] for term, row in zip(terms, normal, strict=True)}
+        normal[[i, i + nonzero[0]]] = normal[[i + nonzero[0], i]]
+        others = np.arange(len(terms)) != i
+        product = normal[others, i, None] * normal[i]
+        normal[others] = (normal[i, i] * normal[others] - product) // before
+        before = normal[i, i]
+    return {term: Fraction(row[-1], before) for term, row in zip(terms, normal, strict=True)}
 
 
 def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[Polynomial]:
@@ -83,11 +84,19 @@ def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[
 
 def may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
     """Whether there is a solution but for rounding: fractions take a hundred times as long."""
-    rows = [[_product(term, symbols, shape) for term in terms] for shape in numbers]
-    matrix, right = np.array(rows, dtype=float), np.array([*numbers.values()], dtype=float)
+    matrix = _products(terms, symbols, numbers, float)
     matrix /= np.abs(matrix).max(axis=0)
+    right = np.array([*numbers.values()], dtype=float)
     found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
     return float(np.abs(matrix @ found - right).max()) <= ROUNDING * (1 + float(right.max()))
+
+
+def _products(
+    terms: Sequence[str], symbols: Sequence[str], shapes: Iterable[Shape], dtype: type
+) -> np.ndarray[Any, Any]:
+    """Products of sizes, a row a shape and a column a term. dtype: float, or object for ints."""
+    powers = np.array([[term.count(symbol) for symbol in symbols] for term in terms], int)
+    return np.prod(np.array([*shapes], dtype)[:, None] ** powers, axis=2)
 
 
 def odd_ones(
@@ -106,13 +115,10 @@ def evaluate(
     >>> evaluate({"MN": Fraction(1, 2), "M": Fraction(3)}, "MN", (3, 4))
     15
     """
-    each = (value * _product(term, symbols, shape) for term, value in coefficients.items())
+    sizes = dict(zip(symbols, shape, strict=True)) | {"1": 1}
+    each = (value * math.prod(sizes[it] for it in term) for term, value in coefficients.items())
     number = sum(each, Fraction())
     return int(number) if number.denominator == 1 else number
-
-
-def _product(term: str, symbols: Sequence[str], shape: Sequence[int]) -> int:
-    return math.prod(shape[symbols.index(letter)] for letter in term if letter != "1")
 
 
 def parse(text: str, symbols: Sequence[str]) -> Polynomial:
