@@ -124,6 +124,7 @@ def test_gradcheck():
     for tensors in ((x, weight), (x,)):
         assert gradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
         assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors, fast_mode=True)
+    assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), (x[0], weight))
 
 
 @pytest.mark.parametrize("weighted", [True, False])
