@@ -64,11 +64,6 @@ def is_differentiated() -> bool:
     return torch._C._functorch.TransformType.Grad in [it.key() for it in stack]
 
 
-def watchers() -> bool:
-    """Whether there is forward mode, a transform of `torch.func`, or a dispatch mode."""
-    return forward_ad._current_level >= 0 or is_transformed() or active_modes() > 0
-
-
 def is_indirect(x: Tensor | None) -> bool:
     """Whether operators know what a tensor without memory stands for, as transforms leave them."""
     return x is not None and (x.is_meta or torch._C._dispatch_keys(x).raw_repr() & INDIRECT != 0)

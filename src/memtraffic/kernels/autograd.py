@@ -5,7 +5,7 @@ of call. `operator` makes one of them, `operation` joins them:
 
     FORWARD = operator("scale", "(Tensor x, float factor) -> Tensor", plan_forward, results)
     BACKWARD = operator("scale_backward", "(Tensor dy, float factor) -> Tensor", plan_backward, ...)
-    SCALE = operation(FORWARD, BACKWARD, save, reference)
+    SCALE = operation(FORWARD, BACKWARD, save, reference, in_pytorch)
 
     def scale(x, factor):
         return SCALE.apply(x, (factor,))
@@ -17,6 +17,7 @@ and a plan is made for its value.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ from memtraffic.torch_adapter import (
     is_tracing,
     is_transformed,
     is_wrapped,
-    watchers,
 )
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -142,7 +142,7 @@ def operator(
     def find(key: Any, first: Tensor, rest: tuple[Any, ...], out: Tensor | None) -> Any:
         # Apart from `launch`, whose variables would be slower if a lambda there used them.
         tensors = first, *rest[:more]
-        if is_tracing() or any(map(is_indirect, tensors)):  # what operators know
+        if is_tracing() or any(map(is_indirect, tensors)):  # a trace has operators alone
             return (lambda *tensors: None), (lambda: overload(first, *rest))
         return plans.find(key, lambda: prepare(tensors, rest[more:], out))
 
@@ -190,8 +190,7 @@ def operator(
         ]  # fmt: skip
         if not several:
             return torch.stack(samples), 0
-        stacked = tuple(map(torch.stack, zip(*samples, strict=True)))
-        return stacked, (0,) * len(stacked)
+        return tuple(map(torch.stack, zip(*samples, strict=True))), (0,) * len(samples[0])
 
     registered = torch.library.custom_op(
         f"memtraffic::{name}",
@@ -227,7 +226,8 @@ def are_plain(tensors: Iterable[Tensor | None]) -> bool:
 
 def is_watched() -> bool:
     """Whether derivatives come along, or a transform or a mode that is no meter's looks on."""
-    return watchers() and (is_forward_mode() or is_transformed() or not runtime.is_capturing())
+    seen = is_forward_mode() or is_transformed()
+    return seen or (active_modes() > 0 and not runtime.is_capturing())
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,12 @@ def operation(
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
-            or (watchers() and is_watched())
-            or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
+            # `is_watched` and `are_plain` in line, as a call costs the host.
+            or (
+                (forward_ad._current_level >= 0 or is_transformed() or active_modes())
+                and is_watched()
+            )
+            or type(first) not in PLAIN
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):
@@ -282,7 +286,7 @@ def operation(
             made = registered(first, *rest)
         elif (first.requires_grad or (more and _requires_gradient(rest[:more]))) and (
             is_grad_enabled() and not is_tracing()
-        ):  # whose graph has operators alone
+        ):
             if more or is_wrapped(first):
                 return run_and_save(first, *rest[:more], rest[more:])
             return bare(first, rest)
@@ -306,9 +310,8 @@ def operation(
                 f"{name}: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the "
                 f"result is {dtype} {tuple(shape)} on {device}"
             )
-        every = out, *tensors
-        odd = is_compiling() or is_tracing() or is_watched() or any(map(is_indirect, every))
-        if odd or not are_plain(every):
+        odd = is_compiling() or is_tracing() or is_watched() or not are_plain((out, *tensors))
+        if odd or any(map(is_indirect, (out, *tensors))):
             made = registered(*arguments)
             return out.copy_(made if single else made[0])
         check_memory(name, RuntimeError, out, dict(zip(names, tensors, strict=True)))
@@ -355,10 +358,7 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
             saved = ctx.saved_tensors
             # A gradient of the gradient is asked for; and what is saved may be replaced by hooks.
             watched = (
-                is_compiling()
-                or is_grad_enabled()
-                or (watchers() and is_watched())
-                or not are_plain((dy, *saved))
+                is_compiling() or is_grad_enabled() or is_watched() or not are_plain((dy, *saved))
             )
             if watched:
                 found = backward_.registered(dy, *saved, *ctx.options)
@@ -373,8 +373,7 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
 
 def _wanted(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """A gradient, or None, for each argument of the forward."""
-    options = (None,) * (len(ctx.needs_input_grad) - len(gradients))
-    wanted = zip((*gradients, *options), ctx.needs_input_grad, strict=True)
+    wanted = zip_longest(gradients, ctx.needs_input_grad)
     return tuple(it if needed else None for it, needed in wanted)
 
 
