@@ -40,6 +40,7 @@ active_modes = torch._C._len_torch_dispatch_stack
 # Whether a transform of `torch.func` wrapped a tensor, even if it has returned since.
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_tracing = torch._C._is_tracing
+FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"  # FORWARD_MODE[LEVEL], -1 outside of it
 INDIRECT = sum(
     torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key)).raw_repr()
     for key in ("FuncTorchGradWrapper", "Batched", "Functionalize", "ZeroTensor")
@@ -55,7 +56,7 @@ empty_on_current_gpu: Callable[..., Tensor] | None = getattr(
 
 def is_forward_mode() -> bool:
     """Whether derivatives are computed together with the values."""
-    return forward_ad._current_level >= 0
+    return FORWARD_MODE[LEVEL] >= 0
 
 
 def is_differentiated() -> bool:

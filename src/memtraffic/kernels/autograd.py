@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from memtraffic import runtime, torch_adapter
@@ -30,6 +29,9 @@ from memtraffic.kernels.launch import Launch, Plans, facts
 from memtraffic.kernels.operands import check_memory
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
+    FORWARD_MODE,
+    LEVEL,
+    active_modes,
     bare_apply,
     is_differentiated,
     is_forward_mode,
@@ -274,10 +276,7 @@ def operation(
         if (
             is_compiling()
             # `is_watched` and `are_plain` in line, as a call costs the host.
-            or (
-                (forward_ad._current_level >= 0 or is_transformed() or active_modes())
-                and is_watched()
-            )
+            or ((FORWARD_MODE[LEVEL] >= 0 or is_transformed() or active_modes()) and is_watched())
             or type(first) not in PLAIN
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
