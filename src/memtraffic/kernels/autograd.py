@@ -176,11 +176,9 @@ def operator(
         return [(*like, device) for like in results(*arguments)]
 
     def fake(*arguments: Any) -> Any:
-        made = tuple(
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype, device in checked(*arguments)
-        )
-        return made if several else made[0]
+        like = checked(*arguments)
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in like]
+        return tuple(made) if several else made[0]
 
     def one_by_one(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         samples = [
