@@ -166,7 +166,16 @@ def test_rms_norm_into_an_out_that_repeats_its_elements():
             fn(matrix(3, 5), out=torch.empty(7, device=DEVICE).unfold(0, 5, 1))
 
 
-# ---- torch.func
+# ---- torch.compile, torch.func
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+def test_compiled_with_an_eps_that_changes():
+    torch._dynamo.reset()
+    compiled = torch.compile(rms_norm, backend="aot_eager", fullgraph=True)
+    x, weight = matrix(3, 5), matrix(1, 5, seed=1)[0]
+    for eps in (1e-3, 0.5, 0.25, None, 1):
+        assert torch.equal(compiled(x, weight, eps), rms_norm(x, weight, eps))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode

@@ -69,7 +69,7 @@ def rms_norm(
         raise TypeError(f"rms_norm: x is a {type(x).__name__}, not a tensor")
     if eps is None:
         eps = torch.finfo(accumulated(x)).eps
-    elif not hasattr(eps, "__float__"):
+    elif not (isinstance(eps, (int, float)) or hasattr(eps, "__float__")):
         raise TypeError(f"rms_norm: eps is a {type(eps).__name__}, not a float")
     if out is None:
         return _RMS_NORM.apply(x, (weight, float(eps)))
