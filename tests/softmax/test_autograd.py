@@ -145,6 +145,13 @@ def test_vmap_of_an_operator_without_a_rule(in_dims):
     torch.testing.assert_close(found, expected)
 
 
+def test_vmap_of_nothing():
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for in_dims, given in (((0, None), x[None][:0]), ((1, None), x[:, None][:, :0])):
+        y = torch.vmap(lambda x, w: WEIGHTED.apply(x, (w, 2.0)), in_dims=in_dims)(given, weight)
+        assert y.shape == (0, 3, 4)
+
+
 def test_gradients_by_the_batch():
     x, weight = inputs()
     dys = matrix(10, 6, seed=2).view(5, 3, 4)

@@ -181,16 +181,18 @@ def operator(
         return tuple(made) if several else made[0]
 
     def one_by_one(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        n = info.batch_size  # of none, a sample of zeros has the shape
         samples = [
             registered(*(
-                it if at is None else it.select(at, i)
+                it if at is None else it.select(at, i) if n else it.sum(at)
                 for it, at in zip(arguments, in_dims, strict=True)
             ))
-            for i in range(info.batch_size)
+            for i in range(n or 1)
         ]  # fmt: skip
         if not several:
-            return torch.stack(samples), 0
-        return tuple(map(torch.stack, zip(*samples, strict=True))), (0,) * len(samples[0])
+            return torch.stack(samples)[:n], 0
+        stacked = tuple(torch.stack(each)[:n] for each in zip(*samples, strict=True))
+        return stacked, (0,) * len(stacked)
 
     registered = torch.library.custom_op(
         f"memtraffic::{name}",
