@@ -40,7 +40,8 @@ active_modes = torch._C._len_torch_dispatch_stack
 # Whether a transform of `torch.func` wrapped a tensor, even if it has returned since.
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_tracing = torch._C._is_tracing
-FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"  # FORWARD_MODE[LEVEL], -1 outside of it
+# Forward mode computes derivatives together with the values: outside, FORWARD_MODE[LEVEL] is -1.
+FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"
 INDIRECT = sum(
     torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key)).raw_repr()
     for key in ("FuncTorchGradWrapper", "Batched", "Functionalize", "ZeroTensor")
@@ -52,11 +53,6 @@ raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRaw
 empty_on_current_gpu: Callable[..., Tensor] | None = getattr(
     torch._C._dynamo.guards, "_empty_strided_cuda", None
 )
-
-
-def is_forward_mode() -> bool:
-    """Whether derivatives are computed together with the values."""
-    return FORWARD_MODE[LEVEL] >= 0
 
 
 def is_differentiated() -> bool:

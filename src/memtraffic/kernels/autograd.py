@@ -34,7 +34,6 @@ from memtraffic.torch_adapter import (
     active_modes,
     bare_apply,
     is_differentiated,
-    is_forward_mode,
     is_indirect,
     is_tracing,
     is_transformed,
@@ -228,7 +227,7 @@ def are_plain(tensors: Iterable[Tensor | None]) -> bool:
 
 def is_watched() -> bool:
     """Whether derivatives come along, or a transform or a mode that is no meter's looks on."""
-    seen = is_forward_mode() or is_transformed()
+    seen = FORWARD_MODE[LEVEL] >= 0 or is_transformed()
     return seen or (active_modes() > 0 and not runtime.is_capturing())
 
 
@@ -275,9 +274,8 @@ def operation(
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
-            # `is_watched` and `are_plain` in line, as a call costs the host.
-            or ((FORWARD_MODE[LEVEL] >= 0 or is_transformed() or active_modes()) and is_watched())
-            or type(first) not in PLAIN
+            or is_watched()
+            or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):
@@ -402,9 +400,9 @@ def _differentiable(
             setup_context, backward = staticmethod(setup), staticmethod(gradient)
 
         def call(*arguments: Any) -> Any:
-            if is_compiling() or not (is_forward_mode() or is_differentiated()):
+            if is_compiling() or not (FORWARD_MODE[LEVEL] >= 0 or is_differentiated()):
                 return of.registered(*arguments)
-            return (in_pytorch if is_forward_mode() else Function.apply)(*arguments)
+            return (in_pytorch if FORWARD_MODE[LEVEL] >= 0 else Function.apply)(*arguments)
 
         torch.library.register_autograd(f"memtraffic::{of.name}", gradient, setup_context=setup)
         return replace(of, registered=call)
@@ -422,8 +420,7 @@ def _differentiable(
         [found] = pull(ddx[0] if backward.single else ddx)
         return _wanted(ctx, tuple(map(found.get, every)))
 
-    def of_inputs(inputs: tuple[Any, ...], results: Any) -> Any:
-        return inputs[:n_saved], inputs[n_saved:]
-
-    of_gradient = transformable(backward, of_inputs, second, reference)
+    of_gradient = transformable(
+        backward, lambda inputs, results: (inputs[:n_saved], inputs[n_saved:]), second, reference
+    )
     return transformable(forward, save, gradient, in_pytorch), of_gradient
