@@ -1,7 +1,7 @@
 """`memtraffic.rms_norm`: what `torch.nn.functional.rms_norm` computes, with the least traffic."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 import triton
@@ -40,7 +40,7 @@ LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: SupportsFloat | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
