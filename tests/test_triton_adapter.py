@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ import triton.language as tl
 
 from memtraffic.kernels.softmax import masked, persistent, tiled
 from memtraffic.meters.count import count
+from memtraffic.tensors import matrix
 
 
 class Log:
@@ -424,6 +426,14 @@ def test_turns_pass_on_what_a_program_raises(fails):
     y = words(3)  # and the next launch is not disturbed
     kernels.ended(launch_by_turns_of_relay, y, "load")
     assert y.tolist() == [3, 2, 1]
+
+
+def test_launches_of_several_threads():
+    """One after the other in the interpreter, which has one state for all."""
+    xs = [matrix(20, 50, seed=seed) for seed in range(8)]
+    with ThreadPoolExecutor(len(xs)) as pool:
+        for x, y in zip(xs, pool.map(masked.softmax, xs), strict=True):
+            torch.testing.assert_close(y, torch.softmax(x, 1))
 
 
 def test_turns_are_those_of_a_cooperative_launch_alone():

@@ -40,9 +40,15 @@ TensorBase = torch._C.TensorBase
 
 is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
-has_storage = torch._C._has_storage
 # Whether a transform of `torch.func` wrapped a tensor, even if it has returned since.
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_tracing = torch._C._is_tracing
+# Forward mode computes derivatives together with the values: outside, FORWARD_MODE[LEVEL] is -1.
+FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"
+INDIRECT = sum(
+    torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key)).raw_repr()
+    for key in ("FuncTorchGradWrapper", "Batched", "Functionalize", "ZeroTensor")
+)
 # The next three are None where PyTorch is built without CUDA.
 current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -52,14 +58,15 @@ empty_on_current_gpu: Callable[..., Tensor] | None = getattr(
 )
 
 
-def is_forward_mode() -> bool:
-    """Whether derivatives are computed together with the values."""
-    return forward_ad._current_level >= 0
+def is_differentiated() -> bool:
+    """Whether one of the transforms of `torch.func` that are active is of reverse mode."""
+    stack = torch._C._functorch.get_interpreter_stack() if is_transformed() else ()
+    return torch._C._functorch.TransformType.Grad in [it.key() for it in stack]
 
 
-def watchers() -> bool:
-    """Whether there is forward mode, a transform of `torch.func`, or a dispatch mode."""
-    return forward_ad._current_level >= 0 or is_transformed() or active_modes() > 0
+def is_indirect(x: Tensor | None) -> bool:
+    """Whether operators know what a tensor without memory stands for, as transforms leave them."""
+    return x is not None and (x.is_meta or torch._C._dispatch_keys(x).raw_repr() & INDIRECT != 0)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

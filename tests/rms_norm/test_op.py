@@ -1,5 +1,6 @@
 """What holds for `memtraffic.rms_norm` beside the contract of all kernels."""
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -8,6 +9,7 @@ from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.rms_norm.op import WIDEST, backward, backward_tile, forward, rms_norm
+from memtraffic.kernels.softmax.op import softmax
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
@@ -80,6 +82,12 @@ def test_eps_is_by_default_that_of_pytorch(name):
     assert torch.equal(rms_norm(zeros), zeros)
 
 
+@pytest.mark.parametrize("eps", [np.float32(0.5), torch.tensor(0.5), 1, True], ids=repr)
+def test_eps_is_any_number(eps):
+    x = matrix(3, 8)
+    assert torch.equal(rms_norm(x, eps=eps), rms_norm(x, eps=float(eps)))
+
+
 def test_eps_is_added_to_the_mean():
     x = torch.full((2, 8), 3.0, device=DEVICE)
     assert torch.equal(rms_norm(x, eps=16.0), x / 5)
@@ -124,6 +132,7 @@ def test_gradcheck():
     for tensors in ((x, weight), (x,)):
         assert gradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors)
         assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), tensors, fast_mode=True)
+    assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), (x[0], weight))
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -150,7 +159,40 @@ def test_rms_norm_into_out_beside_its_weight():
         rms_norm(x, memory[4:12], out=memory[:72].view(9, 8))
 
 
-# ---- torch.compile
+def test_rms_norm_into_an_out_that_repeats_its_elements():
+    """Not by a stride of 0: a window starts where the one before it has its second element."""
+    for fn in (rms_norm, softmax):
+        with pytest.raises(RuntimeError, match=r"repeats its elements: .* \(1, 1\)"):
+            fn(matrix(3, 5), out=torch.empty(7, device=DEVICE).unfold(0, 5, 1))
+
+
+# ---- torch.compile, torch.func
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
+def test_compiled_with_an_eps_that_changes():
+    torch._dynamo.reset()
+    compiled = torch.compile(rms_norm, backend="aot_eager", fullgraph=True)
+    x, weight = matrix(3, 5), matrix(1, 5, seed=1)[0]
+    for eps in (1e-3, 0.5, 0.25, None, 1):
+        assert torch.equal(compiled(x, weight, eps), rms_norm(x, weight, eps))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+def test_rms_norm_under_transforms():
+    x, weight = matrix(6, 5).view(2, 3, 5), matrix(1, 5, seed=1)[0]
+    found, expected = (
+        (
+            torch.func.jvp(of, (x, weight), (x.cos(), weight.cos())),
+            torch.vmap(torch.func.jacrev(of, (0, 1)), in_dims=(0, None))(x, weight),
+            torch.func.hessian(lambda *it, of=of: of(*it).square().sum(), (0, 1))(x, weight),
+        )
+        for of in (
+            lambda x, weight: rms_norm(x, weight, 1e-3),
+            lambda x, weight: torch_rms_norm(x, (5,), weight, 1e-3),
+        )
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 NAN = float("nan")

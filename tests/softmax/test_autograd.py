@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from memtraffic import runtime
 from memtraffic.kernels import autograd
@@ -43,6 +43,10 @@ def reference(dy, x, weight, mean, eps):
     return eps * dy if weight is None else eps * dy * weight, (eps * dy * x).sum(0)
 
 
+def in_pytorch(x, weight, eps):
+    return eps * x if weight is None else eps * x * weight, None
+
+
 def refuse(x, weight, eps):
     if eps < 0:
         raise ValueError(f"weighted: eps is {eps}")
@@ -66,6 +70,7 @@ WEIGHTED = operation(
     BACKWARD,
     save=lambda arguments, results: ((*arguments[:2], results[1]), arguments[2:]),
     reference=reference,
+    in_pytorch=in_pytorch,
 )
 
 
@@ -140,6 +145,13 @@ def test_vmap_of_an_operator_without_a_rule(in_dims):
     torch.testing.assert_close(found, expected)
 
 
+def test_vmap_of_nothing():
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for in_dims, given in (((0, None), x[None][:0]), ((1, None), x[:, None][:, :0])):
+        y = torch.vmap(lambda x, w: WEIGHTED.apply(x, (w, 2.0)), in_dims=in_dims)(given, weight)
+        assert y.shape == (0, 3, 4)
+
+
 def test_gradients_by_the_batch():
     x, weight = inputs()
     dys = matrix(10, 6, seed=2).view(5, 3, 4)
@@ -210,14 +222,169 @@ def test_tensors_that_are_negated_when_they_are_read():
         assert torch.equal(WEIGHTED.apply(given[0], (given[1], 2.0)), -2 * x * weight)
 
 
+# ---- torch.func, forward mode, torch.jit
+
+
+def weighted(x, weight):
+    return WEIGHTED.apply(x, (weight, 2.0)).square()
+
+
+def weighted_of_pytorch(x, weight):
+    return (2 * x * weight).square()
+
+
+def grad(fn):
+    return torch.func.grad(lambda *tensors: fn(*tensors).sum(), (0, 1))
+
+
+def of_rows(fn):
+    return torch.vmap(lambda row, weight: fn(row[None], weight), in_dims=(0, None))
+
+
+def tangent(fn):
+    return lambda *tensors: torch.func.jvp(fn, tensors, tuple(x + 1 for x in tensors))[1]
+
+
+def forward_over_reverse(fn):
+    """The graph of the gradient is made before there is a forward mode."""
+
+    def tangents(*tensors):
+        tensors = [x.clone().requires_grad_() for x in tensors]
+        y = fn(*tensors)
+        with forward_ad.dual_level():
+            dy = forward_ad.make_dual(torch.ones_like(y), y.detach())
+            found = torch.autograd.grad(y, tensors, dy)
+            return [forward_ad.unpack_dual(it).tangent for it in found]
+
+    return tangents
+
+
+TRANSFORMS = {
+    "grad": grad,
+    "jacrev": lambda fn: torch.func.jacrev(fn, (0, 1)),
+    "per-sample": lambda fn: of_rows(grad(fn)),
+    "grad-of-vmap": lambda fn: grad(of_rows(fn)),
+    "jvp": tangent,
+    "forward-over-reverse": forward_over_reverse,
+    "hessian": lambda fn: torch.func.hessian(lambda *tensors: fn(*tensors).sum(), (0, 1)),
+    "reverse-over-reverse": lambda fn: torch.func.jacrev(grad(fn), (0, 1)),
+    "functionalize": torch.func.functionalize,
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_tangent_is_not_lost(at):
-    tensors = [matrix(3, 4), matrix(1, 4)[0]]
-    with torch.autograd.forward_ad.dual_level():
-        tensors[at] = torch.autograd.forward_ad.make_dual(tensors[at], tensors[at])
-        with pytest.raises(NotImplementedError, match=r"test_weighted: .*forward mode"):
-            WEIGHTED.apply(tensors[0], (tensors[1], 2.0))
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms(transform):
+    tensors = matrix(3, 4, "float64"), matrix(1, 4, "float64", seed=1)[0]
+    found, expected = (transform(fn)(*tensors) for fn in (weighted, weighted_of_pytorch))
+    torch.testing.assert_close(found, expected)
+
+
+def left(transform, *tensors):
+    """What is inside of a transform, and is used once it has returned."""
+    found = []
+    transform(lambda *it: (found.extend(x * 1 for x in it), it[0] * 1)[1])(*tensors)
+    return found
+
+
+LEFT = {
+    "grad": lambda fn: torch.func.grad(lambda *it: fn(*it).sum(), (0, 1)),
+    "jvp": lambda fn: lambda *tensors: torch.func.jvp(fn, tensors, tensors),
+    "functionalize": torch.func.functionalize,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+@pytest.mark.parametrize("transform", LEFT.values(), ids=LEFT)
+def test_tensors_that_left_a_transform(transform):
+    """They are still wrapped, and have no memory of their own."""
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    expected = weighted(x, weight)
+    wrapped = left(transform, x, weight)
+    for given in (wrapped, (wrapped[0], weight), (x, wrapped[1])):
+        torch.testing.assert_close(weighted(*given).detach() + 0, expected)
+    if transform is not LEFT["functionalize"]:  # which PyTorch lets nobody write elsewhere
+        with torch.no_grad():
+            found = WEIGHTED.into(torch.empty_like(x), *wrapped, 2.0)
+        torch.testing.assert_close(found.square(), expected)
+    x.requires_grad_()
+    [found] = torch.autograd.grad(WEIGHTED.apply(x, (weight, 2.0)), x, wrapped[0].detach())
+    torch.testing.assert_close(found + 0, 2 * x.detach() * weight)
+
+
+def test_a_tensor_that_left_vmap_is_refused():
+    x = matrix(6, 4).view(2, 3, 4)
+    [wrapped] = left(torch.vmap, x)
+    with pytest.raises(RuntimeError, match=r"^test_weighted: a tensor has left"):
+        WEIGHTED.apply(wrapped, (None, 2.0))
+
+
+def test_zeros_without_memory():
+    """As autograd makes them for a tangent that is not there."""
+    zeros, x = torch._efficientzerotensor((3, 4), device=DEVICE), matrix(3, 4)
+    for given in ((zeros, x[0]), (x, zeros[0])):
+        assert not WEIGHTED.apply(given[0], (given[1], 2.0)).any()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_has_the_operator_and_its_gradients():
+    x, weight = inputs()
+    for tensors in ((x, weight), (x.detach(), weight.detach())):
+        traced = torch.jit.trace(weighted, tensors)
+        assert "memtraffic::test_weighted" in str(traced.graph)
+        other = matrix(5, 4, seed=2)
+        assert torch.equal(traced(other, weight), weighted(other, weight))
+    traced = torch.jit.trace(weighted, (x, weight))
+    found, expected = (
+        torch.autograd.grad(fn(x, weight).sum(), (x, weight)) for fn in (traced, weighted)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+# ---- what is no tensor with memory
+
+
+@pytest.mark.parametrize("of", ["x", "weight"])
+def test_tensors_of_two_devices_are_refused(of):
+    x, weight = matrix(3, 4), matrix(1, 4)[0]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"^test_weighted: tensors on \w+ and on \w+"):
+            if of == "x":
+                WEIGHTED.apply(x.to("meta"), (weight, 2.0))
+            else:
+                WEIGHTED.apply(x, (weight.to("meta"), 2.0))
+
+
+def freed(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        pytest.param(lambda x: None, TypeError, "x is a NoneType, not a tensor", id="none"),
+        pytest.param(
+            lambda x: x.to_sparse(), NotImplementedError, "x is torch.sparse_coo: a dense", id="coo"
+        ),
+        pytest.param(
+            lambda x: x.to_sparse_csr(), NotImplementedError, "x is torch.sparse_csr", id="csr"
+        ),
+        pytest.param(freed, RuntimeError, "the memory of a tensor was freed", id="freed"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_what_has_no_memory_is_refused(make, error, says):
+    weight = matrix(1, 4)[0]
+    WEIGHTED.apply(matrix(3, 4), (weight, 2.0))  # planned
+    for _ in range(2):
+        with pytest.raises(error, match=f"^test_weighted: {says}"):
+            WEIGHTED.apply(make(matrix(3, 4)), (weight, 2.0))
+        if error is not RuntimeError:
+            with pytest.raises(error, match=says):
+                WEIGHTED.into(torch.empty(3, 4, device=DEVICE), make(matrix(3, 4)), weight, 2.0)
+            with pytest.raises(error, match=f"^test_weighted: {says.replace('x', 'out', 1)}"):
+                WEIGHTED.into(make(matrix(3, 4)), matrix(3, 4), weight, 2.0)
 
 
 # ---- on a GPU that need not be here
@@ -253,7 +420,8 @@ class FarTensor:
     def get_device(self):
         return self.index
 
-    def data_ptr(self):
+    @property
+    def dtype(self):
         raise LookupError(f"GPU {autograd.current_gpu()}")
 
 
@@ -286,6 +454,7 @@ def test_every_argument_reaches_the_other_gpu(monkeypatch):
         return lambda *tensors: seen.extend(tensors), None
 
     monkeypatch.setattr(op._BACKWARD.plans, "find", find)
+    monkeypatch.setattr(autograd, "is_indirect", lambda x: False)
     like = {"stride": lambda: (1,), "data_ptr": lambda: 16, "get_device": lambda: 1}
     dy, y, out = (SimpleNamespace(dtype=name, shape=(1,), **like) for name in ("dy", "y", "out"))
     op.backward(dy, y, 0, torch.half, out=out)
@@ -298,10 +467,3 @@ def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
     with pytest.raises(LookupError):
         op.forward(FarTensor(-1), -1, None)
-
-
-def test_a_tensor_that_left_a_transform_has_a_softmax():
-    """It is still wrapped, and has no memory of its own."""
-    left = []
-    torch.func.grad(lambda x: left.append(x * 1) or x.sum())(matrix(2, 5))
-    assert torch.equal(op.softmax(left[0]), op.softmax(matrix(2, 5)))

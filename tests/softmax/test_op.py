@@ -224,8 +224,8 @@ def test_softmax_converts_what_does_not_fit(either):
     assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "bool"])
-def test_softmax_of_integers_needs_a_dtype(name):
+@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "bool", "float8_e5m2"])
+def test_softmax_of_another_dtype_needs_one(name):
     x = torch.tensor([[1, 2, 0], [5, 0, 0]], device=DEVICE).to(getattr(torch, name))
     assert_softmax(lambda _: softmax(x, dtype=torch.float32), x.float())
     with pytest.raises(NotImplementedError, match=f"not implemented for torch.{name}"):
@@ -253,6 +253,7 @@ ERRORS = {
     "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
     "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
     "dim-of-an-empty": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
+    "to-what-is-no-dtype": (lambda fn: fn(zeros(2, 3), 1, dtype=0), NotImplementedError, "not"),
     "to-integers": (
         lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
     ),
@@ -275,7 +276,7 @@ def test_softmax_refuses(case):
         with torch.device(device), pytest.raises(error, match=f"^softmax: .*{message}"):
             call(softmax)
     if case != "too-high":
-        with pytest.raises(error):
+        with pytest.raises(TypeError if case == "to-what-is-no-dtype" else error):
             call(torch.softmax)
 
 
@@ -620,6 +621,25 @@ def test_compiled_softmax_is_equal_to_eager(backend):
     into = torch.compile(lambda x, out: softmax(x, out=out), backend=backend, fullgraph=True)
     into(x, out)
     assert torch.equal(out, softmax(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_softmax_under_transforms(dtype):
+    """Of rows and of columns, of a batch and each sample's; and the derivative of a derivative."""
+    x = matrix(6, 5).view(2, 3, 5)
+    for dim in (0, -1):
+        found, expected = (
+            (
+                torch.func.jvp(of, (x,), (x.cos(),)),
+                torch.vmap(torch.func.jacrev(of))(x),
+                torch.func.hessian(lambda x, of=of: of(x).square().sum())(x),
+            )
+            for of in (
+                lambda x, fn=fn, dim=dim: fn(x, dim, dtype=dtype) for fn in (softmax, torch.softmax)
+            )
+        )
+        torch.testing.assert_close(found, expected)
 
 
 def test_softmax_under_vmap():

@@ -5,7 +5,7 @@ of call. `operator` makes one of them, `operation` joins them:
 
     FORWARD = operator("scale", "(Tensor x, float factor) -> Tensor", plan_forward, results)
     BACKWARD = operator("scale_backward", "(Tensor dy, float factor) -> Tensor", plan_backward, ...)
-    SCALE = operation(FORWARD, BACKWARD, save, reference)
+    SCALE = operation(FORWARD, BACKWARD, save, reference, in_pytorch)
 
     def scale(x, factor):
         return SCALE.apply(x, (factor,))
@@ -16,25 +16,28 @@ and a plan is made for its value.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from memtraffic import runtime, torch_adapter
 from memtraffic.kernels.launch import Launch, Plans, facts
-from memtraffic.kernels.operands import partially_overlaps
+from memtraffic.kernels.operands import check_memory
 from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
+    FORWARD_MODE,
+    LEVEL,
+    active_modes,
     bare_apply,
-    has_storage,
-    is_forward_mode,
+    is_differentiated,
+    is_indirect,
+    is_tracing,
     is_transformed,
     is_wrapped,
-    watchers,
 )
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -104,19 +107,24 @@ def operator(
         if current_gpu and index != -1 and index != current_gpu():
             with torch.cuda.device(index):
                 return launch(first, rest, out)
-        address = first.data_ptr()
-        if not address and first.is_meta:
-            return registered(first, *rest)
-        key: tuple[object, ...] = (
-            first.dtype, first.shape, first.stride(), address & 15, index, capture(),
-            rest[more:] if more else rest,
-        )  # fmt: skip
-        if more:
-            tensors = rest[:more]
-            for x in tensors:  # `facts` in line
-                key += (None,) if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() & 15)
-        if out is not None:
-            key += (facts(out),)
+        try:
+            key: tuple[object, ...] = (
+                first.dtype, first.shape, first.stride(), (first.data_ptr() or -1) & 15,
+                index, capture(), rest[more:] if more else rest,
+            )  # fmt: skip
+            if more:
+                tensors = rest[:more]
+                for x in tensors:  # `facts` in line; of a null address, 15
+                    key += (None,) if x is None else (
+                        x.dtype, x.shape, x.stride(), (x.data_ptr() or -1) & 15,
+                    )  # fmt: skip
+            if out is not None:
+                key += (facts(out),)
+        except RuntimeError as error:  # there is no address
+            _check_tensors(name, names, (first, *rest))
+            if not any(map(is_indirect, (first, *rest[:more]))):
+                raise RuntimeError(f"{name}: a tensor has left its torch.vmap") from error
+            return overload(first, *rest)
         planned = latest.get(key)
         if planned is None:
             planned = find(key, first, rest, out)
@@ -134,19 +142,20 @@ def operator(
 
     def find(key: Any, first: Tensor, rest: tuple[Any, ...], out: Tensor | None) -> Any:
         # Apart from `launch`, whose variables would be slower if a lambda there used them.
-        return plans.find(key, lambda: prepare((first, *rest[:more]), rest[more:], out))
+        tensors = first, *rest[:more]
+        if is_tracing() or any(map(is_indirect, tensors)):  # a trace has operators alone
+            return (lambda *tensors: None), (lambda: overload(first, *rest))
+        return plans.find(key, lambda: prepare(tensors, rest[more:], out))
 
     def prepare(
         tensors: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
     ) -> tuple[Run, Callable[[], Any]]:
-        check(*tensors, *options)
+        makers = [_allocator(*like) for like in checked(*tensors, *options)]
         device = tensors[0].device
-        for it in tensors:
-            if it is not None and not it.is_cuda and not _runs_on_cpu():
-                raise RuntimeError(f"{name}: the tensor is on the {it.device.type}, not on a GPU")
-            if it is not None and it.device != device:
-                raise RuntimeError(f"{name}: tensors on {device} and on {it.device}")
-        makers = [_allocator(*like, device) for like in results(*tensors, *options)]
+        if device.type != "cuda" and not (runtime.INTERPRETED or runtime.is_capturing()):
+            raise RuntimeError(f"{name}: the tensor is on the {device.type}, not on a GPU")
+        if any(it is not None and it.numel() and not it.data_ptr() for it in tensors):
+            raise RuntimeError(f"{name}: the memory of a tensor was freed")
         made = [make() for make in makers]
         if out is not None:
             made[0] = out
@@ -156,25 +165,32 @@ def operator(
         new = makers if out is None else makers[1:]
         return run, (lambda: tuple(make() for make in new)) if several else makers[0]
 
-    def fake(*arguments: Any) -> Any:
+    def checked(*arguments: Any) -> list[tuple[Sequence[int], torch.dtype, torch.device]]:
+        """Shape, dtype and device of each result."""
         check(*arguments)
         device = arguments[0].device
-        made = tuple(
-            torch.empty(shape, dtype=dtype, device=device) for shape, dtype in results(*arguments)
-        )
-        return made if several else made[0]
+        for it in arguments[1 : more + 1]:
+            if it is not None and it.device != device:
+                raise RuntimeError(f"{name}: tensors on {device} and on {it.device}")
+        return [(*like, device) for like in results(*arguments)]
+
+    def fake(*arguments: Any) -> Any:
+        like = checked(*arguments)
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in like]
+        return tuple(made) if several else made[0]
 
     def one_by_one(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        n = info.batch_size  # of none, a sample of zeros has the shape
         samples = [
             registered(*(
-                it if at is None else it.select(at, i)
+                it if at is None else it.select(at, i) if n else it.sum(at)
                 for it, at in zip(arguments, in_dims, strict=True)
             ))
-            for i in range(info.batch_size)
+            for i in range(n or 1)
         ]  # fmt: skip
         if not several:
-            return torch.stack(samples), 0
-        stacked = tuple(map(torch.stack, zip(*samples, strict=True)))
+            return torch.stack(samples)[:n], 0
+        stacked = tuple(torch.stack(each)[:n] for each in zip(*samples, strict=True))
         return stacked, (0,) * len(stacked)
 
     registered = torch.library.custom_op(
@@ -189,10 +205,6 @@ def operator(
     return Operator(name, names, not several, results, plans, launch, overload)
 
 
-def _runs_on_cpu() -> bool:
-    return runtime.INTERPRETED or runtime.is_capturing()
-
-
 def _allocator(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
@@ -205,17 +217,18 @@ def _allocator(
 
 
 def are_plain(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether each is absent, or has memory with its values; a sparse tensor has no strides."""
+    """Whether each is absent, or has its values in its memory, if it has memory."""
     for x in tensors:
         # The memory of a negative tensor holds minus what it stands for.
-        if x is not None and (type(x) not in PLAIN or x.is_meta or x.is_neg()):
+        if x is not None and (type(x) not in PLAIN or x.is_neg()):
             return False
     return True
 
 
 def is_watched() -> bool:
     """Whether derivatives come along, or a transform or a mode that is no meter's looks on."""
-    return watchers() and (is_forward_mode() or is_transformed() or not runtime.is_capturing())
+    seen = FORWARD_MODE[LEVEL] >= 0 or is_transformed()
+    return seen or (active_modes() > 0 and not runtime.is_capturing())
 
 
 @dataclass(frozen=True)
@@ -223,8 +236,8 @@ class Operation:
     """What `operation` makes.
 
     apply: `apply(first, rest)` is the operation of tensors and options, by the cheapest way that is
-        right for them. Raises TypeError for what is no tensor, and NotImplementedError for a tensor
-        with a tangent, which would be lost.
+        right for them. Raises TypeError for what is no tensor, and NotImplementedError for what is
+        not dense.
     into: `into(out, *arguments)` is the same written into `out`. Raises RuntimeError where a
         gradient is required, and for an `out` of another dtype, shape or device, that repeats its
         elements, or that overlaps a part of a tensor.
@@ -239,6 +252,7 @@ def operation(
     backward: Operator,
     save: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]],
     reference: Callable[..., Any],
+    in_pytorch: Callable[..., Any],
 ) -> Operation:
     """Joins an operator with the one that computes its gradients.
 
@@ -248,27 +262,28 @@ def operation(
     save: `save(arguments, results)` returns `(saved, options)`, which backward is given.
     reference: what backward computes, in lines of PyTorch and of the same arguments: its gradients
         are those of the gradient. It computes anew what `forward` saves beside its first result.
+    in_pytorch: what forward computes, so; in forward mode both stand for the kernels.
     """
     name, names, single = forward.name, forward.tensors, forward.single
     more = len(names) - 1
+    forward, backward = _differentiable(forward, backward, save, reference, in_pytorch)
     launch, registered = forward.launch, forward.registered
     function = _function(forward, backward, save)
     run_and_save, bare = function.apply, bare_apply(function)
-    _register_gradients(forward, backward, save, reference)
 
     def apply(first: Tensor, rest: tuple[Any, ...]) -> Tensor:
         if (
             is_compiling()
-            or (watchers() and is_watched())
+            or is_watched()
             or type(first) not in PLAIN  # `are_plain` in line, as a call costs the host
             or first.is_neg()
             or (more and not are_plain(rest[:more]))
         ):
             _check_tensors(name, names, (first, *rest[:more]))
             made = registered(first, *rest)
-        elif (
-            first.requires_grad or (more and _requires_gradient(rest[:more]))
-        ) and is_grad_enabled():
+        elif (first.requires_grad or (more and _requires_gradient(rest[:more]))) and (
+            is_grad_enabled() and not is_tracing()
+        ):
             if more or is_wrapped(first):
                 return run_and_save(first, *rest[:more], rest[more:])
             return bare(first, rest)
@@ -279,12 +294,12 @@ def operation(
     def into(out: Tensor, *arguments: Any) -> Tensor:
         tensors = arguments[: more + 1]
         _check_tensors(name, names, tensors)
-        if torch.is_grad_enabled() and _requires_gradient((out, *tensors)):
-            which = zip(("out", *names), (out, *tensors), strict=True)
-            first = next(it for it, x in which if _requires_gradient((x,)))
-            raise RuntimeError(
-                f"{name}: out= does not work with autograd: {first} requires a gradient"
-            )
+        _check_tensors(name, ("out",), (out,))
+        for argument, x in zip(("out", *names), (out, *tensors), strict=True):
+            if x is not None and x.requires_grad and is_grad_enabled():
+                raise RuntimeError(
+                    f"{name}: out= does not work with autograd: {argument} requires a gradient"
+                )
         [(shape, dtype), *_] = forward.results(*arguments)
         device = tensors[0].device
         if out.dtype != dtype or out.device != device or out.shape != shape:
@@ -292,10 +307,11 @@ def operation(
                 f"{name}: out is {out.dtype} {tuple(out.shape)} on {out.device}, and the "
                 f"result is {dtype} {tuple(shape)} on {device}"
             )
-        if is_compiling() or is_watched() or not are_plain((out, *tensors)):
+        odd = is_compiling() or is_tracing() or is_watched() or not are_plain((out, *tensors))
+        if odd or any(map(is_indirect, (out, *tensors))):
             made = registered(*arguments)
             return out.copy_(made if single else made[0])
-        _check_memory(name, out, names, tensors)
+        check_memory(name, RuntimeError, out, dict(zip(names, tensors, strict=True)))
         # Autograd may have saved what is about to be overwritten.
         increment_version(out)
         launch(arguments[0], arguments[1:], out)
@@ -311,27 +327,13 @@ def _requires_gradient(tensors: Iterable[Tensor | None]) -> bool:
     return False
 
 
-def _check_memory(
-    name: str, out: Tensor, names: tuple[str, ...], tensors: Sequence[Tensor | None]
-) -> None:
-    strides = out.stride()
-    if 0 in strides and any(n > 1 for n, s in zip(out.shape, strides, strict=True) if not s):
-        raise RuntimeError(f"{name}: out repeats its elements: its strides are {strides}")
-    for argument, x in zip(names, tensors, strict=True):
-        if x is not None and partially_overlaps(out, x):
-            apart = out.data_ptr() - x.data_ptr()
-            raise RuntimeError(
-                f"{name}: out starts {apart} bytes after {argument}, and overlaps a part of it"
-            )
-
-
 def _check_tensors(name: str, names: tuple[str, ...], tensors: Sequence[Any]) -> None:
-    """Raises TypeError for what is no tensor; a tangent that is lost would be a derivative of 0."""
-    for argument, x in zip(names, tensors, strict=True):
-        if x is not None and not isinstance(x, Tensor):
+    """Raises TypeError for what is no tensor, and NotImplementedError for one that is not dense."""
+    for argument, x in zip(names, tensors, strict=False):
+        if not isinstance(x, Tensor) and (x is not None or argument == names[0]):
             raise TypeError(f"{name}: {argument} is a {type(x).__name__}, not a tensor")
-        if is_forward_mode() and x is not None and forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(f"{name}: no derivative in forward mode")
+        if x is not None and x.layout is not torch.strided:
+            raise NotImplementedError(f"{name}: {argument} is {x.layout}: a dense one is needed")
 
 
 def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any]) -> Any:
@@ -351,13 +353,9 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
         @staticmethod
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             saved = ctx.saved_tensors
-            # A gradient of the gradient is asked for, or gradients by the batch, which have no
-            # storage; and what is saved may be replaced by hooks.
+            # A gradient of the gradient is asked for; and what is saved may be replaced by hooks.
             watched = (
-                is_grad_enabled()
-                or (watchers() and is_watched())
-                or not are_plain((dy, *saved))
-                or not has_storage(dy)
+                is_compiling() or is_grad_enabled() or is_watched() or not are_plain((dy, *saved))
             )
             if watched:
                 found = backward_.registered(dy, *saved, *ctx.options)
@@ -372,50 +370,57 @@ def _function(forward_: Operator, backward_: Operator, save: Callable[..., Any])
 
 def _wanted(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """A gradient, or None, for each argument of the forward."""
-    options = (None,) * (len(ctx.needs_input_grad) - len(gradients))
-    wanted = zip((*gradients, *options), ctx.needs_input_grad, strict=True)
+    wanted = zip_longest(gradients, ctx.needs_input_grad)
     return tuple(it if needed else None for it, needed in wanted)
 
 
-def _register_gradients(
+def _differentiable(
     forward: Operator,
     backward: Operator,
     save: Callable[..., Any],
     reference: Callable[..., Any],
-) -> None:
+    in_pytorch: Callable[..., Any],
+) -> tuple[Operator, Operator]:
+    """Registers the gradients of both; transforms, which take no registered one, get a function."""
     n_saved = len(backward.tensors)
 
-    def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = (output,) if forward.single else output
-        saved, ctx.options = save(inputs, results)
-        ctx.save_for_backward(*saved)
-        ctx.mark_non_differentiable(*results[1:])
+    def transformable(
+        of: Operator, save: Callable[..., Any], gradient: Callable[..., Any], in_pytorch: Any
+    ) -> Operator:
+        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            results = (output,) if of.single else output
+            saved, ctx.options = save(inputs, results)
+            ctx.save_for_backward(*saved)
+            if of is forward:
+                ctx.mark_non_differentiable(*results[1:])
+
+        class Function(torch.autograd.Function):
+            generate_vmap_rule = True
+            forward = staticmethod(lambda *arguments: of.registered(*arguments))
+            setup_context, backward = staticmethod(setup), staticmethod(gradient)
+
+        def call(*arguments: Any) -> Any:
+            if is_compiling() or not (FORWARD_MODE[LEVEL] >= 0 or is_differentiated()):
+                return of.registered(*arguments)
+            return (in_pytorch if FORWARD_MODE[LEVEL] >= 0 else Function.apply)(*arguments)
+
+        torch.library.register_autograd(f"memtraffic::{of.name}", gradient, setup_context=setup)
+        return replace(of, registered=call)
 
     def gradient(ctx: Any, dy: Tensor, *ignored: Any) -> tuple[Tensor | None, ...]:
-        found = backward.registered(dy, *ctx.saved_tensors, *ctx.options)
+        found = of_gradient.registered(dy, *ctx.saved_tensors, *ctx.options)
         return _wanted(ctx, (found,) if backward.single else found)
 
-    def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[:n_saved])
-        ctx.options = inputs[n_saved:]
-
     def second(ctx: Any, *ddx: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        given = [i for i, it in enumerate(saved) if it is not None]
+        every = range(n_saved)
+        given = {i: it for i, it in enumerate(ctx.saved_tensors) if it is not None}
+        pull: Any = torch.func.vjp(
+            lambda tensors: reference(*map(tensors.get, every), *ctx.options), given
+        )[1]
+        [found] = pull(ddx[0] if backward.single else ddx)
+        return _wanted(ctx, tuple(map(found.get, every)))
 
-        def of_given(*tensors: Tensor) -> Any:
-            every = list(saved)
-            for i, it in zip(given, tensors, strict=True):
-                every[i] = it
-            return reference(*every, *ctx.options)
-
-        pull: Any = torch.func.vjp(of_given, *(saved[i] for i in given))[1]
-        found = dict(zip(given, pull(ddx[0] if backward.single else ddx), strict=True))
-        return *(found.get(i) for i in range(len(saved))), *(None for _ in ctx.options)
-
-    torch.library.register_autograd(
-        f"memtraffic::{forward.name}", gradient, setup_context=save_forward
+    of_gradient = transformable(
+        backward, lambda inputs, results: (inputs[:n_saved], inputs[n_saved:]), second, reference
     )
-    torch.library.register_autograd(
-        f"memtraffic::{backward.name}", second, setup_context=save_backward
-    )
+    return transformable(forward, save, gradient, in_pytorch), of_gradient

@@ -51,11 +51,7 @@ def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> T
         raise TypeError(f"{rung}: out is {out.dtype} on {out.device}, not {x.dtype} on {x.device}")
     if out.shape != x.shape:
         raise ValueError(f"{rung}: out is {tuple(out.shape)}, not {tuple(x.shape)}")
-    if has_internal_overlap(out):
-        raise ValueError(f"{rung}: out repeats its elements: its strides are {out.stride()}")
-    if partially_overlaps(out, x):
-        apart = out.data_ptr() - x.data_ptr()
-        raise ValueError(f"{rung}: out starts {apart} bytes after x, and overlaps a part of it")
+    check_memory(rung, ValueError, out, {"x": x})
     increment_version(out)  # autograd may have saved what is about to be overwritten
     return out
 
@@ -83,11 +79,26 @@ def _check_dense(rung: str, name: str, x: Any) -> None:
         raise TypeError(f"{rung}: {name} is negated when it is read: pass {name}.resolve_neg()")
 
 
-def has_internal_overlap(matrix: Tensor) -> bool:
-    """Whether two elements of `matrix` have the same address."""
-    (m, n), (row_stride, col_stride) = matrix.shape, matrix.stride()
-    if m < 2 or n < 2:
-        return m * n > 1 and (row_stride if m > 1 else col_stride) == 0
+def check_memory(
+    what: str, error: type[Exception], out: Tensor, tensors: dict[str, Tensor | None]
+) -> None:
+    """Raises `error` where `out` repeats its elements, or overlaps a part of one of the tensors."""
+    if has_internal_overlap(out):
+        raise error(f"{what}: out repeats its elements: its strides are {out.stride()}")
+    for name, x in tensors.items():
+        if x is not None and partially_overlaps(out, x):
+            apart = out.data_ptr() - x.data_ptr()
+            raise error(f"{what}: out starts {apart} bytes after {name}, and overlaps a part of it")
+
+
+def has_internal_overlap(x: Tensor) -> bool:
+    """Whether two elements have the same address; in more than two dimensions, by a stride of 0."""
+    if x.is_contiguous():
+        return False
+    longer = [(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1]
+    if len(longer) != 2:
+        return any(stride == 0 for _, stride in longer)
+    (m, row_stride), (n, col_stride) = longer
     # So many rows down are as far as so many columns back.
     step = math.gcd(row_stride, col_stride)
     return step == 0 or (col_stride // step < m and row_stride // step < n)

@@ -14,6 +14,7 @@ import numpy as np
 from memtraffic.triton_adapter.launch import Grid
 
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
+RUNNING = threading.RLock()  # which program of a launch runs is a state of the whole process
 
 
 class _Abandoned(BaseException):
@@ -117,18 +118,19 @@ def cooperative_executor(executor: Any) -> type:
         takes_turns = True
 
         def __call__(self, *args: Any, **options: Any) -> None:
-            if not options.get("launch_cooperative_grid"):
-                super().__call__(*args, **options)
-                return
-            from triton.runtime.interpreter import interpreter_builder
+            with RUNNING:
+                if not options.get("launch_cooperative_grid"):
+                    super().__call__(*args, **options)
+                    return
+                from triton.runtime.interpreter import interpreter_builder
 
-            outer, turns = Turns.current, Turns(interpreter_builder)
-            self.fn: Any = _Program(self.fn, turns, interpreter_builder)
-            Turns.current = turns
-            try:
-                super().__call__(*args, **options)
-            finally:
-                Turns.current = outer
+                outer, turns = Turns.current, Turns(interpreter_builder)
+                self.fn: Any = _Program(self.fn, turns, interpreter_builder)
+                Turns.current = turns
+                try:
+                    super().__call__(*args, **options)
+                finally:
+                    Turns.current = outer
 
     return CooperativeExecutor
 

@@ -1,11 +1,12 @@
 """`memtraffic.rms_norm`: what `torch.nn.functional.rms_norm` computes, with the least traffic."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import rms_norm as rms_norm_of_torch
 
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.autograd import Results, Run, operation, operator
@@ -39,7 +40,7 @@ LOOKS = 2**31 - 1  # at a word that is not there yet, and will come
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: SupportsFloat | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -59,17 +60,16 @@ def rms_norm(
     program, from the caches. Columns may lie apart, which is slower; only leading dimensions that
     do not follow one another in memory are copied.
 
-    It works with autograd, also twice, `torch.compile` and `torch.func.vmap`. Errors are of
-    PyTorch's kinds: NotImplementedError for another dtype, RuntimeError for a scalar, for a weight
-    of another shape, for another device, for an `out` that does not fit, and for rows of more than
-    2**24 columns.
+    It works with autograd, also twice, `torch.compile`, `torch.func` and `torch.jit.trace`; in
+    forward mode it is PyTorch's. Errors are of PyTorch's kinds: NotImplementedError for another
+    dtype or layout, RuntimeError for a scalar, for a weight of another shape, for another device,
+    for an `out` that does not fit, and for rows of more than 2**24 columns.
     """
-    for name, it in (("x", x), ("weight", weight)):
-        if not isinstance(it, Tensor) and not (it is None and name == "weight"):
-            raise TypeError(f"rms_norm: {name} is a {type(it).__name__}, not a tensor")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"rms_norm: x is a {type(x).__name__}, not a tensor")
     if eps is None:
         eps = torch.finfo(accumulated(x)).eps
-    elif isinstance(eps, bool) or not isinstance(eps, (int, float)):
+    elif not (isinstance(eps, (int, float)) or hasattr(eps, "__float__")):
         raise TypeError(f"rms_norm: eps is a {type(eps).__name__}, not a float")
     if out is None:
         return _RMS_NORM.apply(x, (weight, float(eps)))
@@ -143,17 +143,9 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _align(*matrices: Tensor) -> int:
-    return common_divisor(matrices, matrices[0].shape, [x.stride() for x in matrices])
-
-
 def _ordered(constants: dict[str, Any], kernel: Any) -> dict[str, Any]:
     """Constants in the order of the kernel's parameters."""
     return {name: constants[name] for name in kernel.arg_names if name in constants}
-
-
-def _no_rows(dx: Tensor, dweight: Tensor, *tensors: Tensor | None) -> None:
-    dweight.zero_()
 
 
 def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
@@ -165,7 +157,7 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
     strides = [it for matrix in matrices for it in (matrix, *matrix.stride())]
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
     arguments = *strides, *of_weight, rstd, n_rows, n_cols
-    align = _align(*matrices)
+    align = common_divisor(matrices, x.shape, [it.stride() for it in matrices])
     constants = {"EPS": eps, "ALIGN": align, "WEIGHTED": weight is not None}
     tile = forward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_kernel
@@ -188,14 +180,14 @@ def _plan_forward(results: Any, tensors: Any, eps: float) -> Run:
 def _plan_backward(results: Any, tensors: Any, eps: float) -> Run:
     (dx, _), (dy, x, weight, rstd) = results, tensors
     if not x.numel():
-        return _no_rows
+        return lambda dx, dweight, *tensors: dweight.zero_()
     gpu, matrices = planning_gpu(x), (_rows(dx), _rows(dy), _rows(x))
     n_rows, n_cols = matrices[2].shape
     parts = torch.empty(1, n_cols, dtype=rstd.dtype, device=x.device)
     of_dx, of_dy, of_x = ((matrix, *matrix.stride()) for matrix in matrices)
     of_weight = (x, 1) if weight is None else (weight, weight.stride(0))
     arguments = *of_dx, parts, *of_dy, *of_x, *of_weight, rstd
-    align = _align(*matrices)
+    align = common_divisor(matrices, x.shape, [it.stride() for it in matrices])
     constants = {"ALIGN": align, "WEIGHTED": weight is not None}
     found = backward_tile(n_cols, x.element_size(), gpu)
     kernel: Any = rms_norm_backward_kernel
@@ -258,7 +250,7 @@ def _backward_in_pytorch(
     dx = rstd * (inner - xhat * (inner * xhat).mean(-1, keepdim=True))
     if weight is None:
         return dx.to(x.dtype), x.new_empty(0)
-    return dx.to(x.dtype), (wide_dy * xhat).flatten(0, -2).sum(0).to(weight.dtype)
+    return dx.to(x.dtype), (wide_dy * xhat).sum_to_size(weight.shape).to(weight.dtype)
 
 
 _FORWARD = operator(
@@ -276,6 +268,7 @@ _RMS_NORM = operation(
     _BACKWARD,
     save=lambda arguments, results: ((*arguments[:2], results[1]), arguments[2:]),
     reference=_backward_in_pytorch,
+    in_pytorch=lambda x, weight, eps: (rms_norm_of_torch(x, x.shape[-1:], weight, eps), None),
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memtraffic.kernels.autograd import Results, Run, operation, operator
 from memtraffic.kernels.launch import Launch
-from memtraffic.kernels.operands import accumulated, check_floats
+from memtraffic.kernels.operands import FLOATS, accumulated, check_floats
 from memtraffic.kernels.softmax.planning import plan
 from memtraffic.kernels.tiling import MAX_ROW
 
@@ -41,18 +41,19 @@ def softmax(
     integers, which needs a `dtype`.
 
     It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
-    graphs, `torch.compile` and `torch.func.vmap`; not with `torch.func.grad`, nor in forward mode.
+    graphs, `torch.compile`, `torch.func` and `torch.jit.trace`; in forward mode it is PyTorch's.
 
     Errors are of PyTorch's kinds: TypeError for a `dim` that is no int, IndexError for one that `x`
-    does not have, NotImplementedError for another dtype, RuntimeError for another device, for an
-    `out` that does not fit, and for rows of more than 2**24 columns.
+    does not have, NotImplementedError for another dtype or layout, RuntimeError for another device,
+    for an `out` that does not fit, and for rows of more than 2**24 columns.
     """
     if type(dim) is not int:  # 1.0 would find the plans of 1
         dim = _index(dim)
-    if dtype is not None and isinstance(x, Tensor) and not x.is_floating_point():
-        x = x.to(dtype)
-    if dtype is None and is_autocast() and isinstance(x, Tensor) and x.is_cuda:
-        dtype = accumulated(x)
+    if dtype is None:
+        if is_autocast() and isinstance(x, Tensor) and x.is_cuda:
+            dtype = accumulated(x)
+    elif isinstance(x, Tensor) and x.dtype not in FLOATS:
+        x = x.to(dtype=dtype)
     if out is None:
         return _apply(x, (dim, dtype))
     return _SOFTMAX.into(out, x, dim, dtype)
@@ -74,7 +75,7 @@ def _check_dim(dim: int, shape: Sequence[int]) -> None:
 
 def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     """Raises what `softmax` does for an `x` that its kernels do not take."""
-    check_floats("softmax", x.dtype, dtype or x.dtype)
+    check_floats("softmax", x.dtype, x.dtype if dtype is None else dtype)
     _check_dim(dim, x.shape)
     # While a function is compiled, both may be symbols, and a condition would fix their values.
     columns = x.shape[dim] if x.dim() and isinstance(dim, int) else 1
@@ -150,6 +151,7 @@ _SOFTMAX = operation(
     _BACKWARD,
     save=lambda arguments, results: (results, (arguments[1], arguments[0].dtype)),
     reference=_backward_in_pytorch,
+    in_pytorch=torch.softmax,
 )
 _apply = _SOFTMAX.apply
 
