@@ -542,8 +542,7 @@ class Counts:
     def _few_programs(self) -> dict[tuple[str, int, int], int]:
         """The axes of grids along which few programs ran at every shape, and how many."""
         few = {key: most for key, most in self._programs().items() if most <= FEW_PROGRAMS}
-        # Other axes than the first may not be there.
-        return {key: most for key, most in few.items() if most > 1 or key[2] == 0}
+        return {at: n for at, n in few.items() if n > 1 or at[2] == 0}  # others may not be there
 
     def narrower(self, odd: str) -> Passes | None:
         """What `run` returns if rows, the last size, are no wider than a thousand elements.
@@ -555,7 +554,7 @@ class Counts:
             self.traffic = {at: it for at, it in self.traffic.items() if at[-1] <= narrow[0]}
             self.checked = tuple(shape for shape in self.checked if shape in self.traffic)
             if (found := self._solve()) is None:
-                break
+                return None
             self._check_large(found, narrow)
             now = self._programs().items()
             few = [key for key, n in now if n <= FEW_PROGRAMS and n < most.get(key, n)]
