@@ -50,7 +50,7 @@ def show() -> None:
         notes,
         gain=lambda note: f"{note['gain']:+g} %" if note["gain"] else "±0 %",
         of=lambda note: note["about"],
-        note=text,
+        note=lambda note: text(note).replace("`", ""),
         verdict=lambda note: note["verdict"],
     )
 
