@@ -35,7 +35,6 @@ SHORT = {
 ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
 CALLED_AT = (8, 4096)  # rows, at which a page shows what the caller sees
 SHOWN_AT = (128, 4096)  # columns
-DIPS_AT = (77, 2**20)  # columns where the map of float32 dips, and rows that it does not have
 SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 TORCH, OURS = CANDIDATES[0], CANDIDATES[-1]
 WIDE, VECTOR_BYTES = 10_000_000, 16
@@ -166,9 +165,6 @@ def claim_rivals(frames: Frames) -> None:
     found = [name for frame in frames.values() for name in answers(frame, CALLED)]
     glue("ours", str(found.count(OURS)))
     glue("cases", str(len(found)))
-    us = frames[TYPES[0]].set_index(["n", "m", "impl"])[ON_GPU]
-    n, m = DIPS_AT
-    glue("many_77", units.format_share(us[n, m, "copy"] / us[n, m, OURS]))
     glue("whole", units.format_ratio(whole))
     glue("odd", units.format_ratio(odd))
 
