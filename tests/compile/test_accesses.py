@@ -59,6 +59,7 @@ def test_read_accesses_of_a_place_whose_loads_differ_in_width():
         return read_accesses(Code("kernel", AGAIN, ptx, frozenset({32, 128}), frozenset()))
 
     assert [access.bits for access in read(WIDE, *[NARROW] * 4)] == [128, 32]
-    for loads in ([NARROW, WIDE, *[NARROW] * 3], [WIDE, NARROW, NARROW]):
+    on_amd = "\ts_load_dword s0, s[4:5], 0x0", "\ts_load_dwordx2 s[0:1], s[4:5], 0x0"
+    for loads in ([NARROW, WIDE, *[NARROW] * 3], [WIDE, NARROW, NARROW], on_amd):
         with pytest.raises(CountError, match=r"the loads of mine.py:7 differ in width"):
             read(*loads)

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from another_process import run_python
@@ -136,6 +136,17 @@ def test_call_after_an_interrupt_has_its_own_answer(shared, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             shared.call([], len, "the late answer")
     assert shared.call([], len, "abc") == 3
+
+
+def test_call_that_leaves_a_thread_behind(shared):
+    before = server(shared)
+    waiting = "import threading as t; t.Thread(target=t.Event().wait).start()"
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(shared.call, [], exec, waiting)
+        done, _ = wait([answer], timeout=30)
+        if not done:
+            os.killpg(shared._process.pid, signal.SIGKILL)
+    assert done and server(shared) == before
 
 
 def test_call_from_many_threads(shared):

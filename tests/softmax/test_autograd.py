@@ -387,6 +387,13 @@ def test_what_has_no_memory_is_refused(make, error, says):
                 WEIGHTED.into(make(matrix(3, 4)), matrix(3, 4), weight, 2.0)
 
 
+def test_out_whose_memory_was_freed_is_refused():
+    x, weight, out = matrix(3, 4), matrix(1, 4)[0], matrix(3, 4)
+    WEIGHTED.into(out, x, weight, 2.0)  # planned
+    with pytest.raises(RuntimeError, match=r"^test_weighted: the memory of out was freed"):
+        WEIGHTED.into(freed(out), x, weight, 2.0)
+
+
 # ---- on a GPU that need not be here
 
 

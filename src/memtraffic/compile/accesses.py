@@ -94,7 +94,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
         layout = _layout(type_text, code)
         if len(set(bits)) > 1:
-            bits = _taken(left[kind, where], layout, type_text)
+            bits = _taken(left.get((kind, where), iter(())), layout, type_text)
         if not bits:
             raise CountError(f"{code.kernel}: the {kind}s of {describe(where)} differ in width")
         found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))

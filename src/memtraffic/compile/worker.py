@@ -163,6 +163,7 @@ def _in_child(*request: Any) -> bytes:
         return b""
     finally:
         reader.close()
+        child.kill()  # it may have started threads that do not end
         child.join()
 
 

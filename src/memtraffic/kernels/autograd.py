@@ -239,8 +239,8 @@ class Operation:
         right for them. Raises TypeError for what is no tensor, and NotImplementedError for what is
         not dense.
     into: `into(out, *arguments)` is the same written into `out`. Raises RuntimeError where a
-        gradient is required, and for an `out` of another dtype, shape or device, that repeats its
-        elements, or that overlaps a part of a tensor.
+        gradient is required, and for an `out` of another dtype, shape or device, whose memory was
+        freed, that repeats its elements, or that overlaps a part of a tensor.
     """
 
     apply: Callable[[Tensor, tuple[Any, ...]], Tensor]

@@ -21,8 +21,8 @@ def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> T
     Raises TypeError for anything but a dense tensor whose memory holds its values
     (`z.conj().imag` is negated when it is read), and for a dtype or a device that
     `rung` cannot take; RuntimeError for a tensor that requires a gradient; ValueError
-    for a shape that it cannot take, and for an `out` that has another shape, repeats
-    its elements, or overlaps a part of `x`. The messages repeat the numbers.
+    for a shape that it cannot take, and for an `out` that has another shape or was
+    freed, repeats its elements, or overlaps a part of `x`. The messages repeat the numbers.
     """
     _check_dense(rung, "x", x)
     if out is not None:
@@ -82,7 +82,13 @@ def _check_dense(rung: str, name: str, x: Any) -> None:
 def check_memory(
     what: str, error: type[Exception], out: Tensor, tensors: dict[str, Tensor | None]
 ) -> None:
-    """Raises `error` where `out` repeats its elements, or overlaps a part of one of the tensors."""
+    """Raises `error` for an `out` that cannot be written to.
+
+    That is one whose memory was freed, that repeats its elements, or that overlaps a part of one of
+    the tensors.
+    """
+    if out.numel() and not out.data_ptr():
+        raise error(f"{what}: the memory of out was freed")
     if has_internal_overlap(out):
         raise error(f"{what}: out repeats its elements: its strides are {out.stride()}")
     for name, x in tensors.items():
