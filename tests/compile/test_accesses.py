@@ -54,12 +54,39 @@ WIDE, NARROW = "\tld.global.v4.b32 { %r1 }, [ %rd2 ];", "\tld.global.b32 { %r1 }
 
 
 def test_read_accesses_of_a_place_whose_loads_differ_in_width():
-    def read(*loads):
+    def read(*loads, ttgir=AGAIN, bits=(32, 128)):
         ptx = "\n".join(("\t.loc\t1 7 16  // mine.py:7:16", *loads))
-        return read_accesses(Code("kernel", AGAIN, ptx, frozenset({32, 128}), frozenset()))
+        return read_accesses(Code("kernel", ttgir, ptx, frozenset(bits), frozenset()))
 
     assert [access.bits for access in read(WIDE, *[NARROW] * 4)] == [128, 32]
+    one = "\tld.global.b8 { %rs1 }, [ %rd2 ];"
+    bools = read(NARROW, *[one] * 4, ttgir=AGAIN.replace("f32", "i1"), bits=(8, 32))
+    assert [access.bits for access in bools] == [32, 8]
     on_amd = "\ts_load_dword s0, s[4:5], 0x0", "\ts_load_dwordx2 s[0:1], s[4:5], 0x0"
     for loads in ([NARROW, WIDE, *[NARROW] * 3], [WIDE, NARROW, NARROW], on_amd):
         with pytest.raises(CountError, match=r"the loads of mine.py:7 differ in width"):
             read(*loads)
+
+
+LOOPS = """
+#loc1 = loc("mine.py":7:16)
+    scf.for %i = %c0 to %n step %c1  : i32 {
+      %a = tt.load %p : !tt.ptr<f32> loc(#loc1)
+      scf.for %j = %c0 to %n step %c1  : i32 {
+        %b = tt.load %p : !tt.ptr<f32> loc(#loc1)
+      } loc(#loc1)
+      %c = tt.load %p : !tt.ptr<f32> loc(#loc1)
+    } loc(#loc1)
+    scf.for %i = %c0 to %n step %c1  : i32 {
+      %d = tt.load %p : !tt.ptr<f32> loc(#loc1)
+    } loc(#loc1)
+    %e = tt.load %p : !tt.ptr<f32> loc(#loc1)
+"""
+
+
+def test_read_accesses_tells_loops_apart():
+    ptx = "\t.loc\t1 7 16  // mine.py:7:16\n" + NARROW
+    found = read_accesses(Code("kernel", LOOPS, ptx, frozenset({32}), frozenset()))
+    outer, inner, again, other, outside = (access.loops for access in found)
+    assert outer == again == inner[:1] != other
+    assert [*map(len, (outer, inner, other, outside))] == [1, 2, 1, 0]

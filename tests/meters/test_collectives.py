@@ -96,8 +96,9 @@ def test_count_of_a_collective_with_a_root():
     for name, ranks in expected.items():
         for rank, moved in enumerate(ranks):
             with rank_of(rank, 3):
-                [op] = count(CALLS[name][0], (torch.ones(N), 3)).ops
-            assert (op.sent_elements, op.received_elements) == moved, (name, rank)
+                traffic = count(CALLS[name][0], (torch.ones(N), 3))
+            assert (traffic.sent_elements, traffic.received_elements) == moved, (name, rank)
+            assert (traffic.sent_bytes, traffic.received_bytes) == tuple(4 * n for n in moved)
 
 
 def test_count_of_an_exchange_whose_parts_differ():
