@@ -331,6 +331,8 @@ def test_softmax_of_batches_of_rows_that_start_anywhere():
     assert_softmax(softmax, matrix(9, 4103)[:, :2051])  # an odd stride, and one of `out`
     out = matrix(9, 2055)[:, :2051]
     assert_softmax(lambda x: softmax(x, out=out), matrix(9, 2051))
+    y, dy = torch.softmax(matrix(9, 2051), 1), matrix(9, 4103, seed=1)[:, :2051]
+    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 
 @pytest.mark.parametrize(
