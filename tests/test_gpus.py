@@ -11,7 +11,15 @@ import torch
 
 import memtraffic
 from memtraffic import gpus, runtime
-from memtraffic.gpus import GPUS, TARGETS, NvidiaGpu, find_gpu, planning_gpu, this_gpu
+from memtraffic.gpus import (
+    GPUS,
+    TARGETS,
+    NvidiaGpu,
+    find_gpu,
+    find_gpus,
+    planning_gpu,
+    this_gpu,
+)
 
 # ---- the table
 
@@ -225,3 +233,11 @@ def test_no_vendor_is_decided_by_the_beginning_of_a_name():
     sources = Path(memtraffic.__file__).parent.rglob("*.py")
     pattern = re.compile(r"""\(\s*\(?["'](gfx|sm_)["']""")  # such as startswith("gfx")
     assert not [path for path in sources if pattern.search(path.read_text("utf-8"))]
+
+
+def test_find_gpus():
+    h200, a100 = find_gpu("H200"), find_gpu("A100")
+    assert find_gpus("h200") == find_gpus(h200) == [h200]
+    assert find_gpus(it for it in ("sm_90", a100)) == [h200, a100]
+    with pytest.raises(ValueError, match="no GPU is named"):
+        find_gpus([])

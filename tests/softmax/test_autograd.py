@@ -339,6 +339,10 @@ def test_a_trace_has_the_operator_and_its_gradients():
         torch.autograd.grad(fn(x, weight).sum(), (x, weight)) for fn in (traced, weighted)
     )
     torch.testing.assert_close(found, expected)
+    with pytest.warns(torch.jit.TracerWarning, match="Python boolean"):  # the shape of out is fixed
+        into = torch.jit.trace(lambda x, w: WEIGHTED.into(torch.zeros_like(x), x, w, 2.0), tensors)
+    x, weight = -x.detach(), weight.detach()
+    assert torch.equal(into(x, weight), WEIGHTED.apply(x, (weight, 2.0)))
 
 
 # ---- what is no tensor with memory
@@ -353,6 +357,8 @@ def test_tensors_of_two_devices_are_refused(of):
                 WEIGHTED.apply(x.to("meta"), (weight, 2.0))
             else:
                 WEIGHTED.apply(x, (weight.to("meta"), 2.0))
+    with pytest.raises(RuntimeError, match=r"^test_weighted: out is .* on meta, and the result is"):
+        WEIGHTED.into(x.to("meta"), x, weight, 2.0)
 
 
 def freed(x):
