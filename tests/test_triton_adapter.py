@@ -117,7 +117,7 @@ def test_interpreting_takes_an_empty_grid_and_as_many_warps_as_there_are():
 
     assert [count(launch, inputs=Arguments((n,))).read_elements for n in (0, 1)] == [0, 16]
     grid = 2**31 - 1, 65535, 65535
-    assert launching.check_launch("k", grid, 32) == grid
+    assert launching.check_launch("k", grid, 32) == launching.check_launch("k", [*grid]) == grid
 
 
 @triton.jit
@@ -586,6 +586,8 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     told = [[[*it] if isinstance(it, tuple) else it for it in one] for one in started]
     by_triton, _, by_us, of_tensors = told
     assert by_triton == by_us == of_tensors
+    launching.starter(Compiled(launcher), (5, 2), [0, 0, float("inf")], [0, 1])(7, "x7", "y")
+    assert "inf" in str(started.pop())
     with pytest.raises(TypeError):
         start(7, "x7")
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
