@@ -952,3 +952,15 @@ def test_softmax_costs_the_host_little(shape, requires_grad, most):
     ours, theirs = seconds(lambda: softmax(x)), seconds(lambda: torch.softmax(x, -1))
     ratio = ours / theirs
     assert ratio <= most, f"{1e6 * ours:.1f} µs, {ratio:.2f} times {1e6 * theirs:.1f} µs"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own forward mode
+def test_tangent_of_softmax_without_a_transform():
+    x = matrix(3, 40)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+        found, expected = (
+            torch.autograd.forward_ad.unpack_dual(of(dual, -1)).tangent
+            for of in (softmax, torch.softmax)
+        )
+    torch.testing.assert_close(found, expected)
