@@ -22,7 +22,8 @@ def narrow_of_few_rows(monkeypatch):
     """The kernel of narrow rows takes matrices that are as small as those of a test."""
     from memtraffic.kernels.softmax import narrow
 
-    monkeypatch.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, (0, 0)))
+    monkeypatch.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, 0))
+    monkeypatch.setattr(narrow, "FEWEST_OF_WIDER", 0)
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     with device_guard(x):
         softmax_kernel[(n_rows, 1)](
             *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
-            *(1, tile.block, tile.chunks, n_cols // tile.block, vector, 1, False, False),
+            *(1, tile.block, tile.chunks, n_cols // tile.block, 0, vector, 1, False, False),
             num_warps=tile.num_warps,
         )
     return y

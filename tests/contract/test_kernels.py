@@ -55,7 +55,8 @@ def few_rows_as_many():
     with pytest.MonkeyPatch.context() as patched:
         for it in (op._FORWARD, op._BACKWARD):
             it.plans.forget()
-        patched.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, (0, 0)))
+        patched.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, 0))
+        patched.setattr(narrow, "FEWEST_OF_WIDER", 0)
         yield
         for it in (op._FORWARD, op._BACKWARD):
             it.plans.forget()

@@ -144,7 +144,8 @@ class Beside(meter._SectorMeter):
 
 
 def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packed"):
-    arguments = find_op(inputs).arguments(shape, dtype, layout)
+    # Its threads read their memory, so it is that of a CPU.
+    arguments = find_op(inputs).arguments(shape, dtype, layout).map(torch.Tensor.cpu)
     beside = Beside(find_gpu("sm_90"))
     run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
     found = beside.sectors()

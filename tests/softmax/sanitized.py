@@ -13,9 +13,12 @@ from memtraffic.kernels.softmax import chunks, fused, masked, online, persistent
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.op import find_op
 
-# A case for each kernel, and for each way through it: whole rows, odd rows, columns, split, passes.
+# A case for each kernel, and for each way through it: whole rows, odd rows, several odd rows in one
+# program, columns, split, passes.
 SHAPES = {
     (9, 96): ["float32", "bfloat16"],
+    (21, 77): ["bfloat16"],
+    (11, 197): ["bfloat16"],
     (5, 781): ["float32", "bfloat16"],
     (5, 2176): ["float32", "bfloat16"],
     (5, 4097): ["float32", "bfloat16"],

@@ -19,7 +19,7 @@ KINDS = [*narrow.WIDEST]
 pytestmark = pytest.mark.usefixtures("narrow_of_few_rows")
 
 
-TAKEN = {(4, 1): 52, (4, 2): 166, (2, 1): 38, (2, 2): 51}  # of the widths below 300
+TAKEN = {(4, 1): 52, (4, 2): 166, (2, 1): 50, (2, 2): 42}  # of the widths below 300
 
 
 @pytest.mark.parametrize(("itemsize", "inputs"), KINDS)
@@ -32,20 +32,21 @@ def test_runs_hold_whole_rows_and_whole_vectors(itemsize, inputs):
         taken += 1
         its = run.constants
         assert run.rows * n % its["VECTOR"] == 0 and n * itemsize % 16
-        assert narrow.RUN / 3 < run.rows * n <= narrow.RUN and run.rows <= its["ROWS"]
+        assert its["RUN"] / 3 < run.rows * n <= its["RUN"] and run.rows <= its["ROWS"]
         assert its["WIDTH"] + its["REST"] >= n and (its["WIDTH"] <= n or not its["REST"])
-        assert (run.rows - 1) * n + its["WIDTH"] + its["REST"] <= narrow.RUN
+        assert (run.rows - 1) * n + its["WIDTH"] + its["REST"] <= its["RUN"]
         places = range(run.rows * n)
         reciprocal, bits = narrow.reciprocal(n), narrow.RECIPROCAL_BITS.value
         assert all(i * reciprocal >> bits == i // n for i in places)
-        assert (narrow.RUN - 1) * reciprocal < 2**31
+        assert (its["RUN"] - 1) * reciprocal < 2**31 and its["RUN"] <= 512 * run.num_warps * 2
     assert taken == TAKEN[itemsize, inputs]
 
 
 def test_rows_that_are_faster_in_tiles_are_left_to_them():
     assert narrow.narrow_run(2, 4, 1) is None and narrow.narrow_run(73, 4, 1) is None
-    assert narrow.narrow_run(81, 2, 1) is None and narrow.narrow_run(81, 2, 2) is not None
-    assert narrow.narrow_run(12, 2, 1) is None and narrow.narrow_run(18, 2, 1) is not None
+    assert narrow.narrow_run(65, 2, 1) is None and narrow.narrow_run(63, 2, 2) is not None
+    assert narrow.narrow_run(28, 2, 1) is None and narrow.narrow_run(36, 2, 1) is not None
+    assert narrow.narrow_run(36, 2, 2) is None and narrow.narrow_run(18, 2, 1) is not None
     assert narrow.narrow_run(50, 2, 2) is None and narrow.narrow_run(46, 2, 2) is not None
     assert narrow.narrow_run(223, 4, 2) is not None and narrow.narrow_run(225, 4, 2) is None
 
@@ -56,7 +57,7 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
         *(("float32", 1, 33, 4096), ("float32", 1, 65, 33273)),
         *(("float32", 2, 63, 4292), ("float32", 2, 66, 32768)),
         ("bfloat16", 1, 33, 2048),
-        *(("bfloat16", 2, 63, 2146), ("bfloat16", 2, 65, 8319)),
+        ("bfloat16", 2, 63, 2146),
     ],
 )
 def test_few_rows_are_left_to_tiles(monkeypatch, dtype, inputs, n, m):

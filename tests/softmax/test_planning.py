@@ -16,6 +16,7 @@ from memtraffic.kernels.softmax.op import backward, forward
 from memtraffic.kernels.softmax.planning import (
     SPLIT_FROM,
     WARPS,
+    ShiftedTile,
     Slices,
     Tile,
     as_rows,
@@ -52,6 +53,9 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
         assert n_cols > max(WARPS[itemsize, inputs].values())
         return
     most = 512 if n_cols > max(WARPS[itemsize, inputs].values()) else 256
+    if isinstance(tile, ShiftedTile):
+        assert_whole_vectors(tile, n_cols, gpu)
+        return
     assert (tile.chunks - 1) * tile.block < n_cols <= tile.chunks * tile.block
     assert all(map(is_power_of_two, (tile.rows, tile.block, tile.num_warps)))
     lanes = tile.num_warps * gpu.warp_size
@@ -68,32 +72,48 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
         assert tile.rows == 1
 
 
+def assert_whole_vectors(tile, n_cols, gpu):
+    """All rows have the first chunk, and with the rest it holds all that is not at their edges."""
+    constants = planning.tile_constants(tile, n_cols, 8, 1, gpu, packed=True)
+    assert constants["SINGLY"] and constants["VECTOR"] == 8
+    assert constants["CHUNKS"] == constants["WHOLE"] == tile.chunks == 1 < tile.rows <= 8
+    inner = {(n_cols - head) // 8 * 8 for head in range(8)}
+    assert tile.block <= min(inner) and max(inner) <= tile.block + tile.rest
+    assert is_power_of_two(tile.block) and tile.rest in (0, *(2**k for k in range(3, 10)))
+    assert tile.rest <= tile.block
+    assert tile.rows * (tile.block + tile.rest) <= 40 * tile.num_warps * gpu.warp_size
+
+
 # Columns, bytes of an element and inputs: the tile, and that of rows between multiples of 16 bytes.
 TILES = {
     (1, 4, 1): (Tile(512, 1, 1, 1), Tile(512, 1, 1, 1)),
     (8, 4, 2): (Tile(64, 8, 1, 1), Tile(64, 8, 1, 1)),  # 64 bytes of each tensor in a lane
     (9, 4, 1): (Tile(32, 16, 1, 1), Tile(32, 16, 1, 1)),
     (8, 2, 1): (Tile(128, 8, 1, 1), Tile(128, 8, 1, 1)),
-    (255, 2, 2): (Tile(4, 64, 4, 1), Tile(4, 256, 1, 1)),
+    (255, 2, 2): (Tile(4, 64, 4, 1), ShiftedTile(4, 128, 1, 2, 128)),
     (8, 8, 1): (Tile(32, 8, 1, 1), Tile(32, 8, 1, 1)),
     (100, 4, 1): (Tile(4, 128, 1, 1), Tile(8, 128, 1, 1)),
-    (128, 2, 1): (Tile(8, 128, 1, 1), Tile(8, 128, 1, 1)),
-    (129, 2, 1): (Tile(4, 64, 3, 1), Tile(8, 256, 1, 1)),  # of very many rows; eight lanes a row
+    (128, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 2, 64)),  # in whole vectors, too
+    (64, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
+    (65, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 32, 1, 1, 32)),
+    (77, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 8)),
+    (129, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 64, 1, 2, 64)),  # eight lanes a row
     (60, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
     (60, 2, 2): (Tile(8, 64, 1, 1), Tile(16, 64, 1, 1)),
     (256, 4, 1): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),  # loads of 16 bytes
     (255, 4, 1): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),  # of 4
     (256, 4, 2): (Tile(4, 256, 1, 2), Tile(4, 256, 1, 2)),
     (512, 4, 1): (Tile(2, 512, 1, 2), Tile(2, 512, 1, 2)),
-    # A warp to each row; one that starts in between needs a program of its own.
-    (320, 2, 1): (Tile(4, 64, 5, 1), Tile(4, 512, 1, 1)),
-    (321, 2, 1): (Tile(4, 256, 2, 4), Tile(4, 512, 1, 2)),
-    (324, 2, 1): (Tile(4, 256, 2, 4), Tile(4, 512, 1, 1)),  # loads of 8 bytes
+    # A warp to each row; a wide one that starts in between needs a program of its own.
+    (320, 2, 1): (Tile(4, 64, 5, 1), ShiftedTile(4, 256, 1, 2, 64)),
+    (321, 2, 1): (Tile(4, 256, 2, 4), ShiftedTile(4, 256, 1, 2, 64)),
+    (647, 2, 1): (Tile(4, 256, 3, 4), ShiftedTile(4, 512, 1, 2, 128)),
+    (648, 2, 1): (Tile(4, 256, 3, 4), Tile(1, 256, 3, 1)),
     (130, 4, 1): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),
     (1792, 2, 1): (Tile(4, 256, 7, 4), Tile(1, 256, 7, 1)),
     (1793, 2, 1): (Tile(1, 512, 4, 2), Tile(1, 512, 4, 2)),
-    (416, 2, 2): (Tile(4, 256, 2, 4), Tile(4, 512, 1, 2)),
-    (417, 2, 2): (Tile(4, 256, 2, 4), Tile(1, 256, 2, 1)),
+    (519, 2, 2): (Tile(4, 256, 3, 4), ShiftedTile(2, 512, 1, 2, 0)),
+    (520, 2, 2): (Tile(4, 256, 3, 4), Tile(1, 256, 3, 1)),
     (769, 2, 2): (Tile(1, 512, 2, 2), Tile(1, 512, 2, 2)),
     (257, 4, 2): (Tile(1, 128, 3, 1), Tile(1, 128, 3, 1)),
     (512, 4, 2): (Tile(1, 128, 4, 1), Tile(1, 128, 4, 1)),
@@ -116,8 +136,8 @@ def test_row_tile(point, expected):
     """On a GPU of wider warps, rows of a program of their own take half as many of them."""
     for shifted, tile in enumerate(expected):
         assert row_tile(*point, H200, bool(shifted)) == tile
-        if tile and tile.num_warps > 1 and point[0] > 512:
-            wide = replace(tile, num_warps=tile.num_warps // 2)
+        if tile and (isinstance(tile, ShiftedTile) or (tile.num_warps > 1 and point[0] > 512)):
+            wide = replace(tile, num_warps=math.ceil(tile.num_warps / 2))
             assert row_tile(*point, MI300X, bool(shifted)) == wide
         elif tile and point[0] < 255:
             assert row_tile(*point, MI300X, bool(shifted)) == replace(tile, rows=2 * tile.rows)
@@ -154,14 +174,6 @@ def test_row_tile_of_a_gpu_with_small_programs():
 )
 def test_softmax_tile(m, n, itemsize, inputs, expected):
     assert softmax_tile(m, n, itemsize, inputs, H200) == expected
-
-
-@pytest.mark.parametrize(
-    ("m", "rows", "num_warps"), [(64, 1, 1), (4096, 2, 2), (8449, 8, 1), (2**18, 8, 1)]
-)
-def test_softmax_tile_of_shifted_halves_grows_with_the_rows(m, rows, num_warps):
-    expected = Tile(rows, 256, 1, num_warps)
-    assert softmax_tile(m, 197, 2, 1, H200, shifted=True) == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -52,25 +52,26 @@ def store_chunk(
 
 
 @triton.jit
-def scalar(x):
-    return tl.sum(x)  # of one element
-
-
-@triton.jit
 def round_up(x, FACTOR: tl.constexpr):
     return (x + FACTOR - 1) // FACTOR * FACTOR
 
 
 @triton.jit
 def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
-    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors, of
-    # `inner` columns together; those before and after them, fewer than VECTOR each, one by one.
+    # A row starts anywhere. From its first aligned address on, it is loaded in whole vectors: the
+    # columns before them, and those that they hold together.
     head = (round_up(start, VECTOR) - start).to(tl.int32)
-    inner = (n_cols - head) // VECTOR * VECTOR
-    lane = tl.arange(0, 2 * VECTOR)
-    before = lane % 2 == 0
-    edge_col = lane // 2 + tl.where(before, 0, head + inner)
-    return inner, edge_col, edge_col < tl.where(before, head, n_cols)
+    return head, (n_cols - head) // VECTOR * VECTOR
+
+
+@triton.jit
+def edge_columns(start, n_cols, lane, VECTOR: tl.constexpr):
+    # The columns before and after whole vectors, fewer than VECTOR each, are loaded one by one: of
+    # 2 * VECTOR lanes, the first half has those before them. And whether there is such a column.
+    head, inner = whole_vectors(start, n_cols, VECTOR)
+    before = lane < VECTOR
+    edge_col = lane + tl.where(before, 0, head + inner - VECTOR)
+    return edge_col, edge_col < tl.where(before, head, n_cols)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from memtraffic.kernels.chunking import (
+    edge_columns,
     forget,
     load_chunks,
     round_up,
@@ -52,7 +53,9 @@ def split_backward_kernel(
     dx_row, y_row, dy_row = row * dx_row_stride, row * y_row_stride, row * dy_row_stride
     inner, dx_edges, y_edges, dy_edges = n_cols, dx_ptr, y_ptr, dy_ptr
     if VECTOR > 1:
-        inner, edge_col, on_edge = whole_vectors(y_row, n_cols, VECTOR)
+        _, inner = whole_vectors(y_row, n_cols, VECTOR)
+        lane = tl.arange(0, 2 * VECTOR)
+        edge_col, on_edge = edge_columns(y_row, n_cols, lane, VECTOR)
         dx_edges += dx_row + edge_col
         y_edges += y_row + edge_col
         dy_edges += dy_row + edge_col

@@ -19,31 +19,30 @@ from memtraffic.kernels.softmax.rows import to_gradient
 from memtraffic.kernels.tiling import VECTOR_BYTES
 
 NARROWEST = 3  # columns, below which `RECIPROCAL_BITS` are too many
-# By the bytes of an element and the tensors that a program loads, from a sweep on an H200: the
-# widest row that is not faster in a tile of its own, where it is loaded element by element. Pairs
-# of 16-bit elements are loaded at once where all rows start at multiples of 4 bytes.
-WIDEST = {(4, 1): 72, (4, 2): 224, (2, 1): 56, (2, 2): 82}
-WIDEST_OF_PAIRS = 48
-RUN = 2048  # numbers
-# By the same: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. For rows of up to
-# HALF columns, and for others: the narrower the row, the sooner a tile is slow.
-FEWEST = {
-    (4, 1): (2**10, 2**14),
-    (4, 2): (2**11, 2**14),
-    (2, 1): (2**9, 2**12),
-    (2, 2): (2**10, 2**12),
-}
-HALF = 64
+# By the bytes of an element and the tensors that a program loads, from sweeps on an H200: the
+# widest row that is not faster in a tile.
+WIDEST = {(4, 1): 72, (4, 2): 224, (2, 1): 63, (2, 2): 63}
+# Tiles load two or four 16-bit elements at once where all rows start at multiples of 4 or 8 bytes:
+# there the widest row of the backward, and the narrowest of the forward that starts at those of 8.
+WIDEST_OF_PAIRS, NARROWEST_OF_FOURS = 48, 33
+# Numbers of a program, and its warps; in the forward of 16 bits, for rows of fewer columns than so
+# many.
+RUN, NUM_WARPS = 2048, 4
+RUNS_OF_HALVES = {22: (1024, 2), 40: (2048, 2), math.inf: (1024, 2)}
+# By the same: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. And of more than
+# HALF columns: the narrower the row, the sooner a tile is slow.
+FEWEST = {(4, 1): 2**10, (4, 2): 2**11, (2, 1): 2**9, (2, 2): 2**10}
+HALF, FEWEST_OF_WIDER = 64, 2**14
 RECIPROCAL_BITS = tl.constexpr(20)
-NUM_WARPS = 4
 FULL = 0.6  # of a power of two
 
 
 @dataclass(frozen=True)
 class Run:
-    """The rows of a program, and the constants of a kernel."""
+    """The rows of a program, its warps, and the constants of a kernel."""
 
     rows: int
+    num_warps: int
     constants: dict[str, Any]
 
 
@@ -55,32 +54,42 @@ def narrow_run(
     itemsize: bytes of an element, 2 or 4. inputs: tensors that a program loads, 1 in the forward
     and 2 in the backward. numbers_per_sm: elements of one tensor over the SMs of the GPU.
     """
-    if numbers_per_sm < FEWEST[itemsize, inputs][n_cols > HALF]:
+    fewest = FEWEST[itemsize, inputs] if n_cols <= HALF else FEWEST_OF_WIDER
+    if numbers_per_sm < fewest:
         return None
     vector = VECTOR_BYTES // itemsize
-    widest = WIDEST[itemsize, inputs]
-    if itemsize == 2 and n_cols % 2 == 0:
-        widest = 0 if n_cols % 4 == 0 else WIDEST_OF_PAIRS
-    if not NARROWEST <= n_cols <= widest or n_cols % vector == 0:
+    narrowest, widest = NARROWEST, WIDEST[itemsize, inputs]
+    halves = itemsize == 2 and inputs == 1
+    if itemsize == 2 and n_cols % 4 == 0:
+        narrowest = NARROWEST_OF_FOURS if halves else widest + 1
+    elif itemsize == 2 and n_cols % 2 == 0 and not halves:
+        widest = WIDEST_OF_PAIRS
+    if not narrowest <= n_cols <= widest or n_cols % vector == 0:
         return None
+    size, num_warps = RUN, NUM_WARPS
+    if halves:
+        size, num_warps = next(
+            it for most, it in RUNS_OF_HALVES.items() if n_cols < most
+        )
     # A row's columns are a power of two, and a second one where that leaves fewer places empty.
     width, rest = triton.next_power_of_2(n_cols), 0
     if n_cols <= FULL * width:
         width //= 2
         rest = triton.next_power_of_2(n_cols - width)
     # As many rows as fit, or a power of two: what leaves fewer places and lanes without a number.
-    most = (RUN - width - rest) // n_cols + 1
+    most = (size - width - rest) // n_cols + 1
     step = vector // math.gcd(n_cols, vector)  # rows that are whole vectors
     choices = [most // step * step, 2 ** (most.bit_length() - 1)]
 
     def waste(rows: int) -> float:
-        return (RUN + triton.next_power_of_2(rows) * (width + rest)) / rows
+        return (size + triton.next_power_of_2(rows) * (width + rest)) / rows
 
     rows = min((it for it in choices if it >= step), key=waste)
     lanes = triton.next_power_of_2(rows)
     return Run(
         rows,
-        {"ROWS": lanes, "WIDTH": width, "REST": rest, "RUN": RUN, "VECTOR": vector},
+        num_warps,
+        {"ROWS": lanes, "WIDTH": width, "REST": rest, "RUN": size, "VECTOR": vector},
     )
 
 
@@ -164,18 +173,20 @@ def narrow_kernel(
     first, numbers, whole = extent(n_rows, n_cols, vectors, VECTOR)
     place = tl.arange(0, RUN)
     loaded = load_run(x_ptr + first, place, numbers, whole)  # (RUN,)
-    x = widen(loaded, STORED, tl.float32)
     low = -float("inf")
-    some = columns_of_rows(x, rows, n_cols, low, 0, WIDTH, REST > 0, ROWS)
+    some = columns_of_rows(loaded, rows, n_cols, low, 0, WIDTH, REST > 0, ROWS)
+    some = widen(some, STORED, tl.float32)
     row_max = tl.max(some, axis=0)  # (ROWS,)
     if REST:
-        others = columns_of_rows(x, rows, n_cols, low, WIDTH, REST, False, ROWS)
+        others = columns_of_rows(loaded, rows, n_cols, low, WIDTH, REST, False, ROWS)
+        others = widen(others, STORED, tl.float32)
         row_max = tl.maximum(row_max, tl.max(others, axis=0))
     row_sum = tl.sum(exponential(some, row_max[None, :], STORED), axis=0)
     if REST:
         row_sum += tl.sum(exponential(others, row_max[None, :], STORED), axis=0)
     of_row = tl.gather(joined(row_max, 1 / row_sum), row_of(place, reciprocal, ROWS), 0)
     base, scale = parted(of_row)
+    x = widen(loaded, STORED, tl.float32)
     y = (exponential(x, base, STORED) * scale).to(STORED)
     store_run(y_ptr + first, place, y, numbers, whole)
 

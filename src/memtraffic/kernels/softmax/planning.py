@@ -18,7 +18,6 @@ from memtraffic.kernels.softmax.long_backward import (
     split_backward_kernel,
 )
 from memtraffic.kernels.softmax.narrow import (
-    NUM_WARPS,
     narrow_backward_kernel,
     narrow_kernel,
     narrow_run,
@@ -58,8 +57,15 @@ SPLIT_FROM, SPLIT_BYTES = {(4, 1): 24577}, 36 * 2**10
 # Narrow rows take a warp each: the rows of a program, and the narrowest and the widest such row.
 ONE_WARP = {(2, 1): (4, 257, 1792), (2, 2): (4, 257, 768), (4, 2): (1, 257, 512)}
 # Narrower ones share one, or two: the widest, and the widest that is shifted.
-NARROW = {(4, 1): (512, 512), (4, 2): (256, 256), (2, 2): (256, 416)}
+NARROW = {(4, 1): (512, 512), (4, 2): (256, 256)}
 NARROW_OTHERS = 256, 512
+# 16-bit rows that are shifted, from this width on, are loaded in whole vectors. By the columns of a
+# row with its padding, up to some: the rows and the warps of a program.
+SHIFTED_FROM = 65
+SHIFTED_ROWS = {
+    (2, 1): {96: (8, 1), 128: (8, 2), 160: (8, 1), 192: (8, 2), 640: (4, 2)},
+    (2, 2): {79: (8, 1), 136: (8, 2), 384: (4, 2), 512: (2, 2)},
+}
 # Where a power of two may leave many places of 16-bit rows empty, eight lanes take a row, in chunks
 # of a vector each: the narrowest and the widest such row, which is not shifted.
 EIGHT_LANES, EIGHT_VECTORS = (129, 320), 8 * VECTOR_BYTES // 2
@@ -67,15 +73,8 @@ EIGHT_LANES, EIGHT_VECTORS = (129, 320), 8 * VECTOR_BYTES // 2
 # with one.
 TWO_WARPS_BYTES = 1024
 LANE_BYTES = 64  # of each tensor
-# By kind, block and `shifted`, where other bytes of a lane are faster: these, and the warps. Each
-# up to some bytes of padded rows an SM.
-LANE_BYTES_OF = {
-    (4, 1, 128, True): ((math.inf, 128, 1),),
-    (2, 1, 64, True): ((math.inf, 32, 1),),
-    (2, 2, 64, False): ((math.inf, 32, 1),),
-    (2, 1, 256, True): ((2**15, 16, 2), (math.inf, 128, 1)),
-    (2, 2, 256, True): ((2**19, 32, 2), (math.inf, 64, 1)),
-}
+# By kind, block and `shifted`, where other bytes of a lane are faster.
+LANE_BYTES_OF = {(4, 1, 128, True): 128, (2, 1, 64, True): 32, (2, 2, 64, False): 32}
 FEW_BYTES = 2**14  # an SM
 # Of tensors of fewer bytes an SM, the elements in a lane: such a program is short, and starts soon.
 LANE_ELEMENTS_OF_FEW = {2**11: 4, 2**13: 8}
@@ -96,6 +95,16 @@ class Tile:
     block: int
     chunks: int
     num_warps: int
+
+
+@dataclass(frozen=True)
+class ShiftedTile(Tile):
+    """A tile of several rows that start anywhere, and are loaded in whole vectors.
+
+    rest: columns of a narrower chunk behind the others, 0 if there is none.
+    """
+
+    rest: int
 
 
 def softmax_tile(
@@ -145,14 +154,15 @@ def row_tile(
     ):
         chunks = triton.cdiv(n_cols, EIGHT_VECTORS)
         return Tile(gpu.warp_size // 8, EIGHT_VECTORS, chunks, 1)
+    if shifted and n_cols >= SHIFTED_FROM and (tile := shifted_tile(n_cols, kind, gpu)):
+        return tile
     if n_cols <= NARROW.get(kind, NARROW_OTHERS)[shifted]:
         row_bytes = block * itemsize
-        usual = math.inf, LANE_BYTES, 2 if row_bytes >= TWO_WARPS_BYTES else 1
-        choices = LANE_BYTES_OF.get((*kind, block, shifted), (usual,))
-        lane_bytes, num_warps = next(it[1:] for it in choices if sm_bytes <= it[0])
+        lane_bytes = LANE_BYTES_OF.get((*kind, block, shifted), LANE_BYTES)
+        num_warps = 2 if row_bytes >= TWO_WARPS_BYTES else 1
         few = (it for most, it in LANE_ELEMENTS_OF_FEW.items() if sm_bytes < most)
         if elements := next(few, 0):
-            lane_bytes, num_warps = elements * itemsize, usual[2]
+            lane_bytes = elements * itemsize
         rows = max(1, lane_bytes * gpu.warp_size * num_warps // row_bytes)
         if (
             row_bytes == TWO_WARPS_BYTES
@@ -180,6 +190,26 @@ def row_tile(
     vectors = 2 if takes_two and num_warps == WIDE else 1
     block = vectors * VECTOR_BYTES // itemsize * lanes // rows
     return Tile(rows, block, triton.cdiv(n_cols, block), lanes // gpu.warp_size)
+
+
+def shifted_tile(n_cols: int, kind: tuple[int, int], gpu: Gpu) -> ShiftedTile | None:
+    """The tile of several rows that start anywhere; None where another tile is faster.
+
+    A row is a power of two of columns that it has wherever it starts, and another one of those
+    behind them. kind: bytes of an element, and inputs.
+
+    >>> from memtraffic.gpus import find_gpu
+    >>> shifted_tile(77, (2, 1), find_gpu("H200"))
+    ShiftedTile(rows=8, block=64, chunks=1, num_warps=1, rest=8)
+    """
+    narrowest, widest = in_vectors(n_cols, VECTOR_BYTES // kind[0])
+    block = 1 << narrowest.bit_length() - 1
+    rest = triton.next_power_of_2(widest - block) if widest > block else 0
+    choices = SHIFTED_ROWS.get(kind, {}).items()
+    rows, num_warps = next((it for most, it in choices if block + rest <= most), (0, 0))
+    if not rows:
+        return None
+    return ShiftedTile(rows, block, 1, triton.cdiv(32 * num_warps, gpu.warp_size), rest)
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
@@ -342,7 +372,7 @@ def narrow_launch(
         (triton.cdiv(n_rows, run.rows), 1),
         (*tensors, n_rows, n_cols, run.rows, vectors, reciprocal(n_cols)),
         run.constants,
-        num_warps=NUM_WARPS,
+        num_warps=run.num_warps,
     )
 
 
@@ -359,18 +389,26 @@ def tile_constants(
 
     vector: see `shifted_vector`. packed: whether the columns of a row are adjacent in memory.
     """
-    vector = vector if tile.rows == 1 else 1
-    widest = n_cols // vector * vector
-    narrowest = (n_cols - vector + 1) // vector * vector
+    rest = tile.rest if isinstance(tile, ShiftedTile) else 0
+    full = tile.rows == 1 or isinstance(
+        tile, ShiftedTile
+    )  # all of a program's rows exist
+    vector = vector if full else 1
+    narrowest, widest = in_vectors(n_cols, vector)
+    chunks = triton.cdiv(widest - rest, tile.block)
     return {
-        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": triton.cdiv(widest, tile.block),
-        # A program's only row exists.
-        "WHOLE": narrowest // tile.block if tile.rows == 1 else 0,
-        "ALIGN": align, "VECTOR": vector,
+        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": chunks,
+        "WHOLE": min(chunks, narrowest // tile.block) if full else 0,
+        "REST": rest, "ALIGN": align, "VECTOR": vector,
         # In chunks, a lane has one row.
         "SINGLY": packed and tile.chunks == 1 < tile.rows <= MOST_SINGLY,
         "PTX": takes_ptx(gpu),
     }  # fmt: skip
+
+
+def in_vectors(n_cols: int, vector: int) -> tuple[int, int]:
+    """The fewest and the most columns of a row that whole vectors hold, wherever it starts."""
+    return (n_cols - vector + 1) // vector * vector, n_cols // vector * vector
 
 
 def common_divisor(

@@ -3,6 +3,10 @@
 If several, and SINGLY, the rows at the end that do not fill a tile take a program each. All tiles
 are full then, so that a lane needs no predicate for each row, which would take a register.
 
+Where VECTOR is over 1, rows start between multiples of 16 bytes. From its first such multiple on,
+each is loaded in whole vectors, the chunks and REST columns behind them; the columns before and
+after those, its edges, are loaded one by one, in a matrix (2 * VECTOR, ROWS) of their own layout.
+
 Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
 
@@ -10,13 +14,13 @@ import triton
 import triton.language as tl
 
 from memtraffic.kernels.chunking import (
+    edge_columns,
     exponential,
     forget,
     load_chunks,
     max_of_chunks,
     numerators,
     round_up,
-    scalar,
     softmax_of_chunk,
     store_chunk,
     whole_vectors,
@@ -41,6 +45,7 @@ def softmax_kernel(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
+    REST: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
     SINGLY: tl.constexpr,
@@ -61,14 +66,14 @@ def softmax_kernel(
             y_ptr, y_batch, y_row_stride, y_col_stride,
             x_ptr, x_batch, x_row_stride, x_col_stride,
             program + full * (ROWS - 1), n_rows + ROWS, n_cols,
-            1, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+            1, BLOCK, CHUNKS, WHOLE, REST, VECTOR, PTX,
         )  # fmt: skip
     else:
         softmax_of_rows(
             y_ptr, y_batch, y_row_stride, y_col_stride,
             x_ptr, x_batch, x_row_stride, x_col_stride,
             program * ROWS, n_rows, n_cols,
-            ROWS, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+            ROWS, BLOCK, CHUNKS, WHOLE, REST, VECTOR, PTX,
         )  # fmt: skip
 
 
@@ -81,6 +86,7 @@ def softmax_of_rows(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
+    REST: tl.constexpr,
     VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -95,34 +101,51 @@ def softmax_of_rows(
     y_row = y_batch + rows * y_row_stride
     inner = n_cols
     if VECTOR > 1:
-        x_start = x_batch + first * x_row_stride
-        y_start = y_batch + first * y_row_stride
-        inner, edge_col, on_edge = whole_vectors(x_start, n_cols, VECTOR)
+        _, inner = whole_vectors(x_row, n_cols, VECTOR)
+        lane = tl.arange(0, 2 * VECTOR)[:, None]
+        of_edges = first + tl.arange(0, ROWS)[None, :]  # (1, ROWS)
+        x_start = x_batch + of_edges * x_row_stride
+        y_start = y_batch + of_edges * y_row_stride
+        edge_col, on_edge = edge_columns(x_start, n_cols, lane, VECTOR)
         edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
-        x_row = round_up(x_start, VECTOR)
-        y_row = round_up(y_start, VECTOR)
+        edges = widen(edges, STORED, ACC)  # (2 VECTOR, ROWS)
+        x_row = round_up(x_row, VECTOR)
+        y_row = round_up(y_row, VECTOR)
     x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
     chunks = load_chunks(
         x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
+    if REST:
+        rest_cols = CHUNKS * BLOCK + tl.arange(0, REST)[None, :]
+        on_rest = rest_cols < inner
+        rest = tl.load(x_ptr + x_row + rest_cols, mask=on_rest, other=-float("inf"))
+        rest = widen(rest, STORED, ACC)  # (ROWS, REST)
     largest = max_of_chunks(chunks, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
-    row_max = tl.max(largest, axis=1, keep_dims=True)  # (ROWS, 1)
+    row_max = tl.max(largest, axis=1)  # (ROWS,)
+    if REST:
+        row_max = tl.maximum(row_max, tl.max(rest, axis=1))
     if VECTOR > 1:
-        edges = widen(edges, STORED, ACC)
         row_max = tl.maximum(row_max, tl.max(edges, axis=0))
-    total, kept = numerators(chunks, row_max, CHUNKS, STORED, ACC, PTX)
-    row_sum = tl.sum(total, axis=1, keep_dims=True)
+    base = row_max[:, None]
+    total, kept = numerators(chunks, base, CHUNKS, STORED, ACC, PTX)
+    row_sum = tl.sum(total, axis=1)
+    if REST:
+        rest = exponential(rest, base, STORED)
+        row_sum += tl.sum(rest, axis=1)
     if VECTOR > 1:
-        edges = exponential(edges, scalar(row_max), STORED)
+        edges = exponential(edges, row_max[None, :], STORED)
         row_sum += tl.sum(edges, axis=0)
     scale = 1 / row_sum
     if VECTOR > 1:
-        edges = (edges * scalar(scale)).to(STORED)
+        edges = (edges * scale[None, :]).to(STORED)
         tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
+    scale = scale[:, None]
     y_ptrs = y_ptr + y_row + cols * y_col_stride
     for i in tl.static_range(CHUNKS):
-        y = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, STORED, ACC, PTX)
+        y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, ACC, PTX)
         store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
+    if REST:
+        tl.store(y_ptr + y_row + rest_cols, (rest * scale).to(STORED), mask=on_rest)
 
 
 @triton.jit
@@ -135,6 +158,7 @@ def softmax_backward_kernel(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
+    REST: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
     SINGLY: tl.constexpr,
@@ -157,7 +181,7 @@ def softmax_backward_kernel(
             y_ptr, y_batch, y_row_stride, y_col_stride,
             dy_ptr, dy_batch, dy_row_stride, dy_col_stride,
             program + full * (ROWS - 1), n_rows + ROWS, n_cols,
-            1, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+            1, BLOCK, CHUNKS, WHOLE, REST, VECTOR, PTX,
         )  # fmt: skip
     else:
         gradient_of_rows(
@@ -165,7 +189,7 @@ def softmax_backward_kernel(
             y_ptr, y_batch, y_row_stride, y_col_stride,
             dy_ptr, dy_batch, dy_row_stride, dy_col_stride,
             program * ROWS, n_rows, n_cols,
-            ROWS, BLOCK, CHUNKS, WHOLE, VECTOR, PTX,
+            ROWS, BLOCK, CHUNKS, WHOLE, REST, VECTOR, PTX,
         )  # fmt: skip
 
 
@@ -179,6 +203,7 @@ def gradient_of_rows(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
+    REST: tl.constexpr,
     VECTOR: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
@@ -196,28 +221,40 @@ def gradient_of_rows(
     dy_row = dy_batch + rows * dy_row_stride
     inner = n_cols
     if VECTOR > 1:
-        dx_start = dx_batch + first * dx_row_stride
-        y_start = y_batch + first * y_row_stride
-        dy_start = dy_batch + first * dy_row_stride
-        inner, edge_col, on_edge = whole_vectors(y_start, n_cols, VECTOR)
+        _, inner = whole_vectors(y_row, n_cols, VECTOR)
+        lane = tl.arange(0, 2 * VECTOR)[:, None]
+        of_edges = first + tl.arange(0, ROWS)[None, :]  # (1, ROWS)
+        dx_start = dx_batch + of_edges * dx_row_stride
+        y_start = y_batch + of_edges * y_row_stride
+        dy_start = dy_batch + of_edges * dy_row_stride
+        edge_col, on_edge = edge_columns(y_start, n_cols, lane, VECTOR)
         edge_y = tl.load(y_ptr + y_start + edge_col, mask=on_edge, other=0)
         edge_dy = tl.load(dy_ptr + dy_start + edge_col, mask=on_edge, other=0)
-        dx_row = round_up(dx_start, VECTOR)
-        y_row = round_up(y_start, VECTOR)
-        dy_row = round_up(dy_start, VECTOR)
+        edge_y, edge_dy = widen(edge_y, STORED, ACC), widen(edge_dy, STORED, ACC)
+        dx_row = round_up(dx_row, VECTOR)
+        y_row = round_up(y_row, VECTOR)
+        dy_row = round_up(dy_row, VECTOR)
     y_ptrs = y_ptr + y_row + cols * y_col_stride  # (ROWS, BLOCK)
     dy_ptrs = dy_ptr + dy_row + cols * dy_col_stride
     ys = load_chunks(y_ptrs, y_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE)
     dys = load_chunks(
         dy_ptrs, dy_col_stride, live, cols, inner, 0, BLOCK, CHUNKS, WHOLE
     )
+    if REST:
+        rest_cols = CHUNKS * BLOCK + tl.arange(0, REST)[None, :]
+        on_rest = rest_cols < inner
+        rest_y = tl.load(y_ptr + y_row + rest_cols, mask=on_rest, other=0)
+        rest_dy = tl.load(dy_ptr + dy_row + rest_cols, mask=on_rest, other=0)
+        rest_y, rest_dy = widen(rest_y, STORED, ACC), widen(rest_dy, STORED, ACC)
     products = dot_of_chunks(ys, dys, CHUNKS, STORED, ACC)  # (ROWS, BLOCK)
-    dot = tl.sum(products, axis=1, keep_dims=True)  # (ROWS, 1)
+    dot = tl.sum(products, axis=1)  # (ROWS,)
+    if REST:
+        dot += tl.sum(rest_y * rest_dy, axis=1)
     if VECTOR > 1:
-        edge_y, edge_dy = widen(edge_y, STORED, ACC), widen(edge_dy, STORED, ACC)
         dot += tl.sum(edge_y * edge_dy, axis=0)
-        edge_dx = to_gradient(edge_y * (edge_dy - scalar(dot)), STORED, DTYPE)
+        edge_dx = to_gradient(edge_y * (edge_dy - dot[None, :]), STORED, DTYPE)
         tl.store(dx_ptr + dx_start + edge_col, edge_dx, mask=on_edge)
+    dot = dot[:, None]
     dx_ptrs = dx_ptr + dx_row + cols * dx_col_stride
     for i in tl.static_range(CHUNKS):
         y = widen(forget(ys[i], CHUNKS, PTX), STORED, ACC)
@@ -226,6 +263,9 @@ def gradient_of_rows(
         store_chunk(
             dx_ptrs, dx_col_stride, dx, i, live, cols, inner, BLOCK, CHUNKS, WHOLE
         )
+    if REST:
+        dx = to_gradient(rest_y * (rest_dy - dot), STORED, DTYPE)
+        tl.store(dx_ptr + dx_row + rest_cols, dx, mask=on_rest)
 
 
 @triton.jit

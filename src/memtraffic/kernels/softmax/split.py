@@ -16,6 +16,7 @@ from memtraffic import runtime
 from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import Gpu, planning_gpu
 from memtraffic.kernels.chunking import (
+    edge_columns,
     exponential,
     load_chunks,
     max_of_chunks,
@@ -132,7 +133,9 @@ def split_kernel(
     x_row, y_row, inner = row * x_row_stride, row * y_row_stride, n_cols
     x_edges, y_edges, on_edge = x_ptr, y_ptr, part == 0
     if VECTOR > 1:
-        inner, edge_col, on_edge = whole_vectors(x_row, n_cols, VECTOR)
+        _, inner = whole_vectors(x_row, n_cols, VECTOR)
+        lane = tl.arange(0, 2 * VECTOR)
+        edge_col, on_edge = edge_columns(x_row, n_cols, lane, VECTOR)
         x_edges += x_row + edge_col
         y_edges += y_row + edge_col
         x_row, y_row = round_up(x_row, VECTOR), round_up(y_row, VECTOR)
