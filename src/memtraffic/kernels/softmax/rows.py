@@ -5,7 +5,9 @@ are full then, so that a lane needs no predicate for each row, which would take 
 
 Where VECTOR is over 1, rows start between multiples of 16 bytes. From its first such multiple on,
 each is loaded in whole vectors, the chunks and REST columns behind them; the columns before and
-after those, its edges, are loaded one by one, in a matrix (2 * VECTOR, ROWS) of their own layout.
+after those, its edges, are loaded one by one, in a matrix (2 * VECTOR, ROWS) with its own layout.
+Of one row they are a vector: a matrix of fewer elements than lanes is cheap to load, and Triton 3.6
+loads it again rather than hand it from lane to lane.
 
 Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
@@ -78,6 +80,27 @@ def softmax_kernel(
 
 
 @triton.jit
+def edge_places(first, ROWS: tl.constexpr, VECTOR: tl.constexpr):
+    # The rows and the lanes of the edges.
+    lane = tl.arange(0, 2 * VECTOR)
+    if ROWS == 1:
+        rows = first
+    else:
+        rows, lane = first + tl.arange(0, ROWS)[None, :], lane[:, None]
+    return rows, lane
+
+
+@triton.jit
+def at_edges(x, ROWS: tl.constexpr):
+    # A number of each row, beside its edges.
+    if ROWS == 1:
+        number = tl.sum(x)
+    else:
+        number = x[None, :]
+    return number
+
+
+@triton.jit
 def softmax_of_rows(
     y_ptr, y_batch, y_row_stride, y_col_stride,
     x_ptr, x_batch, x_row_stride, x_col_stride,
@@ -102,13 +125,12 @@ def softmax_of_rows(
     inner = n_cols
     if VECTOR > 1:
         _, inner = whole_vectors(x_row, n_cols, VECTOR)
-        lane = tl.arange(0, 2 * VECTOR)[:, None]
-        of_edges = first + tl.arange(0, ROWS)[None, :]  # (1, ROWS)
+        of_edges, lane = edge_places(first, ROWS, VECTOR)
         x_start = x_batch + of_edges * x_row_stride
         y_start = y_batch + of_edges * y_row_stride
         edge_col, on_edge = edge_columns(x_start, n_cols, lane, VECTOR)
         edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
-        edges = widen(edges, STORED, ACC)  # (2 VECTOR, ROWS)
+        edges = widen(edges, STORED, ACC)  # (2 * VECTOR, ROWS)
         x_row = round_up(x_row, VECTOR)
         y_row = round_up(y_row, VECTOR)
     x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
@@ -133,11 +155,11 @@ def softmax_of_rows(
         rest = exponential(rest, base, STORED)
         row_sum += tl.sum(rest, axis=1)
     if VECTOR > 1:
-        edges = exponential(edges, row_max[None, :], STORED)
+        edges = exponential(edges, at_edges(row_max, ROWS), STORED)
         row_sum += tl.sum(edges, axis=0)
     scale = 1 / row_sum
     if VECTOR > 1:
-        edges = (edges * scale[None, :]).to(STORED)
+        edges = (edges * at_edges(scale, ROWS)).to(STORED)
         tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
     scale = scale[:, None]
     y_ptrs = y_ptr + y_row + cols * y_col_stride
@@ -222,8 +244,7 @@ def gradient_of_rows(
     inner = n_cols
     if VECTOR > 1:
         _, inner = whole_vectors(y_row, n_cols, VECTOR)
-        lane = tl.arange(0, 2 * VECTOR)[:, None]
-        of_edges = first + tl.arange(0, ROWS)[None, :]  # (1, ROWS)
+        of_edges, lane = edge_places(first, ROWS, VECTOR)
         dx_start = dx_batch + of_edges * dx_row_stride
         y_start = y_batch + of_edges * y_row_stride
         dy_start = dy_batch + of_edges * dy_row_stride
@@ -252,7 +273,7 @@ def gradient_of_rows(
         dot += tl.sum(rest_y * rest_dy, axis=1)
     if VECTOR > 1:
         dot += tl.sum(edge_y * edge_dy, axis=0)
-        edge_dx = to_gradient(edge_y * (edge_dy - dot[None, :]), STORED, DTYPE)
+        edge_dx = to_gradient(edge_y * (edge_dy - at_edges(dot, ROWS)), STORED, DTYPE)
         tl.store(dx_ptr + dx_start + edge_col, edge_dx, mask=on_edge)
     dot = dot[:, None]
     dx_ptrs = dx_ptr + dx_row + cols * dx_col_stride
