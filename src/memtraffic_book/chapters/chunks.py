@@ -22,7 +22,6 @@ from memtraffic_book import (
     experiments,
     figures,
     glue,
-    lab_notes,
     prove,
     tables,
     units,
@@ -30,7 +29,6 @@ from memtraffic_book import (
 from memtraffic_book.recording import speeds
 
 WIDE = 2048, 4096, 6144, 8192, 8320, 12672, 16384, 24576, 32000, 32768  # multiples of 16 bytes
-SPILL = "At 3584 and 7168 columns"  # how the lab note begins that the page tells
 WAYS: dict[str, Callable[..., Tensor]] = {
     "one block": tiled.softmax,
     "converted once": exhibits.softmax_converting_once,
@@ -120,12 +118,6 @@ def compare_ways() -> None:
     glue("many", str(kept))
     for name, way in (("warps_one", "one block"), ("warps_many", "kept")):
         glue(name, str(programs[8320, way] * kernels[8320, way].num_warps))
-    for n in (8320, 16384):
-        glue(f"converted_{n}", units.format_share(speed["converted once"][n]))
-        glue(f"kept_{n}", units.format_share(speed["kept"][n]))
-    note = lab_notes.find(SPILL)
-    glue("expected", note["prediction"])
-    glue("measured", note["result"])
 
 
 def compare_widest() -> None:

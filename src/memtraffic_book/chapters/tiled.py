@@ -154,10 +154,10 @@ def draw_narrow() -> None:
         even.min() > 0.85,
     )
     glue("even_worst", worst)
-    for n in (33, 77):
-        glue(f"tiled_{n}", units.format_share(share["tiled"][n]))
-        glue(f"ours_{n}", units.format_share(share[OURS][n]))
-    glue("ours_33_half", units.format_share(half[OURS][33]))
+    glue("tiled_33", units.format_share(share["tiled"][33]))
+    glue("ours_33", units.format_share(share[OURS][33]))
+    late = half[OURS].loc[:SHOWN]
+    glue("half_worst", f"{units.format_share(late.min())} at {late.idxmin()} columns")
     note = lab_notes.find(BY_CHANCE)
     glue("by_chance", note["result"].split(":")[0])
 
