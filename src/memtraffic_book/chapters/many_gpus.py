@@ -33,7 +33,7 @@ def load_times() -> pd.DataFrame:
     """The times of all implementations. Glues those of the prose."""
     times = experiment("many_gpus")
     us = in_case(times)
-    names = {COPY: "copy", ALONE: "alone", ONE: "one", TWO: "two", DTENSOR: "dtensor"}
+    names = {ALONE: "alone", ONE: "one", DTENSOR: "dtensor"}
     for impl, name in names.items():
         glue(f"{name}_us", units.format_us(us[impl]))
     glue("wait_us", units.format_us(us[ONE] - us[ALONE]))

@@ -274,7 +274,7 @@ def draw_map() -> None:
     share = dict(zip(TYPES, map(speeds, frames), strict=True))
     ours = 100 * pd.DataFrame({dtype: share[dtype][OURS] for dtype in TYPES})
     flat = (ours >= FLAT).sum()
-    title = f"The last kernel reaches {FLAT} % of a copy at {flat.sum()} of {ours.size} widths."
+    title = f"The last kernel reaches {FLAT} % of a copy at {flat.sum()} of {ours.size} points."
     ax = figures.width_map(ours, (TYPES[1], TYPES[0]), title=title)
     for label, below in zip(ax.texts, (-34, -19), strict=True):  # of two lines that nearly meet
         label.set_position((0, below))
