@@ -51,10 +51,10 @@ def counted() -> Iterator[None]:
     from memtraffic_book.exhibits import _idle_kernel
 
     mark: Tensor = torch.zeros(1, device="cuda")
-    _idle_kernel[(1,)](mark, READ=False)  # compiled before the profiler looks
+    _idle_kernel[(1,)](mark)  # compiled before the profiler looks
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    _idle_kernel[(1,)](mark, READ=False)
+    _idle_kernel[(1,)](mark)
     try:
         yield
     finally:

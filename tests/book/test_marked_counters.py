@@ -80,7 +80,7 @@ def test_count_surveyed_names_what_is_missing(ncu):
 def test_counted_marks_where_a_kernel_begins(monkeypatch):
     """The order of things: the profiler starts, the marker, the kernel, and the profiler stops."""
     done = []
-    launch = {(1,): lambda x, READ: done.append("mark")}
+    launch = {(1,): lambda x: done.append("mark")}
     calls = SimpleNamespace(
         cudaProfilerStart=lambda: done.append("start"), cudaProfilerStop=lambda: done.append("stop")
     )
