@@ -9,15 +9,14 @@ import csv
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
@@ -26,13 +25,14 @@ import torch
 from torch import Tensor
 
 from memtraffic import gpus, runtime
-from memtraffic.errors import CountersError
+from memtraffic.errors import CountersError, RanksError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function
 from memtraffic.op import find_op
+from memtraffic.processes import run_ranks
 from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
 
@@ -207,27 +207,12 @@ def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """`_attempt` in a process of its own, which is killed after `SECONDS`."""
-    context = multiprocessing.get_context("spawn")
-    answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, fn, *arguments))
-    process.start()
-    sender.close()
+    """`_attempt` in a process of its own, which is ended after `SECONDS`."""
     try:
-        if answer.poll(SECONDS):
-            found: tuple[Any, str] = answer.recv()
-            return found
-        return None, f"it takes more than {SECONDS} s"
-    except EOFError:
-        process.join()
-        return None, f"its process ended with {process.exitcode}"
-    finally:
-        process.kill()
-        process.join()
-
-
-def _send(sender: Connection, fn: Callable[..., Any], *arguments: Any) -> None:
-    sender.send(_attempt(fn, *arguments))
+        [outcome] = run_ranks(_attempt, 1, (fn, *arguments), timeout=SECONDS)
+    except RanksError as error:
+        return None, shorten(str(error), 200)
+    return outcome
 
 
 # Of loads and of stores: that of all accesses also counts waits for shuffles and other data.
