@@ -37,25 +37,23 @@ def test_figures_are_filled_with_what_is_counted_and_recorded(monkeypatch, tmp_p
     assert moving == filled.keys() | {"trips.svg", "warp.svg"}
 
 
-def test_fill_shows_one_of_the_states():
-    frames = [
-        moving.Frame(f"{i}.", {"cells": [of, ""]}, {"n": f"<{i}>"}, {"bar": {"width": i / 3}})
-        for i, of in enumerate(("a", "b"))
-    ]
-    picture = (
-        f'<svg xmlns="{moving.SVG}"><g data-group="cells"><path class="b"/><path class="b"/></g>'
-        '<text data-text="n"/><rect data-place="bar"/><text data-text="all"/>'
-        '<script>{"kind":"frames"}</script></svg>'
-    )
-    told = '{"kind":"frames","names":["a","","b"],"frames":['
-    told += '{"say":"0.","classes":{"cells":[0,1]},"texts":{"n":"&lt;0&gt;"},'
-    told += '"places":{"bar":{"width":0.0}}},{"say":"1.","classes":{"cells":[2,1]},'
-    told += '"texts":{"n":"&lt;1&gt;"},"places":{"bar":{"width":0.3333333333333333}}}],"start":1}'
-    assert moving.fill(picture, moving.States(frames, fixed={"all": "7"})) == (
-        f'<svg xmlns="{moving.SVG}"><g data-group="cells"><path class="b"/><path/></g>'
-        '<text data-text="n">&lt;1&gt;</text><rect data-place="bar" width="0.333333"/>'
-        f'<text data-text="all">7</text><script>{told}</script></svg>\n'
-    )
+def test_fill_overwrites_all_that_changes():
+    flight, idle, stored = *recorded(), (STATIC / "letters.svg").read_text("utf-8")
+    states = moving.letters(flight, idle)
+    fixed = {"most": "7 < 8", "line": {"d": "M0 0"}, "dots": {"d": ""}}
+    changed = moving.fill(stored, moving.States(states.frames[:3], 0, fixed))
+    assert ">7 &lt; 8<" in changed and ">1.0 kB in flight per SM<" in changed
+    assert changed.count('"say"') == 3 and '"start":0' in changed
+    assert changed.count('class="of0"') == 1 and 'd="M0 0" fill' in changed
+    assert moving.fill(changed, states) == stored
+
+
+def recorded():
+    """What the letters are drawn from: the lines of a kernel that reads, and the idle latency."""
+    folder = recording.root() / recording.PUBLISHED
+    flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
+    [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
+    return flight, idle
 
 
 @pytest.fixture
@@ -151,9 +149,7 @@ def test_stepper_shows_each_access_of_each_program(browse):
 
 @browser
 def test_letters_show_each_point_of_the_recording(browse):
-    folder = recording.root() / recording.PUBLISHED
-    flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
-    [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
+    flight, idle = recorded()
     [states] = browse(["letters"], STATES + "done(figures.map(states));")
     best = flight["gb_per_s"].max()
     for state, row in zip(states, flight.itertuples(), strict=True):
