@@ -121,7 +121,6 @@ def count_sectors(
     shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    processes: int | None = None,
     counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
@@ -130,10 +129,10 @@ def count_sectors(
     autotuners choose; then, to predict it for this GPU with these choices, in another; then, if
     that is done, in the one process that is counted, which is given the choices, too, and compiles
     nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. processes: at a time, by
-    default one for each core; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`;
-    each of `counters`, of the kernels that are predicted; each of them after `predicted_`; and
-    `refused`, why nothing is predicted or a call failed: numbers are 0 then.
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or a call failed: numbers are 0
+    then.
 
     Raises what `counters.profile` raises.
     """
@@ -143,13 +142,11 @@ def count_sectors(
             calls.items(), shapes, dtypes, layouts
         )
     ]
-    if processes is None:
-        hardware.require_counters()  # or all of them would compile for nothing
-        processes = len(os.sched_getaffinity(0))
-    chosen, refused = _each(processes, _choose, {i: (case,) for i, case in enumerate(cases)})
+    hardware.require_counters()  # or all of them would compile for nothing
+    chosen, refused = _each(_choose, {i: (case,) for i, case in enumerate(cases)})
     target = gpus.this_gpu().product
     jobs = {i: (cases[i], choices, target) for i, choices in chosen.items()}
-    predicted, unpredicted = _each(processes, _predict, jobs)
+    predicted, unpredicted = _each(_predict, jobs)
     for i in [i for i, (totals, _) in predicted.items() if not counters.keys() <= totals.keys()]:
         del predicted[i]
         refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
@@ -182,17 +179,14 @@ def _count(
 
 
 def _each(
-    processes: int, fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
+    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
 ) -> tuple[dict[int, T], dict[int, str]]:
     """What a function returns for each of some arguments, and why it fails for others.
 
-    processes: at a time, each for one call; 0 for this one.
+    Each call has a process of its own; there are as many at a time as cores.
     """
-    if not processes:
-        outcomes = [_attempt(fn, *job) for job in jobs.values()]
-    else:
-        with ThreadPoolExecutor(processes) as threads:
-            outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
     failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
     found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
     return found, failed
