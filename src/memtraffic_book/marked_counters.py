@@ -84,11 +84,6 @@ def _parts(
     return [frame.iloc[begin + 1 : end] for begin, end in pairs]
 
 
-def _add_up(part: pd.DataFrame) -> dict[str, int]:
-    """How many `launches` a part has, and the sum of each amount over them."""
-    return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
-
-
 def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     """What the hardware moved in passes of kernels of the survey, a row for each of them.
 
@@ -105,10 +100,11 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
     rows = []
     for outcome in outcomes:
-        begun, missing = outcome.pop("begun"), outcome.pop("missing")
-        found = _add_up(next(parts)) if begun else {}
-        nothing = dict.fromkeys(("launches", *AMOUNTS), 0)
-        rows.append(outcome | (nothing if missing else found) | {"missing": missing})
+        missing, numbers = outcome.pop("missing"), dict.fromkeys(("launches", *AMOUNTS), 0)
+        part = next(parts) if outcome.pop("begun") else None
+        if part is not None and not missing:
+            numbers = {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
+        rows.append(outcome | numbers | {"missing": missing})
     return pd.DataFrame(rows)
 
 

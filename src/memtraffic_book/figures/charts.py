@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import ScaledTranslation
@@ -31,7 +32,6 @@ from memtraffic_book.figures.drawing import (
     TEXT,
     WIDTH,
     entitle,
-    halo,
     text_width,
 )
 
@@ -66,7 +66,8 @@ def _note(
     ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
 ) -> None:
     """Writes text at a point of the data, moved by an offset in points, with a white rim."""
-    halo(ax.annotate(text, at, offset, textcoords="offset points", **look))
+    rim = patheffects.withStroke(linewidth=3, foreground="white")
+    ax.annotate(text, at, offset, textcoords="offset points", path_effects=[rim], **look)
 
 
 def mark_position(ax: Axes, value: float, text: str, side: Literal["left", "right"]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from matplotlib import patheffects, rc_params_from_file
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -93,11 +93,6 @@ def entitle(figure: Figure, title: str, **look: Any) -> None:
     if title:
         look = {"x": 0.04 / WIDTH, "ha": "left", "weight": "bold", "size": TITLE, **look}
         figure.suptitle(title_lines(title), **look)
-
-
-def halo(text: Any) -> None:
-    """Gives text a white rim, so that it can be read on hatches."""
-    text.set_path_effects([patheffects.withStroke(linewidth=3, foreground="white")])
 
 
 # ---- a board to draw on
