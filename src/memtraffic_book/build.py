@@ -129,14 +129,14 @@ def draw_maps() -> list[Path]:
 
 
 def draw_moving() -> list[Path]:
-    """Draws the figures that move, of counts and of the published recordings. Returns the paths."""
+    """Fills the figures that move, from counts and the published recordings. Returns the paths."""
     from memtraffic_book.figures import moving
 
     flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
-    files = moving.draw(flight[flight["access"] == "read"], chain["latency_ns"][0])
-    paths = {book_folder() / "_static" / name: text for name, text in files.items()}
-    for path, text in paths.items():
-        path.write_text(text, "utf-8")
+    states = moving.all_states(flight[flight["access"] == "read"], chain["latency_ns"][0])
+    paths = {book_folder() / "_static" / name: it for name, it in states.items()}
+    for path, it in paths.items():
+        path.write_text(moving.fill(path.read_text("utf-8"), it), "utf-8")
     return list(paths)
 
 

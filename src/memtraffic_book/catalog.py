@@ -229,10 +229,6 @@ def _named(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _looped(**options: int) -> dict[str, Any]:
-    return {"fn": "persistent", **options}
-
-
 _EXHIBITS, _YOURS = "memtraffic_book.exhibits:", "memtraffic_book.yours:"
 COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
@@ -240,11 +236,11 @@ CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_o
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
 SUSPECTS = {
     "tiled": "tiled",
-    "1 stage": _looped(num_stages=1),
-    "1 stage, 8 warps": _looped(num_warps=8, num_stages=1),
-    "2 stages": _looped(num_stages=2),
-    "2 stages, program per tile": _looped(num_stages=2, programs=EACH_TILE),
-    "3 stages": _looped(num_stages=3),
+    "1 stage": {"fn": "persistent", "num_stages": 1},
+    "1 stage, 8 warps": {"fn": "persistent", "num_warps": 8, "num_stages": 1},
+    "2 stages": {"fn": "persistent", "num_stages": 2},
+    "2 stages, program per tile": {"fn": "persistent", "num_stages": 2, "programs": EACH_TILE},
+    "3 stages": {"fn": "persistent", "num_stages": 3},
 }
 REPEATED = ["copy", "naive", "tiled"]
 LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
@@ -292,6 +288,7 @@ RMS_NORMS = {
     "RMS norm, row": f"{_YOURS}rms_norm",
     "RMS norm, loop": f"{_YOURS}rms_norm_loop",
 }
+BOTH_NORMS = {"RMS norm, both": f"{_YOURS}rms_norms"}
 CROSS_ENTROPY = {"cross-entropy": f"{_YOURS}cross_entropy"}
 CROSS_ENTROPIES = {"cross-entropy, PyTorch": f"{_YOURS}torch_cross_entropy", **CROSS_ENTROPY}
 
@@ -329,16 +326,18 @@ SURVEYED = dict(sizes={"M": 160, "N": 128}, dtype="float32")
 CONFLICTING = {**METERED, **OTHERS_METERED, f"{_EXHIBITS}sum_tiles": "M,N"}
 MIXED = [[70, 781], [64, 1000], [70, 1024], [17, 4097], [16, 8320]]
 # A reader's kernels, and what they are called with.
-RMS_NORM = dict(inputs="M,N N", shape=[8192, 8192])
+SQUARE, WEIGHTED = [8192, 8192], dict(inputs="M,N N")
 # M heads, of texts of N words.
 ATTENDED = dict(inputs="M,N,64 M,N,64 M,N,64", dtype="bfloat16", budget=0.1)
-LOGITS = dict(inputs="M,N M:int64<N", shape=[4096, 32768])
+LOGITS = [4096, 32768]
+LABELLED = "M,N M:int64<N"
+LOSSES = dict(inputs=LABELLED, shapes=[LOGITS], dtypes=DTYPES)
 
 # ---- the experiments
 
 _NCU = Needs(commands=("ncu",), vendor="nvidia")
-# The columns of what each function measures.
-COLUMNS: dict[Measure, tuple[Column, ...]] = {
+# The columns of what each function measures, and of experiments that have their own.
+COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
     roof: columns("gpu copy_gb_per_s datasheet_gb_per_s fp32_tflop_per_s l2_mib"),
     **dict.fromkeys((benchmark.bench, m.bench_dtypes), BENCH),
     m.bench_repeats: columns(f"repeat impl {TIMES}"),
@@ -355,11 +354,13 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
     ),
     m.l2_read: columns(f"cache mib {SPREAD} gb_per_s"),
     m.idle_programs: columns(f"programs warps {SPREAD}"),
+    "launch_floor": columns(f"programs warps {SPREAD}", us=0.25),  # of which a fraction is much
     m.pointer_latency: columns("hops us latency_ns"),
     m.compare_with_driver: columns("kernels asked equal"),
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
     many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
+    "compiled_counters": COMPILED_COUNTERS,
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
     count_layouts: (Column("layout"), *COUNTERS),
     count_surveyed: columns(
@@ -378,7 +379,9 @@ COLUMNS: dict[Measure, tuple[Column, ...]] = {
         ),
     ),
 }
-NEEDS = {
+NEEDS: dict[Measure | str, Needs] = {
+    "decision_attention": Needs(gib=16),  # 2 GiB of scores a head's words, and what is made of them
+    "occupancy_warps": Needs(threads=2048),  # a page says how much of an H200's SM it fills
     m.compare_with_driver: Needs(vendor="nvidia"),
     roof: Needs(gib=10),
     # Of full SMs; or set beside what an H200 holds.
@@ -397,25 +400,17 @@ NEEDS = {
 
 def _one(id: str, measure: Measure, /, **arguments: Any) -> Experiment:
     named = {m.bench_option: arguments.get("option"), m.bench_programs: "programs"}.get(measure)
-    first, needs = (Column(named),) if named else (), NEEDS.get(measure, Needs())
-    return Experiment(id, measure, arguments, (*first, *COLUMNS[measure]), needs)
+    measured = COLUMNS.get(id, COLUMNS[measure])
+    wanted = NEEDS.get(id, NEEDS.get(measure, Needs()))
+    return Experiment(
+        id, measure, arguments, (*((Column(named),) if named else ()), *measured), wanted
+    )
 
 
 def _typed(id: str, measure: Measure, /, **arguments: Any) -> Iterator[Experiment]:
     """An experiment in both types."""
     for dtype in DTYPES:
         yield _one(f"{id}_{dtype}", measure, dtype=dtype, **arguments)
-
-
-def _of_full_sms(subject: Experiment) -> Experiment:
-    """The experiment, of which a page says how much of an H200's SM it fills."""
-    needs = dataclasses.replace(subject.needs, threads=2048)
-    return dataclasses.replace(subject, needs=needs)
-
-
-def _beside_copy(counted: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of what times beside a copy, from those of what counts at one shape."""
-    return dict(inputs=counted["inputs"], shapes=[counted["shape"]], beside_copy=True)
 
 
 def _raced(id: str, impls: Any, shapes: Any, **more: Any) -> Experiment:
@@ -440,16 +435,11 @@ _ALL = (  # in the order of the book
     _one("arithmetic", m.arithmetic, trips=256),
     _one("bytes_in_flight", m.bytes_in_flight, kib_per_sm=IN_FLIGHT, gib=2),
     _one("slots_in_flight", m.slots_in_flight, configurations=SLOTS, gib=2),
-    dataclasses.replace(  # a fraction of a microsecond is much of it
-        _one("launch_floor", m.idle_programs, programs=[0, 1, 4096], warps=[4]),
-        columns=columns(f"programs warps {SPREAD}", us=0.25),
-    ),
+    _one("launch_floor", m.idle_programs, programs=[0, 1, 4096], warps=[4]),
     _one("l2_read", m.l2_read, mib=[0.5, *(2**k for k in range(10))]),
     _one("timing_repeats", m.bench_repeats, impls=REPEATED, shapes=NARROW_AND_WIDE, repeats=15),
     _counted("naive_counters", "naive", shape=WIDE),
-    dataclasses.replace(
-        _counted("compiled_counters", "compile(naive)", shape=WIDE), columns=COMPILED_COUNTERS
-    ),
+    _counted("compiled_counters", "compile(naive)", shape=WIDE),
     _counted("persistent_reduction_counters", COMPILED[2], shape=WIDE),
     _counted("torch_softmax_counters", "torch.softmax", shape=WIDE),
     _counted("fused_counters", "fused", shape=WIDE),
@@ -475,16 +465,11 @@ _ALL = (  # in the order of the book
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
     *_typed("decision_gradient", m.decide, shapes=DECIDED_AT, gradient=True, budget=0.02),
-    dataclasses.replace(
-        _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
-        needs=Needs(gib=16),  # 2 GiB of scores a head's words, and what is made of them
-    ),
+    _raced("decision_attention", ATTENTIONS, [[64, 1024], [64, 4096]], **ATTENDED),
     _one("occupancy_driver", m.compare_with_driver, m=4096),
     _one("occupancy_programs", m.bench_programs, **PROGRAMS),
     _one("occupancy_latency", m.pointer_latency, hops=4096, distance=520),
-    _of_full_sms(
-        _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS)
-    ),
+    _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
     _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
@@ -493,16 +478,10 @@ _ALL = (  # in the order of the book
     _one("backward_race", m.bench_dtypes, impls=RACED, shapes=GRADIENTS, **RACE),
     _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),
-    _raced("your_kernel_rms", RMS_NORMS, **_beside_copy(RMS_NORM)),
-    _counted("your_kernel_rms_counters", {"RMS norm, both": f"{_YOURS}rms_norms"}, **RMS_NORM),
-    _one(
-        "your_kernel_race",
-        m.bench_dtypes,
-        impls=CROSS_ENTROPIES,
-        dtypes=DTYPES,
-        **_beside_copy(LOGITS),
-    ),
-    _counted("your_kernel_counters", CROSS_ENTROPY, **LOGITS),
+    _raced("your_kernel_rms", RMS_NORMS, [SQUARE], **WEIGHTED, beside_copy=True),
+    _counted("your_kernel_rms_counters", BOTH_NORMS, shape=SQUARE, **WEIGHTED),
+    _one("your_kernel_race", m.bench_dtypes, impls=CROSS_ENTROPIES, **LOSSES, beside_copy=True),
+    _counted("your_kernel_counters", CROSS_ENTROPY, shape=LOGITS, inputs=LABELLED),
 )
 EXPERIMENTS = {subject.id: subject for subject in _ALL}
 

@@ -27,6 +27,7 @@ import re
 import tarfile
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,7 @@ def glued(notebook: Json) -> dict[str, Any]:
     }
 
 
+@dataclass
 class Chapter:
     """One notebook of the book, converted by `notebook`.
 
@@ -185,13 +187,9 @@ class Chapter:
     Raises ValueError, which names chapter and cell, for MyST that has no rule here.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        values: Mapping[str, Mapping[str, Any]],
-        link: Callable[[str, str], str],
-    ) -> None:
-        self.path, self.values, self.link = path, values, link
+    path: Path
+    values: Mapping[str, Mapping[str, Any]]
+    link: Callable[[str, str], str]
 
     def notebook(self, set_up: str) -> Json:
         """The notebook for Colab. set_up: the source of its first code cell."""

@@ -119,26 +119,22 @@ def verdicts(frame: pd.DataFrame) -> pd.DataFrame:
     over its; `of_copy`, ours over a copy's, or an addition's; `met`, whether that is as fast as
     it should be. A case of which nothing was timed, for want of memory, has no row.
     """
-    rows = []
-    for case, part in frame[frame["us"] > 0].groupby(["m", "n", "dtype", "backward"], sort=False):
-        us = part.set_index("impl")["us"]
-        others = us.drop(["copy", "ours"], errors="ignore")
-        if "ours" not in us or others.empty:
-            raise RuntimeError(f"ours was not timed at {case}: {list(part['note'])}")
-        fastest, ours = others.min(), us["ours"]
-        late = ours - fastest <= LATER_US
-        rows.append(
-            {
-                **Case(*case)._asdict(),
-                "fastest": others.idxmin(),
-                "us": fastest,
-                "ours_us": ours,
-                "speed": fastest / ours,
-                "of_copy": us["copy"] / ours,
-                "met": late if fastest < SHORT_US else fastest / ours >= LEAST,
-            }
-        )
-    return pd.DataFrame(rows).sort_values("speed", ignore_index=True)
+    timed = frame[frame["us"] > 0].pivot(index=[*Case._fields], columns="impl", values="us")
+    us = timed.reindex(columns=frame["impl"].unique())
+    if us["ours"].isna().any():
+        [case, *_] = us.index[us["ours"].isna()]
+        raise RuntimeError(f"ours was not timed at {case}: {list(frame['note'].unique())}")
+    others = us.drop(columns=["copy", "ours"])
+    fastest, ours = others.min(axis=1), us["ours"]
+    found = {
+        "fastest": others.idxmin(axis=1),
+        "us": fastest,
+        "ours_us": ours,
+        "speed": fastest / ours,
+        "of_copy": us["copy"] / ours,
+        "met": (fastest / ours >= LEAST).where(fastest >= SHORT_US, ours - fastest <= LATER_US),
+    }
+    return pd.DataFrame(found).reset_index().sort_values("speed", ignore_index=True)
 
 
 def summary(found: pd.DataFrame, drawn: int) -> str:

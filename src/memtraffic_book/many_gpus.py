@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ import torch.distributed as dist
 import memtraffic
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy
+from memtraffic.benchmark.timing import summary
 from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.softmax.linked import linked_tile
 from memtraffic.kernels.softmax.sharded import sharded_softmax
@@ -43,13 +43,11 @@ def sharded_times(
     cases = [(n_rows, width, dtype, repeats) for dtype in dtypes for width in widths]
     found = run_ranks(_times, ranks, (cases,), timeout=TIMEOUT)
     rows = []
-    for case, *of_ranks in zip(cases, *found, strict=True):
-        m, n, dtype, _ = case
+    for (m, n, dtype, _), *of_ranks in zip(cases, *found, strict=True):
         for impl in of_ranks[0]:
-            slowest = np.max([times[impl] for times in of_ranks], axis=0)
-            p20, median, p80 = np.percentile(slowest, (20, 50, 80))
-            rows.append((impl, m, n, dtype, median, p20, p80))
-    return pd.DataFrame(rows, columns="impl m n dtype us us_p20 us_p80".split())
+            slowest = [*map(max, *(times[impl] for times in of_ranks))]
+            rows.append({"impl": impl, "m": m, "n": n, "dtype": dtype} | summary(slowest, 0))
+    return pd.DataFrame(rows).drop(columns="gb_per_s")
 
 
 def _times(cases: Sequence[tuple[int, int, str, int]]) -> list[dict[str, list[float]]]:
@@ -78,7 +76,7 @@ def _impls(n_rows: int, width: int, dtype: str) -> Iterator[tuple[str, Callable[
 
 
 def _calls(call: Callable[[], object], repeats: int) -> list[float]:
-    """Microseconds of each call but the first ones.
+    """Seconds of each call but the first ones.
 
     A GPU first sleeps, while its host queues the rest; then all meet, and the clock starts. So the
     time of the host is none of it.
@@ -96,9 +94,9 @@ def _calls(call: Callable[[], object], repeats: int) -> list[float]:
             call()
             end.record()
             torch.cuda.synchronize()
-            times.append(1000 * begin.elapsed_time(end))
+            times.append(1e-3 * begin.elapsed_time(end))
         else:
             start = time.perf_counter()
             call()
-            times.append(1e6 * (time.perf_counter() - start))
+            times.append(time.perf_counter() - start)
     return times[UNTIMED:]

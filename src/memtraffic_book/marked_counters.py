@@ -9,15 +9,14 @@ import csv
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
@@ -26,13 +25,14 @@ import torch
 from torch import Tensor
 
 from memtraffic import gpus, runtime
-from memtraffic.errors import CountersError
+from memtraffic.errors import CountersError, RanksError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function
 from memtraffic.op import find_op
+from memtraffic.processes import run_ranks
 from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
 
@@ -51,15 +51,25 @@ def counted() -> Iterator[None]:
     from memtraffic_book.exhibits import _idle_kernel
 
     mark: Tensor = torch.zeros(1, device="cuda")
-    _idle_kernel[(1,)](mark, READ=False)  # compiled before the profiler looks
+    _idle_kernel[(1,)](mark)  # compiled before the profiler looks
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
-    _idle_kernel[(1,)](mark, READ=False)
+    _idle_kernel[(1,)](mark)
     try:
         yield
     finally:
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
+
+
+def _profile(
+    worker: str, job: Mapping[str, Any], metrics: Mapping[str, str] = hardware.METRICS
+) -> tuple[str, Any]:
+    """What ncu reports of another process, and what that tells in a file, `told` of its job."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        report = hardware.profile(worker, {**job, "told": str(told)}, metrics)
+        return report, json.loads(told.read_text(encoding="utf-8"))
 
 
 def _parts(
@@ -74,11 +84,6 @@ def _parts(
     return [frame.iloc[begin + 1 : end] for begin, end in pairs]
 
 
-def _add_up(part: pd.DataFrame) -> dict[str, int]:
-    """How many `launches` a part has, and the sum of each amount over them."""
-    return {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
-
-
 def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     """What the hardware moved in passes of kernels of the survey, a row for each of them.
 
@@ -91,18 +96,15 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     """
     worker = f"import json, sys; sys.path.insert(0, {str(SURVEY)!r}); import measure; "
     worker += "measure.run(**json.loads(sys.argv[1]))"
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
-        report = hardware.profile(worker, job)
-        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    report, outcomes = _profile(worker, {"kernels": list(kernels), "sizes": sizes})
     parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
     rows = []
     for outcome in outcomes:
-        begun, missing = outcome.pop("begun"), outcome.pop("missing")
-        found = _add_up(next(parts)) if begun else {}
-        nothing = dict.fromkeys(("launches", *AMOUNTS), 0)
-        rows.append(outcome | (nothing if missing else found) | {"missing": missing})
+        missing, numbers = outcome.pop("missing"), dict.fromkeys(("launches", *AMOUNTS), 0)
+        part = next(parts) if outcome.pop("begun") else None
+        if part is not None and not missing:
+            numbers = {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
+        rows.append(outcome | numbers | {"missing": missing})
     return pd.DataFrame(rows)
 
 
@@ -115,7 +117,6 @@ def count_sectors(
     shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    processes: int | None = None,
     counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
@@ -124,10 +125,10 @@ def count_sectors(
     autotuners choose; then, to predict it for this GPU with these choices, in another; then, if
     that is done, in the one process that is counted, which is given the choices, too, and compiles
     nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. processes: at a time, by
-    default one for each core; 0 for this one. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`;
-    each of `counters`, of the kernels that are predicted; each of them after `predicted_`; and
-    `refused`, why nothing is predicted or a call failed: numbers are 0 then.
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or a call failed: numbers are 0
+    then.
 
     Raises what `counters.profile` raises.
     """
@@ -137,13 +138,11 @@ def count_sectors(
             calls.items(), shapes, dtypes, layouts
         )
     ]
-    if processes is None:
-        hardware.require_counters()  # or all of them would compile for nothing
-        processes = len(os.sched_getaffinity(0))
-    chosen, refused = _each(processes, _choose, {i: (case,) for i, case in enumerate(cases)})
+    hardware.require_counters()  # or all of them would compile for nothing
+    chosen, refused = _each(_choose, {i: (case,) for i, case in enumerate(cases)})
     target = gpus.this_gpu().product
     jobs = {i: (cases[i], choices, target) for i, choices in chosen.items()}
-    predicted, unpredicted = _each(processes, _predict, jobs)
+    predicted, unpredicted = _each(_predict, jobs)
     for i in [i for i, (totals, _) in predicted.items() if not counters.keys() <= totals.keys()]:
         del predicted[i]
         refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
@@ -167,12 +166,8 @@ def _count(
     calls: Mapping[int, tuple[Case, Choices]], counters: Mapping[str, str]
 ) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
     """What ncu reports of each call, and why those that failed did."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = "from memtraffic_book.marked_counters import _call; _call()"
-        told = Path(folder) / "told.json"
-        job = {"calls": [*calls.values()], "told": str(told)}
-        report = hardware.profile(worker, job, counters)
-        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    worker = "from memtraffic_book.marked_counters import _call; _call()"
+    report, outcomes = _profile(worker, {"calls": [*calls.values()]}, counters)
     parts = _parts(report, sum(begun for begun, _ in outcomes), counters)
     begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
     failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}
@@ -180,17 +175,14 @@ def _count(
 
 
 def _each(
-    processes: int, fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
+    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
 ) -> tuple[dict[int, T], dict[int, str]]:
     """What a function returns for each of some arguments, and why it fails for others.
 
-    processes: at a time, each for one call; 0 for this one.
+    Each call has a process of its own; there are as many at a time as cores.
     """
-    if not processes:
-        outcomes = [_attempt(fn, *job) for job in jobs.values()]
-    else:
-        with ThreadPoolExecutor(processes) as threads:
-            outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
     failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
     found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
     return found, failed
@@ -205,27 +197,12 @@ def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """`_attempt` in a process of its own, which is killed after `SECONDS`."""
-    context = multiprocessing.get_context("spawn")
-    answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, fn, *arguments))
-    process.start()
-    sender.close()
+    """`_attempt` in a process of its own, which is ended after `SECONDS`."""
     try:
-        if answer.poll(SECONDS):
-            found: tuple[Any, str] = answer.recv()
-            return found
-        return None, f"it takes more than {SECONDS} s"
-    except EOFError:
-        process.join()
-        return None, f"its process ended with {process.exitcode}"
-    finally:
-        process.kill()
-        process.join()
-
-
-def _send(sender: Connection, fn: Callable[..., Any], *arguments: Any) -> None:
-    sender.send(_attempt(fn, *arguments))
+        [outcome] = run_ranks(_attempt, 1, (fn, *arguments), timeout=SECONDS)
+    except RanksError as error:
+        return None, shorten(str(error), 200)
+    return outcome
 
 
 # Of loads and of stores: that of all accesses also counts waits for shuffles and other data.

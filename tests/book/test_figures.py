@@ -224,8 +224,6 @@ def test_plot_access_map_shows_who_touched_what():
     ]
     colors = [box.get_facecolor() for box in ax.patches]
     assert len(set(colors)) == 4 and colors.count((1, 1, 1, 1)) == 5 * 3
-    twice = figures.plot_access_map([*TOUCHED, TOUCHED[0]], (5, 8), "x_ptr", SAYING)
-    assert "4 (2×)" in texts(twice)
 
 
 def test_plot_thread_layout_numbers_lanes_within_their_warp():

@@ -49,7 +49,7 @@ def test_verdicts_are_of_the_fastest_that_was_timed():
 
 def test_verdicts_without_ours_are_an_error():
     with pytest.raises(RuntimeError, match=r"ours was not timed at .*wrong: row 0"):
-        verdicts(pd.DataFrame(raced(1, copy=9, torch=9)).assign(note="wrong: row 0"))
+        verdicts(pd.DataFrame(raced(1, copy=9, ours=0, torch=9)).assign(note="wrong: row 0"))
 
 
 @pytest.mark.parametrize(("m", "n"), [(7, 5), (3, 781)])

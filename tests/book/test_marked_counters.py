@@ -43,7 +43,8 @@ def ncu(monkeypatch):
     """Answers for ncu with a report, and with what the other process told of each kernel."""
 
     def put(names, *outcomes):
-        def profile(worker, job):
+        def profile(worker, job, metrics):
+            assert metrics == counters.METRICS
             compile(worker, "worker", "exec")
             facts = dict.fromkeys(("package", "version", "kernel", "direction", "at"), "x")
             told = [facts | {"begun": begun, "missing": why} for begun, why in outcomes]
@@ -80,7 +81,7 @@ def test_count_surveyed_names_what_is_missing(ncu):
 def test_counted_marks_where_a_kernel_begins(monkeypatch):
     """The order of things: the profiler starts, the marker, the kernel, and the profiler stops."""
     done = []
-    launch = {(1,): lambda x, READ: done.append("mark")}
+    launch = {(1,): lambda x: done.append("mark")}
     calls = SimpleNamespace(
         cudaProfilerStart=lambda: done.append("start"), cudaProfilerStop=lambda: done.append("stop")
     )
@@ -117,6 +118,9 @@ def counting(monkeypatch):
             return report(*seen, metrics=metrics)
 
         monkeypatch.setattr(marked_counters, "counted", begun)
+        monkeypatch.setattr(marked_counters, "_attempt_alone", marked_counters._attempt)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one at a time
+        monkeypatch.setattr(counters, "require_counters", lambda: None)
         monkeypatch.setattr(counters, "profile", profile)
         monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
         return seen
@@ -129,7 +133,7 @@ def test_count_sectors_predicts_beside_what_is_counted(counting):
     seen = counting("_softmax_masked_kernel", "somebody_elses")
     calls = {"masked": "M,N", "persistent": "M,N", "fused": "M,N", "no_such_package:fn": "M,N N,"}
     layouts = ["packed", "transposed"]
-    frame = marked_counters.count_sectors(calls, [(8, 1000)], ["float32"], layouts, processes=0)
+    frame = marked_counters.count_sectors(calls, [(8, 1000)], ["float32"], layouts)
     assert [*zip(frame["fn"], frame["layout"], strict=True)] == [*itertools.product(calls, layouts)]
     assert list(frame["shape"]) == ["8x1000"] * 8
     assert list(frame["store_sectors"]) == [1, 4, *[0] * 6]
@@ -169,7 +173,7 @@ def test_count_sectors_counts_and_predicts_what_autotuners_chose_before(counting
     """The first launch has the second configuration, and the second the first."""
     counting("_autotuned_kernel", "_autotuned_kernel")
     call = {"sector_kernels:autotuned_twice": "N,"}
-    frame = marked_counters.count_sectors(call, [[64]], ["float32"], ["packed"], processes=0)
+    frame = marked_counters.count_sectors(call, [[64]], ["float32"], ["packed"])
     one_warp, four_warps = map(str, tuner.configs)
     chosen, counted = tuner.runs[:2], tuner.runs[2:]
     assert chosen == [[one_warp, four_warps]] * 2
@@ -194,12 +198,13 @@ def test_count_sectors_refuses_a_kernel_that_runs_otherwise_than_it_chose(tuner)
 @pytest.mark.slow
 def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
     jobs = {3: ("1 + 1",), 5: ("1 / 0",), 8: ("__import__('os')._exit(7)",)}
-    found, failed = marked_counters._each(2, eval, jobs)
+    found, failed = marked_counters._each(eval, jobs)
     assert found == {3: 2}
-    assert failed == {5: "ZeroDivisionError: division by zero", 8: "its process ended with 7"}
+    assert failed.pop(5) == "ZeroDivisionError: division by zero"
+    assert failed.pop(8).startswith("rank 0 of 1 ended with status 7") and not failed
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
-    found, failed = marked_counters._each(1, eval, {0: ("__import__('time').sleep(600)",)})
-    assert (found, failed) == ({}, {0: "it takes more than 0.1 s"})
+    found, failed = marked_counters._each(eval, {0: ("__import__('time').sleep(600)",)})
+    assert found == {} and failed.pop(0).startswith("rank 0 of 1 still ran after 0.1 s")
 
 
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):

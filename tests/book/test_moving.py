@@ -3,8 +3,9 @@
 import json
 import math
 import random
-import re
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,21 +25,35 @@ SCRIPT = STATIC / "figures.js"
 browser = pytest.mark.browser
 
 
-def test_figures_are_drawn_from_what_is_counted_and_recorded(monkeypatch, tmp_path):
+def test_figures_are_filled_with_what_is_counted_and_recorded(monkeypatch, tmp_path):
+    """Their script computes what the others show: see below."""
     monkeypatch.setattr(build, "book_folder", lambda: tmp_path)  # not that of the recordings
-    (tmp_path / "_static").mkdir()
-    for path in build.draw_moving():
-        stored = (STATIC / path.name).read_text("utf-8")
-        assert stored == path.read_text("utf-8"), f"python -m memtraffic_book moving: {path.name}"
-    assert {path.name for path in STATIC.glob("*.svg") if "<script" in path.read_text("utf-8")} == {
-        path.name for path in (tmp_path / "_static").iterdir()
-    }
+    shutil.copytree(STATIC, tmp_path / "_static")
+    filled = {path.name: path.read_text("utf-8") for path in build.draw_moving()}
+    for name, text in filled.items():
+        stored = (STATIC / name).read_text("utf-8")
+        assert stored == text, f"python -m memtraffic_book moving: {name}"
+    moving = {it.name for it in STATIC.glob("*.svg") if "<script" in it.read_text("utf-8")}
+    assert moving == filled.keys() | {"trips.svg", "warp.svg"}
 
 
-def test_script_asks_for_nothing_from_elsewhere():
-    assert not re.findall(
-        r"https?:|fetch\(|XMLHttpRequest|import\(|WebSocket|\bsrc\b", SCRIPT.read_text()
-    )
+def test_fill_overwrites_all_that_changes():
+    flight, idle, stored = *recorded(), (STATIC / "letters.svg").read_text("utf-8")
+    states = moving.letters(flight, idle)
+    fixed = {"most": "7 < 8", "line": {"d": "M0 0"}, "dots": {"d": ""}}
+    changed = moving.fill(stored, moving.States(states.frames[:3], 0, fixed))
+    assert ">7 &lt; 8<" in changed and ">1.0 kB in flight per SM<" in changed
+    assert changed.count('"say"') == 3 and '"start":0' in changed
+    assert changed.count('class="of0"') == 1 and 'd="M0 0" fill' in changed
+    assert moving.fill(changed, states) == stored
+
+
+def recorded():
+    """What the letters are drawn from: the lines of a kernel that reads, and the idle latency."""
+    folder = recording.root() / recording.PUBLISHED
+    flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
+    [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
+    return flight, idle
 
 
 @pytest.fixture
@@ -84,9 +99,17 @@ const states = (figure) => {
 """
 
 
-def expected_of_programs(rung):
+def drawn(name):
+    """The texts of a still picture, by key, and those of a group as a list."""
+    root = ElementTree.parse(STATIC / f"{name}.svg").getroot()
+    texts = {it.get("data-text"): it.text for it in root.iter() if it.get("data-text")}
+    groups = {it.get("data-group"): [each.text for each in it] for it in root.iter()}
+    return texts | groups
+
+
+def expected_of_programs(softmax, shape):
     """After each access: the owner of each element of x and y, the bytes, and what is now moved."""
-    accesses = count(rung.run, torch.zeros(rung.shape), trace=True).accesses
+    accesses = count(softmax, torch.zeros(shape), trace=True).accesses
     owners = {"x": {}, "y": {}}
     moved = {"read": 0, "written": 0}
     yield owners, moved, None
@@ -100,9 +123,9 @@ def expected_of_programs(rung):
 def test_stepper_shows_each_access_of_each_program(browse):
     rungs = moving.RUNGS
     found = browse([f"steps-{name}" for name in rungs], STATES + "done(figures.map(states));")
-    for rung, states in zip(rungs.values(), found, strict=True):
-        elements = rung.shape[0] * rung.shape[1]
-        for state, (owners, moved, access) in zip(states, expected_of_programs(rung), strict=True):
+    for (name, rung), states in zip(rungs.items(), found, strict=True):
+        elements = math.prod(rung[1])
+        for state, (owners, moved, access) in zip(states, expected_of_programs(*rung), strict=True):
             for tensor, whose in owners.items():
                 rest = "idle" if tensor == "x" else "none"
                 now = access.offsets if access and access.argument[0] == tensor else ()
@@ -120,13 +143,13 @@ def test_stepper_shows_each_access_of_each_program(browse):
                 assert sum(held) == len(access.offsets)
                 assert f"program {access.program[0]} " in state["said"]
         assert moved == {"read": 4 * elements, "written": 4 * elements}
+        for tensor, whose in owners.items():  # which the picture has at each element
+            assert drawn(f"steps-{name}")[f"{tensor} who"] == [str(whose[i]) for i in sorted(whose)]
 
 
 @browser
 def test_letters_show_each_point_of_the_recording(browse):
-    folder = recording.root() / recording.PUBLISHED
-    flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
-    [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
+    flight, idle = recorded()
     [states] = browse(["letters"], STATES + "done(figures.map(states));")
     best = flight["gb_per_s"].max()
     for state, row in zip(states, flight.itertuples(), strict=True):
@@ -185,6 +208,8 @@ def test_trips_say_what_has_moved(browse):
             assert state["texts"][f"{i} moved"] == units.format_bytes(min(moved, most))
             assert trips == {it: int(state["texts"][f"{i} {it}"][:-1]) for it in trips}
             assert state["groups"][f"{i} held"] == [f"of{i}"] * held + ["none"] * (8 - held)
+    still = states[asked.index(1000)]["texts"]
+    assert still == {key: text for key, text in drawn("trips").items() if key in still}
 
 
 @browser
@@ -197,6 +222,7 @@ def test_sectors_of_a_warp_are_those_that_the_meter_counts(browse):
         (draw.choice(["float32", "bfloat16"]), draw.choice([32, 64, 128]), *it) for it in strides
     ]
     asked += [("bfloat16", 16, 1, 3), ("bfloat16", 128, 1, 7), ("float32", 128, 1, 4)]
+    asked += [("float32", 32, 2, 0)]  # as the still picture
     script = f"""
       const [dtype, bits, stride, first] = figures[0].querySelectorAll("select, input");
       const all = (key) => [...figures[0].querySelectorAll(`[data-${{key}}]`)];
@@ -230,6 +256,11 @@ def test_sectors_of_a_warp_are_those_that_the_meter_counts(browse):
         assert shown == str(8 * size * wanted)
         seen.add((requests, sectors // requests))
     assert len(seen) > 10, seen
+    root = ElementTree.parse(STATIC / "warp.svg").getroot()
+    [group] = root.findall(".//*[@data-group='sectors']")
+    assert [it.get("class") == "on" for it in group] == boxes
+    still = [it.text for it in root.findall(".//*[@data-text]")]
+    assert still == texts
 
 
 @browser

@@ -16,11 +16,12 @@ from memtraffic_book.figures.charts import (
 from memtraffic_book.figures.drawing import ORANGE
 from memtraffic_book.figures.hardware import machine, strip
 from memtraffic_book.figures.maps import (
+    Slots,
+    full_and_empty,
     plot_access_map,
     plot_thread_layout,
     sm_packing,
 )
-from memtraffic_book.figures.slots import Slots, full_and_empty
 
 __all__ = [
     "ORANGE",

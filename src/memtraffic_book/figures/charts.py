@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib import patheffects
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from memtraffic_book import units
@@ -30,7 +32,6 @@ from memtraffic_book.figures.drawing import (
     TEXT,
     WIDTH,
     entitle,
-    halo,
     text_width,
 )
 
@@ -45,6 +46,7 @@ LINES: tuple[tuple[str, str, Any], ...] = (
 )
 
 END = "end of a line"  # a name that may be moved
+PREFIXED = EngFormatter()  # a rate: 27.7e12 is `27.7 T`
 
 
 def axes(
@@ -64,7 +66,8 @@ def _note(
     ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **look: Any
 ) -> None:
     """Writes text at a point of the data, moved by an offset in points, with a white rim."""
-    halo(ax.annotate(text, at, offset, textcoords="offset points", **look))
+    rim = patheffects.withStroke(linewidth=3, foreground="white")
+    ax.annotate(text, at, offset, textcoords="offset points", path_effects=[rim], **look)
 
 
 def mark_position(ax: Axes, value: float, text: str, side: Literal["left", "right"]) -> None:
@@ -246,7 +249,13 @@ def roofline(
         ax.plot([ridges[it]] * 2, [bottom, roof], color=color, linestyle=":", linewidth=1.2)
         above = roof == max(roofs.values())  # below the others is room, above them the slope
         look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
-        _note(ax, f"{_si(roof)} {it}/s", (high, roof), (0, 3 if above else -4), **look)
+        _note(
+            ax,
+            f"{PREFIXED(float(f'{roof:.3g}'))} {it}/s",
+            (high, roof),
+            (0, 3 if above else -4),
+            **look,
+        )
         _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), (3, 5 + 13 * i), color=color)
         if it == kind:
             at = needs, min(roof, needs * bandwidth)
@@ -256,17 +265,10 @@ def roofline(
     ax.grid(visible=False)
     # Without powers, whose exponents would be too small.
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.yaxis.set_major_formatter(lambda value, _: _si(value))
+    ax.yaxis.set_major_formatter(PREFIXED)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(lambda value, _: "")
     return ax
-
-
-def _si(value: float) -> str:
-    """A rate with a prefix: 27.7e12 is `27.7 T`."""
-    prefixes = (1e12, "T"), (1e9, "G"), (1e6, "M"), (1, "")
-    power, prefix = next(it for it in prefixes if value >= it[0])
-    return f"{value / power:.3g} {prefix}".strip()
 
 
 # ---- bars

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
-from matplotlib import patheffects, rc_params_from_file
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -95,11 +95,6 @@ def entitle(figure: Figure, title: str, **look: Any) -> None:
         figure.suptitle(title_lines(title), **look)
 
 
-def halo(text: Any) -> None:
-    """Gives text a white rim, so that it can be read on hatches."""
-    text.set_path_effects([patheffects.withStroke(linewidth=3, foreground="white")])
-
-
 # ---- a board to draw on
 
 
@@ -144,24 +139,18 @@ def arrow(
     ax.annotate("", head, tail, arrowprops=look, annotation_clip=False)
 
 
-class Sample(NamedTuple):
-    """A line of a key: what a look means. look: of a `Rectangle`."""
-
-    text: str
-    look: Mapping[str, Any]
-
-
-def key(ax: Axes, y: float, samples: Iterable[Sample], x: float = 0.04) -> float:
+def key(ax: Axes, y: float, samples: Mapping[str, Mapping[str, Any]]) -> float:
     """Writes on a board what looks mean, in a row that breaks at the edge.
 
-    y: of the middle of the row. Returns how far down the key reaches.
+    y: of the middle of the row. samples: for what is meant, a look of a `Rectangle`. Returns how
+    far down the key reaches.
     """
-    start = x
-    for text, look in samples:
+    x = start = 0.04
+    for text, look in samples.items():
         wide = 0.3 + text_width(text)
         if x > start and x + wide > WIDTH:
             x, y = start, y + LINE + 0.05
-        box(ax, (x, y - 0.07), (0.22, 0.14), **look)
+        box(ax, (x, y - 0.07), (0.22, 0.14), **{"edgecolor": MUTED, **look})
         write(ax, x + 0.28, y, text, ha="left")
         x += wide + 0.17
     return y + 0.12

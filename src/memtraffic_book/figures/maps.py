@@ -1,21 +1,23 @@
-"""Maps: a program or a thread for each element of a matrix; the programs on an SM."""
+"""Maps: a program or a thread for each element of a matrix; the warps and programs of an SM."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
+from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
+    BLUE,
     INK,
     MUTED,
     ORANGE,
     PROGRAM_COLORS,
     WIDTH,
-    Sample,
     board,
     box,
     finish,
@@ -41,29 +43,25 @@ def plot_access_map(
     """A matrix, each element with its offset, in the colour of the program that accessed it.
 
     accesses: of a count with `trace=True`. argument: the name of the kernel's pointer. An element
-    that no program accessed is white; one that was accessed more than once says how often.
+    that no program accessed is white.
     """
     m, n = shape
-    programs: dict[int, list[int]] = {offset: [] for offset in range(m * n)}
-    for access in accesses:
-        if access.argument == argument:
-            for offset in access.offsets:
-                programs.setdefault(offset, []).append(access.program[0])
-    names = []
-    for row in range(m):
-        owners = sorted({it for offset in range(row * n, (row + 1) * n) for it in programs[offset]})
-        names.append(f"program {', '.join(map(str, owners))}" if owners else "no program")
+    touched = [it for it in accesses if it.argument == argument]
+    program = {offset: it.program[0] for it in touched for offset in it.offsets}
+    rows = [range(row * n, (row + 1) * n) for row in range(m)]
+    owners = [sorted({program[it] for it in row if it in program}) for row in rows]
+    names = [f"program {', '.join(map(str, of))}" for of in owners]
     wide = min(0.6, (WIDTH - 0.16 - max(map(text_width, names))) / n)
     high = 0.36
     ax = board()
     for offset in range(m * n):
         row, col = divmod(offset, n)
-        by = programs[offset]
-        color = PROGRAM_COLORS[by[0] % len(PROGRAM_COLORS)] if by else "white"
         at = (0.04 + col * wide, 0.04 + row * high)
+        color = "white"
+        if offset in program:
+            color = PROGRAM_COLORS[program[offset] % len(PROGRAM_COLORS)]
         box(ax, at, (wide, high), facecolor=color, edgecolor=MUTED)
-        text = f"{offset} ({len(by)}×)" if len(by) > 1 else str(offset)
-        write(ax, at[0] + wide / 2, at[1] + high / 2, text)
+        write(ax, at[0] + wide / 2, at[1] + high / 2, str(offset))
     for row, name in enumerate(names):
         write(ax, 0.12 + n * wide, 0.04 + (row + 0.5) * high, name, ha="left")
     return finish(ax, m * high + 0.08, title)
@@ -101,6 +99,72 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
         ax.plot([tick, tick], [bottom, bottom + 0.06], color=MUTED, linewidth=1)
         write(ax, tick, bottom + 0.16, f"column {col}" if col == 0 else str(col))
     return finish(ax, bottom + 0.28, title)
+
+
+# ---- what an SM has room for
+
+SIDE, SLOT = 8, 0.2  # slots in a row of the grid, and inches from one to the next
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the warps of one SM wait for, and how fast they are.
+
+    filled: slots with a warp, of `SIDE` squared. loads, load_bytes: of each lane, while it waits.
+    share: the speed, 1 is that of a copy.
+    """
+
+    filled: int
+    loads: int
+    load_bytes: int
+    share: float
+
+    @property
+    def flight_bytes(self) -> int:
+        """Bytes in flight on this SM."""
+        return 32 * self.filled * self.loads * self.load_bytes
+
+
+def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
+    """SMs side by side, each with its warp slots, its bytes in flight, and its speed.
+
+    A dot in a slot is a load for which each lane of its warp waits; wide loads are tall dots.
+    """
+    ax, grid = board(), SIDE * SLOT
+    for i, (sm, color) in enumerate(zip(sms, (ORANGE, BLUE), strict=False)):
+        middle = WIDTH * (i + 0.5) / len(sms)
+        many = f"{sm.loads} loads" if sm.loads > 1 else "1 load"
+        write(ax, middle, 0.1, f"{sm.filled} of {SIDE**2} slots", weight="bold", size=12)
+        write(ax, middle, 0.32, f"a lane waits for\n{many} of {sm.load_bytes} bytes", va="top")
+        left, top = middle - grid / 2, 0.76
+        for slot in range(SIDE**2):
+            at = (left + slot % SIDE * SLOT, top + slot // SIDE * SLOT)
+            _slot(ax, at, sm if slot < sm.filled else None, i)
+        flight = units.format_bytes(sm.flight_bytes)
+        below = top + grid + 0.2
+        write(ax, middle, below, f"{flight} in flight")
+        percent = f"{100 * sm.share:.0f} %"
+        write(ax, middle, below + 0.3, percent, weight="bold", size=22, color=color)
+    write(ax, WIDTH / 2, below + 0.58, "of the speed of a copy", color=MUTED)
+    return finish(ax, below + 0.72, title)
+
+
+def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> None:
+    """One slot from its upper left corner: empty, or with a dot for each load."""
+    x, y = at
+    size = (SLOT - 0.03, SLOT - 0.03)
+    if sm is None:
+        box(ax, at, size, facecolor="white", edgecolor=MUTED, lw=0.5, gid="empty")
+        return
+    fill = PROGRAM_COLORS[1 - place % 2]
+    box(ax, at, size, facecolor=fill, edgecolor=INK, lw=1, gid="filled")
+    side = math.isqrt(max(0, sm.loads - 1)) + 1  # dots in a row
+    step = size[0] / side
+    high = 0.55 * step if sm.load_bytes >= 16 else 0.22 * step
+    for dot in range(sm.loads):
+        center = x + (dot % side + 0.5) * step, y + (dot // side + 0.5) * step
+        corner = center[0] - 0.28 * step, center[1] - high / 2
+        box(ax, corner, (0.56 * step, high), facecolor=INK, edgecolor="none", gid="load")
 
 
 RESOURCES = {
@@ -163,5 +227,4 @@ def sm_packing(
             unit = " bytes" if name in ("shared", "lds") else ""
             takes = f"one program: {one:,} of {total:,}{unit}"
             write(ax, LEFT, y + 0.55, takes, ha="left", color=MUTED)
-    looks = [Sample(text, {"edgecolor": MUTED, **look}) for text, look in samples.items()]
-    return finish(ax, key(ax, len(limits) * step + 0.1, looks), title)
+    return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
