@@ -118,7 +118,7 @@ def counting(monkeypatch):
 
         monkeypatch.setattr(marked_counters, "counted", begun)
         monkeypatch.setattr(counters, "profile", profile)
-        monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+        monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
         return seen
 
     return of
