@@ -110,9 +110,7 @@ class Launch:
         """A launch that is interpreted, or seen by a meter."""
         wanted = len(self._places) - bool(self._slots)
         if len(tensors) != wanted:  # as the compiled launch, a function of so many, says
-            raise TypeError(
-                f"{self.kernel.__name__}: {wanted} tensors, not {len(tensors)}"
-            )
+            raise TypeError(f"{self.kernel.__name__}: {wanted} tensors, not {len(tensors)}")
         if self._slots:
             zeros = torch.zeros(self._slots, dtype=torch.int64, device=self._device)
             tensors = (*tensors, zeros)
