@@ -37,8 +37,8 @@ def sharded_times(
     "copy" and "own part", a copy of one rank's part and its softmax without the others; "one
     kernel" and "two kernels", the rungs of `sharded_softmax`; "DTensor", `torch.softmax` of a
     DTensor. There is no row for the one kernel where a program cannot hold its columns, nor
-    without GPUs: there the ranks are processes that talk by gloo, and the times are those of the
-    interpreter. Raises RanksError where a rank fails or is not done in time.
+    without a GPU for each rank: there the ranks are processes that talk by gloo, and the times are
+    those of the interpreter. Raises RanksError where a rank fails or is not done in time.
     """
     cases = [(n_rows, width, dtype, repeats) for dtype in dtypes for width in widths]
     found = run_ranks(_times, ranks, (cases,), timeout=TIMEOUT)

@@ -411,6 +411,7 @@ def test_kernels_of_experiments_compile_for_a_t4(drawn, t4, timed, monkeypatch):
     monkeypatch.setattr(runtime, "gpu_name", lambda: t4.driver_name)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
     subjects = [it for it in measured() if it.id not in NEED_A_GPU]
     calls = [call for subject in subjects for call in calls_of(subject)]
     launches, refused = {}, {}
@@ -448,6 +449,7 @@ def test_notebook_goes_on_on_a_t4(names, tmp_path, t4, monkeypatch):
     pages = [ROOT / "book" / name for name in names]
     command = [sys.executable, ROOT / "tests" / "run_t4.py", tmp_path, *pages]
     environment = {**os.environ, "MPLBACKEND": "agg"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}  # it interprets
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
     assert ("long_few is refused here (a row of" in done.stdout) == ("long-rows.ipynb" in names)

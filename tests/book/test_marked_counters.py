@@ -122,7 +122,7 @@ def counting(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one at a time
         monkeypatch.setattr(counters, "require_counters", lambda: None)
         monkeypatch.setattr(counters, "profile", profile)
-        monkeypatch.setattr(gpus, "this_gpu", lambda: gpus.find_gpu("H200"))
+        monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
         return seen
 
     return of

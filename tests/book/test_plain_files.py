@@ -26,6 +26,7 @@ from pathlib import Path
 sys.modules["memtraffic"] = None
 import torch
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
 errors = {}
 for path in map(Path, sys.argv[1:]):
     softmax = runpy.run_path(str(path), run_name="__main__")["softmax"]
@@ -34,7 +35,7 @@ for path in map(Path, sys.argv[1:]):
         if n & (n - 1) and path.stem == "softmax_fused":
             continue
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(m, n).to(dtype)
+            x = torch.randn(m, n, device=device).to(dtype)
             y = softmax(x).double()
             expected = torch.softmax(x.double(), dim=1)
             error = (y - expected).abs() / expected.amax(dim=1, keepdim=True)

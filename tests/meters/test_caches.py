@@ -16,6 +16,7 @@ from memtraffic.kernels.softmax import masked
 from memtraffic.meters import caches
 from memtraffic.meters.caches import Trace, replay
 from memtraffic.names import import_function
+from memtraffic.triton_adapter.launch import triton_version
 from memtraffic_book import recording
 from memtraffic_book.catalog import EXPERIMENTS
 
@@ -163,6 +164,9 @@ HELD_OUT = {
 }  # fmt: skip
 
 
+# Triton 3.6 gives columns that lie apart other lanes. Its loads touch a quarter of the sectors, and
+# what is stored meanwhile leaves L2 in another order.
+OF_TRITON_3_6 = {"every other": (1, 1, 1, 0.929)}
 # Those of the most sectors take the time, and ask the same GPU again.
 LARGE = ("backward", "cross-entropy", "online, 4096", "transposed")
 
@@ -187,6 +191,8 @@ def test_caches_are_as_far_off_as_the_table_says(name):
     found = sectors(import_function(fn), target="H200", caches=programs, **options).caches
     row = recording.read(recording.root() / recording.PUBLISHED, EXPERIMENTS[id]).iloc[number]
     assert found.programs == programs
+    if triton_version() == (3, 6):
+        off = OF_TRITON_3_6.get(name, off)
     for column, ratio in zip(NAMES, off, strict=True):
         it = getattr(found, column)
         assert it.value / row[column] == pytest.approx(ratio, abs=0.002), column

@@ -485,7 +485,8 @@ def test_count_of_an_argument_with_an_address(copied, monkeypatch):
     """What is no tensor but has an address is read where it lies."""
     x, results = matrix(2, 4), []
     if copied:  # to the CPU, as what lies on a GPU
-        monkeypatch.setattr(torch.UntypedStorage, "cpu", torch.UntypedStorage.clone)
+        cpu = torch.UntypedStorage.cpu
+        monkeypatch.setattr(torch.UntypedStorage, "cpu", lambda storage: cpu(storage).clone())
     traffic = count(lambda x: results.append(kernels.backwards(x)), x, trace=True)
     assert torch.equal(results[0], x.flip(0, 1))
     assert traffic.accesses[0].offsets == (7, 6, 5, 4)

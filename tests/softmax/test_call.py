@@ -81,9 +81,10 @@ def test_launch_allocates_as_many_slots_as_it_is_told():
 
 def test_launch_wants_as_many_tensors_as_it_was_planned_for():
     x = matrix(2, 5).view(1, 2, 5)
-    run = scale(torch.empty_like(x), x)
-    for tensors in ((x,), (x, x, x)):
-        with pytest.raises(ValueError):
+    launch, (waiting, y) = scale(torch.empty_like(x), x), arrivals(5, 7)
+    wrong = [(launch, (x,)), (launch, (x, x, x)), (waiting, ()), (waiting, (y, y))]
+    for run, tensors in (*wrong, *((run.unwrapped(), tensors) for run, tensors in wrong)):
+        with pytest.raises(TypeError):
             run(*tensors)
 
 

@@ -147,11 +147,21 @@ def test_softmax_of_any_tensor(either, examples):
 
 @pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
 def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
-    """Of elements that small, the judge of a row would take any."""
+    """Of elements that small, the judge of a row would take any.
+
+    Compiled, `tl.exp(x)` is 2 to the power of `x * log2(e)`, and what that product is wrong by, the
+    exponential is wrong by relative to itself: half an eps times x for its rounding, and 0.112 eps
+    times x for that of log2(e). The 4 eps are for all else: 2 for `ex2.approx` [ptx], 2 for the sum
+    and the division.
+
+    [ptx] PTX ISA, `ex2`: a relative error of 2**-22 at most
+    """
     x = -torch.arange(0, 7 * n, 7, device=DEVICE).remainder(80).float().repeat(2, 1)
     found, expected = softmax(x).double(), torch.softmax(x.double(), 1)
     assert expected.min() < 1e-32
-    assert ((found - expected).abs() <= 4 * torch.finfo(x.dtype).eps * expected).all()
+    of_product = 0 if runtime.INTERPRETED else 0.612 * x.double().abs()
+    bound = (4 + of_product) * torch.finfo(x.dtype).eps * expected
+    assert ((found - expected).abs() <= bound).all()
 
 
 def test_softmax_of_a_scalar():

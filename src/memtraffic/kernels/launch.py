@@ -89,7 +89,10 @@ class Launch:
             self._start = starter(self.compiled, grid, every, places, gpu)
 
     def __call__(self, *tensors: Tensor) -> None:
-        """Launches the kernel on the current stream of the current GPU."""
+        """Launches the kernel on the current stream of the current GPU.
+
+        Raises TypeError for fewer or more tensors than those of the plan.
+        """
         if self._start is None:
             self._run(*tensors)
         elif not self._slots:
@@ -105,6 +108,9 @@ class Launch:
 
     def _run(self, *tensors: Tensor) -> None:
         """A launch that is interpreted, or seen by a meter."""
+        wanted = len(self._places) - bool(self._slots)
+        if len(tensors) != wanted:  # as the compiled launch, a function of so many, says
+            raise TypeError(f"{self.kernel.__name__}: {wanted} tensors, not {len(tensors)}")
         if self._slots:
             zeros = torch.zeros(self._slots, dtype=torch.int64, device=self._device)
             tensors = (*tensors, zeros)

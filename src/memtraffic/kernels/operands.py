@@ -29,7 +29,7 @@ def check_operands(rung: str, x: Tensor, out: Tensor | None, max_cols: int) -> T
         _check_dense(rung, "out", out)
     if x.dtype not in DTYPES:
         raise TypeError(f"{rung}: float32, float16 or bfloat16, not {x.dtype}")
-    if not x.is_cuda and runtime.HAS_GPU and not runtime.INTERPRETED:
+    if not x.is_cuda and runtime.HAS_GPU and runtime.runs_on_gpu():
         raise TypeError(f"{rung}: the tensor is on the {x.device.type}, not on a GPU")
     requires_grad = x.requires_grad or (out is not None and out.requires_grad)
     if requires_grad and torch.is_grad_enabled():

@@ -47,7 +47,8 @@ def rms_norm(
     """`x / sqrt(mean(x**2) + eps) * weight` along the last dimension, as PyTorch computes it.
 
     >>> from memtraffic import runtime
-    >>> rms_norm(torch.full((2, 4), 3.0, device=runtime.device()), eps=0.0)[0].tolist()
+    >>> x = torch.full((2, 4), 3.0, dtype=torch.float16, device=runtime.device())
+    >>> rms_norm(x, eps=0.0)[0].tolist()
     [1.0, 1.0, 1.0, 1.0]
 
     x: tensor of shape (..., N), of float32, float16, bfloat16 or float64, on a GPU or, where
