@@ -2,7 +2,6 @@ import json
 import os
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pandas as pd
@@ -108,7 +107,6 @@ def ncu(tmp_path, monkeypatch):
         (tmp_path / "report").write_text(report(COPY), encoding="utf-8")
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setattr(runtime, "HAS_GPU", True)
-        monkeypatch.setattr(module, "LOCK", f"{tmp_path}/lock")
         return tmp_path
 
     return put
@@ -143,25 +141,6 @@ def test_counters_runs_ncu(ncu, monkeypatch):
     paths = paths.removeprefix("PYTHONPATH=").split(os.pathsep)
     assert paths[:2] == [os.getcwd(), "/somewhere"]
     assert "" not in paths
-
-
-def test_counters_waits_for_the_turn_of_another(ncu):
-    """Wherever temporary files lie: `ncu` waits for those alone that were told of its folder."""
-    folder = ncu('cp "$(dirname "$0")/report" "$log"')
-    with ThreadPoolExecutor(1) as threads:
-        with module._turn():
-            call = threads.submit(counters, "naive", shape=(8, 8))
-            with pytest.raises(TimeoutError):
-                call.result(timeout=0.5)
-            assert not (folder / "arguments").exists()
-        assert call.result(timeout=30).equals(parse(report(COPY)))
-
-
-def test_a_turn_ends_with_an_error(ncu):
-    ncu("exit 9")
-    for _ in range(2):
-        with pytest.raises(CountersError, match="exited 9"):
-            counters("naive", shape=(8, 8))
 
 
 def test_worker_warms_up_and_calls_once_more(monkeypatch):

@@ -1,8 +1,8 @@
 """Reads hardware counters: what a GPU's caches and memory moved while a function ran.
 
 A second process runs the function under Nsight Compute (`ncu`), which flushes the caches before
-each kernel. So each kernel is counted alone, starting cold. A user's processes take turns: counters
-belong to one at a time.
+each kernel. So each kernel is counted alone, starting cold. Processes with the same TMPDIR take
+turns: `ncu` locks a file there, and fails beside another that profiles the same GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -44,7 +43,6 @@ METRICS = {
 COLUMNS = ("kernel", *METRICS)
 # Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
 NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
-LOCK = "/tmp/memtraffic-ncu-{}.lock"  # wherever TMPDIR points: by the number of the user
 WARMUP = 3  # calls before the one that counts
 DENIED = "counters: the driver lets only an administrator read them (ERR_NVGPUCTRPERM)"
 _denied: set[str] = set()  # the commands to which it has said so, and will again
@@ -114,7 +112,7 @@ def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> s
     if ncu in _denied:
         raise CountersUnavailable(DENIED)
     paths = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
-    with _turn(), tempfile.NamedTemporaryFile(suffix=".csv") as log:
+    with tempfile.NamedTemporaryFile(suffix=".csv") as log:
         done = subprocess.run(
             [
                 *(ncu, *shlex.split(NCU_OPTIONS)),
@@ -143,23 +141,6 @@ def _cause(stderr: str, report: str, code: int) -> str:
     reasons = [line for line in of_ncu if "The application returned" not in line]
     found = errors[-1:] or reasons[:1] or lines[-1:] or of_ncu[:1]
     return found[0] if found else f"ncu exited {code}"
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    """Context manager: waits until no other process of this user is in it, and is alone there.
-
-    `ncu` has a lock of its own, in a folder that the environment names: `ncu` fails beside another
-    one that was told of another folder.
-    """
-    import fcntl  # which Windows does not have
-
-    file = os.open(LOCK.format(os.getuid()), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)  # which gives the lock back, as does the end of a process
 
 
 @functools.cache
