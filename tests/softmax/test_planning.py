@@ -96,8 +96,19 @@ TILES = {
     (128, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 2, 64)),  # in whole vectors, too
     (64, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
     (65, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 32, 1, 1, 32)),
+    (70, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 32, 1, 1, 32)),  # of 70, some rows have 56
+    (71, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 0)),
     (77, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 8)),
+    (103, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 32)),
     (129, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 64, 1, 2, 64)),  # eight lanes a row
+    (167, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 1, 32)),
+    (168, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 2, 64)),
+    (79, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 8)),
+    (80, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 2, 16)),
+    (143, 2, 2): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 2, 8)),
+    (144, 2, 2): (Tile(4, 64, 3, 1), ShiftedTile(4, 128, 1, 2, 16)),
+    (391, 2, 2): (Tile(4, 256, 2, 4), ShiftedTile(4, 256, 1, 2, 128)),
+    (392, 2, 2): (Tile(4, 256, 2, 4), ShiftedTile(2, 256, 1, 2, 256)),
     (60, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
     (60, 2, 2): (Tile(8, 64, 1, 1), Tile(16, 64, 1, 1)),
     (256, 4, 1): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),  # loads of 16 bytes
