@@ -482,6 +482,18 @@ def test_odd_rows_compile_without_spills(name, inputs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_several_odd_rows_are_loaded_once(inputs):
+    """In whole vectors. A matrix of fewer elements than lanes would be loaded twice."""
+    widths = (65, 135, 197, 321, 449, 519)
+    jobs = [captured("sm_90", rows(n, "bfloat16"), inputs == 2) for n in widths]
+    for n, kernel in zip(widths, compile_launches(jobs), strict=True):
+        assert kernel.load_bits[128] and not kernel.spill_bytes
+        loads, stores = kernel.load_bits.values(), kernel.store_bits.values()
+        assert sum(loads) == inputs * sum(stores), n
+
+
+@pytest.mark.slow
 def test_softmax_compiles_for_other_gpus():
     """For sm_75, NVIDIA's compiler spills a little, so that a program more fits an SM."""
     points = [*product(("sm_75", "gfx942", "gfx1100"), (781, 131072))]
