@@ -72,6 +72,7 @@ def test_runs_of_two_dtypes_hold_whole_vectors_of_both():
     """And a number is converted first, wherever it is used."""
     x = matrix(100, 33)
     x[::2, 0], x[::2, 32], x[1::2, 3], x[1::2, 5] = 300, 301, 300, 301  # equal in bfloat16
+    x[::4, 32] = 500  # the maximum is behind the first power of two, and far above all of that
     launch = planning.plan(print, (x.bfloat16(), x), 1, False)
     assert launch.kernel is narrow.narrow_kernel and launch.constants["VECTOR"] == 8
     assert_correct("softmax", lambda _: softmax(x, dtype=torch.bfloat16), x.bfloat16())

@@ -384,6 +384,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
         (8448, 8, 32),
         (33791, 8, 32),
         (33792, 8, 64),
+        *((5000, 100, 4), (5000, 101, 8)),  # rows that start at whole vectors, and anywhere
         (5, 513, 1),
     ],
 )
