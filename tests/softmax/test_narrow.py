@@ -52,6 +52,33 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
 
 
 @pytest.mark.parametrize(
+    ("n", "itemsize", "inputs", "rows", "widths", "size", "num_warps"),
+    [
+        *((21, 2, 1, 48, (32, 0), 1024, 2), (22, 2, 1, 64, (32, 0), 2048, 2)),
+        *((39, 2, 1, 48, (64, 0), 2048, 2), (41, 2, 1, 24, (64, 0), 1024, 2)),
+        *((33, 2, 2, 56, (32, 1), 2048, 4), (33, 4, 1, 60, (32, 1), 2048, 4)),
+    ],
+)
+def test_narrow_run(n, itemsize, inputs, rows, widths, size, num_warps):
+    run = narrow.narrow_run(n, itemsize, inputs)
+    its = run.constants
+    assert (run.rows, its["WIDTH"], its["REST"], its["RUN"]) == (rows, *widths, size)
+    x = torch.empty(100, n, dtype={2: torch.bfloat16, 4: torch.float32}[itemsize], device=device())
+    launch = planning.plan(print, [x] * (1 + inputs), 1, inputs == 2)
+    assert launch.constants == its and launch.options["num_warps"] == run.num_warps == num_warps
+
+
+def test_runs_of_two_dtypes_hold_whole_vectors_of_both():
+    """And a number is converted first, wherever it is used."""
+    x = matrix(100, 33)
+    x[::2, 0], x[::2, 32], x[1::2, 3], x[1::2, 5] = 300, 301, 300, 301  # equal in bfloat16
+    x[::4, 32] = 500  # the maximum is behind the first power of two, and far above all of that
+    launch = planning.plan(print, (x.bfloat16(), x), 1, False)
+    assert launch.kernel is narrow.narrow_kernel and launch.constants["VECTOR"] == 8
+    assert_correct("softmax", lambda _: softmax(x, dtype=torch.bfloat16), x.bfloat16())
+
+
+@pytest.mark.parametrize(
     ("dtype", "inputs", "n", "m"),
     [
         *(("float32", 1, 33, 4096), ("float32", 1, 65, 33273)),
@@ -94,7 +121,8 @@ def test_rows_must_follow_one_another_from_an_aligned_address_on(x, kernel):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [3, 19, 33, 55])  # two with a second power of two, one not full
+# Two with a second power of two; one not full, whose lanes without a row would read past the run.
+@pytest.mark.parametrize("n", [3, 19, 33, 41])
 def test_last_program_may_end_inside_of_a_vector(n, dtype):
     """What lies behind the last row is untouched."""
     rows = narrow.narrow_run(n, matrix(1, 1, dtype).element_size(), 1).rows

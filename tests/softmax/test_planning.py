@@ -96,8 +96,19 @@ TILES = {
     (128, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 2, 64)),  # in whole vectors, too
     (64, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
     (65, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 32, 1, 1, 32)),
+    (70, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 32, 1, 1, 32)),  # of 70, some rows have 56
+    (71, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 0)),
     (77, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 8)),
+    (103, 2, 1): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 32)),
     (129, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 64, 1, 2, 64)),  # eight lanes a row
+    (167, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 1, 32)),
+    (168, 2, 1): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 2, 64)),
+    (79, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 1, 8)),
+    (80, 2, 2): (Tile(8, 128, 1, 1), ShiftedTile(8, 64, 1, 2, 16)),
+    (143, 2, 2): (Tile(4, 64, 3, 1), ShiftedTile(8, 128, 1, 2, 8)),
+    (144, 2, 2): (Tile(4, 64, 3, 1), ShiftedTile(4, 128, 1, 2, 16)),
+    (391, 2, 2): (Tile(4, 256, 2, 4), ShiftedTile(4, 256, 1, 2, 128)),
+    (392, 2, 2): (Tile(4, 256, 2, 4), ShiftedTile(2, 256, 1, 2, 256)),
     (60, 2, 1): (Tile(16, 64, 1, 1), Tile(8, 64, 1, 1)),
     (60, 2, 2): (Tile(8, 64, 1, 1), Tile(16, 64, 1, 1)),
     (256, 4, 1): (Tile(4, 256, 1, 1), Tile(4, 256, 1, 1)),  # loads of 16 bytes
@@ -373,6 +384,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
         (8448, 8, 32),
         (33791, 8, 32),
         (33792, 8, 64),
+        *((5000, 100, 4), (5000, 101, 8)),  # rows that start at whole vectors, and anywhere
         (5, 513, 1),
     ],
 )
@@ -468,6 +480,18 @@ def test_odd_rows_compile_without_spills(name, inputs):
         assert kernel.spill_bytes == 0
         assert kernel.load_bits[128] == inputs * kernel.store_bits[128]
         assert kernel.load_bits[element] == inputs * kernel.store_bits[element] == inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_several_odd_rows_are_loaded_once(inputs):
+    """In whole vectors. A matrix of fewer elements than lanes would be loaded twice."""
+    widths = (65, 135, 197, 321, 449, 519)
+    jobs = [captured("sm_90", rows(n, "bfloat16"), inputs == 2) for n in widths]
+    for n, kernel in zip(widths, compile_launches(jobs), strict=True):
+        assert kernel.load_bits[128] and not kernel.spill_bytes
+        loads, stores = kernel.load_bits.values(), kernel.store_bits.values()
+        assert sum(loads) == inputs * sum(stores), n
 
 
 @pytest.mark.slow

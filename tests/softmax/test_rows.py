@@ -65,32 +65,50 @@ def test_tiles_of_few_packed_rows_alone_leave_rows_to_programs_of_their_own():
         assert tile_programs(tile, 11, constants) == programs
 
 
+HALVES = st.sampled_from([torch.bfloat16, torch.float16])
+ENDS = st.integers(0, 7) | st.integers(0, planning.SHIFTED_FROM - 1)  # from an end of the row
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @settings(max_examples=25, deadline=None)
 @given(
-    m=st.integers(2, 40),
-    n=st.integers(planning.SHIFTED_FROM, 530).filter(lambda n: n % 8),
+    sizes=st.tuples(st.integers(1, 3), st.integers(2, 13), st.integers(planning.SHIFTED_FROM, 530)),
     apart=st.integers(0, 9),
-    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    farther=st.lists(st.tuples(*[st.integers(0, 2)] * 2), min_size=4, max_size=4),
+    dtypes=st.tuples(HALVES, HALVES, HALVES),
+    peaks=st.tuples(ENDS, ENDS, st.booleans()),
 )
-def test_halves_that_start_anywhere_are_loaded_in_whole_vectors(m, n, apart, dtype):
+def test_halves_that_start_anywhere_are_loaded_in_whole_vectors(
+    sizes, apart, farther, dtypes, peaks
+):
     """What lies between the rows, and behind the last, is neither read nor written."""
-    stride, size = n + apart, m * (n + apart) + 64
+    batches, m, n = sizes
+    stride, of_batch = n + apart, m * (n + apart + 16) + 5
+    first, second = (n - 1 - at if peaks[2] else at for at in peaks[:2])
 
-    def rows(seed):
-        memory = torch.full((size,), float("nan"), dtype=dtype, device=device())
-        x = memory.as_strided((m, n), (stride, 1))
-        return x.copy_(matrix(m, n, seed=seed)), memory
+    def rows(dtype, seed):
+        """Each tensor starts its rows at another place, but as far from whole vectors."""
+        steps = of_batch + 8 * farther[seed][0], stride + 8 * farther[seed][1], 1
+        memory = torch.full((batches * steps[0] + 64,), NAN, dtype=dtype, device=device())
+        x = memory.as_strided((batches, m, n), steps)
+        return x.copy_(matrix(batches * m, n, seed=seed).view(x.shape)), memory
 
-    (x, _), (dy, _) = rows(0), rows(1)
-    (y, of_y), (dx, of_dx) = rows(2), rows(3)
-    for out, inputs, dim in ((y, (x,), -1), (dx, (dy, y), -1)):
-        launch = planning.plan(print, (out, *inputs[::-1]), dim, len(inputs) == 2)
-        constants = launch.constants
-        assert constants["VECTOR"] == (8 if stride % 8 else 1)
-        launch(out, *inputs[::-1])
-    assert_correct("softmax", lambda x: y, x)
-    wide, by = y.double(), dy.double()
-    wanted = wide * (by - (wide * by).sum(dim=1, keepdim=True))
-    assert (dx - wanted).abs().max() < 4 * torch.finfo(dtype).eps
-    for memory in (of_y, of_dx):
-        assert memory.isnan().sum() == size - m * n
+    of_x, of_y, of_dy = dtypes
+    (x, _), (y, around_y), (dy, _), (dx, around_dx) = map(rows, (of_x, of_y, of_dy, of_x), range(4))
+    x[:, 1::3, second], x[:, 1::3, first] = 300, 301  # equal in bfloat16
+    x[:, ::5, first], x[0, 0] = 500, -INF
+    for out, inputs in ((y, [x]), (dx, [y, dy])):
+        launch = planning.plan(print, (out, *inputs), -1, out is dx)
+        whole = stride % 8 or (batches > 1 and of_batch % 8)
+        assert launch.constants["VECTOR"] == (8 if whole else 1)
+        launch(out, *inputs)
+        if out is y:
+            assert_correct("softmax", lambda _: y.reshape(-1, n), x.to(of_y).reshape(-1, n))
+            assert around_y.isnan().sum() == around_y.numel() - y.numel() + n
+            y[0, 0], dy[:, 1::3, second], dy[:, 1::3, first] = 0, 300, 301
+    wide, by = y.double(), dy.to(of_y).double()
+    wanted = wide * (by - (wide * by).sum(dim=2, keepdim=True))
+    assert (dx - wanted).abs().max() < 4 * max(torch.finfo(it).eps for it in (of_x, of_y))
+    assert torch.equal(dx.to(of_y).to(of_x), dx)  # rounded to the dtype of y first
+    assert around_dx.isnan().sum() == around_dx.numel() - dx.numel()

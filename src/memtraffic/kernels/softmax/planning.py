@@ -390,15 +390,14 @@ def tile_constants(
     vector: see `shifted_vector`. packed: whether the columns of a row are adjacent in memory.
     """
     rest = tile.rest if isinstance(tile, ShiftedTile) else 0
-    full = tile.rows == 1 or isinstance(
-        tile, ShiftedTile
-    )  # all of a program's rows exist
+    # All rows of a program exist.
+    full = tile.rows == 1 or isinstance(tile, ShiftedTile)
     vector = vector if full else 1
     narrowest, widest = in_vectors(n_cols, vector)
-    chunks = triton.cdiv(widest - rest, tile.block)
     return {
-        "ROWS": tile.rows, "BLOCK": tile.block, "CHUNKS": chunks,
-        "WHOLE": min(chunks, narrowest // tile.block) if full else 0,
+        "ROWS": tile.rows, "BLOCK": tile.block,
+        "CHUNKS": triton.cdiv(widest - rest, tile.block),
+        "WHOLE": narrowest // tile.block if full else 0,
         "REST": rest, "ALIGN": align, "VECTOR": vector,
         # In chunks, a lane has one row.
         "SINGLY": packed and tile.chunks == 1 < tile.rows <= MOST_SINGLY,

@@ -6,8 +6,8 @@ are full then, so that a lane needs no predicate for each row, which would take 
 Where VECTOR is over 1, rows start between multiples of 16 bytes. From its first such multiple on,
 each is loaded in whole vectors, the chunks and REST columns behind them; the columns before and
 after those, its edges, are loaded one by one, in a matrix (2 * VECTOR, ROWS) with its own layout.
-Of one row they are a vector: a matrix of fewer elements than lanes is cheap to load, and Triton 3.6
-loads it again rather than hand it from lane to lane.
+A matrix of fewer elements than lanes is cheap to load, and Triton loads it again rather than hand
+it from lane to lane: of one row they are a vector, of two a matrix (4 * VECTOR, 2).
 
 Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
@@ -82,11 +82,11 @@ def softmax_kernel(
 @triton.jit
 def edge_places(first, ROWS: tl.constexpr, VECTOR: tl.constexpr):
     # The rows and the lanes of the edges.
-    lane = tl.arange(0, 2 * VECTOR)
     if ROWS == 1:
-        rows = first
+        rows, lane = first, tl.arange(0, 2 * VECTOR)
     else:
-        rows, lane = first + tl.arange(0, ROWS)[None, :], lane[:, None]
+        lane = tl.arange(0, max(2, 8 // ROWS) * VECTOR)[:, None]
+        rows = first + tl.arange(0, ROWS)[None, :]
     return rows, lane
 
 
