@@ -43,7 +43,6 @@ from memtraffic.meters.polynomials import (
     evaluate,
     least_squares,
     odd_ones,
-    parse,
     polynomial,
     products_of,
     solutions,
@@ -206,18 +205,6 @@ class Formula:
             each.append(f"together to {shape_text(self.together)}")
         lines = [text, *([f"{', '.join(each)}; outside: not tried"] if each else [])]
         return "\n".join([*lines, *self.notes])
-
-
-def parse_formula(reads: str, writes: str, symbols: Sequence[str] = SYMBOLS) -> Formula:
-    """The `Formula` that reads and writes these numbers of elements, solved at no shape.
-
-    >>> parse_formula("5MN + 2M", "MN").elements(3, 5)
-    (81, 15)
-
-    reads, writes: as `Formula` prints them, with the letters of a product in any order. symbols:
-    the sizes. Raises ValueError for text of another form and for other letters.
-    """
-    return Formula(parse(reads, symbols), parse(writes, symbols), symbols=tuple(symbols))
 
 
 def formula(
