@@ -329,22 +329,18 @@ def _transformer(interpreter: Any) -> Any:
         def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
             self.generic_visit(node)
             method = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-            call = ast.parse(f"interpreter_semantic._combine({method!r})", mode="eval").body
-            assert isinstance(call, ast.Call)
-            for value in node.values:
-                made = ast.parse("lambda: 0", mode="eval").body
-                assert isinstance(made, ast.Lambda)
-                made.body = value
-                call.args.append(made)
-            return ast.copy_location(call, node)
+            nothing: Any = ast.arguments([], [], None, [], [], None, [])
+            operands = (ast.Lambda(nothing, value) for value in node.values)
+            return self._call(node, "_combine", ast.Constant(method), *operands)
 
         def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
             self.generic_visit(node)
-            if not isinstance(node.op, ast.Not):
-                return node
-            call = ast.parse("interpreter_semantic._negate()", mode="eval").body
-            assert isinstance(call, ast.Call)
-            call.args = [node.operand]
+            return self._call(node, "_negate", node.operand) if type(node.op) is ast.Not else node
+
+        @staticmethod
+        def _call(node: ast.expr, method: str, *args: ast.expr) -> ast.expr:
+            owner = ast.Name("interpreter_semantic", ast.Load())
+            call = ast.Call(ast.Attribute(owner, method, ast.Load()), [*args], [])
             return ast.copy_location(call, node)
 
     return Transformer()
