@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -309,7 +310,12 @@ def count_table(traffic: Traffic, as_json: bool) -> str:
     frame = pd.DataFrame([*ops, {"name": "total"} | totals]).set_index("name").rename_axis(None)
     shown = totals if any(totals[name] for name in LINK_TOTALS) else TOTALS
     header = [name.replace("_", " ") for name in shown]
-    return frame[list(shown)].to_string(header=header, formatters=["{:,}".format] * len(header))
+    return frame[list(shown)].to_string(header=header, formatters=[number_text] * len(header))
+
+
+def number_text(number: int | Fraction) -> str:
+    """A number of elements as text; before Python 3.13, a fraction takes no commas."""
+    return str(number) if isinstance(number, Fraction) else f"{number:,}"
 
 
 @command(*CALL, JSON)

@@ -87,12 +87,14 @@ def test_count_says_what_is_sent():
     with rank_of(1, 4):
         traffic = count(lambda x: (dist.send(x, 0), dist.recv(x, 0), dist.barrier()), torch.ones(6))
         third = count(dist.all_reduce, torch.ones(6))
+        part = count(dist.all_reduce, torch.ones(5))
     assert str(traffic) == (
         "reads 6 elements, writes 6 elements, sends 6, receives 6, in 2 operations"
     )
     assert [op.name for op in traffic.ops] == ["send", "recv"]
     assert third.sent_elements == 9 and "sends 9" in str(third)
     table, document = (count_table(traffic, as_json) for as_json in (False, True))
+    assert "15/2" in count_table(part, as_json=False)  # the mean over the ranks
     assert "sent bytes" in table and '"received_bytes": 24' in document
     assert "sent" not in count_table(count(torch.exp, torch.ones(6)), as_json=False)
 
