@@ -10,6 +10,7 @@ from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.loop import judge_result
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
+from memtraffic.op import Op
 from memtraffic.tensors import matrix
 
 TIMES = ["us", "us_p20", "us_p80", "gb_per_s"]
@@ -51,6 +52,11 @@ def test_bench_finds_mistakes_before_it_times(timed):
         bench(["copy"], shapes=[(8, 8), (8,)])
     with pytest.raises(ValueError, match="an Op"):
         bench(["naive"], "M,N", [(4, 8)], judge=True)
+    half = Op("half", "M,N value=0.5", lambda x, value=2: x * value)
+    with pytest.raises(
+        ValueError, match="half: inputs of a judged function are tensors by position"
+    ):
+        bench({"half": half.reference}, half, [(4, 8)], judge=True)
     assert timed == []
 
 

@@ -94,7 +94,8 @@ def bench(
     is what this copy moves over the time.
 
     Raises RuntimeError without a GPU, LookupError for an unknown name, ValueError for a shape of
-    another number of sizes, for `judge` without an `Op` and for `beside_copy` without a tensor.
+    another number of sizes, for `judge` without an `Op` or with inputs that are not tensors by
+    position, and for `beside_copy` without a tensor.
     """
     runtime.require_gpu("bench")
     named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
@@ -157,9 +158,12 @@ def _judge_and_time(
     calls: dict[str, Callable[[], object]] = {}
     notes: dict[str, str] = {}
     try:
-        inputs = make().positional
+        arguments = make()
     except (InputsError, RuntimeError) as error:  # too large, or a kernel has broken the GPU
         return {}, dict.fromkeys(fns, _reason("not timed", error))
+    inputs = arguments.positional
+    if arguments.keywords or not all(isinstance(it, Tensor) for it in inputs):
+        raise ValueError(f"{op.name}: inputs of a judged function are tensors by position")
     for name, fn in fns.items():
         try:
             if fn is not copy and (note := judge_result(op, _settled(name, fn, inputs), *inputs)):
@@ -175,7 +179,7 @@ def _judge_and_time(
         samples = time_interleaved(list(calls.values()), cold=cold, budget=budget, reverse=True)
     except Exception as error:
         return {}, notes | dict.fromkeys(calls, _reason("not timed", error))
-    n_bytes, found = op.least_bytes(Arguments(tuple(inputs))), {}
+    n_bytes, found = op.least_bytes(arguments), {}
     for name, durations in zip(calls, samples, strict=True):
         back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
         times = summary(durations, n_bytes) | back
