@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,8 +292,6 @@ class Counts:
                 f"{len(self.symbols)} sizes ({', '.join(self.symbols)}) are more than "
                 f"{MAX_SYMBOLS}: put numbers in place of some"
             )
-        if bad := [symbol for symbol in self.symbols if not re.fullmatch("[A-Z]", symbol)]:
-            raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
         self._launches: dict[Shape, list[tuple[str, Grid]]] = {}
         self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
