@@ -28,7 +28,8 @@ from memtraffic import runtime
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.meters.formula import Counts, parse_formula, shape_text
+from memtraffic.meters.formula import Counts, shape_text
+from memtraffic.meters.polynomials import SYMBOLS, evaluate, parse
 from memtraffic.names import import_path
 from memtraffic.op import Op, find_op
 from memtraffic.residency.resources import Resources
@@ -205,7 +206,7 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
     itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
     frame = experiment(id)
     measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
-    expected = parse_formula(reads, writes).elements(m, n)
+    expected = [evaluate(parse(it, SYMBOLS), SYMBOLS, (m, n)) for it in (reads, writes)]
     parts = []
     for verb, way, elements, *sizes in zip(
         ("reads", "writes"), ("from L2", "to L2"), (reads, writes), measured, expected, strict=True
@@ -232,7 +233,8 @@ def _check_traffic(
 
     Raises AssertionError for whatever `fn` raises: it is the answer of a learner.
     """
-    parse_formula(reads, writes)
+    for text in (reads, writes):  # text that is no formula is not the learner's
+        parse(text, SYMBOLS)
     shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else None
     counts = Counts(fn, op)
     try:

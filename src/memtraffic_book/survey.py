@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import display
 
-from memtraffic.meters.formula import parse_formula
+from memtraffic.meters import polynomials
 from memtraffic_book import units
 from memtraffic_book.recording import RecordingError, root
 
@@ -61,8 +61,8 @@ def evaluate(text: str, **sizes: int) -> float:
     Raises ValueError for text that is no formula, and for a letter without a size.
     """
     letters = tuple(sorted(sizes))
-    reads, _ = parse_formula(text, "0", letters).elements(*(sizes[name] for name in letters))
-    return float(reads)
+    coefficients = polynomials.parse(text, letters)
+    return float(polynomials.evaluate(coefficients, letters, [sizes[name] for name in letters]))
 
 
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:

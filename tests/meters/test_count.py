@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from memtraffic import runtime
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
-from memtraffic.meters.count import OpTraffic, count, count_shapes
+from memtraffic.meters.count import OpTraffic, count
 from memtraffic.meters.formula import formula
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,10 +73,10 @@ TORCH = [
 
 @pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
 def test_count_torch_operations(fn, reads, writes):
-    """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
+    """On meta tensors, too."""
     traffic = count(fn, matrix())
     assert totals(traffic) == (reads, writes)
-    assert count(fn, matrix().to("meta")) == count_shapes(fn, lambda: matrix()) == traffic
+    assert count(fn, matrix().to("meta")) == traffic
 
 
 AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
@@ -148,7 +148,6 @@ def test_count_what_an_index_names_without_values():
     x, y = ones(4, 8), AT
     with pytest.raises(CountError, match="depends on its values"):
         count(F.nll_loss, (x.to("meta"), y.to("meta")))
-    assert count_shapes(F.nll_loss, (x, y)) == count(F.nll_loss, (x, y))
 
 
 @pytest.mark.parametrize(
@@ -407,8 +406,8 @@ def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
 def test_count_says_that_nothing_ran():
     text = str(count(torch.t, "M,N", (2, 3)))
     assert "no operation of PyTorch ran" in text
-    assert "within `stand_in()`" in text
-    assert "within `stand_in()`" in formula(torch.t).evidence
+    assert "use `stand_in()`" in text
+    assert "use `stand_in()`" in formula(torch.t).evidence
 
 
 @pytest.mark.parametrize(
@@ -417,20 +416,8 @@ def test_count_says_that_nothing_ran():
         pytest.param(
             lambda x: kernels._never_compiles_kernel[(1,)](x, BLOCK=4),
             AssertionError,
-            r"^_never_compiles_kernel: a block is never negative, at kernels\.py:\d+: tl\.static",
+            "^_never_compiles_kernel: a block is never negative$",
             id="static-assertion",
-        ),
-        pytest.param(
-            lambda x: kernels._seed_kernel[(1,)](x),
-            AssertionError,
-            r"^_seed_kernel: tl\.static_assert\(seed.* fails, at kernels\.py:\d+: tl\.rand4x",
-            id="assertion-without-a-reason-in-a-function-that-it-calls",
-        ),
-        pytest.param(
-            lambda x: kernels._masked_kernel[(1,)](x, 16, 4, BLOCK=4, STORED=4),
-            ValueError,
-            r"^_masked_kernel: Unsupported ptr type.*'16,' are 16 elements.*kernels\.py:\d+: x =",
-            id="number-for-a-tensor",
         ),
         pytest.param(
             lambda x: kernels._masked_kernel[(1,)](x, x, 4, STORED=4),
@@ -446,7 +433,7 @@ def test_count_says_that_nothing_ran():
         ),
     ],
 )
-def test_count_names_the_kernel_and_the_line_that_fail(launch, error, message):
+def test_count_names_the_kernel_that_fails(launch, error, message):
     with pytest.raises(error, match=message):
         count(launch, matrix())
 
@@ -509,36 +496,6 @@ def test_count_shows_its_progress(monkeypatch):
     monkeypatch.setattr(module, "progress_bar", progress_bar)
     count(lambda x: kernels._unmasked_kernel[2, 3, 4](x, x, 48, BLOCK=4), matrix(2, 48))
     assert sorted(set(steps)) == [(i, 24) for i in range(24)]
-
-
-# ---- count_shapes
-
-
-def test_count_shapes_falls_back_to_values():
-    """A kernel and a branch on a value need real tensors."""
-
-    def branching(x):
-        return x.exp().exp() if x[0, 1] > 0 else x.exp()
-
-    for fn in (kernels.mixed, branching):
-        assert count_shapes(fn, lambda: matrix()) == count(fn, matrix())
-
-
-def test_count_shapes_prints_what_the_function_prints(capsys):
-    def talking(x, last):
-        print("before")
-        last(x)
-        print("after")
-
-    for last in (torch.exp, kernels.masked):
-        count_shapes(lambda x, last=last: talking(x, last), lambda: matrix())
-        assert capsys.readouterr().out == "before\nafter\n"
-
-
-def test_count_shapes_keeps_the_device():
-    devices = []
-    count_shapes(lambda x: devices.append(x.device), lambda: matrix())
-    assert devices == [runtime.device()]
 
 
 # ---- in a process that compiles its kernels

@@ -33,11 +33,6 @@ def torch_softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, dim=1)
 
 
-def scripted(x: Tensor) -> Tensor:
-    """The naive softmax through `torch.jit.script`."""
-    return _script()(x)
-
-
 def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """The backward of `memtraffic.softmax`, as its autograd function calls it."""
     return softmax.backward(dy, y, 1, y.dtype)
@@ -110,11 +105,6 @@ def _ptxas_of_inductor() -> Iterator[None]:
 
 
 @functools.cache
-def _script() -> Callable[..., Tensor]:
-    return torch.jit.script(naive.softmax)
-
-
-@functools.cache
 def _compile(multi_kernel: int, fn: Callable[..., Tensor] = naive.softmax) -> Callable[..., Tensor]:
     # Each shape is compiled by itself. Too many of them raise an error; without this setting
     # PyTorch would return to eager mode in silence. A multi-kernel cannot be loaded from the cache
@@ -128,7 +118,6 @@ def _compile(multi_kernel: int, fn: Callable[..., Tensor] = naive.softmax) -> Ca
 BASELINES: dict[str, Callable[..., Tensor]] = {
     "copy": copy,
     "torch.softmax": torch_softmax,
-    "jit.script(naive)": scripted,
     "compile(torch.softmax)": compiled_softmax,
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,

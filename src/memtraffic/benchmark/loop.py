@@ -9,14 +9,13 @@ from textwrap import shorten
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
-from memtraffic.errors import said
+from memtraffic.errors import InputsError, said
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.op import AnyInputs, Op, find_op, least_bytes
@@ -95,13 +94,14 @@ def bench(
     is what this copy moves over the time.
 
     Raises RuntimeError without a GPU, LookupError for an unknown name, ValueError for a shape of
-    another number of sizes, for `judge` without an `Op` and for `beside_copy` without a tensor.
+    another number of sizes, for `judge` without an `Op` or with inputs that are not tensors by
+    position, and for `beside_copy` without a tensor.
     """
     runtime.require_gpu("bench")
     named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
     fns = {name: find_implementation(impl) for name, impl in named.items()}
     subject = find_op("softmax") if inputs is None else inputs
-    made_by, rows, lost = find_op(subject), [], ""
+    made_by, rows = find_op(subject), []
     sizes = [made_by.check(shape) for shape in shapes]
     op = subject if isinstance(subject, Op) else None
     if judge and op is None:
@@ -113,13 +113,10 @@ def bench(
             timed = _time(fns, op, make(), beside_copy, cold, budget)
             rows += [{"impl": name} | key | found for name, found in timed.items()]
             continue
-        times: dict[str, dict[str, float]] = {}
-        notes: dict[str, str] = {}
-        if not lost:
-            times, notes, lost = _judge_and_time(fns, op, make, shape, cold, budget)
+        times, notes = _judge_and_time(fns, op, make, cold, budget)
         none = dict.fromkeys(TIMES, float("nan"))
         for name in fns:
-            note = {"note": notes.get(name, lost)}
+            note = {"note": notes.get(name, "")}
             rows.append({"impl": name} | key | times.get(name, none) | note)
     return pd.DataFrame(rows)
 
@@ -154,20 +151,19 @@ def _judge_and_time(
     fns: Mapping[str, Callable[..., Any]],
     op: Op,
     make: Callable[[], Arguments],
-    shape: tuple[int, ...],
     cold: bool,
     budget: float,
-) -> tuple[dict[str, dict[str, float]], dict[str, str], str]:
-    """The times of those of `fns` that are right at a shape, and notes on the others.
-
-    The last result says of all others why they are not timed, if the GPU answers no more.
-    """
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """The times of those of `fns` that are right at a shape, and notes on the others."""
     calls: dict[str, Callable[[], object]] = {}
     notes: dict[str, str] = {}
     try:
-        inputs = make().positional
-    except torch.OutOfMemoryError as error:
-        return {}, dict.fromkeys(fns, _reason("not timed", error)), ""
+        arguments = make()
+    except (InputsError, RuntimeError) as error:  # too large, or a kernel has broken the GPU
+        return {}, dict.fromkeys(fns, _reason("not timed", error))
+    inputs = arguments.positional
+    if arguments.keywords or not all(isinstance(it, Tensor) for it in inputs):
+        raise ValueError(f"{op.name}: inputs of a judged function are tensors by position")
     for name, fn in fns.items():
         try:
             if fn is not copy and (note := judge_result(op, _settled(name, fn, inputs), *inputs)):
@@ -179,19 +175,16 @@ def _judge_and_time(
             notes[name] = ABSENT + said(error)
         except Exception as error:  # a compiler raises what it likes
             notes[name] = _reason("refused", error)
-        if lost := _lost_after(name, shape, notes):
-            return {}, notes, lost
     try:
         samples = time_interleaved(list(calls.values()), cold=cold, budget=budget, reverse=True)
     except Exception as error:
-        notes |= dict.fromkeys(calls, _reason("not timed", error))
-        return {}, notes, _lost_after(" or ".join(calls), shape, notes)
-    n_bytes, found = op.least_bytes(Arguments(tuple(inputs))), {}
+        return {}, notes | dict.fromkeys(calls, _reason("not timed", error))
+    n_bytes, found = op.least_bytes(arguments), {}
     for name, durations in zip(calls, samples, strict=True):
         back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
         times = summary(durations, n_bytes) | back
         found[name] = {column: times[column] for column in TIMES}
-    return found, notes, ""
+    return found, notes
 
 
 def _settled(name: str, fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -226,13 +219,3 @@ def _reason(what: str, error: Exception) -> str:
     kind = "" if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: "
     text = shorten(said(error), 160, placeholder=" …")
     return f"{what}: {kind}{text or type(error).__name__}"
-
-
-def _lost_after(name: str, shape: tuple[int, ...], notes: dict[str, str]) -> str:
-    """Whether an error of a kernel has made the GPU useless to this process: a note, or ""."""
-    try:
-        torch.cuda.synchronize()
-    except Exception as error:
-        notes.setdefault(name, _reason("broken", error))
-        return f"not timed: after {name} at {shape} the GPU answered no more"
-    return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,31 +33,8 @@ _COMPARED = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
              "ge": "greater_equal", "lo": "less", "hi": "greater"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SharedAccess:
-    """One load or store of shared memory in PTX.
-
-    text: the instruction. conflicts: in a program, each time that it is made; None if its addresses
-    are not known. once: whether each program makes it once, outside of loops and branches.
-    """
-
-    text: str
-    conflicts: int | None
-    once: bool
-
-
 def bank_conflicts(ptx: str, warps: int) -> int | None:
     """The conflicts of a program; None if some are not known, or in a loop or a branch."""
-    total = 0
-    for access in read_shared(ptx, warps):
-        if access.conflicts is None or (access.conflicts and not access.once):
-            return None
-        total += access.conflicts
-    return total
-
-
-def read_shared(ptx: str, warps: int) -> list[SharedAccess]:
-    """The accesses of a kernel to shared memory, in the order of its PTX."""
     code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :]).split("{", 1)[1]
     lines = [line.strip() for line in code.splitlines()]
     once = _made_once(lines)
@@ -89,7 +65,13 @@ def read_shared(ptx: str, warps: int) -> list[SharedAccess]:
                 np.array_equal(computed[0], it) for it in computed
             ):
                 values[target] = computed[0]
-    return [SharedAccess(step[0], _conflicts(step, value), i in once) for i, step in shared]
+    total = 0
+    for i, step in shared:
+        conflicts = _conflicts(step, value)
+        if conflicts is None or (conflicts and i not in once):
+            return None
+        total += conflicts
+    return total
 
 
 def _made_once(lines: list[str]) -> set[int]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +41,7 @@ from memtraffic.meters.polynomials import (
     Shape,
     evaluate,
     least_squares,
-    may_solve,
     odd_ones,
-    parse,
     polynomial,
     products_of,
     solutions,
@@ -209,18 +206,6 @@ class Formula:
         return "\n".join([*lines, *self.notes])
 
 
-def parse_formula(reads: str, writes: str, symbols: Sequence[str] = SYMBOLS) -> Formula:
-    """The `Formula` that reads and writes these numbers of elements, solved at no shape.
-
-    >>> parse_formula("5MN + 2M", "MN").elements(3, 5)
-    (81, 15)
-
-    reads, writes: as `Formula` prints them, with the letters of a product in any order. symbols:
-    the sizes. Raises ValueError for text of another form and for other letters.
-    """
-    return Formula(parse(reads, symbols), parse(writes, symbols), symbols=tuple(symbols))
-
-
 def formula(
     fn: Callable[..., object],
     inputs: AnyInputs = None,
@@ -307,8 +292,6 @@ class Counts:
                 f"{len(self.symbols)} sizes ({', '.join(self.symbols)}) are more than "
                 f"{MAX_SYMBOLS}: put numbers in place of some"
             )
-        if bad := [symbol for symbol in self.symbols if not re.fullmatch("[A-Z]", symbol)]:
-            raise FormulaError(f"the size {bad[0]!r} is not an upper-case letter")
         self._held: dict[Shape, int] = {}  # by shape, elements of the arguments
         self._launches: dict[Shape, list[tuple[str, Grid]]] = {}
         self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
@@ -683,7 +666,7 @@ class Counts:
         if least_squares(products_of(symbols), symbols, fitted) is None:
             shapes = ", ".join(map(shape_text, self.fitted))
             return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
-        near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
+        near = [(odd_ones(each, symbols, moved), each) for each in solutions(fitted, symbols)]
         odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
         few = 2 * len(odd) <= len(moved)
         smallest = sorted(odd if few else moved, key=math.prod)[:MOST_SHAPES]
@@ -693,21 +676,6 @@ class Counts:
             return f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
         each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
         return f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
-
-    def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
-        """Solutions at some of the shapes: as many as leave few others out."""
-        symbols, terms, fitted = self.symbols, products_of(self.symbols), self.fitted
-        yield from solutions({shape: moved[shape] for shape in fitted}, symbols)
-        parts = [[[shape for shape in fitted if shape != odd] for odd in fitted]]
-        # Where blocks matter from some size or product of all on, the shapes below it have one.
-        for some in (slice(None), *(slice(i, i + 1) for i in range(len(symbols)))):
-            ordered = sorted(moved, key=lambda shape: (math.prod(shape[some]), math.prod(shape)))
-            parts.append([ordered[:n] for n in range(len(ordered) - 1, len(terms), -1)])
-        for each in parts:
-            numbers = ({shape: moved[shape] for shape in part} for part in each)
-            solved = next((part for part in numbers if may_solve(terms, symbols, part)), None)
-            if solved and (found := least_squares(terms, symbols, solved)):
-                yield found
 
 
 def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:

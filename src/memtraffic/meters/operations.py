@@ -92,26 +92,19 @@ def perform(
     """
     if "c10d" in func.namespace:  # of torch.distributed
         return collective(func, args, kwargs)
-    result, moved = _local(func, args, kwargs)
-    return result, operation_name(func), moved
-
-
-def _local(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Move] | None]:
-    read, written = _operands(func, args, kwargs)
+    name, (read, written) = operation_name(func), _operands(func, args, kwargs)
     result = func(*args, **kwargs)
     if read is None:
-        return result, None
+        return result, name, None
     results = result if len(func._schema.returns) > 1 else (result,)
-    if operation_name(func) in _INDEXED:
-        return result, list(_indexed(func, args, kwargs, results))
-    if operation_name(func) in _CPU_BUFFERED:
+    if name in _INDEXED:
+        return result, name, list(_indexed(func, args, kwargs, results))
+    if name in _CPU_BUFFERED:
         results = results[:1]
     for spec, tensor in zip(func._schema.returns, results, strict=False):
         if spec.alias_info is None:
             written += tensors_in([tensor])
-    return result, _moves("read", read) + _moves("written", written)
+    return result, name, _moves("read", read) + _moves("written", written)
 
 
 def _moves(side: Side, tensors: Iterable[Tensor]) -> list[Move]:

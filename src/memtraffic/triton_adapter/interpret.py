@@ -8,7 +8,6 @@ import functools
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -330,22 +329,18 @@ def _transformer(interpreter: Any) -> Any:
         def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
             self.generic_visit(node)
             method = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-            call = ast.parse(f"interpreter_semantic._combine({method!r})", mode="eval").body
-            assert isinstance(call, ast.Call)
-            for value in node.values:
-                made = ast.parse("lambda: 0", mode="eval").body
-                assert isinstance(made, ast.Lambda)
-                made.body = value
-                call.args.append(made)
-            return ast.copy_location(call, node)
+            nothing: Any = ast.arguments([], [], None, [], [], None, [])
+            operands = (ast.Lambda(nothing, value) for value in node.values)
+            return self._call(node, "_combine", ast.Constant(method), *operands)
 
         def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
             self.generic_visit(node)
-            if not isinstance(node.op, ast.Not):
-                return node
-            call = ast.parse("interpreter_semantic._negate()", mode="eval").body
-            assert isinstance(call, ast.Call)
-            call.args = [node.operand]
+            return self._call(node, "_negate", node.operand) if type(node.op) is ast.Not else node
+
+        @staticmethod
+        def _call(node: ast.expr, method: str, *args: ast.expr) -> ast.expr:
+            owner = ast.Name("interpreter_semantic", ast.Load())
+            call = ast.Call(ast.Attribute(owner, method, ast.Load()), [*args], [])
             return ast.copy_location(call, node)
 
     return Transformer()
@@ -406,27 +401,10 @@ def cannot_interpret(error: BaseException) -> bool:
 
 
 def name_kernel(kernel: str, error: BaseException) -> None:
-    """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
+    """Puts a kernel's name into the message of what it raised."""
     cause = interpreter_cause(error)
-    said = str(cause)
-    if isinstance(cause, MemtrafficError) or len(cause.args) > 1 or said.startswith(f"{kernel}: "):
-        return
-    if not said:  # an assertion without a reason; that of a kernel is Triton's function
-        *_, caller, last = [None, *traceback.extract_tb(cause.__traceback__)]
-        failed = caller if caller and last and last.name == "_new_static_assert" else last
-        said = f"{failed.line if failed else type(cause).__name__} fails"
-    if "Unsupported ptr type" in said:
-        said += ", where it takes a tensor (inputs '16' are a number, '16,' are 16 elements)"
-    cause.args = (f"{kernel}: {said}{_line_of(kernel, error)}",)
-
-
-def _line_of(kernel: str, error: BaseException) -> str:
-    """The line of a kernel in which something failed, for a message."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.name == kernel and frame.line:
-            return f", at {os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
-    inner = error.__cause__ if type(error).__name__ == "InterpreterError" else None
-    return _line_of(kernel, inner) if inner else ""
+    if not isinstance(cause, MemtrafficError) and len(cause.args) == 1:
+        cause.args = (f"{kernel}: {cause}",)
 
 
 class _Memory:

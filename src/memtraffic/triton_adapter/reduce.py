@@ -79,9 +79,7 @@ def reduce(ops: Any, operands: Sequence[Any]) -> list[Any]:
         lanes = [np.concatenate(both, axis=-1) for both in zip(pairs, rest, strict=True)]
     found = [a[..., 0] for a in lanes]
     if ops.keep_dims:
-        kept = [1] * len(shape) if axis is None else [*shape]
-        if axis is not None:
-            kept[axis] = 1
+        kept = [1 if axis in (None, i) else n for i, n in enumerate(shape)]
         found = [a.reshape(kept) for a in found]
     return [ops.to_tensor(a, dtype) for a, dtype in zip(found, dtypes, strict=True)]
 
