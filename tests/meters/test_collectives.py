@@ -37,6 +37,10 @@ def exchange(x):
     dist.all_to_all_single(torch.empty_like(x), x, splits, splits)
 
 
+def at_root(make):
+    return make() if dist.get_rank() == 0 else None
+
+
 # By name: the call, and what all ranks of a group of G send together, in N.
 CALLS = {
     "all_gather": (lambda x, g: dist.all_gather(like(x, g), x), lambda g: g * (g - 1)),
@@ -52,6 +56,10 @@ CALLS = {
     "reduce_scatter": (
         lambda x, g: dist.reduce_scatter(like(x.chunk(g)[0])[0], list(x.chunk(g))), lambda g: g - 1
     ),
+    "broadcast": (lambda x, g: dist.broadcast(x, g - 1), lambda g: g - 1),
+    "reduce": (lambda x, g: dist.reduce(x, g - 1), lambda g: g - 1),
+    "gather": (lambda x, g: dist.gather(x, at_root(lambda: like(x, g))), lambda g: g - 1),
+    "scatter": (lambda x, g: dist.scatter(x, at_root(lambda: like(x, g))), lambda g: g - 1),
     "all_to_all": (
         lambda x, g: dist.all_to_all_single(torch.empty_like(x), x), lambda g: g - 1
     ),
@@ -73,7 +81,24 @@ def test_count_of_a_collective(name, ranks):
         sent.append(op.sent_elements)
         received.append(op.received_elements)
     assert sum(sent) == sum(received) == total(ranks) * N
-    assert sent == received == [Fraction(total(ranks) * N, ranks)] * ranks
+    rooted = name in {"broadcast", "reduce", "gather", "scatter"}
+    assert rooted or sent == received == [Fraction(total(ranks) * N, ranks)] * ranks
+
+
+def test_count_of_a_collective_with_a_root():
+    """A chain to the root, or from it; a root sends to each, or receives from each."""
+    expected = {
+        "broadcast": [(N, N), (0, N), (N, 0)],  # the last is the root
+        "reduce": [(N, N), (N, 0), (0, N)],
+        "gather": [(0, 2 * N), (N, 0), (N, 0)],
+        "scatter": [(2 * N, 0), (0, N), (0, N)],
+    }
+    for name, ranks in expected.items():
+        for rank, moved in enumerate(ranks):
+            with rank_of(rank, 3):
+                traffic = count(CALLS[name][0], (torch.ones(N), 3))
+            assert (traffic.sent_elements, traffic.received_elements) == moved, (name, rank)
+            assert (traffic.sent_bytes, traffic.received_bytes) == tuple(4 * n for n in moved)
 
 
 def test_count_of_an_exchange_whose_parts_differ():
@@ -112,9 +137,6 @@ def test_formula_of_sharded_softmax_sends_two_numbers_a_row_to_each_other_rank(r
     assert str(found) == f"reads 2MN + {reads}, writes MN + {writes}, sends {link}, receives {link}"
 
 
-def test_count_refuses_a_collective():
-    with rank_of(0, 2):
-        with pytest.raises(CountError, match="all_reduce sends values"):
-            count(dist.all_reduce, torch.ones(4, device="meta"))
-        with pytest.raises(CountError, match=r"broadcast.* what it moves is not known"):
-            count(dist.broadcast, (torch.ones(4), 1))
+def test_count_refuses_a_collective_without_values():
+    with rank_of(0, 2), pytest.raises(CountError, match="all_reduce sends values"):
+        count(dist.all_reduce, torch.ones(4, device="meta"))
