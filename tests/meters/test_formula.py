@@ -1,3 +1,4 @@
+import itertools
 import math
 import random
 import re
@@ -18,11 +19,12 @@ from memtraffic.meters.formula import (
     formula,
     plan,
 )
-from memtraffic.meters.polynomials import parse, polynomial, products_of
+from memtraffic.meters.polynomials import least_squares, parse, polynomial, products_of
 from memtraffic.testing import assert_traffic
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))
+GRID = [*itertools.product((1, 2, 3), (2, 5), (1, 4), (3, 7, 101))]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_formula_of_narrow_rows(widest, tried):
         ),
         pytest.param(
             lambda x: x.exp().exp() if x.shape == (4, 64) else x.exp(),
-            r"^it reads no sum of products of M, N: 8 at 4 x 2, ",
+            r"^it reads MN at all but 4 x 64 \(there 512, not 256\)$",
             id="at-a-shape-to-solve-at",
         ),
         pytest.param(
@@ -186,6 +188,20 @@ def test_formula_of_narrow_rows(widest, tried):
 def test_formula_must_hold_at_every_shape(fn, message):
     with pytest.raises(FormulaError, match=message):
         formula(fn)
+
+
+def test_refusal_solves_in_fractions_only_what_has_a_solution(monkeypatch):
+    """A refusal with four sizes and dozens of shapes took a minute after the last count."""
+    calls = []
+
+    def solve(terms, symbols, numbers):
+        calls.append(numbers)
+        return least_squares(terms, symbols, numbers)
+
+    monkeypatch.setattr(module, "least_squares", solve)
+    with pytest.raises(FormulaError, match=r"^it reads BSHD at all but "):
+        formula(lambda x: x.exp() if x.shape[3] <= 1000 else x.exp().exp(), "B,S,H,D", fit=GRID)
+    assert len(calls) < 40
 
 
 # ---- the range
@@ -383,6 +399,13 @@ def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
     """All rows that were tried are in one block, whose end no count has seen."""
     counts = Counts(blocked("blur", 2048))
     assert counts.run() is None and counts.narrower("") is None
+
+
+@needs_triton
+def test_formula_says_what_to_try_where_one_shape_is_odd():
+    copy = blocked("rows_grow", 1)
+    with pytest.raises(FormulaError, match=r"at all but 4 x 64 \(.*--fit and --check"):
+        formula(lambda x: copy(x + x if x.shape == (4, 64) else x))
 
 
 def test_formula_of_squares_of_ones_own_is_ambiguous():

@@ -41,6 +41,7 @@ from memtraffic.meters.polynomials import (
     Shape,
     evaluate,
     least_squares,
+    may_solve,
     odd_ones,
     polynomial,
     products_of,
@@ -666,7 +667,7 @@ class Counts:
         if least_squares(products_of(symbols), symbols, fitted) is None:
             shapes = ", ".join(map(shape_text, self.fitted))
             return f"{verb} what these shapes do not tell the terms of apart: {shapes}"
-        near = [(odd_ones(each, symbols, moved), each) for each in solutions(fitted, symbols)]
+        near = [(odd_ones(each, symbols, moved), each) for each in self._near(moved)]
         odd, best = min(near, key=lambda each: len(each[0]), default=(moved, {}))
         few = 2 * len(odd) <= len(moved)
         smallest = sorted(odd if few else moved, key=math.prod)[:MOST_SHAPES]
@@ -676,6 +677,21 @@ class Counts:
             return f"{verb} {polynomial(best)} at all but {number}{', '.join(each)}"
         each = (f"{moved[at]} at {shape_text(at)}" for at in smallest)
         return f"{verb} no sum of products of {', '.join(symbols)}: {', '.join(each)}"
+
+    def _near(self, moved: Mapping[Shape, int]) -> Iterator[Polynomial]:
+        """Solutions at some of the shapes: as many as leave few others out."""
+        symbols, terms, fitted = self.symbols, products_of(self.symbols), self.fitted
+        yield from solutions({shape: moved[shape] for shape in fitted}, symbols)
+        parts = [[[shape for shape in fitted if shape != odd] for odd in fitted]]
+        # Where blocks matter from some size or product of all on, the shapes below it have one.
+        for some in (slice(None), *(slice(i, i + 1) for i in range(len(symbols)))):
+            ordered = sorted(moved, key=lambda shape: (math.prod(shape[some]), math.prod(shape)))
+            parts.append([ordered[:n] for n in range(len(ordered) - 1, len(terms), -1)])
+        for each in parts:
+            numbers = ({shape: moved[shape] for shape in part} for part in each)
+            solved = next((part for part in numbers if may_solve(terms, symbols, part)), None)
+            if solved and (found := least_squares(terms, symbols, solved)):
+                yield found
 
 
 def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
