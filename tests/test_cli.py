@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import benchmark, compile, progress, reporting, runtime
+from memtraffic import benchmark, cli, compile, progress, reporting, runtime
 from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Resources
+from memtraffic.tensors import MEMORY_LAYOUTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -136,7 +137,7 @@ def test_count_of_a_function_that_prints(command, module):
 
 
 def test_sectors(command):
-    status, out, err = command("sectors masked 8 781 --target sm_90 --dtype bfloat16")
+    status, out, err = command("sectors masked 8 781 --target sm_90 --layout odd --dtype bfloat16")
     assert (status, err) == (0, "") and "for sm_90: 200 load requests, " in out
     status, out, err = command(
         "sectors memtraffic:softmax 8 1024 --target gfx942 --backward --json"
@@ -146,14 +147,18 @@ def test_sectors(command):
     assert found["backward"]["load_sectors"] == 2 * 256
 
 
+def test_layouts_are_those_of_tensors():
+    assert cli.LAYOUTS == tuple(MEMORY_LAYOUTS)
+
+
 @pytest.fixture
 def compiler(monkeypatch):
     """What a compiler was asked for, which answers with two kernels."""
     calls = []
 
-    def resources(fn, inputs, *, target):
+    def resources(fn, inputs, *, target, **options):
         [x], gpu = inputs.positional, target
-        calls.append((fn, gpu, tuple(x.shape), x.dtype))
+        calls.append((fn, gpu, tuple(x.shape), x.dtype, options))
         return [
             Resources("one", gpu.target, 4, 69, 0, 32784),
             Resources("two", gpu.target, 1, 8, 0, 0),
@@ -173,15 +178,17 @@ def test_occupancy_is_a_line_for_each_kernel(command, compiler):
 
 
 @pytest.mark.parametrize(
-    ("option", "shape", "dtype"),
+    ("option", "shape", "dtype", "given"),
     [
-        pytest.param("--n 64", (16, 64), torch.float32, id="rows-by-default"),
-        pytest.param("M=3 --n 48 --dtype bf16", (3, 48), torch.bfloat16, id="dtype"),
+        pytest.param("--n 64 --warps 2", (16, 64), torch.float32, {"num_warps": 2}, id="warps"),
+        pytest.param("N=48 M=3 --waves-per-eu 1", (3, 48), torch.float32, {"waves_per_eu": 1}),
+        pytest.param("M=3 --n 48 --dtype bfloat16", (3, 48), torch.bfloat16, {}, id="dtype"),
     ],
 )
-def test_compiler_is_given_each_option(option, shape, dtype, command, compiler):
+def test_compiler_is_given_each_option(option, shape, dtype, given, command, compiler):
     assert command(f"resources fused --target gfx942 {option}")[0] == 0
-    assert compiler == [(import_function("fused"), find_gpu("gfx942"), shape, dtype)]
+    options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu")) | given
+    assert compiler == [(import_function("fused"), find_gpu("gfx942"), shape, dtype, options)]
 
 
 # ---- on a GPU, which is not here
@@ -225,9 +232,10 @@ def timed(monkeypatch):
     return calls
 
 
-def test_bench(command, timed):
+def test_bench(command, timed, tmp_path):
+    file = tmp_path / "found.csv"
     text = "bench copy naive tiled mine:f --shapes 64x256,8x512 --dtype bfloat16"
-    status, out, err = command(text)
+    status, out, err = command(f"{text} --csv {file}")
     assert (status, err) == (0, "mine:f is left out: nowhere\n")
     shapes, options = [(64, 256), (8, 512)], {"dtype": "bfloat16", "inputs": SOFTMAX}
     options |= {"judge": True, "budget": 0.1}
@@ -237,6 +245,7 @@ def test_bench(command, timed):
     assert first == "copy 64 256 bfloat16 4.0 1.0 100.0".split()
     assert second == "naive 64 256 bfloat16 - 1.0 - refused: why".split()
     assert third[-1] == "80.0"
+    assert pd.read_csv(file)["impl"].tolist() == ["copy", "naive", "tiled"] * 2
     assert json.loads(command("bench tiled --shapes 64x256 --json")[1])[0]["us"] == 5
 
 
@@ -314,27 +323,31 @@ BAD_CALLS = {
     "formul naive": "Did you mean 'formula'?",
     "formula fusd": "did you mean 'fused'?",
     "formula naive 3": "unexpected extra argument",
-    "formula naive --inputs M,n": "upper-case letters",
+    "formula naive --inputs M,n": "lower case",
     "formula naive --inputs M --op softmax": "leave out one",
     "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
     "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
     "formula naive --op sofmax": "did you mean 'softmax'",
     "count naive 4": "N of 'M,N' has no number",
     "count naive 4 1.5": "'1.5' is not a positive",
-    "count naive 4 8 --dtype int7": "no dtype int7",
+    "count naive 4 8 --dtype int8": "int8",
     "count naive 4 8 --jsn": "Did you mean '--json'?",
     "resources fused --n 64": "--target",
     "resources fused --target sm_90a --n 64": "mean sm_90?",
+    "resources fused --target sm_90 --n 64 --waves-per-eu 1": "waves_per_eu",
+    "occupancy fused --target gfx942 --n 64 --waves-per-eu 99": "holds 8",
     "bench --inputs M,N": "needs the NAME",
+    "bench --decide 4096": "'4096' is no shape of a matrix",
     "bench naive --decide 4x8": "--decide compares what computes a softmax",
     "bench mine:f --inputs M,N --shapes 8": "a shape is M, N",
     "sectors fused 4 64": "--target",
+    "sectors fused 4 64 --target sm_90 --layout diagonal": "diagonal",
     "sectors fused 4 64 8 --target sm_90": "8",
     "report fused --target sm_91": "sm_91",
     "report naive -o page.html": "page.html",
     "report naive -o none/page.md": "none/page.md",
     "report naive -o tests": "tests",
-    "report naive --json": "--json",
+    "report naive --json": "a report is Markdown: the other commands print JSON",
     "report fused 4": "N of 'M,N' has no number",
 }
 FAILURES = {
@@ -343,6 +356,7 @@ FAILURES = {
     "count kernels:dropped_mask 5 12": "outside x_ptr",
     "count kernels:gathered 5 8": "(--inputs says what it is called with)",
     "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
+    "resources fused --target sm_90 --n 64 --warps 3": "must be a power of 2",
 }
 
 
@@ -362,6 +376,7 @@ def test_mistake_is_one_line(text, status, command):
         pytest.param("raise RuntimeError('two\\nlines')", "RuntimeError: two lines", id="lines"),
         pytest.param("raise Own('bad')", "mine.Own: bad", id="class-of-ones-own"),
         pytest.param("import sys; sys.exit(0)", "SystemExit: 0", id="exits"),
+        pytest.param("raise ValueError(5000 * 'x')", f"ValueError: {979 * 'x'}…", id="long"),
     ],
 )
 def test_function_that_raises_is_named(body, message, command, module):

@@ -33,6 +33,10 @@ async def coroutine(x):
     return x
 
 
+async def asynchronous(x):
+    yield x
+
+
 def generator(x):
     yield x
 
@@ -53,10 +57,11 @@ def test_as_function_returns_what_computes_as_it_is(fn):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        pytest.param(coroutine, "coroutine is a coroutine or", id="coroutine"),
-        pytest.param(generator, "generator is a coroutine or a generator", id="generator"),
-        pytest.param(functools.partial(coroutine), "coroutine is a coroutine", id="partial"),
-        pytest.param(Late(), "Late is a coroutine", id="module"),
+        pytest.param(coroutine, r"coroutine is a coroutine function.*asyncio\.run", id="coroutine"),
+        pytest.param(generator, r"is a generator.*list\(generator\(x\)\)", id="generator"),
+        pytest.param(asynchronous, "asynchronous generator function", id="asynchronous"),
+        pytest.param(functools.partial(coroutine), "coroutine function", id="partial"),
+        pytest.param(Late(), "Late is a coroutine function", id="module"),
         pytest.param(Callable, "Callable is a class", id="class-of-callables"),
         pytest.param(Sized, "Sized cannot be made without arguments.*give an object", id="sized"),
         pytest.param(7, "int is int, not a function", id="number"),

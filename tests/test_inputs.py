@@ -115,7 +115,7 @@ def test_read_sizes(texts):
         (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
         (["M=3", "M=5"], "M is 3 already"),
         (["3", "0"], "'0' is not a positive"),
-        (["3", "1" * 5000], "up to 19 digits"),
+        (["3", "1" * 5000], "is not a positive"),
     ],
 )
 def test_read_sizes_that_are_wrong(texts, message):
@@ -135,15 +135,17 @@ def test_arguments_that_no_memory_holds():
     ("text", "message"),
     [
         pytest.param("", "there are none", id="nothing"),
-        pytest.param("reduction=mean", "'mean' is neither", id="string"),
+        pytest.param("reduction=mean", "'mean' is a string", id="string"),
+        pytest.param("M,N:float31", "did you mean float32", id="misspelt-dtype"),
         pytest.param("M,N:complex64", "no dtype complex64", id="unknown-dtype"),
         pytest.param("M,N<5", "name the dtype, as in M:int64<5", id="bound-without-dtype"),
         pytest.param("M,N:bf16<5", "bfloat16 has no largest number", id="bound-of-floats"),
         pytest.param("0,", "0 is not a size", id="zero"),
-        pytest.param("MN", "commas between them, such as M,N", id="comma-forgotten"),
+        pytest.param("MN", "commas between them: M,N", id="comma-forgotten"),
         pytest.param("=3", "name=value", id="no-name"),
         pytest.param("a=1 a=2", "a is given twice", id="name-twice"),
         pytest.param("a=1 M,N", "stands after a=", id="position-after-name"),
+        pytest.param("9" * 5000, "has 5000 characters", id="long"),
     ],
 )
 def test_find_op_that_cannot_be_read(text, message):

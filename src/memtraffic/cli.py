@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -48,6 +48,9 @@ TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
 LINK_TOTALS = ("sent_elements", "received_elements", "sent_bytes", "received_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
+MOST_CHARACTERS = 1000  # of a line that says what is wrong
+LAYOUTS = ("packed", "odd", "every other", "transposed")  # of `tensors`, which needs PyTorch
+FLOATS = ("float32", "float16", "bfloat16", "fp32", "fp16", "bf16")
 BENCHED = "4096x256,4096x1024,4096x4096,4096x12672,4096x32768"
 
 
@@ -64,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, status = error.format_message(), error.exit_code
     except OSError as error:  # the disk is full
         message, status = f"the result cannot be written: {error}", 1
-    click.echo(f"memtraffic: {' '.join(message.split())}", err=True)
+    line = " ".join(message.split())
+    shown = line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}…"
+    click.echo(f"memtraffic: {shown}", err=True)
     return status
 
 
@@ -118,7 +123,6 @@ def failure(error: BaseException, params: dict[str, Any]) -> click.ClickExceptio
             hint = " (does it insist on a GPU? then give --stand-in)"
     if isinstance(error, MemtrafficError) or (ours and not isinstance(error, KeyError)):
         bad_call = isinstance(error, (LookupError, TypeError, ValueError))
-        bad_call = bad_call and not isinstance(error, NoKernelError)
         return (click.UsageError if bad_call else click.ClickException)(said(error) + hint)
     line = f"{params.get('name', '')}: {described(error)}".removeprefix(": ")
     return click.ClickException(line + hint)
@@ -194,13 +198,16 @@ class Call:
         return self.made.arguments(self.shape(**defaults), self.dtype)
 
 
-def read_shape(text: str) -> tuple[int, ...]:
-    """A shape, such as 4096x50257."""
-    return tuple(map(read_size, text.split("x")))
+def read_matrix(text: str) -> tuple[int, ...]:
+    """The shape of a matrix, such as 4096x50257."""
+    shape = tuple(map(read_size, text.split("x")))
+    if len(shape) != 2:
+        raise ValueError(f"{text!r} is no shape of a matrix, such as 4096x50257")
+    return shape
 
 
 SIZE = Read("number", read_size)
-SHAPES = List("shapes", read_shape)
+SHAPES = List("shapes", lambda text: tuple(map(read_size, text.split("x"))))
 NAME = click.argument("name", type=Read("name", checked(names.check_name, names.RUNGS)))
 SIZES = click.argument("sizes", nargs=-1, metavar="[SIZE]...")
 text = f"What the function is called with, see below (default: {DEFAULT})."
@@ -209,7 +216,10 @@ text = f"An operation that makes the inputs instead: {', '.join(names.OPS)}."
 operation = checked(names.check_name, names.OPS, "operation")
 OP = click.option("--op", type=Read("name", operation), help=text)
 text = "Of the inputs that name no dtype (default: float32)."
-DTYPE = click.option("--dtype", type=Read("dtype", find_dtype), default="float32", help=text)
+DTYPE = click.option(
+    "--dtype", type=click.Choice(FLOATS), default="float32", help=text,
+    callback=lambda ctx, param, name: find_dtype(name),
+)  # fmt: skip
 CALL = (NAME, SIZES, INPUTS, OP, DTYPE)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 BACKWARD = click.option("--backward", is_flag=True, help="The backward pass, too.")
@@ -334,26 +344,30 @@ COMPILE = (
     *CALL,
     TARGET,
     click.option("--n", type=SIZE, help=f"N; where no SIZE says more, M is {COMPILED_ROWS}."),
-    STAND_IN,
-    JSON,
-)
+    click.option("--warps", "num_warps", type=SIZE,
+                 help="Warps per program, not the function's choice."),
+    click.option("--stages", "num_stages", type=SIZE,
+                 help="Stages of a loop, not the function's choice."),
+    click.option("--waves-per-eu", type=SIZE, help="On AMD, waves per SIMD to compile for."),
+    STAND_IN, JSON,
+)  # fmt: skip
 
 
 @command(*COMPILE)
-def resources(call: Call, as_json: bool, target: Gpu, n: int | None) -> str:
+def resources(call: Call, as_json: bool, **options: Any) -> str:
     """Compile kernels and print what they use."""
-    kernels = compiled(call, target, n)
+    kernels = compiled(call, **options)
     if as_json:
         return json.dumps([asdict(kernel) for kernel in kernels])
     return "\n".join(map(str, kernels))
 
 
 @command(*COMPILE)
-def occupancy(call: Call, as_json: bool, target: Gpu, n: int | None) -> str:
+def occupancy(call: Call, as_json: bool, target: Gpu, **options: Any) -> str:
     """Compile kernels and print how many fit."""
     from memtraffic.residency import Occupancy
 
-    found = [Occupancy.of(kernel, target) for kernel in compiled(call, target, n)]
+    found = [Occupancy.of(kernel, target) for kernel in compiled(call, target, **options)]
     if as_json:
         return json.dumps([asdict(one) for one in found])
     return "\n".join(map(str, found))
@@ -361,6 +375,8 @@ def occupancy(call: Call, as_json: bool, target: Gpu, n: int | None) -> str:
 
 @command(
     *CALL,
+    click.option("--layout", type=click.Choice(LAYOUTS), default=LAYOUTS[0],
+                 help="Of matrices in memory (default: packed)."),
     click.option("--caches", is_flag=True, help="Also what moves between L1, L2 and DRAM."),
     TARGET, BACKWARD, STAND_IN, JSON,
 )  # fmt: skip
@@ -369,16 +385,29 @@ def sectors(call: Call, target: Gpu, as_json: bool, **options: Any) -> str:
     shape = call.shape()
     from memtraffic.meters.sectors import sectors
 
-    found = sectors(call.fn, call.made, shape, target=target, dtype=call.dtype, **options)
+    with no_kernel_hinted(call):
+        found = sectors(call.fn, call.made, shape, target=target, dtype=call.dtype, **options)
     return json.dumps(found.as_dict()) if as_json else str(found)
 
 
-def compiled(call: Call, target: Gpu, n: int | None) -> list[Resources]:
-    """The function's kernels, compiled."""
+def compiled(call: Call, target: Gpu, n: int | None, **options: Any) -> list[Resources]:
+    """The function's kernels, compiled as the options say."""
     call.shape(M=COMPILED_ROWS, N=n)  # mistakes are found before PyTorch is imported
     from memtraffic.compile import resources
 
-    return resources(call.fn, call.arguments(M=COMPILED_ROWS, N=n), target=target)
+    arguments = call.arguments(M=COMPILED_ROWS, N=n)
+    with no_kernel_hinted(call):
+        return resources(call.fn, arguments, target=target, **options)
+
+
+@contextmanager
+def no_kernel_hinted(call: Call) -> Iterator[None]:
+    """Context manager: where the function launches no kernel, a hint says what may help."""
+    try:
+        yield
+    except NoKernelError as error:
+        hint = "if it launches one only for tensors on a GPU, give --stand-in"
+        raise click.ClickException(f"{call.name} launched no Triton kernel: {hint}") from error
 
 
 def table(frame: pd.DataFrame, as_json: bool) -> str:
@@ -398,18 +427,22 @@ def roof(as_json: bool) -> str:
     click.argument("name", nargs=-1, metavar="[NAME]..."),
     click.option("--shapes", type=SHAPES, default=BENCHED, help="Such as 4096x1024,8192x512."),
     INPUTS, OP, DTYPE,
-    click.option("--decide", type=Read("shape", read_shape),
+    click.option("--decide", type=Read("shape", read_matrix),
                  help="Say which softmax to call at this shape, such as 4096x50257."),
+    click.option("--csv", type=click.Path(dir_okay=False, writable=True),
+                 help="Write the table there, too."),
     JSON,
 )  # fmt: skip
-def bench(call: Call, shapes: Shapes, decide: tuple[int, ...] | None, as_json: bool) -> str:
+def bench(
+    call: Call, shapes: Shapes, decide: tuple[int, ...] | None, csv: str, as_json: bool
+) -> str:
     """Judge and time kernels beside a copy, ours and others'.
 
     A NAME is a rung, a baseline, a package (Liger, FlagGems, QuACK) or module:function; by default
     all rungs and baselines. With --inputs, functions are timed and not judged.
     """
     if decide:
-        if call.name or call.op or call.inputs:
+        if call.name or call.op or call.inputs or csv:
             raise click.UsageError("--decide compares what computes a softmax: it takes --dtype")
         return decision(decide, call.dtype, as_json)
     if call.inputs is not None:
@@ -432,6 +465,8 @@ def bench(call: Call, shapes: Shapes, decide: tuple[int, ...] | None, as_json: b
         for name, note in frame[absent].groupby("impl", sort=False)["note"].first().items():
             click.echo(f"{name} is left out: {note.removeprefix('absent: ')}", err=True)
         frame = frame[~absent]
+    if csv:
+        frame.to_csv(csv, index=False, float_format="%.6g", lineterminator="\n")
     return frame.to_json(orient="records") if as_json else bench_table(frame)
 
 
@@ -460,6 +495,11 @@ def bench_table(frame: pd.DataFrame) -> str:
     return frame.to_string(index=False, na_rep="-", float_format="{:.1f}".format)
 
 
+def refuse_json(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        raise click.UsageError("a report is Markdown: the other commands print JSON")
+
+
 @command(
     *CALL,
     click.option("--target", type=List("gpus", find_gpu),
@@ -467,6 +507,7 @@ def bench_table(frame: pd.DataFrame) -> str:
     BACKWARD, STAND_IN,
     click.option("-o", "--output", type=Read("file", read_output),
                  help="Write the report there (default: print it)."),
+    click.option("--json", is_flag=True, expose_value=False, hidden=True, callback=refuse_json),
 )  # fmt: skip
 def report(call: Call, target: list[Gpu] | None, backward: bool, output: Path | None) -> str:
     """Write what a function moves and what its kernels use, as Markdown."""

@@ -48,13 +48,19 @@ def as_function(fn: Any) -> Callable[..., Any]:
         kernel = getattr(fn, "__name__", name)
         raise TypeError(f"{kernel} is a Triton kernel: give the function that launches it")
     called = fn, type(fn).__call__, getattr(fn, "forward", None)  # the last of an nn.Module
-    later = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
-    if any(is_one(it) for is_one in later for it in called):
-        raise TypeError(
-            f"{name} is a coroutine or a generator function, which does its work after it has "
-            "returned: give a function that waits for it"
-        )
-    return fn
+    if any(map(inspect.iscoroutinefunction, called)):
+        kind, run = "a coroutine function", "asyncio.run({}(x))"
+    elif any(map(inspect.isasyncgenfunction, called)):
+        kind, run = "an asynchronous generator function", "asyncio.run(consume({}(x)))"
+    elif any(map(inspect.isgeneratorfunction, called)):
+        kind, run = "a generator function", "list({}(x))"
+    else:
+        return fn
+    call = run.format(name.rpartition(".")[2])
+    raise TypeError(
+        f"{name} is {kind}, which does its work after it has returned: "
+        f"give a function that waits for it, such as lambda x: {call}"
+    )
 
 
 def check_finished(result: object, error: type[Exception] = TypeError) -> None:

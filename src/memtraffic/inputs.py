@@ -5,6 +5,7 @@ An `Op` makes arguments: of such text, with numbers in place of its letters, or 
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,8 +131,10 @@ def read_sizes(op: Op, texts: Sequence[str], **defaults: int | None) -> tuple[in
 
 def read_size(text: str) -> int:
     """A size as text: a positive whole number. Raises InputsError for anything else."""
-    if not re.fullmatch("0*[1-9][0-9]{0,18}", text):
-        raise InputsError(f"{text!r} is not a positive whole number of up to 19 digits")
+    if not re.fullmatch("[0-9]{1,1000}", text) or not int(text):
+        raise InputsError(f"{text[:40]!r} is not a positive whole number")
+    if int(text) >= 2**63:
+        raise InputsError(f"{text[:40]} is no size: the largest is 2**63 - 1")
     return int(text)
 
 
@@ -254,16 +257,15 @@ def _value(text: str) -> Any:
     """A number, a truth value, None, or a `_Tensor`. Raises InputsError."""
     if text in _WORDS:
         return _WORDS[text]
+    if len(text) > 1000:
+        raise InputsError(f"inputs: {text[:20]}... has {len(text)} characters")
     if _INT.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
         return float(text)
     found = _TENSOR.fullmatch(text)
     if found is None:
-        raise InputsError(
-            f"inputs: {text!r} is neither a tensor, whose sizes are upper-case letters or numbers "
-            "with commas between them, such as M,N, nor a number, true, false or None"
-        )
+        raise InputsError(f"inputs: {text!r} {_why_not(text)}")
     sizes = tuple(size for size in found["sizes"].split(",") if size)
     dtype, below = found["dtype"] or "", found["below"] or ""
     dtype = find_dtype(dtype) if dtype else ""
@@ -280,8 +282,25 @@ def _value(text: str) -> Any:
 def find_dtype(name: str) -> str:
     """The name that PyTorch has for a dtype: `bfloat16` for `bf16`. Raises InputsError."""
     if name not in DTYPES:
-        raise InputsError(f"inputs: no dtype {name}: known are {', '.join(DTYPES)}")
+        close = difflib.get_close_matches(str(name), DTYPES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputsError(f"inputs: no dtype {name}: {hint}Known are {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _why_not(text: str) -> str:
+    """Why this is no value, for a message that starts with it."""
+    if not text:
+        return "is empty: give a value after the ="
+    if re.fullmatch("[A-Z]{2,4}", text):
+        return f"is a word: sizes have commas between them: {','.join(text)}"
+    if any(quote in text for quote in "'\"") or re.fullmatch(r"[A-Za-z_]\w+", text):
+        why = "is a string, which no meter passes on: call your function from one of your own"
+        close = difflib.get_close_matches(text, _WORDS, n=1)
+        return f"{why}; did you mean {close[0]}?" if close else why
+    if _TENSOR.fullmatch(re.sub(r"\b[a-z]\b", lambda size: size[0].upper(), text)):
+        return "has a size in lower case: sizes are upper-case letters or numbers, such as M,N"
+    return "is neither a tensor, such as M,N or M:int64<N, nor a number, true, false or None"
 
 
 # ---- from a function

@@ -74,8 +74,6 @@ def report(
     for heading, section in sections.items():
         try:
             text = section()
-        except NoKernelError:
-            text = [f"The function launched no Triton kernel{runtime.stand_in_hint()}."]
         except Exception as error:  # a function may raise what it likes
             failures.append(error)
             text = [_sentence(f"There is nothing to show here: {described(error)}")]
@@ -183,6 +181,9 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
             found += [(gpu, kernel) for kernel in resources(subject.call, arguments, target=gpu)]
         except CompileError as error:
             parts.append(_sentence(f"For {gpu.target}: {described(error)[:300]}"))
+        except NoKernelError:
+            hint = "launches one only for tensors on a GPU, compile it within `stand_in()`"
+            return [f"The function launched no Triton kernel. If it {hint}."]
     if not found:
         return parts
     subject.found.append("resources")
@@ -218,7 +219,10 @@ def compiled_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
 
 def sectors_section(subject: Subject, gpus: Sequence[Gpu]) -> list[str]:
     gpu = next((gpu for gpu in gpus if gpu.vendor == "nvidia"), gpus[0])
-    found = sectors(subject.call, subject.arguments(), target=gpu)
+    try:
+        found = sectors(subject.call, subject.arguments(), target=gpu)
+    except NoKernelError:
+        return ["The function launched no Triton kernel."]
     subject.found.append("sectors")
     known = found.bank_conflicts
     more = "" if known is None else f"There are {known:,} bank conflicts in shared memory."

@@ -56,7 +56,7 @@ def stand_in_hint() -> str:
     """What to do about kernels that a function launches only on a GPU; "" where there is one."""
     if HAS_GPU or is_standing_in():
         return ""
-    return ": if it launches one only for tensors on a GPU, use `stand_in()` or give --stand-in"
+    return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
 
 
 def device() -> torch.device:

@@ -406,8 +406,8 @@ def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
 def test_count_says_that_nothing_ran():
     text = str(count(torch.t, "M,N", (2, 3)))
     assert "no operation of PyTorch ran" in text
-    assert "use `stand_in()`" in text
-    assert "use `stand_in()`" in formula(torch.t).evidence
+    assert "within `stand_in()`" in text
+    assert "within `stand_in()`" in formula(torch.t).evidence
 
 
 @pytest.mark.parametrize(
