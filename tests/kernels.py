@@ -11,6 +11,7 @@ from triton.language.extra.cuda.libdevice import tanh as tanh_of_cuda
 from triton.language.extra.libdevice import tanh as hyperbolic_tangent
 
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
+HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
 
 
 @triton.jit
@@ -89,6 +90,14 @@ def _descriptor_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _descriptor_add_kernel(sum_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.make_tensor_descriptor(x_ptr, [n_rows, n_cols], [n_cols, 1], [1, BLOCK])
+    sums = tl.make_tensor_descriptor(sum_ptr, [1, n_cols], [n_cols, 1], [1, BLOCK])
+    sums.atomic_add([0, 0], x.load([row, 0]))
+
+
+@triton.jit
 def _atomic_add_kernel(sum_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     mask = cols < n_cols
@@ -104,6 +113,12 @@ def _atomic_cas_kernel(lock_ptr):
 @triton.jit
 def _never_compiles_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK < 0, "a block is never negative")
+
+
+@triton.jit
+def _seed_kernel(seed):
+    """Has a pointer where Triton's function takes a number."""
+    tl.rand4x(seed, tl.arange(0, 4))
 
 
 @triton.jit
@@ -310,6 +325,12 @@ def strided(x):
     return y
 
 
+def descriptor_add(x):
+    y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
+    _descriptor_add_kernel[[x.shape[0]]](y, x, *x.shape, BLOCK=width(x))
+    return y
+
+
 def atomic_add(x):
     y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
     _atomic_add_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
@@ -378,11 +399,13 @@ KNOWN = {
     **{of: (fn, lambda m, n: (m * n, m * n)) for of, fn in language.items()},
     "autotuned-in-place": (tuned_in_place, lambda m, n: (2 * m * n, 2 * m * n)),
     "autotuner-of-its-own": (own_tuned, lambda m, n: (2 * m * n, m * n)),
-    "descriptor": (descriptor, lambda m, n: (m * n, m * n)),
     "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
 }
 if HAS_BLOCK_POINTERS:
     KNOWN["block-pointer"] = (block_pointer, lambda m, n: (m * n, m * n))
+if HAS_DESCRIPTORS:
+    KNOWN["descriptor"] = (descriptor, lambda m, n: (m * n, m * n))
+    KNOWN["descriptor-add"] = (descriptor_add, lambda m, n: (2 * m * n, m * n + n))
 
 
 class Copy(torch.autograd.Function):

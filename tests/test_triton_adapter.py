@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,37 @@ def test_interpreting_takes_an_empty_grid_and_as_many_warps_as_there_are():
     assert [count(launch, inputs=Arguments((n,))).read_elements for n in (0, 1)] == [0, 16]
     grid = 2**31 - 1, 65535, 65535
     assert launching.check_launch("k", grid, 32) == launching.check_launch("k", [*grid]) == grid
+
+
+@triton.jit
+def _live_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = (n > 0) & (cols < n)  # of a scalar and a vector
+    tl.atomic_add(y_ptr + cols, tl.load(x_ptr + cols, mask=mask, other=0.0), mask=mask)
+    tl.store(y_ptr + cols, tl.load(y_ptr + cols, mask=mask), mask=mask)
+
+
+def test_interpreting_masks_are_boolean(monkeypatch):
+    """Triton 3.9 refuses others."""
+    from triton.runtime import interpreter
+
+    seen, real = [], interpreter._interpreter
+
+    class Strict:
+        def __getattr__(self, name):
+            def access(*args):
+                seen.append((name, args[{"load": 1, "store": 2, "atomic_rmw": 3}[name]].dtype))
+                return getattr(real, name)(*args)
+
+            return access
+
+    monkeypatch.setattr(interpreter, "_interpreter", Strict())
+    x = zeros(1, 8)[0] + 2
+    y = torch.zeros_like(x)
+    traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8), ())
+    assert (traffic.read_elements, traffic.written_elements) == (15, 10)
+    assert y.tolist() == [*x[:5].tolist(), 0, 0, 0]
+    assert seen == [(name, np.dtype(bool)) for name in ("load", "atomic_rmw", "load", "store")]
 
 
 def test_interpreting_binds_what_tuples_and_descriptors_hold():

@@ -416,8 +416,20 @@ def test_count_says_that_nothing_ran():
         pytest.param(
             lambda x: kernels._never_compiles_kernel[(1,)](x, BLOCK=4),
             AssertionError,
-            "^_never_compiles_kernel: a block is never negative$",
+            r"^_never_compiles_kernel: a block is never negative, at kernels\.py:\d+: tl\.static",
             id="static-assertion",
+        ),
+        pytest.param(
+            lambda x: kernels._seed_kernel[(1,)](x),
+            AssertionError,
+            r"^_seed_kernel: tl\.static_assert\(seed.* fails, at kernels\.py:\d+: tl\.rand4x",
+            id="assertion-without-a-reason-in-a-function-that-it-calls",
+        ),
+        pytest.param(
+            lambda x: kernels._masked_kernel[(1,)](x, 16, 4, BLOCK=4, STORED=4),
+            ValueError,
+            r"^_masked_kernel: Unsupported ptr type.*'16,' are 16 elements.*kernels\.py:\d+: x =",
+            id="number-for-a-tensor",
         ),
         pytest.param(
             lambda x: kernels._masked_kernel[(1,)](x, x, 4, STORED=4),
@@ -433,7 +445,7 @@ def test_count_says_that_nothing_ran():
         ),
     ],
 )
-def test_count_names_the_kernel_that_fails(launch, error, message):
+def test_count_names_the_kernel_and_the_line_that_fail(launch, error, message):
     with pytest.raises(error, match=message):
         count(launch, matrix())
 

@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -401,10 +402,27 @@ def cannot_interpret(error: BaseException) -> bool:
 
 
 def name_kernel(kernel: str, error: BaseException) -> None:
-    """Puts a kernel's name into the message of what it raised."""
+    """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
     cause = interpreter_cause(error)
-    if not isinstance(cause, MemtrafficError) and len(cause.args) == 1:
-        cause.args = (f"{kernel}: {cause}",)
+    said = str(cause)
+    if isinstance(cause, MemtrafficError) or len(cause.args) > 1 or said.startswith(f"{kernel}: "):
+        return
+    if not said:  # an assertion without a reason; that of a kernel is Triton's function
+        *_, caller, last = [None, *traceback.extract_tb(cause.__traceback__)]
+        failed = caller if caller and last and last.name == "_new_static_assert" else last
+        said = f"{failed.line if failed else type(cause).__name__} fails"
+    if "Unsupported ptr type" in said:
+        said += ", where it takes a tensor (inputs '16' are a number, '16,' are 16 elements)"
+    cause.args = (f"{kernel}: {said}{_line_of(kernel, error)}",)
+
+
+def _line_of(kernel: str, error: BaseException) -> str:
+    """The line of a kernel in which something failed, for a message."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.name == kernel and frame.line:
+            return f", at {os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
+    inner = error.__cause__ if type(error).__name__ == "InterpreterError" else None
+    return _line_of(kernel, inner) if inner else ""
 
 
 class _Memory:

@@ -147,6 +147,9 @@ ACCESSES = {
 def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable[..., Any]:
     """An access of the interpreter, where the programs of a cooperative launch take turns.
 
+    `&` of a scalar and a vector makes a mask of integers, which Triton 3.9 refuses: they become
+    boolean.
+
     An atomic operation has written if it left something else than it found: programs may wait with
     atomic operations, too.
     """
@@ -161,6 +164,9 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
 
     @functools.wraps(method)
     def access(builder: Any, *args: Any, **options: Any) -> Any:
+        mask = args[mask_at]  # that of a descriptor is the boolean array itself
+        if mask_at and isinstance(mask.data, np.ndarray) and mask.data.dtype != bool:
+            mask.data = mask.data.astype(bool)
         turns = Turns.current
         if turns is None:
             return method(builder, *args, **options)
