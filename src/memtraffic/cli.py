@@ -48,6 +48,7 @@ TOTALS = ("read_elements", "written_elements", "read_bytes", "written_bytes")
 LINK_TOTALS = ("sent_elements", "received_elements", "sent_bytes", "received_bytes")
 PASSES = ("forward", "backward")
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
+MANY_ELEMENTS = 2**24  # from here on, PyTorch's start without arithmetic, two seconds, is worth it
 MOST_CHARACTERS = 1000  # of a line that says what is wrong
 LAYOUTS = ("packed", "odd", "every other", "transposed")  # of `tensors`, which needs PyTorch
 FLOATS = ("float32", "float16", "bfloat16", "fp32", "fp16", "bf16")
@@ -298,7 +299,7 @@ def count(call: Call, backward: bool, as_json: bool) -> str:
     """Count what a function reads and writes, by operation."""
     shape = call.shape()
     from memtraffic.functions import as_function
-    from memtraffic.meters.count import count
+    from memtraffic.meters.count import count, count_shapes
 
     fn = as_function(call.fn)
     if backward:
@@ -307,7 +308,8 @@ def count(call: Call, backward: bool, as_json: bool) -> str:
         if as_json:
             return f'{{"forward": {tables[0]}, "backward": {tables[1]}}}'
         return "\n\n".join(f"{n}\n{text}" for n, text in zip(PASSES, tables, strict=True))
-    return count_table(count(fn, call.made, shape, dtype=call.dtype), as_json)
+    meter = count if call.made.elements(shape) < MANY_ELEMENTS else count_shapes
+    return count_table(meter(fn, call.made, shape, dtype=call.dtype), as_json)
 
 
 def count_table(traffic: Traffic, as_json: bool) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import set_wrap_triton_enabled
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_map_only
 
 __all__ = [
     "OPDEFS",
+    "FakeTensor",
+    "FakeTensorMode",
     "TorchDispatchMode",
     "disable_current_modes",
     "set_wrap_triton_enabled",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
-from memtraffic.torch_adapter import process_group
+from memtraffic.torch_adapter import FakeTensor, process_group
 
 Side: TypeAlias = Literal["read", "written", "sent", "received"]
 Number: TypeAlias = int | Fraction
@@ -89,7 +89,7 @@ def collective(
         list(tensors_in(value for key, value in values.items() if key.startswith(begin)))
         for begin in (("input", "tensor"), "out")
     )
-    if any(x.is_meta for x in (*given, *got)):
+    if any(x.is_meta or isinstance(x, FakeTensor) for x in (*given, *got)):
         raise CountError(f"{kind} sends values: count it on tensors that have some")
     result = func(*args, **kwargs)
     if not got:  # a functional collective returns its results, the others work in place
