@@ -19,6 +19,7 @@ SHAPES = {
     (9, 96): ["float32", "bfloat16"],
     (21, 77): ["bfloat16"],
     (11, 197): ["bfloat16"],
+    (5, 451): ["bfloat16"],
     (5, 781): ["float32", "bfloat16"],
     (5, 2176): ["float32", "bfloat16"],
     (5, 4097): ["float32", "bfloat16"],
