@@ -201,6 +201,7 @@ def _settled(name: str, fn: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
 def judge_result(op: Op, fn: Callable[..., Tensor], *inputs: Tensor) -> str:
     """What `assert_correct` has against a result that is only imprecise; "" if nothing.
 
+    >>> import torch
     >>> from memtraffic.kernels.softmax.definitions import SOFTMAX
     >>> judge_result(SOFTMAX, lambda x: torch.softmax(x, dim=1), torch.zeros(3, 5))
     ''
