@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import pkgutil
 import sys
@@ -77,6 +78,13 @@ def check_name(name: str, known: Mapping[str, str], kind: str = "rung") -> None:
             f"module:{'function' if kind == 'rung' else 'attribute'}"
         )
     _check_path(name)
+    package = name.partition(":")[0].partition(".")[0]
+    with _current_folder_on_path():
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise LookupError(
+                f"{name!r} cannot be imported: No module named {package!r}, neither in this folder "
+                "nor installed"
+            )
 
 
 def _check_path(path: str) -> None:
