@@ -53,9 +53,7 @@ def test_bench_finds_mistakes_before_it_times(timed):
     with pytest.raises(ValueError, match="an Op"):
         bench(["naive"], "M,N", [(4, 8)], judge=True)
     half = Op("half", "M,N value=0.5", lambda x, value=2: x * value)
-    with pytest.raises(
-        ValueError, match="half: inputs of a judged function"
-    ):
+    with pytest.raises(ValueError, match="half: inputs of a judged function"):
         bench({"half": half.reference}, half, [(4, 8)], judge=True)
     assert timed == []
 

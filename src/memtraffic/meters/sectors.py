@@ -99,13 +99,6 @@ class AccessSectors:
         )
 
 
-def _total(kind: Kind, name: str, about: str) -> Any:
-    """A property of `Sectors`: the sum of a field of its loads, or of its stores."""
-    return property(
-        lambda found: sum(getattr(it, name) for it in found.accesses if it.kind == kind), doc=about
-    )
-
-
 @dataclass
 class Sectors:
     """What the warps of a function's kernels do, one entry for each load and store of the source.
@@ -131,10 +124,28 @@ class Sectors:
     caches: Caches | None = None
     backward: Sectors | None = None
 
-    load_requests = _total("load", "requests", "Loads that warps make, by at least one lane each.")
-    load_sectors = _total("load", "sectors", "Sectors that loads touch, of each request by itself.")
-    store_requests = _total("store", "requests", "Stores, likewise.")
-    store_sectors = _total("store", "sectors", "Sectors that stores touch, likewise.")
+    def _total(self, kind: Kind, name: str) -> int:
+        return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
+
+    @property
+    def load_requests(self) -> int:
+        """Loads that warps make, each by at least one of its lanes."""
+        return self._total("load", "requests")
+
+    @property
+    def load_sectors(self) -> int:
+        """Sectors that these loads touch, those of each request by itself."""
+        return self._total("load", "sectors")
+
+    @property
+    def store_requests(self) -> int:
+        """Stores that warps make, each by at least one of its lanes."""
+        return self._total("store", "requests")
+
+    @property
+    def store_sectors(self) -> int:
+        """Sectors that these stores touch, those of each request by itself."""
+        return self._total("store", "sectors")
 
     @property
     def totals(self) -> dict[str, int]:
@@ -143,11 +154,16 @@ class Sectors:
 
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
-        notes = "others", "atomics", "assumed", "confirmed", "bank_conflicts"
-        found = {"target": self.target, **self.totals, "accesses": self.frame.to_dict("records")}
-        found |= {name: getattr(self, name) for name in notes}
-        parts = {"caches": self.caches, "backward": self.backward}
-        return found | {name: part.as_dict() for name, part in parts.items() if part}
+        rows = self.frame.to_dict("records")
+        notes: dict[str, Any] = {
+            "others": self.others,
+            "atomics": self.atomics,
+            "assumed": self.assumed,
+        }
+        notes |= {"confirmed": self.confirmed, "bank_conflicts": self.bank_conflicts}
+        found = {"target": self.target, **self.totals, "accesses": rows, **notes}
+        found |= {"caches": self.caches.as_dict()} if self.caches else {}
+        return found | ({"backward": self.backward.as_dict()} if self.backward else {})
 
     @property
     def frame(self) -> pd.DataFrame:
