@@ -47,11 +47,13 @@ def test_programs_by_limit_of_another_gpu():
 
 
 def test_programs_by_limit_without_rules():
-    """A target that is not in the table gets no answer by mistake."""
+    """A target that is not in the table, and a GPU of a third vendor, get no answer by mistake."""
     with pytest.raises(LookupError):
         residency.programs_by_limit(kernel("gfx1030"))
     with pytest.raises(LookupError):
         occupancy(lambda x: x, torch.empty(1, 1), target="gfx1030")
+    with pytest.raises(TypeError):
+        residency.programs_by_limit(kernel("pvc"), SimpleNamespace(vendor="intel"))
 
 
 def test_rules_of_know_how_many_warps_there_are():

@@ -96,7 +96,14 @@ def programs_by_limit(
     lds_bytes: static and dynamic LDS of one workgroup. num_warps: waves of one workgroup, which
     are spread over the SIMDs. A limit is 0 where one workgroup alone exceeds it: more than 1024
     threads, for example.
+
+    Raises ValueError for fewer than 1 wave, and for negative registers or bytes.
     """
+    if num_warps < 1 or min(vgprs, agprs, sgprs, lds_bytes) < 0:
+        raise ValueError(
+            f"programs_by_limit: {num_warps} warps, {vgprs} vector, {agprs} accumulation and "
+            f"{sgprs} scalar registers, {lds_bytes} bytes"
+        )
     limits = {
         name: waves * gpu.simds // num_warps
         for name, waves in waves_by_limit(vgprs, agprs, sgprs, gpu).items()
@@ -109,3 +116,13 @@ def programs_by_limit(
     if num_warps > 1:  # a workgroup of one wave needs no barrier
         limits["groups"] = gpu.max_workgroups
     return limits
+
+
+def resident_programs(
+    vgprs: int, agprs: int, sgprs: int, lds_bytes: int, num_warps: int, gpu: AmdGpu
+) -> int:
+    """Workgroups that are resident on one compute unit: the least of `programs_by_limit`.
+
+    Returns 0 if none fits. The arguments and errors are the same.
+    """
+    return min(programs_by_limit(vgprs, agprs, sgprs, lds_bytes, num_warps, gpu).values())

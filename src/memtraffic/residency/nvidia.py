@@ -45,7 +45,13 @@ def programs_by_limit(
     registers: 32-bit registers per thread. shared_bytes, num_warps: those of one block. A block
     that breaks a limit of its own, such as 255 registers per thread, is allowed 0 times. Assumes
     that the SM gives shared memory the largest carve-out.
+
+    Raises ValueError for fewer than 1 warp, and for negative registers or bytes.
     """
+    if num_warps < 1 or registers < 0 or shared_bytes < 0:
+        raise ValueError(
+            f"programs_by_limit: {num_warps} warps, {registers} registers, {shared_bytes} bytes"
+        )
     warp_registers = round_up(registers * gpu.warp_size, gpu.register_granularity)
     warps = gpu.registers_per_sm // gpu.subpartitions // max(1, warp_registers) * gpu.subpartitions
     reserved = gpu.shared_per_sm - gpu.shared_per_program  # for each block, by the system
@@ -59,6 +65,14 @@ def programs_by_limit(
         "warps": 0 if threads > gpu.max_threads_per_program else gpu.max_threads_per_sm // threads,
         "blocks": gpu.max_blocks_per_sm,
     }
+
+
+def resident_programs(registers: int, shared_bytes: int, num_warps: int, gpu: NvidiaGpu) -> int:
+    """Thread blocks that are resident on one SM: the least of `programs_by_limit`, 0 if none fits.
+
+    The arguments and errors are the same.
+    """
+    return min(programs_by_limit(registers, shared_bytes, num_warps, gpu).values())
 
 
 def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -> int:
