@@ -89,12 +89,17 @@ def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -
 
 
 def _attend(softmax: Softmax, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of (heads, length, width) each, whose scores go through this softmax."""
     return softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1) @ v
 
 
-attend_with_torch = functools.partial(_attend, torch.softmax)
-attend_with_ours = functools.partial(_attend, softmax)
+def attend_with_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (heads, length, width) each, whose scores go through `torch.softmax`."""
+    return _attend(torch.softmax, q, k, v)
+
+
+def attend_with_ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (heads, length, width) each, whose scores go through `memtraffic.softmax`."""
+    return _attend(softmax, q, k, v)
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -62,16 +62,6 @@ def counted() -> Iterator[None]:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _profile(
-    worker: str, job: Mapping[str, Any], metrics: Mapping[str, str] = hardware.METRICS
-) -> tuple[str, Any]:
-    """What ncu reports of another process, and what that tells in a file, `told` of its job."""
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        report = hardware.profile(worker, {**job, "told": str(told)}, metrics)
-        return report, json.loads(told.read_text(encoding="utf-8"))
-
-
 def _parts(
     report: str, calls: int, metrics: Mapping[str, str] = hardware.METRICS
 ) -> list[pd.DataFrame]:
@@ -96,7 +86,11 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     """
     worker = f"import json, sys; sys.path.insert(0, {str(SURVEY)!r}); import measure; "
     worker += "measure.run(**json.loads(sys.argv[1]))"
-    report, outcomes = _profile(worker, {"kernels": list(kernels), "sizes": sizes})
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
+        report = hardware.profile(worker, job)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
     parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
     rows = []
     for outcome in outcomes:
@@ -166,8 +160,12 @@ def _count(
     calls: Mapping[int, tuple[Case, Choices]], counters: Mapping[str, str]
 ) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
     """What ncu reports of each call, and why those that failed did."""
-    worker = "from memtraffic_book.marked_counters import _call; _call()"
-    report, outcomes = _profile(worker, {"calls": [*calls.values()]}, counters)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = "from memtraffic_book.marked_counters import _call; _call()"
+        told = Path(folder) / "told.json"
+        job = {"calls": [*calls.values()], "told": str(told)}
+        report = hardware.profile(worker, job, counters)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
     parts = _parts(report, sum(begun for begun, _ in outcomes), counters)
     begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
     failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}

@@ -260,7 +260,10 @@ def stream_programs(kib: int) -> tuple[int, int, int]:
     ((1, 4, 512), (3, 8, 1024), (8, 8, 2048))
     """
     program_kib = min(kib, 4 if kib <= 32 else 8)
-    return kib // program_kib, min(8, 2 * kib), 256 * program_kib
+    programs, warps = kib // program_kib, min(8, 2 * kib)
+    if programs * program_kib != kib or warps & (warps - 1):
+        raise ValueError(f"stream_programs: no programs of a power of two have {kib} KiB in flight")
+    return programs, warps, 256 * program_kib
 
 
 def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:

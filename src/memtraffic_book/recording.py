@@ -252,12 +252,15 @@ def read(folder: Path, subject: Experiment) -> pd.DataFrame:
     if entry is None or not path.is_file():
         raise RecordingError(f"{path}: missing; {fix}")
     text = path.read_text(encoding="utf-8")
+    rows = len(text.splitlines()) - 1
+    if rows < entry["rows"] or not text.endswith("\n"):
+        raise RecordingError(f"{path}: truncated, {max(rows, 0)} of {entry['rows']} rows; {fix}")
     if checksum(text) != entry["sha256"]:
-        why = "truncated or edited, its checksum is not the recorded one"
-        raise RecordingError(f"{path}: {why}; {fix}")
+        raise RecordingError(f"{path}: edited, its checksum is not the recorded one; {fix}")
     for what, recorded, wanted in (
         ("arguments", entry.get("arguments"), subject.arguments),
         ("columns", list(entry.get("columns", {}).items()), list(subject.schema.items())),
+        ("columns", text.split("\n")[0].split(","), list(subject.schema)),
     ):
         if recorded != wanted:
             raise RecordingError(f"{path}: recorded with {what} {recorded}, not {wanted}; {fix}")

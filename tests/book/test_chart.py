@@ -27,6 +27,13 @@ def test_chart_data_is_that_of_the_table():
     )
 
 
+def test_chart_asks_for_nothing_from_elsewhere():
+    text = SCRIPTS[1].read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+    assert not re.findall(
+        r"https?:|fetch\(|XMLHttpRequest|import\(|WebSocket|@import|\bsrc\b", text
+    )
+
+
 @pytest.fixture
 def browse(tmp_path):
     """Opens a page with the scripts and `body`, and runs `script`; returns what it gave `done`."""

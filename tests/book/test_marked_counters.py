@@ -43,8 +43,7 @@ def ncu(monkeypatch):
     """Answers for ncu with a report, and with what the other process told of each kernel."""
 
     def put(names, *outcomes):
-        def profile(worker, job, metrics):
-            assert metrics == counters.METRICS
+        def profile(worker, job):
             compile(worker, "worker", "exec")
             facts = dict.fromkeys(("package", "version", "kernel", "direction", "at"), "x")
             told = [facts | {"begun": begun, "missing": why} for begun, why in outcomes]

@@ -123,12 +123,18 @@ def test_arithmetic_rates(timed, monkeypatch):
     assert frame["per_clock"][0] == pytest.approx(results / 2e-6 / 2 / cycles)
 
 
-@pytest.mark.parametrize("kib", [*catalog.IN_FLIGHT, measurements.FULL_SM])
+@pytest.mark.parametrize("kib", [1, 2, 4, 8, 12, 16, 24, 32, 48, 64])
 def test_stream_programs_have_so_many_bytes_in_flight(kib):
     programs, warps, block = measurements.stream_programs(kib)
     assert programs * block * 4 == kib * 1024
     assert block * 4 == warps * 32 * 16 * (2 if kib > 32 else 1)
-    assert programs * warps <= 64 and warps in (2, 4, 8)  # what an SM holds
+    assert programs * warps <= 64  # what an SM holds
+
+
+@pytest.mark.parametrize("kib", [3, 6, 10, 36, 68])
+def test_stream_programs_of_no_such_number(kib):
+    with pytest.raises(ValueError, match=f"{kib} KiB"):
+        measurements.stream_programs(kib)
 
 
 def test_bytes_in_flight_has_a_row_for_each_access_and_size(timed):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -54,6 +55,12 @@ def recorded():
     flight = recording.read(folder, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
     [idle] = recording.read(folder, EXPERIMENTS["occupancy_latency"])["latency_ns"]
     return flight, idle
+
+
+def test_script_asks_for_nothing_from_elsewhere():
+    assert not re.findall(
+        r"https?:|fetch\(|XMLHttpRequest|import\(|WebSocket|\bsrc\b", SCRIPT.read_text()
+    )
 
 
 @pytest.fixture

@@ -170,6 +170,9 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
     assert "reads 2MN, not MN: at 4 x 2, 16 elements, not 8" in done.stderr
 
 
+# ---- traffic
+
+
 # ---- correct
 
 

@@ -245,6 +245,11 @@ def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(re
 SPEED = "speed.csv"
 
 
+def with_other_header(book):
+    book.edit(lambda text: text.replace("impl", "name"))
+    book.edit_entry(sha256=recording.checksum((book.h200 / SPEED).read_text(encoding="utf-8")))
+
+
 def columns(*last):
     return lambda it: it.changes(columns=(*catalog.EXPERIMENTS["speed"].columns[:-1], *last))
 
@@ -253,14 +258,15 @@ def columns(*last):
     ("what", "spoil"),
     {
         "missing": ("missing", lambda it: (it.h200 / SPEED).unlink()),
-        "row": ("truncated", lambda it: it.edit(lambda text: text[:46])),
-        "end": ("truncated", lambda it: it.edit(lambda text: text[:-1])),
-        "empty": ("truncated", lambda it: it.edit(lambda text: "")),
+        "row": ("truncated, 1 of 2 rows", lambda it: it.edit(lambda text: text[:46])),
+        "end": ("truncated, 2 of 2 rows", lambda it: it.edit(lambda text: text[:-3])),
+        "empty": ("truncated, 0 of 2 rows", lambda it: it.edit(lambda text: "")),
         "number": ("edited", lambda it: it.edit(lambda text: text.replace("5.3", "4.3", 1))),
         "row-added": ("edited", lambda it: it.edit(lambda text: text + "a,2,16,5.33333,1\n")),
         "arguments": ("arguments", lambda it: it.changes(arguments={"scale": 0.5})),
         "column-less": ("columns", columns()),
         "other-unit": ("columns", columns(Column("dram_read_bytes", "kB"))),
+        "other-header": ("columns", with_other_header),
         "other-schema": ("arguments", lambda it: it.edit_entry(arguments=None, columns={})),
         "no-machine": ("machine.json", lambda it: (it.h200 / "machine.json").unlink()),
         "no-json": ("machine.json", lambda it: (it.h200 / "machine.json").write_text("{")),
