@@ -458,7 +458,7 @@ _ALL = (  # in the order of the book
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     _one("tiled_rows_float32", m.bench_option, **TILE_ROWS, dtype="float32"),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
-    _counted("persistent_counters", "persistent", shape=[4096, 12672]),
+    _counted("persistent_counters", "persistent", shape=WIDE),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
     _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", LADDER, [WIDE]),

@@ -79,7 +79,7 @@ FEW_BYTES = 2**14  # an SM
 # Of tensors of fewer bytes an SM, the elements in a lane: such a program is short, and starts soon.
 LANE_ELEMENTS_OF_FEW = {2**11: 4, 2**13: 8}
 # Rows of a tile, up to which those that do not fill one take a program each.
-MOST_SINGLY = 8
+MOST_SINGLY = 64
 WIDE = 8  # warps, with which a lane of the forward takes two vectors of a chunk
 # Bytes of an element, whole chunks and warps of a forward of which ptxas spills a register. It does
 # not if it is told how many registers there are, and then chooses another number elsewhere.
