@@ -87,7 +87,6 @@ record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the record
 verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
 
 verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks, compare all but measured numbers
-	rm -rf book/_build/verify
 	$(PY) -m pytest --nbval
 
 verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those that need no GPU to be sure

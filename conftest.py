@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -48,9 +49,10 @@ def pytest_configure(config):
         os.environ.pop("TRITON_INTERPRET", None)
     if HAS_GPU:  # run the experiments, and compare measured numbers by their unit alone
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
-        if not config.option.nbval_sanitize_with:
-            from memtraffic_book import units
+        from memtraffic_book import recording, units
 
+        shutil.rmtree(recording.kept_path("").parent, ignore_errors=True)  # of an earlier run
+        if not config.option.nbval_sanitize_with:
             rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
             rule.write(units.sanitize_rule())
             rule.flush()

@@ -6,7 +6,7 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import gpus, runtime
+from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersError, RanksError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
@@ -226,18 +227,32 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. A row is
     left out if it has other letters or fixed arguments, or is of what cannot be called by its path:
     tutorials, which are files, and functions of PyTorch, whose kernels `torch.compile` generates.
+    What is `refused` because its package is not installed starts with `ABSENT`.
     """
     with (SURVEY / table).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if not row["fixed"]]
-    calls = {
-        row["path"]: row["inputs"]
+    called = {
+        row["path"]: row
         for row in rows
         if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] not in NOT_CALLED
     }
+    calls = {path: row["inputs"] for path, row in called.items()}
     survey = _survey()
     with tempfile.TemporaryDirectory() as cache:
         with mock.patch.dict(os.environ, survey.flag_gems_settings(cache)):
-            return count_sectors(calls, [sizes], [dtype], ["packed"])
+            frame = count_sectors(calls, [sizes], [dtype], ["packed"])
+    packages = frame["fn"].map(lambda path: called[path]["package"])
+    absent = packages[~packages.map(_is_installed)]
+    frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"
+    return frame
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _survey() -> Any:

@@ -5,8 +5,9 @@
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the machine lacks
   what the experiment needs, such as counters that can be read or a memory fast enough for a
   reader to wait, or refuses a kernel, the page says so and shows the recording;
-- `verify`, for comparing pages on a GPU: it is measured and kept for `drift`, and the page shows
-  the recording's label. Rows of packages that are absent here are the recording's;
+- `verify`, for comparing pages on a GPU: it is measured and kept, for other pages and for `drift`,
+  and the page shows the recording's label. Rows of packages that are absent here are the
+  recording's;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -112,22 +113,23 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
     """The results of experiments, as `experiments` gives and announces them.
 
     A verdict, such as which of two kernels is faster, may change with a percent of a time. So where
-    a page is compared with its stored outputs on a GPU, in mode `verify`, the experiments run for
-    `drift`, which compares their numbers, and the verdicts are those of the recordings.
+    a page is compared with its stored outputs on a GPU, in mode `verify`, the verdicts are those of
+    the recordings, whose numbers `drift` compares with what it measures.
     """
-    frames = experiments(*ids)
-    if mode() != "verify":
-        return frames
-    return [read(root() / PUBLISHED, subject) for subject in find_experiments(ids)]
+    return experiments(*ids, gpu=PUBLISHED if mode() == "verify" else None)
 
 
 def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
-    """What is measured, and kept for `drift`; the recording, where this machine lacks something."""
+    """What is measured, unless another page did; the recording, where this machine lacks something.
+
+    It is kept.
+    """
+    recorded, kept = read(folder, subject), kept_path(subject.id)
     if subject.needs.lacking():
-        return read(folder, subject)
-    frame, recorded = from_csv(to_csv(_run(subject))), read(folder, subject)
-    kept_path(subject.id).write_text(to_csv(frame), encoding="utf-8")
-    return replay_absent(frame, recorded)
+        return recorded
+    if not kept.is_file():
+        kept.write_text(to_csv(_run(subject)), encoding="utf-8")
+    return replay_absent(from_csv(kept.read_text(encoding="utf-8")), recorded)
 
 
 def _measure_now(
@@ -166,7 +168,8 @@ def is_absent(row: Mapping[str, Any]) -> bool:
     >>> is_absent({"impl": "Liger", "note": "absent: liger-kernel is not installed"})
     True
     """
-    return any(str(row.get(column, "")).startswith(ABSENT) for column in ("note", "missing"))
+    reasons = (str(row.get(column, "")) for column in ("note", "missing", "refused"))
+    return any(reason.startswith(ABSENT) for reason in reasons)
 
 
 def replay_absent(measured: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
@@ -192,7 +195,10 @@ def _run(subject: Experiment) -> pd.DataFrame:
 
 
 def kept_path(id: str) -> Path:
-    """The file in which mode `verify` keeps what it measured of an experiment."""
+    """The file in which mode `verify` keeps what it measured of an experiment.
+
+    Whoever compares pages anew removes its folder before.
+    """
     return root().parent / "_build" / "verify" / f"{id}.csv"
 
 

@@ -1,11 +1,13 @@
 """Hardware counters of many calls in one process, with reports as `ncu` writes them."""
 
 import csv
+import importlib.metadata
 import itertools
 import json
 import os
 import sys
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,13 +211,22 @@ def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
     def count(calls, shapes, *_):
         assert os.environ["GEMS_VENDOR"] == "nvidia" and shapes == [sizes]
-        return calls
+        assert calls["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
+        return pd.DataFrame({"fn": [*calls], "refused": "cannot be predicted"})
+
+    def version(package):
+        if package == "fla-core":
+            raise PackageNotFoundError
 
     sizes = {"M": 160, "N": 128}
     monkeypatch.setattr(marked_counters, "count_sectors", count)
-    calls = marked_counters.count_surveyed_sectors(sizes, "float32", "kernels.csv")
-    assert len(calls) >= 70 and calls["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
-    assert {path.split(".")[0] for path in calls} == {"liger_kernel", "flag_gems", "fla", "conch"}
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    frame = marked_counters.count_surveyed_sectors(sizes, "float32", "kernels.csv")
+    assert len(frame) >= 70
+    packages = frame["fn"].str.partition(".")[0]
+    assert {*packages} == {"liger_kernel", "flag_gems", "fla", "conch"}
+    absent = [recording.is_absent(row) for row in frame.to_dict("records")]
+    assert absent == [*(packages == "fla")]
 
 
 def test_every_blind_kernel_has_a_call():

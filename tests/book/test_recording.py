@@ -229,7 +229,7 @@ def test_experiments_of_a_named_gpu_are_not_measured(recorded, in_mode, capsys):
 
 
 def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(recorded, in_mode):
-    """The second measurement, which is three times as slow, is kept for drift."""
+    """The second measurement, which is three times as slow, is left to drift."""
     was = experiment("speed")["us"].tolist()
     measure = catalog.EXPERIMENTS["speed"].measure
     recorded.changes(measure=lambda shapes, scale: measure(shapes, 3 * scale))
@@ -237,7 +237,14 @@ def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(re
         in_mode(mode)
         [found] = experiments_for_verdicts("speed")
         assert found["us"].tolist() == pytest.approx([factor * us for us in was], rel=1e-5)
-    assert kept_path("speed").is_file()
+    assert not kept_path("speed").exists()
+
+
+def test_what_is_verified_is_measured_once_for_all_pages(recorded, in_mode):
+    calls, measure = [], catalog.EXPERIMENTS["speed"].measure
+    recorded.changes(measure=lambda **arguments: calls.append(1) or measure(**arguments))
+    in_mode("verify")
+    assert experiment("speed").equals(experiment("speed")) and calls == [1]
 
 
 # ---- what can be wrong with a recording
