@@ -279,6 +279,14 @@ def test_sectors_refuses_loads_that_not_every_program_makes():
             sectors(call, [starts.clamp(max=1), starts])
 
 
+@pytest.mark.parametrize(("rows", "made"), [(1, 1), (4, 1), (8, 2), (16, 4)])
+def test_sectors_of_rows_that_the_assembler_loads_once(rows, made):
+    """Each of four warps has every fourth of 16 rows, of 16 bytes a lane."""
+    found = sectors(sector_kernels.groups, f"{rows},128")
+    assert (found.load_requests, found.load_sectors) == (4 * made, 4 * made * 16)
+    assert (found.store_requests, found.store_sectors) == (16, 16 * 16)
+
+
 def test_sectors_of_the_first_autotuning_configuration():
     """By 16 bytes a lane, four warps do what one does four times, but not with 64 elements."""
     found = sectors(sector_kernels.autotuned, "512,")
