@@ -103,10 +103,13 @@ ROWS = """
 """.replace(",\n ", ", ")
 BLOCK_AT, NUMBER_AT = "\t.loc\t1 7 16  // mine.py:7:16", "\t.loc\t1 8 16  // mine.py:8:16"
 FIRST, SECOND = (f"\t@%p1 ld.global.v4.b32 {{ %r1 }}, [ %rd{n} + 0 ];" for n in (1, 2))
+UNLIKE, WHOLE = FIRST.replace("%p1", "%p3"), FIRST.replace("@%p1 ", "")
 NUMBER, BARRIER = "\tld.global.b32 \t%r9, [%rd9];", "\tbar.sync \t0;"
 SHARED, GLOBAL = "\t@%p2 st.shared.b32 [ %r20 ], %r21;", "\t@%p2 st.global.b32 [ %rd8 ], %r1;"
 STORED = "    tt.store %q, %b : !tt.ptr<f32> loc(#loc1)\n"
 LATER = [NUMBER_AT, NUMBER, BARRIER, NUMBER]
+MOVED, PART = "\tadd.s64 \t%rd11, %rd1, 12;", "\t@%p3 ld.global.b32 \t%r9, [%rd11];"
+PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,9 @@ LATER = [NUMBER_AT, NUMBER, BARRIER, NUMBER]
         pytest.param([FIRST, SECOND] * 2 + LATER, 6, [[], [], []], id="none"),
         pytest.param([FIRST, SECOND] * 2 + LATER, 4, [[2, 3], [], []], id="in-turn"),
         pytest.param([FIRST] * 4 + LATER, 3, [[1, 2, 3], [], []], id="one-row"),
+        pytest.param([WHOLE, SECOND] * 2 + PARTS, 3, [[2, 3], [0], []], id="part"),
+        pytest.param([FIRST, UNLIKE] * 2 + LATER, 4, [[2, 3], [], []], id="two-masks"),
+        pytest.param([FIRST, UNLIKE] * 2 + LATER, 3, None, id="masks-that-are-true"),
         pytest.param([FIRST, SHARED] * 4 + LATER, 3, [[1, 2, 3], [], []], id="shared-memory"),
         pytest.param([FIRST] * 4 + [NUMBER_AT, NUMBER, NUMBER], 2, [[1, 2, 3], [], [0]], id="all"),
         *(

@@ -76,7 +76,8 @@ _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
-_PTX_PLACE = re.compile(rf"({_PTX_LOAD}\S*)\s.*(\[.*)")
+_PTX_SUM = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
+_PTX_PLACE = re.compile(rf"(@\S+)?\s*{_PTX_LOAD}\S*\s.*\[\s*([^\s+\]]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
 _ORDERED = r"volatile|acquire|relaxed"  # loads that are made each time
 _PTX_ORDER = (  # after which a load may find something else
     rf"{_PTX_BRANCH}|^\s*(?:@!?%p\d+\s+)?(?:bra|bar|barrier|atom|red|membar|fence|call|st)\b"
@@ -145,21 +146,14 @@ def _item_bits(type_text: str) -> int:
 def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
     """The accesses, with the loads that NVIDIA's assembler makes once for several in PTX.
 
-    It does that for some which load from the same address, with nothing between them that may
-    change what is there: as of a block whose rows are one. Raises CountError unless the machine
-    code has as many loads less as this would leave out, or none.
+    It does that where a thread has what is loaded, from its address or around it, and nothing
+    between the two may change what is there: as of a block whose rows are one. Raises CountError
+    unless the machine code has as many loads less as this would leave out, or none.
     """
-    again: defaultdict[Chain, list[bool]] = defaultdict(list)
-    known: set[tuple[str, ...]] = set()
-    for where, line in _placed(code.assembly):
-        if load := _PTX_PLACE.search(line):
-            again[where].append(load.groups() in known)
-            known |= set() if re.search(_ORDERED, load[1]) else {load.groups()}
-        elif re.search(_PTX_ORDER, line):
-            known.clear()
+    again, alike = _repeated(code.assembly)
     every, repeats = sum(map(len, again.values())), sum(map(sum, again.values()))
     _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
-    if not repeats or made in (0, every):
+    if not alike or made in (0, every):
         return found
     loads = Counter[Chain]()
     for access in found:
@@ -167,7 +161,7 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
     places = {where for where, repeated in again.items() if any(repeated)}
     if made != every - repeats or any(loads[where] != len(again[where]) for where in places):
         raise CountError(
-            f"{code.kernel}: of {every} loads in PTX, {repeats} load the same again, and it is not "
+            f"{code.kernel}: of {every} loads in PTX, {alike} load the same again, and it is not "
             f"known which of them are among the {made} of the machine code"
         )
     left = {where: iter(again[where]) for where in places}
@@ -177,6 +171,32 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
         else access
         for access in found
     ]
+
+
+def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int]:
+    """Of the loads of each place, in order, which load what the thread has loaded before.
+
+    And how many there would be if all masks were the same: a mask may be true of every thread.
+    """
+    again: defaultdict[Chain, list[bool]] = defaultdict(list)
+    sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
+    known: list[tuple[str | None, str, int, int]] = []  # a mask, and bytes that have been loaded
+    alike = 0
+    for where, line in _placed(ptx):
+        if (load := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
+            mask, (base, begin) = load[1], sums.get(load[2], (load[2], 0))
+            begin += int(load[3] or 0)
+            end = begin + int(kind[2] or 1) * int(kind[3]) // 8
+            masks = {it[0] for it in known if it[1] == base and it[2] <= begin and end <= it[3]}
+            again[where].append(bool(masks & {None, mask}))
+            alike += bool(masks)
+            known += [] if re.search(_ORDERED, line) else [(mask, base, begin, end)]
+        elif made := _PTX_SUM.match(line):
+            base, begin = sums.get(made[2], (made[2], 0))
+            sums[made[1]] = base, begin + int(made[3])
+        elif re.search(_PTX_ORDER, line):
+            known.clear()
+    return again, alike
 
 
 def _true(flags: Iterable[bool]) -> frozenset[int]:
