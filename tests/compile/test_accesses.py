@@ -104,6 +104,7 @@ ROWS = """
 BLOCK_AT, NUMBER_AT = "\t.loc\t1 7 16  // mine.py:7:16", "\t.loc\t1 8 16  // mine.py:8:16"
 FIRST, SECOND = (f"\t@%p1 ld.global.v4.b32 {{ %r1 }}, [ %rd{n} + 0 ];" for n in (1, 2))
 UNLIKE, WHOLE = FIRST.replace("%p1", "%p3"), FIRST.replace("@%p1 ", "")
+EACH_TIME = FIRST.replace("ld", "ld.volatile")
 NUMBER, BARRIER = "\tld.global.b32 \t%r9, [%rd9];", "\tbar.sync \t0;"
 SHARED, GLOBAL = "\t@%p2 st.shared.b32 [ %r20 ], %r21;", "\t@%p2 st.global.b32 [ %rd8 ], %r1;"
 STORED = "    tt.store %q, %b : !tt.ptr<f32> loc(#loc1)\n"
@@ -127,7 +128,8 @@ PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
             pytest.param([FIRST] * 2 + [between] + [FIRST] * 2 + LATER, 4, [[1, 3], [], []], id=id)
             for between, id in [(BARRIER, "barrier"), (GLOBAL, "store"), (LABEL, "label")]
         ),
-        pytest.param([FIRST.replace("ld", "ld.volatile")] * 4 + LATER, 4, [[]] * 3, id="volatile"),
+        pytest.param([EACH_TIME] * 4 + LATER, 4, [[]] * 3, id="volatile"),
+        pytest.param([FIRST, SECOND, SECOND, EACH_TIME, *LATER], 5, [[2], [], []], id="each-time"),
         pytest.param([FIRST] * 4 + LATER, 4, None, id="some"),
         pytest.param([FIRST] * 4 + LATER, 12, None, id="unrolled"),
         pytest.param([FIRST] * 5 + LATER, 3, None, id="another-instruction"),

@@ -180,17 +180,21 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int]:
     """
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
-    known: list[tuple[str | None, str, int, int]] = []  # a mask, and bytes that have been loaded
+    # By register, masks and the bytes behind it that have been loaded.
+    known: defaultdict[str, list[tuple[str | None, int, int]]] = defaultdict(list)
     alike = 0
     for where, line in _placed(ptx):
         if (load := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
             mask, (base, begin) = load[1], sums.get(load[2], (load[2], 0))
             begin += int(load[3] or 0)
             end = begin + int(kind[2] or 1) * int(kind[3]) // 8
-            masks = {it[0] for it in known if it[1] == base and it[2] <= begin and end <= it[3]}
+            masks = {it[0] for it in known[base] if it[1] <= begin and end <= it[2]}
+            if re.search(_ORDERED, line):
+                masks = set()
+            else:
+                known[base].append((mask, begin, end))
             again[where].append(bool(masks & {None, mask}))
             alike += bool(masks)
-            known += [] if re.search(_ORDERED, line) else [(mask, base, begin, end)]
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))
             sums[made[1]] = base, begin + int(made[3])
