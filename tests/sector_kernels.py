@@ -160,6 +160,13 @@ def _same_twice_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a block are the same ones again; NVIDIA's assembler loads each once in a thread."""
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    tl.store(y_ptr + rows * BLOCK + cols, tl.load(w_ptr + rows % GROUPS * BLOCK + cols))
+
+
+@triton.jit
 def _assembly_load_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     x = tl.inline_asm_elementwise(
@@ -293,6 +300,13 @@ def waiting(x):
 def same_twice(x):
     y = torch.empty_like(x)
     _same_twice_kernel[(1,)](y, x, BLOCK=64)
+    return y
+
+
+def groups(w, rows=16):
+    """A block of so many rows, in which those of a matrix repeat; four warps take a row each."""
+    y = torch.empty(rows, w.shape[1], device=w.device)
+    _groups_kernel[(1,)](y, w, GROUPS=w.shape[0], ROWS=rows, BLOCK=w.shape[1])
     return y
 
 

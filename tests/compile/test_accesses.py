@@ -90,3 +90,57 @@ def test_read_accesses_tells_loops_apart():
     outer, inner, again, other, outside = (access.loops for access in found)
     assert outer == again == inner[:1] != other
     assert [*map(len, (outer, inner, other, outside))] == [1, 2, 1, 0]
+
+
+ROWS = """
+#rows = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1],
+ order = [1, 0]}>
+#loc1 = loc("mine.py":7:16)
+#loc2 = loc("mine.py":8:16)
+    %a = tt.load %p : tensor<4x128x!tt.ptr<f32>, #rows> loc(#loc1)
+    %b = tt.load %q : !tt.ptr<f32> loc(#loc2)
+    %c = tt.load %q : !tt.ptr<f32> loc(#loc2)
+""".replace(",\n ", ", ")
+BLOCK_AT, NUMBER_AT = "\t.loc\t1 7 16  // mine.py:7:16", "\t.loc\t1 8 16  // mine.py:8:16"
+FIRST, SECOND = (f"\t@%p1 ld.global.v4.b32 {{ %r1 }}, [ %rd{n} + 0 ];" for n in (1, 2))
+UNLIKE, WHOLE = FIRST.replace("%p1", "%p3"), FIRST.replace("@%p1 ", "")
+EACH_TIME = FIRST.replace("ld", "ld.volatile")
+NUMBER, BARRIER = "\tld.global.b32 \t%r9, [%rd9];", "\tbar.sync \t0;"
+SHARED, GLOBAL = "\t@%p2 st.shared.b32 [ %r20 ], %r21;", "\t@%p2 st.global.b32 [ %rd8 ], %r1;"
+STORED = "    tt.store %q, %b : !tt.ptr<f32> loc(#loc1)\n"
+LATER = [NUMBER_AT, NUMBER, BARRIER, NUMBER]
+MOVED, PART = "\tadd.s64 \t%rd11, %rd1, 12;", "\t@%p3 ld.global.b32 \t%r9, [%rd11];"
+PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
+
+
+@pytest.mark.parametrize(
+    ("ptx", "made", "merged"),
+    [
+        pytest.param([FIRST, SECOND] * 2 + LATER, 6, [[], [], []], id="none"),
+        pytest.param([FIRST, SECOND] * 2 + LATER, 4, [[2, 3], [], []], id="in-turn"),
+        pytest.param([FIRST] * 4 + LATER, 3, [[1, 2, 3], [], []], id="one-row"),
+        pytest.param([WHOLE, SECOND] * 2 + PARTS, 3, [[2, 3], [0], []], id="part"),
+        pytest.param([FIRST, UNLIKE] * 2 + LATER, 4, [[2, 3], [], []], id="two-masks"),
+        pytest.param([FIRST, UNLIKE] * 2 + LATER, 3, None, id="masks-that-are-true"),
+        pytest.param([FIRST, SHARED] * 4 + LATER, 3, [[1, 2, 3], [], []], id="shared-memory"),
+        pytest.param([FIRST] * 4 + [NUMBER_AT, NUMBER, NUMBER], 2, [[1, 2, 3], [], [0]], id="all"),
+        *(
+            pytest.param([FIRST] * 2 + [between] + [FIRST] * 2 + LATER, 4, [[1, 3], [], []], id=id)
+            for between, id in [(BARRIER, "barrier"), (GLOBAL, "store"), (LABEL, "label")]
+        ),
+        pytest.param([EACH_TIME] * 4 + LATER, 4, [[]] * 3, id="volatile"),
+        pytest.param([FIRST, SECOND, SECOND, EACH_TIME, *LATER], 5, [[2], [], []], id="each-time"),
+        pytest.param([FIRST] * 4 + LATER, 4, None, id="some"),
+        pytest.param([FIRST] * 4 + LATER, 12, None, id="unrolled"),
+        pytest.param([FIRST] * 5 + LATER, 3, None, id="another-instruction"),
+    ],
+)
+def test_read_accesses_whose_loads_the_assembler_merges(ptx, made, merged):
+    ttgir, text = ROWS + STORED * (GLOBAL in ptx), "\n".join((BLOCK_AT, *ptx))
+    code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), [MADE] * made)
+    if merged is None:
+        with pytest.raises(CountError, match=f"^kernel: of . loads in PTX, . .* the {made} of the"):
+            read_accesses(code)
+    else:
+        found = [access for access in read_accesses(code) if access.kind == "load"]
+        assert [sorted(access.merged) for access in found] == merged

@@ -102,10 +102,14 @@ def test_sectors_refuses(call, target, error, match):
 
 
 class Beside(meter._SectorMeter):
-    """Counts what the threads of a compiled kernel do, beside what is predicted."""
+    """Counts what the threads of a compiled kernel do, beside what is predicted.
 
-    def __init__(self, gpu):
+    merged: numbers of loads in PTX, in its order, that are not in the machine code.
+    """
+
+    def __init__(self, gpu, merged=()):
         super().__init__(gpu)
+        self.merged = merged
         self.counted = dict.fromkeys((*meter.COUNTERS, "bank_conflicts"), 0)
 
     @contextmanager
@@ -116,7 +120,10 @@ class Beside(meter._SectorMeter):
             grid = self.grid()
             for program in sorted(self.programs):
                 run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
-                for name, number in ptx.totals(run.accesses).items():
+                loads = [access for access in run.accesses if access[0] == "ld"]
+                left_out = [loads[number] for number in self.merged]
+                made = [it for it in run.accesses if not any(it is other for other in left_out)]
+                for name, number in ptx.totals(made).items():
                     self.counted[name] += number
                 self.counted["bank_conflicts"] += ptx.conflicts(run.shared)
 
@@ -143,10 +150,10 @@ class Beside(meter._SectorMeter):
         super().block(kind, sites, addresses, mask, itemsize, program)
 
 
-def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packed"):
+def predicted_and_counted(fn, inputs, *merged, shape=None, dtype="float32", layout="packed"):
     # Its threads read their memory, so it is that of a CPU.
     arguments = find_op(inputs).arguments(shape, dtype, layout).map(torch.Tensor.cpu)
-    beside = Beside(find_gpu("sm_90"))
+    beside = Beside(find_gpu("sm_90"), merged)
     run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
     found = beside.sectors()
     return found.totals | {"bank_conflicts": found.bank_conflicts}, beside.counted
@@ -158,7 +165,12 @@ KERNELS = {
     "bfloat16": (lambda x: sector_kernels.few(x, 512, 500), "1024,:bf16"),
     "a single number": (sector_kernels.scalar, "8,"),
     "a load for the address of a load": (sector_kernels.nested, "500,"),
-    "two loads of a line": (sector_kernels.pair, "1024,"),
+    "two loads of a line, and again with masks": (
+        sector_kernels.pair,
+        "1024,",
+        *range(5, 9),
+        *range(13, 17),
+    ),
     "functions": (sector_kernels.called, "1024,"),
     "a loop": (sector_kernels.loop, "1024,"),
     "a tile": (sector_kernels.tile, "33,50"),
@@ -168,7 +180,8 @@ KERNELS = {
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
-    "a load that is made again": (sector_kernels.loss, "9,100 9:int64<100"),
+    "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
+    "rows that are the same again": (sector_kernels.groups, "8,128", 2, 3),
     "a load that is made again in a loop": (sector_kernels.state, "16, 5,6"),
 }
 
@@ -200,7 +213,9 @@ SAMPLE = {
     ],
 )
 def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
-    predicted, counted = predicted_and_counted(fn, "M,N", (5, 131), dtype, layout)
+    predicted, counted = predicted_and_counted(
+        fn, "M,N", shape=(5, 131), dtype=dtype, layout=layout
+    )
     assert predicted == counted
 
 
@@ -277,6 +292,14 @@ def test_sectors_refuses_loads_that_not_every_program_makes():
     for call in (sector_kernels.delayed, sector_kernels.silent):
         with pytest.raises(CountError, match="1 loads come after a branch, and"):
             sectors(call, [starts.clamp(max=1), starts])
+
+
+@pytest.mark.parametrize(("rows", "made"), [(1, 1), (4, 1), (8, 2), (16, 4)])
+def test_sectors_of_rows_that_the_assembler_loads_once(rows, made):
+    """Each of four warps has every fourth of 16 rows, of 16 bytes a lane."""
+    found = sectors(sector_kernels.groups, f"{rows},128")
+    assert (found.load_requests, found.load_sectors) == (4 * made, 4 * made * 16)
+    assert (found.store_requests, found.store_sectors) == (16, 16 * 16)
 
 
 def test_sectors_of_the_first_autotuning_configuration():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from memtraffic.compile import amdgcn, sass
@@ -41,7 +43,8 @@ class CompiledAccess:
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
     instruction moves for each lane. loops: those of the compiled kernel that it is in, by number.
-    type: of its pointers, as the compiler writes it.
+    type: of its pointers, as the compiler writes it. merged: which of a thread's instructions, in
+    order, NVIDIA's assembler leaves out, because one before them loads the same.
     """
 
     kind: Kind
@@ -50,6 +53,13 @@ class CompiledAccess:
     bits: int
     loops: tuple[int, ...]
     type: str = ""
+    merged: frozenset[int] = frozenset()
+
+    @property
+    def instructions(self) -> int:
+        """How many a thread makes in PTX."""
+        vector = max(1, self.bits // _item_bits(self.type))
+        return self.layout.elements(vector).shape[1] if self.layout else 1
 
 
 _REFUSED = {
@@ -66,6 +76,13 @@ _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
+_PTX_SUM = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
+_PTX_PLACE = re.compile(rf"(@\S+)?\s*{_PTX_LOAD}\S*\s.*\[\s*([^\s+\]]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
+_ORDERED = r"volatile|acquire|relaxed"  # loads that are made each time
+_PTX_ORDER = (  # after which a load may find something else
+    rf"{_PTX_BRANCH}|^\s*(?:@!?%p\d+\s+)?(?:bra|bar|barrier|atom|red|membar|fence|call|st)\b"
+    r"(?!\S*\.shared)"
+)
 _SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
 _PLAIN = r"(?:(?!.*\b(?:BRA|BSSY|BSYNC|EXIT|RET|CALL)\b).*\n)*"  # lines without a jump
 _SKIP = re.compile(  # one branch over some of them
@@ -108,17 +125,87 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
                 f"{code.kernel}: its {kind}s have {sorted(written)} bits in PTX and "
                 f"{sorted(bits_there)} in the machine code"
             )
-    return found
+    return _merge(code, found)
 
 
 def _taken(widths: Iterator[int], layout: Layout | None, type_text: str) -> list[int]:
     """The next instructions of a place that together move an access; none if they differ."""
-    item = re.search(r"(?:ptr<|x)[a-z]+(\d+)", type_text)
-    total = max(8, int(item[1]) if item else 64) * (layout.elements().shape[1] if layout else 1)
+    total = _item_bits(type_text) * (layout.elements().shape[1] if layout else 1)
     taken: list[int] = []
     while sum(taken) < total and (bits := next(widths, 0)):
         taken.append(bits)
     return taken if sum(taken) == total and len(set(taken)) == 1 else []
+
+
+def _item_bits(type_text: str) -> int:
+    """The bits in memory of an element, by the type of its pointer."""
+    item = re.search(r"(?:ptr<|x)[a-z]+(\d+)", type_text)
+    return max(8, int(item[1]) if item else 64)
+
+
+def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
+    """The accesses, with the loads that NVIDIA's assembler makes once for several in PTX.
+
+    It does that where a thread has what is loaded, from its address or around it, and nothing
+    between the two may change what is there: as of a block whose rows are one. Raises CountError
+    unless the machine code has as many loads less as this would leave out, or none.
+    """
+    again, alike = _repeated(code.assembly)
+    every, repeats = sum(map(len, again.values())), sum(map(sum, again.values()))
+    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    if not alike or made in (0, every):
+        return found
+    loads = Counter[Chain]()
+    for access in found:
+        loads[access.where] += access.instructions if access.kind == "load" else 0
+    places = {where for where, repeated in again.items() if any(repeated)}
+    if made != every - repeats or any(loads[where] != len(again[where]) for where in places):
+        raise CountError(
+            f"{code.kernel}: of {every} loads in PTX, {alike} load the same again, and it is not "
+            f"known which of them are among the {made} of the machine code"
+        )
+    left = {where: iter(again[where]) for where in places}
+    return [
+        replace(access, merged=_true(islice(left[access.where], access.instructions)))
+        if access.kind == "load" and access.where in places
+        else access
+        for access in found
+    ]
+
+
+def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int]:
+    """Of the loads of each place, in order, which load what the thread has loaded before.
+
+    And how many there would be if all masks were the same: a mask may be true of every thread.
+    """
+    again: defaultdict[Chain, list[bool]] = defaultdict(list)
+    sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
+    # By register, masks and the bytes behind it that have been loaded.
+    known: defaultdict[str, list[tuple[str | None, int, int]]] = defaultdict(list)
+    alike = 0
+    for where, line in _placed(ptx):
+        if (load := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
+            mask, (base, begin) = load[1], sums.get(load[2], (load[2], 0))
+            begin += int(load[3] or 0)
+            end = begin + int(kind[2] or 1) * int(kind[3]) // 8
+            masks = {it[0] for it in known[base] if it[1] <= begin and end <= it[2]}
+            if re.search(_ORDERED, line):
+                masks = set()
+            else:
+                known[base].append((mask, begin, end))
+            again[where].append(bool(masks & {None, mask}))
+            alike += bool(masks)
+        elif made := _PTX_SUM.match(line):
+            base, begin = sums.get(made[2], (made[2], 0))
+            sums[made[1]] = base, begin + int(made[3])
+        elif re.search(_PTX_ORDER, line):
+            known.clear()
+    return again, alike
+
+
+def _true(flags: Iterable[bool]) -> frozenset[int]:
+    """The numbers of those that are true."""
+    return frozenset(number for number, flag in enumerate(flags) if flag)
 
 
 def delayed_loads(code: Code) -> int:
@@ -188,6 +275,17 @@ def _chain(text: str, locations: Mapping[str, str]) -> Chain:
     return ()
 
 
+def _placed(assembly: str) -> Iterator[tuple[Chain, str]]:
+    """The lines of PTX or of AMD's assembly that say no place, each with the one it comes from."""
+    where: Chain = ()
+    for line in assembly.splitlines():
+        if comment := _COMMENT.match(line):
+            places = re.findall(r"([^\s\[\]]+):(\d+):(\d+)", comment[1])
+            where = tuple((name, int(row), int(column)) for name, row, column in places)
+        else:
+            yield where, line
+
+
 def _instructions(
     assembly: str,
 ) -> tuple[dict[tuple[Kind, Chain], list[int]], dict[Chain, list[int]]]:
@@ -197,12 +295,8 @@ def _instructions(
     """
     found: dict[tuple[Kind, Chain], list[int]] = {}
     scalar: dict[Chain, list[int]] = {}
-    where: Chain = ()
-    for line in assembly.splitlines():
-        if comment := _COMMENT.match(line):
-            places = re.findall(r"([^\s\[\]]+):(\d+):(\d+)", comment[1])
-            where = tuple((name, int(row), int(column)) for name, row, column in places)
-        elif access := _PTX.search(line):
+    for where, line in _placed(assembly):
+        if access := _PTX.search(line):
             kind: Kind = "load" if access[1] == "ld" else "store"
             bits = int(access[2] or 1) * int(access[3])
             found.setdefault((kind, where), []).append(bits)

@@ -7,7 +7,8 @@ the compiler wrote for this very launch, the last from Triton's interpreter. Not
 
 What the hardware does is modelled as follows. An instruction of a warp none of whose lanes is
 active makes no request. Lanes that hold copies of an element all load it, and one of them stores
-it. A number that is no block is loaded by every lane of every warp, and stored by one lane.
+it. A number that is no block is loaded by every lane of every warp, and stored by one lane. A
+thread's loads from one address are one, where NVIDIA's assembler has merged them.
 
 Of AMD's GPUs the same is said, with whole lines of the vector cache for sectors. That is not
 confirmed on hardware: no such GPU has counted it.
@@ -309,11 +310,12 @@ class Spread:
         """How an access to elements of `itemsize` bytes is spread, in a kernel of so many warps."""
         store, lanes = access.kind == "store", gpu.warp_size
         if access.layout is None:
-            first = np.zeros((1 if store else warps, lanes), dtype=np.int64)
+            requests = 0 if access.merged else 1 if store else warps
+            first = np.zeros((requests, lanes), dtype=np.int64)
             active = np.arange(lanes) < (1 if store else lanes)
             return Spread(first, first, active, itemsize, itemsize, gpu)
         vector = max(1, access.bits // (8 * itemsize))
-        elements = access.layout.elements(vector)
+        elements = np.delete(access.layout.elements(vector), [*access.merged], axis=1)
         active = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
         first = elements.reshape(-1, elements.shape[-1])
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
