@@ -204,7 +204,8 @@ def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     return outcome
 
 
-# Of loads and of stores: that of all accesses also counts waits for shuffles and other data.
+# Of loads and of stores: that of all accesses also counts waits for shuffles and other data. So do
+# these at times: where several programs share an SM, and in one backward 2 in each program.
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
 CONFLICTS = {"bank_conflicts": f"{_CONFLICTS}ld.sum,{_CONFLICTS}st.sum"}
 

@@ -109,10 +109,10 @@ class Sectors:
     kernels of whose configurations the first was taken, as what a GPU chooses is not known.
     confirmed: whether GPUs of the vendor have counted what was predicted for them.
     bank_conflicts: the further passes that loads and stores of shared memory take, as of
-    `compile.shared`, and as `l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld` and `_st` count;
-    None if that is not known, as in a loop with some, or by AMD. caches: what L1 and L2 keep of
-    it. backward: of the backward pass, which is not part of the rest. Both are None if they were
-    not asked for.
+    `compile.shared`; `l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld` and `_st` count these,
+    and at times waits for other data. None if that is not known, as in a loop with some, or by AMD.
+    caches: what L1 and L2 keep of it. backward: of the backward pass, which is not part of the
+    rest. Both are None if they were not asked for.
     """
 
     target: str

@@ -25,7 +25,7 @@ def test_compare_refuses_one_sector_more(counted):
 def test_compare_refuses_another_count_of_another_package(counted, monkeypatch):
     others = page.experiment("sectors_blind")
     more = others.assign(load_requests=others["load_requests"] + (others["refused"] == ""))
-    monkeypatch.setattr(page, "experiment", lambda id: more)
+    monkeypatch.setattr(page, "experiment", lambda id, gpu: more)
     with pytest.raises(AssertionError, match="the counters of 0 are equal"):
         page.compare(counted)
 
