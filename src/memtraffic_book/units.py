@@ -7,7 +7,7 @@ differs from run to run, so there nbval compares the text around it and the unit
 # A unit that follows its number after a space; the ratio's x follows at once.
 UNITS = (
     *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz"),
-    *("per clock", "per byte"),
+    *("per clock", "per byte", "times", "cycles"),
     *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
 )
 

@@ -34,7 +34,7 @@ def sanitize():
 
 MEASURED = ["3957 GB/s", "4.8 TB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "97.4 %", "-3.2 %"]
 MEASURED += ["16.4 kB", "268.4 MB", "1,073.7 MB", "51.2 TFLOP/s", "12.1 FLOP/byte", "0.54 GB"]
-MEASURED += ["4.14 T/s", "15.8 per clock", "0.98 per byte", "1.98 GHz"]
+MEASURED += ["4.14 T/s", "15.8 per clock", "0.98 per byte", "1.98 GHz", "5.3 times", "697 cycles"]
 
 
 @pytest.mark.parametrize("text", MEASURED)
@@ -46,7 +46,17 @@ def test_sanitize_rule_replaces_a_number_and_keeps_its_unit(text, sanitize):
 
 COUNTED = ["5MN + 2M", "3 x 5", "128 bits", "sm_90", "81 reads", "268,435,456"]
 COUNTED += ["2026-11-21", "PyTorch 2.11.0+cu130", "gfx90a", "0x10", "1024x1024"]
-COUNTED += ["16 bytes", "3 GBs", "5 msec", "7 %s", "8 nsec", "16 KiB", "3 per clocks", "2 per SM"]
+COUNTED += [
+    "16 bytes",
+    "3 GBs",
+    "5 msec",
+    "7 %s",
+    "8 nsec",
+    "16 KiB",
+    "3 per clocks",
+    "2 per SM",
+    "5 timesteps",
+]
 
 
 @pytest.mark.parametrize("text", COUNTED)

@@ -270,7 +270,7 @@ def show_attention() -> None:
 
 def draw_map() -> None:
     """Draws how flat the line became, in both types, beside `torch.softmax`."""
-    frames = experiments(*(f"map_{it}" for it in TYPES))
+    frames = recording.experiments_for_verdicts(*(f"map_{it}" for it in TYPES))
     share = dict(zip(TYPES, map(speeds, frames), strict=True))
     ours = 100 * pd.DataFrame({dtype: share[dtype][OURS] for dtype in TYPES})
     flat = (ours >= FLAT).sum()
