@@ -7,12 +7,12 @@ differs from run to run, so there nbval compares the text around it and the unit
 # A unit that follows its number after a space; the ratio's x follows at once.
 UNITS = (
     *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz"),
-    *("per clock", "per byte", "times", "cycles"),
+    *("per clock", "per byte", "cycles"),
     *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
 )
 
-# A number, up to a unit that no letter follows.
-MEASURED = rf"[+-]?\d[\d,]*(\.\d+)?(?=( ({'|'.join(UNITS)})|x)(?![\w/]))"
+# A number, up to a unit that no letter follows; and so many times, which is counted if it is whole.
+MEASURED = rf"[+-]?\d[\d,]*(\.\d+)?(?=( ({'|'.join(UNITS)})|x)(?![\w/]))|\d+\.\d+(?= times\b)"
 
 
 def sanitize_rule() -> str:

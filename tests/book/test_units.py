@@ -55,7 +55,7 @@ COUNTED += [
     "16 KiB",
     "3 per clocks",
     "2 per SM",
-    "5 timesteps",
+    "5 times",
 ]
 
 
