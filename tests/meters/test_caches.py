@@ -74,6 +74,7 @@ def test_replay_keeps_in_each_sms_l1_what_all_programs_load():
     assert found.dram_write_bytes.value == 0  # all of it is still in L2
 
 
+@pytest.mark.slow
 def test_replay_loads_again_what_does_not_fit():
     """Rows of 512 KiB, twice: more than L1; those of all 264 programs at once, more than L2."""
     row = False, 2**20, 2**19, 2**19

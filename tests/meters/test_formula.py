@@ -131,6 +131,7 @@ def test_formula_that_does_not_exist():
         formula(lambda x: torch.ones(math.isqrt(x.numel()), device=x.device))
 
 
+@pytest.mark.slow
 def test_formula_of_a_kernel_that_leaves_its_tensors():
     """It has a formula where it stays in them, and the evidence says what it does elsewhere."""
     kernels = pytest.importorskip("kernels", reason="Triton is not installed")
@@ -332,11 +333,11 @@ def test_formula_keeps_grids_small(monkeypatch):
 # Kernels that work in blocks: what sizes must be multiples of, or what the refusal says.
 BLOCKED = {
     ("rows_grow", 1): {},
-    ("add_bias", 64, 64): {"M": 64},
     ("floor_bias", 256, 64): {"M": 256},
-    ("unmasked", 64): {"N": 64},
 }
 SLOW_BLOCKED = {
+    ("add_bias", 64, 64): {"M": 64},
+    ("unmasked", 64): {"N": 64},
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
     ("blur", 32): {"N": 32},
     ("layer_norm_backward", 132): "at all but .* 301 x 4 .* --fit and --check",
@@ -395,6 +396,7 @@ def test_formula_of_blocks_must_hold_at_large_multiples():
 
 
 @needs_triton
+@pytest.mark.slow
 def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
     """All rows that were tried are in one block, whose end no count has seen."""
     counts = Counts(blocked("blur", 2048))

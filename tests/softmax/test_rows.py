@@ -71,6 +71,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(2, 13), st.integers(planning.SHIFTED_FROM, 530)),

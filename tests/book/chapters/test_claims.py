@@ -114,6 +114,7 @@ LIES = {
         "show_loss": (us(1.3, "cross-entropy"), "at most 1.10x"),
     },
 }  # fmt: skip
+COMPILES = {"persistent-take_apart", "persistent-take_apart, detour"}  # which takes seconds
 GIVEN = dict.fromkeys(("show_versions", "claim_rivals", "show_times"), ship.load)
 GIVEN |= {"show_measured": survey.load}  # what makes the argument of a function
 
@@ -121,7 +122,13 @@ GIVEN |= {"show_measured": survey.load}  # what makes the argument of a function
 @pytest.mark.parametrize(
     ("chapter", "name", "change", "refused"),
     [
-        pytest.param(chapter, name.partition(",")[0], *lie, id=f"{chapter}-{name}")
+        pytest.param(
+            chapter,
+            name.partition(",")[0],
+            *lie,
+            id=(id := f"{chapter}-{name}"),
+            marks=[pytest.mark.slow] * (id in COMPILES),
+        )
         for chapter, lies in LIES.items()
         for name, lie in lies.items()
     ],
