@@ -41,7 +41,7 @@ MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 NOT_CALLED = ("triton-tutorials", "torch")  # packages of the survey
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
-SECONDS = 120  # that a process may take for one call
+SECONDS = 240  # that a process may take for one call, and to predict it
 T = TypeVar("T")
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 
@@ -116,14 +116,13 @@ def count_sectors(
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    A call is made up to three times: in a process of its own, where kernels are compiled and
-    autotuners choose; then, to predict it for this GPU with these choices, in another; then, if
-    that is done, in the one process that is counted, which is given the choices, too, and compiles
-    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
-    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
-    after `predicted_`; and `refused`, why nothing is predicted or a call failed: numbers are 0
-    then.
+    A call is made in a process of its own, where kernels are compiled and autotuners choose, and
+    predicted there for this GPU with these choices; then, if that is done, it is made in the one
+    process that is counted, which is given the choices, too, and compiles nothing. calls: of each
+    function, a rung or `module:function`, its inputs; the others as `memtraffic.sectors` takes
+    them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`, `shape`, `dtype`,
+    `layout`; each of `counters`, of the kernels that are predicted; each of them after
+    `predicted_`; and `refused`, why nothing is predicted or a call failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
@@ -134,22 +133,22 @@ def count_sectors(
         )
     ]
     hardware.require_counters()  # or all of them would compile for nothing
-    chosen, refused = _each(_choose, {i: (case,) for i, case in enumerate(cases)})
     target = gpus.this_gpu().product
-    jobs = {i: (cases[i], choices, target) for i, choices in chosen.items()}
-    predicted, unpredicted = _each(_predict, jobs)
-    for i in [i for i, (totals, _) in predicted.items() if not counters.keys() <= totals.keys()]:
+    predicted, refused = _each(
+        _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
+    )
+    for i in [i for i, it in predicted.items() if not counters.keys() <= it[1].keys()]:
         del predicted[i]
         refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
-    parts, failed = _count({i: (cases[i], chosen[i]) for i in predicted}, counters)
-    refused |= unpredicted | failed
+    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()}, counters)
+    refused |= failed
     rows = []
     for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
         row |= {"dtype": dtype, "layout": layout}
         numbers = dict.fromkeys((*counters, *(f"predicted_{name}" for name in counters)), 0)
         if i not in refused:
-            totals, kernels = predicted[i]
+            _, totals, kernels = predicted[i]
             ours = parts[i][parts[i]["kernel"].isin(kernels)]
             numbers |= {name: int(ours[name].sum()) for name in counters}
             numbers |= {f"predicted_{name}": totals[name] for name in counters}
@@ -267,6 +266,12 @@ def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     name, inputs, shape, dtype, layout = case
     _survey()
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
+
+
+def _choose_and_predict(case: Case, target: str) -> tuple[Choices, dict[str, int], list[str]]:
+    """What autotuners choose in a call, and what is predicted of it with that."""
+    chosen = _choose(case)
+    return chosen, *_predict(case, chosen, target)
 
 
 def _choose(case: Case) -> Choices:
