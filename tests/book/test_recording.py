@@ -113,6 +113,7 @@ def test_experiment_replays_rows_of_packages_that_are_absent(recorded, in_mode, 
     assert capsys.readouterr().out == 2 * LABEL
     kept = recording.from_csv(kept_path("speed").read_text(encoding="utf-8"))
     assert kept["us"].tolist() == [0, 0, 3]
+    assert len(recording.replay_absent(kept[1:], was)) == 2  # which is a fault, and is seen
     assert drift.measure_again() == []
     assert "2 of 3 rows, whose packages are absent here" in capsys.readouterr().out
     in_mode("live")
