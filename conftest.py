@@ -51,7 +51,8 @@ def pytest_configure(config):
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
         from memtraffic_book import recording, units
 
-        shutil.rmtree(recording.kept_path("").parent, ignore_errors=True)  # of an earlier run
+        if not config.option.collectonly:  # as a test of what is collected, before drift
+            shutil.rmtree(recording.kept_path("").parent, ignore_errors=True)  # of an earlier run
         if not config.option.nbval_sanitize_with:
             rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
             rule.write(units.sanitize_rule())

@@ -118,7 +118,7 @@ def test_nbval_compares_strictly_and_tries_the_solutions(project):
     }
 
 
-def test_nbval_on_a_gpu_leaves_measured_numbers_out(project):
+def test_nbval_on_a_gpu_leaves_out_measured_numbers_and_removes_what_was_kept_before(project):
     (project / "tests" / "fake_gpu.py").write_text(FAKE_GPU, "utf-8")
     mode = "import os\nprint(os.environ['MEMTRAFFIC_MODE'])"
     write_notebook(
@@ -127,8 +127,15 @@ def test_nbval_on_a_gpu_leaves_measured_numbers_out(project):
         ("print('5 µs')", "7 µs\n"),
         ("print('5 elements')", "7 elements\n"),
     )
-    found = outcomes(project, "--nbval", "-p", "fake_gpu", paths=[project / "tests"])
-    assert list(found.values()) == ["PASSED", "PASSED", "FAILED"]
+    kept = project / "book/_build/verify/earlier.csv"
+    for folder in (kept.parent, project / "book/recordings"):
+        folder.mkdir(parents=True)
+    kept.touch()
+    on_a_gpu = "--nbval", "-p", "fake_gpu"
+    run_pytest(project, "--collect-only", *on_a_gpu, paths=[project / "tests"])
+    assert kept.exists()
+    found = outcomes(project, *on_a_gpu, paths=[project / "tests"])
+    assert list(found.values()) == ["PASSED", "PASSED", "FAILED"] and not kept.exists()
 
 
 def test_broken_test_module_is_an_error(project):

@@ -209,24 +209,32 @@ def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
 
 
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
-    def count(calls, shapes, *_):
-        assert os.environ["GEMS_VENDOR"] == "nvidia" and shapes == [sizes]
-        assert calls["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
+    def count(calls, *how):
+        assert os.environ["GEMS_VENDOR"] == "nvidia"
+        assert how == ([sizes], ["bfloat16"], ["packed"])
+        asked.append(calls)
         return pd.DataFrame({"fn": [*calls], "refused": "cannot be predicted"})
 
     def version(package):
-        if package == "fla-core":
+        if package in gone.values():
             raise PackageNotFoundError
 
-    sizes = {"M": 160, "N": 128}
+    asked, sizes = [], {"M": 160, "N": 128}
+    gone = {"fla": "fla-core", "conch": "conch-triton-kernels"}
     monkeypatch.setattr(marked_counters, "count_sectors", count)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    frame = marked_counters.count_surveyed_sectors(sizes, "float32", "kernels.csv")
+    marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
+    frame = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "kernels.csv")
+    assert "lightllm.models.llama.triton_kernel.rmsnorm:rmsnorm_forward" in asked[0]
+    assert asked[1]["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
+    assert "flag_gems.ops:layer_norm" not in asked[1]  # of fixed arguments
     assert len(frame) >= 70
     packages = frame["fn"].str.partition(".")[0]
     assert {*packages} == {"liger_kernel", "flag_gems", "fla", "conch"}
     absent = [recording.is_absent(row) for row in frame.to_dict("records")]
-    assert absent == [*(packages == "fla")]
+    assert absent == [*packages.isin([*gone])]
+    whys = {it: f"absent: {package} is not installed" for it, package in gone.items()}
+    assert [whys.get(it, "cannot be predicted") for it in packages] == [*frame["refused"]]
 
 
 def test_every_blind_kernel_has_a_call():

@@ -1,6 +1,7 @@
 import dataclasses
 import datetime
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_experiment_replays_rows_of_packages_that_are_absent(recorded, in_mode, 
     assert capsys.readouterr().out == 2 * LABEL
     kept = recording.from_csv(kept_path("speed").read_text(encoding="utf-8"))
     assert kept["us"].tolist() == [0, 0, 3]
+    assert len(recording.replay_absent(kept[1:], was)) == 2  # which is a fault, and is seen
     assert drift.measure_again() == []
     assert "2 of 3 rows, whose packages are absent here" in capsys.readouterr().out
     in_mode("live")
@@ -138,8 +140,11 @@ def test_experiment_live_needs_no_recording_but_verify_does(book, in_mode):
     ],
     ids=lambda it: type(it).__name__,
 )
-def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capsys):
-    """Live, its page goes on; it fails where it is verified, and anywhere if it has a fault."""
+def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capfd):
+    """Live, its page goes on; it fails where it is verified, and anywhere if it has a fault.
+
+    What is written to stderr later is seen.
+    """
 
     def refuse(**arguments):
         raise error
@@ -148,11 +153,13 @@ def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capsys):
     in_mode("live")
     if why:
         assert len(experiment("speed")) == 2
-        said, label = capsys.readouterr().out.splitlines()
+        said, label = capfd.readouterr().out.splitlines()
         assert why in said and "recording" in said and f"{label}\n" == LABEL
         in_mode("verify")
     with pytest.raises(type(error)):
         experiment("speed")
+    os.write(recording.STDERR, b"later")
+    assert capfd.readouterr().err == "later"
 
 
 def test_a_page_measures_an_experiment_once(recorded, in_mode):
@@ -245,10 +252,22 @@ def test_experiments_for_verdicts_are_those_recorded_while_a_page_is_verified(re
 
 
 def test_what_is_verified_is_measured_once_for_all_pages(recorded, in_mode):
-    calls, measure = [], catalog.EXPERIMENTS["speed"].measure
-    recorded.changes(measure=lambda **arguments: calls.append(1) or measure(**arguments))
+    """And shown, three times as slow as it was recorded on another GPU."""
+    calls, speed = [], catalog.EXPERIMENTS["speed"]
+
+    def measure(shapes, scale):
+        calls.append(shapes)
+        return speed.measure(shapes, 3 * scale)
+
+    again = dataclasses.replace(speed, id="again")
+    recorded.lists(speed, again)
+    recorded.record(again)
+    recorded.lists(*(dataclasses.replace(it, measure=measure) for it in (speed, again)))
+    recorded.machine["gpu"] = "Tesla T4"
     in_mode("verify")
-    assert experiment("speed").equals(experiment("speed")) and calls == [1]
+    for frame in (*experiments("speed", "again"), *experiments("again", "speed")):
+        assert frame["us"].tolist() == [16, 16]
+    assert len(calls) == 2
 
 
 # ---- what can be wrong with a recording

@@ -104,13 +104,20 @@ ROWS = """
 BLOCK_AT, NUMBER_AT = "\t.loc\t1 7 16  // mine.py:7:16", "\t.loc\t1 8 16  // mine.py:8:16"
 FIRST, SECOND = (f"\t@%p1 ld.global.v4.b32 {{ %r1 }}, [ %rd{n} + 0 ];" for n in (1, 2))
 UNLIKE, WHOLE = FIRST.replace("%p1", "%p3"), FIRST.replace("@%p1 ", "")
-EACH_TIME = FIRST.replace("ld", "ld.volatile")
+EACH_TIME, RELAXED, ACQUIRED = (
+    FIRST.replace("ld", f"ld.{it}") for it in ("volatile", "relaxed.gpu", "acquire.gpu")
+)
 NUMBER, BARRIER = "\tld.global.b32 \t%r9, [%rd9];", "\tbar.sync \t0;"
 SHARED, GLOBAL = "\t@%p2 st.shared.b32 [ %r20 ], %r21;", "\t@%p2 st.global.b32 [ %rd8 ], %r1;"
 STORED = "    tt.store %q, %b : !tt.ptr<f32> loc(#loc1)\n"
 LATER = [NUMBER_AT, NUMBER, BARRIER, NUMBER]
-MOVED, PART = "\tadd.s64 \t%rd11, %rd1, 12;", "\t@%p3 ld.global.b32 \t%r9, [%rd11];"
-PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
+MOVED = "\tadd.s64 \t%rd10, %rd1, 20;\n\tadd.s64 \t%rd11, %rd10, -4;"
+PART, BEHIND = (f"\t@%p3 ld.global.b32 \t%r9, [%rd11{offset}];" for offset in ("+-4", ""))
+PARTS = [NUMBER_AT, MOVED, PART, BEHIND]
+BEFORE = "\tld.global.b32 \t%r9, [%rd1];"
+BETWEEN = {BARRIER: "barrier", GLOBAL: "store", LABEL: "label", JUMP: "branch"}
+BETWEEN |= {f"\t{it} \t%r1;": it for it in ("bra.uni", "barrier.sync", "call.uni", "membar.gl")}
+BETWEEN |= {f"\t{it} \t%r1;": it for it in ("atom.global.inc", "red.global.inc", "fence.acq_rel")}
 
 
 @pytest.mark.parametrize(
@@ -120,16 +127,26 @@ PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
         pytest.param([FIRST, SECOND] * 2 + LATER, 4, [[2, 3], [], []], id="in-turn"),
         pytest.param([FIRST] * 4 + LATER, 3, [[1, 2, 3], [], []], id="one-row"),
         pytest.param([WHOLE, SECOND] * 2 + PARTS, 3, [[2, 3], [0], []], id="part"),
+        pytest.param(
+            [NUMBER_AT, BEFORE, BLOCK_AT, *[WHOLE, SECOND] * 2, NUMBER_AT, NUMBER],
+            4,
+            [[2, 3], [], []],
+            id="part-before",
+        ),
         pytest.param([FIRST, UNLIKE] * 2 + LATER, 4, [[2, 3], [], []], id="two-masks"),
         pytest.param([FIRST, UNLIKE] * 2 + LATER, 3, None, id="masks-that-are-true"),
+        pytest.param([FIRST, UNLIKE, BARRIER] * 2 + LATER, 5, None, id="no-mask-again"),
         pytest.param([FIRST, SHARED] * 4 + LATER, 3, [[1, 2, 3], [], []], id="shared-memory"),
         pytest.param([FIRST] * 4 + [NUMBER_AT, NUMBER, NUMBER], 2, [[1, 2, 3], [], [0]], id="all"),
         *(
             pytest.param([FIRST] * 2 + [between] + [FIRST] * 2 + LATER, 4, [[1, 3], [], []], id=id)
-            for between, id in [(BARRIER, "barrier"), (GLOBAL, "store"), (LABEL, "label")]
+            for between, id in BETWEEN.items()
         ),
-        pytest.param([EACH_TIME] * 4 + LATER, 4, [[]] * 3, id="volatile"),
-        pytest.param([FIRST, SECOND, SECOND, EACH_TIME, *LATER], 5, [[2], [], []], id="each-time"),
+        pytest.param([EACH_TIME, FIRST] * 2 + LATER, 5, [[3], [], []], id="volatile"),
+        pytest.param([RELAXED] * 2 + [ACQUIRED] * 2 + LATER, 4, [[]] * 3, id="ordered"),
+        pytest.param(
+            [FIRST] * 4 + LATER + LATER[2:], 4, [[1, 2, 3], [], []], id="and-more-elsewhere"
+        ),
         pytest.param([FIRST] * 4 + LATER, 4, None, id="some"),
         pytest.param([FIRST] * 4 + LATER, 12, None, id="unrolled"),
         pytest.param([FIRST] * 5 + LATER, 3, None, id="another-instruction"),
@@ -137,7 +154,7 @@ PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
 )
 def test_read_accesses_whose_loads_the_assembler_merges(ptx, made, merged):
     ttgir, text = ROWS + STORED * (GLOBAL in ptx), "\n".join((BLOCK_AT, *ptx))
-    code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), [MADE] * made)
+    code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), [BRANCH, *[MADE] * made])
     if merged is None:
         with pytest.raises(CountError, match=f"^kernel: of . loads in PTX, . .* the {made} of the"):
             read_accesses(code)

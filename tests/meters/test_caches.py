@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 from collections import OrderedDict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from memtraffic import cli, sectors
 from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import masked
+from memtraffic.kernels.softmax import masked, online
 from memtraffic.meters import caches
 from memtraffic.meters.caches import Trace, replay
 from memtraffic.names import import_function
@@ -100,6 +101,14 @@ def test_sectors_continues_a_launch_by_its_steps():
     assert small.l1_l2_read_bytes.value // 32 == unique
     assert small.l2_write_sectors.value == (unique + whole.store_sectors) // 2
     assert small.dram_read_bytes.value == 200 * 781 * 4
+
+
+def test_sectors_replays_each_launch_by_itself():
+    """Of rows that are loaded twice, and begin within a sector: at most all stores are written."""
+    once = sectors(online.softmax, shape=(8, 781), caches=True)
+    assert once.caches.l2_write_sectors.high == math.ceil(1.01 * once.store_sectors)
+    twice = sectors(lambda x: online.softmax(online.softmax(x)), shape=(8, 781), caches=True)
+    assert twice.caches == once.caches + once.caches
 
 
 def test_sectors_with_caches_in_words_json_and_on_the_command_line(capsys):

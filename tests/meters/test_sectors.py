@@ -181,6 +181,7 @@ KERNELS = {
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
+    "a single number again, and merged": (sector_kernels.number_again, "4,", 1),
     "rows that are the same again": (sector_kernels.groups, "8,128", 2, 3),
     "a load that is made again in a loop": (sector_kernels.state, "16, 5,6"),
 }
@@ -294,10 +295,13 @@ def test_sectors_refuses_loads_that_not_every_program_makes():
             sectors(call, [starts.clamp(max=1), starts])
 
 
-@pytest.mark.parametrize(("rows", "made"), [(1, 1), (4, 1), (8, 2), (16, 4)])
-def test_sectors_of_rows_that_the_assembler_loads_once(rows, made):
-    """Each of four warps has every fourth of 16 rows, of 16 bytes a lane."""
-    found = sectors(sector_kernels.groups, f"{rows},128")
+@pytest.mark.parametrize(
+    ("inputs", "made"),
+    [("1,128", 1), ("4,128", 1), ("8,128", 2), ("16,128", 4), ("8,128:bf16", 1)],
+)
+def test_sectors_of_rows_that_the_assembler_loads_once(inputs, made):
+    """Each of four warps has every fourth of 16 rows, or pair of them, of 16 bytes a lane."""
+    found = sectors(sector_kernels.groups, inputs)
     assert (found.load_requests, found.load_sectors) == (4 * made, 4 * made * 16)
     assert (found.store_requests, found.store_sectors) == (16, 16 * 16)
 

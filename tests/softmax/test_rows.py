@@ -57,6 +57,7 @@ def test_tiles_of_few_packed_rows_alone_leave_rows_to_programs_of_their_own():
     for tile, packed, programs in (
         (Tile(4, 256, 1, 1), True, 2 + 3),
         (Tile(4, 256, 1, 1), False, 3),  # a column alone would touch as many sectors as four
+        (Tile(64, 16, 1, 1), True, 11),
         (Tile(128, 8, 1, 1), True, 1),
         (Tile(4, 64, 3, 1), True, 3),  # each lane has one row, and needs no predicate for others
         (Tile(1, 1024, 1, 4), True, 11),

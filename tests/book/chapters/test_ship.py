@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic_book import tables
+from memtraffic_book import recording, tables
 from memtraffic_book.chapters import ship
 
 OURS = "memtraffic.softmax"
@@ -67,6 +67,13 @@ def test_show_wrong_names_the_error_and_refuses_ours(capsys):
     times.loc[times["impl"] == OURS, "note"] = "wrong: 1 element"
     with pytest.raises(AssertionError, match="2 are wrong"):
         ship.show_wrong({"float32": times})
+
+
+def test_what_is_told_in_words_is_not_measured_while_the_page_is_verified(in_mode, monkeypatch):
+    monkeypatch.setattr(recording, "_verify", lambda subject, _: pytest.fail(subject.id))
+    in_mode("verify")
+    assert ship.load()
+    ship.draw_map()
 
 
 def test_judges_of_the_exercises():
