@@ -110,6 +110,8 @@ SHARED, GLOBAL = "\t@%p2 st.shared.b32 [ %r20 ], %r21;", "\t@%p2 st.global.b32 [
 STORED = "    tt.store %q, %b : !tt.ptr<f32> loc(#loc1)\n"
 LATER = [NUMBER_AT, NUMBER, BARRIER, NUMBER]
 MOVED, PART = "\tadd.s64 \t%rd11, %rd1, 12;", "\t@%p3 ld.global.b32 \t%r9, [%rd11];"
+OFF, ON = "\tmov.pred \t%p3, 0;", "\tmov.pred \t%p3, -1;"
+BACK = "\t@%p9 bra \t$L__BB0_1;"
 PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
 
 
@@ -128,18 +130,29 @@ PARTS = [NUMBER_AT, MOVED, PART, PART.replace("rd11", "rd11+4")]
             pytest.param([FIRST] * 2 + [between] + [FIRST] * 2 + LATER, 4, [[1, 3], [], []], id=id)
             for between, id in [(BARRIER, "barrier"), (GLOBAL, "store"), (LABEL, "label")]
         ),
-        pytest.param([EACH_TIME] * 4 + LATER, 4, [[]] * 3, id="volatile"),
+        pytest.param([EACH_TIME] * 4 + LATER, 6, [[]] * 3, id="volatile"),
+        pytest.param([FIRST, WHOLE] * 2 + LATER, 3, [[0, 2, 3], [], []], id="mask-before-whole"),
+        pytest.param([*PARTS, BLOCK_AT, *[WHOLE] * 4], 2, [[1, 2, 3], [0], []], id="part-before"),
+        pytest.param([ON, UNLIKE, *[FIRST] * 3, *LATER], 3, [[1, 2, 3], [], []], id="true-mask"),
+        pytest.param([OFF, *[UNLIKE] * 2, *[FIRST] * 2, *LATER], 3, [[3], [], []], id="no-lane"),
+        pytest.param([OFF, ON, *[UNLIKE, FIRST] * 2, *LATER], 2, None, id="mask-that-changes"),
+        pytest.param([FIRST, SECOND, UNLIKE, EACH_TIME, *LATER], 5, None, id="unused"),
+        pytest.param([LABEL, *[FIRST] * 4, BACK, *LATER], 3, [[1, 2, 3], [], []], id="in-a-loop"),
+        pytest.param([LABEL, *[FIRST] * 4, BACK, *LATER], 6, None, id="unrolled-by-chance"),
         pytest.param([FIRST, SECOND, SECOND, EACH_TIME, *LATER], 5, [[2], [], []], id="each-time"),
         pytest.param([FIRST] * 4 + LATER, 4, None, id="some"),
         pytest.param([FIRST] * 4 + LATER, 12, None, id="unrolled"),
         pytest.param([FIRST] * 5 + LATER, 3, None, id="another-instruction"),
+        pytest.param([FIRST] * 8 + LATER, 3, None, id="of-no-loop"),
     ],
 )
 def test_read_accesses_whose_loads_the_assembler_merges(ptx, made, merged):
     ttgir, text = ROWS + STORED * (GLOBAL in ptx), "\n".join((BLOCK_AT, *ptx))
     code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), [MADE] * made)
     if merged is None:
-        with pytest.raises(CountError, match=f"^kernel: of . loads in PTX, . .* the {made} of the"):
+        with pytest.raises(
+            CountError, match=rf"^kernel: of \d+ loads in PTX, . .* the {made} of the"
+        ):
             read_accesses(code)
     else:
         found = [access for access in read_accesses(code) if access.kind == "load"]
