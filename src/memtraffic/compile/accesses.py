@@ -192,8 +192,11 @@ def _merged(
     unrolled = times == 1 or all(access.loops for access in loads)
     if not unrolled or [*flags] != [*flags[:number]] * times:
         return []
-    each = iter(flags)
-    return [replace(access, merged=_true(islice(each, access.instructions))) for access in loads]
+    each, merged = iter(flags), []
+    for access in loads:
+        left_out = enumerate(islice(each, access.instructions))
+        merged.append(replace(access, merged=frozenset(n for n, flag in left_out if flag)))
+    return merged
 
 
 class _Load(NamedTuple):
@@ -221,9 +224,9 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
     And how many there would be if all masks were the same: a mask may be true of every thread. And
     how many are made by no thread, as of the end of a block that is longer than its row.
     """
-    masks = dict[str, str | None](_PTX_MASK.findall(ptx))  # with the number that each is, or ""
-    for mask, times in Counter(found[0] for found in _PTX_MASK.findall(ptx)).items():
-        masks[mask] = masks[mask] if times == 1 else ""
+    assigned = _PTX_MASK.findall(ptx)
+    times = Counter(mask for mask, _ in assigned)
+    masks = {mask: number for mask, number in assigned if times[mask] == 1}  # -1: of all lanes
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
     known: list[tuple[_Load, Chain, int]] = []  # since what is in memory may have changed
@@ -256,11 +259,6 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
             compare()
     compare()
     return again, alike, never
-
-
-def _true(flags: Iterable[bool]) -> frozenset[int]:
-    """The numbers of those that are true."""
-    return frozenset(number for number, flag in enumerate(flags) if flag)
 
 
 def delayed_loads(code: Code) -> int:
