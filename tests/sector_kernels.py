@@ -174,6 +174,49 @@ def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK
 
 
 @triton.jit
+def _gathered_kernel(y_ptr, x_ptr, index_ptr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A column, of which a thread has as many copies as neighbouring elements of a row."""
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    index = tl.load(index_ptr + rows)
+    tl.store(y_ptr + rows * BLOCK + cols, tl.load(x_ptr + index * BLOCK + cols))
+
+
+@triton.jit
+def _windows_kernel(y_ptr, x_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Neighbours that a thread loads one by one, and then at once."""
+    cols = tl.arange(0, BLOCK)
+    x = tl.zeros((BLOCK,), dtype=tl.float32)
+    for i in tl.static_range(WIDTH):
+        x += tl.load(x_ptr + cols + i)
+    tl.store(y_ptr + cols, x)
+
+
+@triton.jit
+def _recurrent_kernel(y_ptr, w_ptr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One row for all in each step of a loop, which the assembler unrolls eight times."""
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    y = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for i in range(STEPS):
+        y = y * 0.5 + tl.load(w_ptr + i * BLOCK + 0 * rows + cols)
+    tl.store(y_ptr + rows * BLOCK + cols, y)
+
+
+@triton.jit
+def _half_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    """Needs half of what it loads, which the assembler sees."""
+    x = tl.load(x_ptr + tl.arange(0, 2 * BLOCK))
+    first, _ = tl.split(tl.trans(tl.reshape(x, (2, BLOCK))))
+    tl.store(y_ptr + tl.arange(0, BLOCK), first)
+
+
+@triton.jit
+def _padded_kernel(y_ptr, x_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Half of the block is past the end of the row, which the compiler sees."""
+    cols = tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, tl.load(x_ptr + cols, mask=cols < N), mask=cols < N)
+
+
+@triton.jit
 def _assembly_load_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     x = tl.inline_asm_elementwise(
@@ -320,6 +363,36 @@ def groups(w, rows=16):
     """A block of so many rows, in which those of a matrix repeat; four warps take a row each."""
     y = torch.empty(rows, w.shape[1], device=w.device)
     _groups_kernel[(1,)](y, w, GROUPS=w.shape[0], ROWS=rows, BLOCK=w.shape[1])
+    return y
+
+
+def gathered(x, index):
+    y = torch.empty_like(x)
+    _gathered_kernel[(1,)](y, x, index, ROWS=8, BLOCK=64)
+    return y
+
+
+def windows(x):
+    y = torch.empty_like(x)
+    _windows_kernel[(1,)](y, x, WIDTH=5, BLOCK=128, num_warps=1)
+    return y
+
+
+def recurrent(w):
+    y = torch.empty_like(w[:8])
+    _recurrent_kernel[(1,)](y, w, STEPS=64, ROWS=8, BLOCK=128, num_warps=1)
+    return y
+
+
+def half(x):
+    y = torch.empty_like(x)
+    _half_kernel[(1,)](y, x, BLOCK=512, num_warps=1)
+    return y
+
+
+def padded(x):
+    y = torch.empty_like(x)
+    _padded_kernel[(1,)](y, x, N=200, BLOCK=512, num_warps=1)
     return y
 
 

@@ -183,6 +183,9 @@ KERNELS = {
     "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
     "a single number again, and merged": (sector_kernels.number_again, "4,", 1),
     "rows that are the same again": (sector_kernels.groups, "8,128", 2, 3),
+    "a column, in copies": (sector_kernels.gathered, "8,64 8:int32<8", 1, 2, 3),
+    "windows that overlap": (sector_kernels.windows, "256,", *range(1, 11)),
+    "a block longer than its row": (sector_kernels.padded, "200,"),
     "a load that is made again in a loop": (sector_kernels.state, "16, 5,6"),
 }
 
@@ -271,6 +274,12 @@ def test_sectors_tells_of_bank_conflicts():
     ("fn", "inputs", "match"),
     [
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
+        (
+            sector_kernels.half,
+            "1024,",
+            "of 8 loads in PTX, 0 load the same again, .* among the 4 of",
+        ),
+        (sector_kernels.recurrent, "64,128", "of 8 loads in PTX, 7 load the same .* the 8 of"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
         (
@@ -279,7 +288,7 @@ def test_sectors_tells_of_bank_conflicts():
             "2 instructions are spread differe",
         ),
     ],
-    ids=["waiting", "assembly", "wrong-hint", "in-a-loop-of-unknown-trips"],
+    ids=["waiting", "unused", "unrolled", "assembly", "wrong-hint", "in-a-loop-of-unknown-trips"],
 )
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):

@@ -43,8 +43,9 @@ class CompiledAccess:
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
     instruction moves for each lane. loops: those of the compiled kernel that it is in, by number.
-    type: of its pointers, as the compiler writes it. merged: which of a thread's instructions, in
-    order, NVIDIA's assembler leaves out, because one before them loads the same.
+    type: of its pointers, as the compiler writes it. copies: whether a thread loads again what
+    another of its registers holds. merged: which of its instructions, in order, NVIDIA's assembler
+    leaves out, because another loads the same.
     """
 
     kind: Kind
@@ -53,13 +54,14 @@ class CompiledAccess:
     bits: int
     loops: tuple[int, ...]
     type: str = ""
+    copies: bool = False
     merged: frozenset[int] = frozenset()
 
     @property
     def instructions(self) -> int:
         """How many a thread makes in PTX."""
         vector = max(1, self.bits // _item_bits(self.type))
-        return self.layout.elements(vector).shape[1] if self.layout else 1
+        return self.layout.elements(vector, self.copies).shape[1] if self.layout else 1
 
 
 _REFUSED = {
@@ -76,8 +78,10 @@ _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
+_PTX_LOOP = re.compile(r"^(\$L__BB\w+):.*\bbra(?:\.uni)?\s+\1;", re.MULTILINE | re.DOTALL)
 _PTX_SUM = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
 _PTX_PLACE = re.compile(rf"(@\S+)?\s*{_PTX_LOAD}\S*\s.*\[\s*([^\s+\]]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
+_PTX_MASK = re.compile(r"^\s*(?:@\S+\s+)?[a-z][\w.]*\s+(%p\d+)\b(?:, (0|-1);)?", re.MULTILINE)
 _ORDERED = r"volatile|acquire|relaxed"  # loads that are made each time
 _PTX_ORDER = (  # after which a load may find something else
     rf"{_PTX_BRANCH}|^\s*(?:@!?%p\d+\s+)?(?:bra|bar|barrier|atom|red|membar|fence|call|st)\b"
@@ -146,66 +150,115 @@ def _item_bits(type_text: str) -> int:
 def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
     """The accesses, with the loads that NVIDIA's assembler makes once for several in PTX.
 
-    It does that where a thread has what is loaded, from its address or around it, and nothing
-    between the two may change what is there: as of a block whose rows are one. Raises CountError
-    unless the machine code has as many loads less as this would leave out, or none.
+    It does that where a thread loads the same elsewhere, or more around it, and nothing between the
+    two may change what is there: as of a block whose rows are one. Raises CountError unless the
+    machine code has as many loads less as this would leave out, or none.
     """
-    again, alike = _repeated(code.assembly)
-    every, repeats = sum(map(len, again.values())), sum(map(sum, again.values()))
+    again, alike, never = _repeated(code.assembly)
+    every, repeats = sum(map(len, again.values())) - never, sum(map(sum, again.values()))
     _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
-    if not alike or made in (0, every):
+    if not made or not every:
         return found
-    loads = Counter[Chain]()
-    for access in found:
-        loads[access.where] += access.instructions if access.kind == "load" else 0
-    places = {where for where, repeated in again.items() if any(repeated)}
-    if made != every - repeats or any(loads[where] != len(again[where]) for where in places):
-        raise CountError(
-            f"{code.kernel}: of {every} loads in PTX, {alike} load the same again, and it is not "
-            f"known which of them are among the {made} of the machine code"
-        )
-    left = {where: iter(again[where]) for where in places}
-    return [
-        replace(access, merged=_true(islice(left[access.where], access.instructions)))
-        if access.kind == "load" and access.where in places
-        else access
-        for access in found
-    ]
+    unknown = (
+        f"{code.kernel}: of {every} loads in PTX, {alike} load the same again, and it is not "
+        f"known which of them are among the {made} of the machine code"
+    )
+    # Each is made: once, or several times in an unrolled loop, whose number may be that by chance.
+    if (not alike and made >= every) or (made == every and not _PTX_LOOP.search(code.assembly)):
+        again = {where: [False] * len(flags) for where, flags in again.items()}
+    elif made != every - repeats:
+        raise CountError(unknown)
+    merged: dict[Chain, list[CompiledAccess]] = {}
+    for where, flags in again.items():
+        loads = [access for access in found if (access.kind, access.where) == ("load", where)]
+        if taken := next(filter(None, (_merged(loads, flags, it) for it in (True, False))), None):
+            merged[where] = taken
+        elif any(flags):
+            raise CountError(unknown)
+    left = {where: iter(accesses) for where, accesses in merged.items()}
+    return [next(left[it.where]) if it.kind == "load" and it.where in left else it for it in found]
 
 
-def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int]:
-    """Of the loads of each place, in order, which load what the thread has loaded before.
+def _merged(
+    loads: Sequence[CompiledAccess], flags: Sequence[bool], copies: bool
+) -> list[CompiledAccess]:
+    """The loads of a place, of whose instructions in PTX some are left out; empty if they differ.
 
-    And how many there would be if all masks were the same: a mask may be true of every thread.
+    flags: whether each is, in turn, and again where a loop is unrolled. copies: as of the loads.
     """
+    loads = [replace(access, copies=copies) for access in loads]
+    number = sum(access.instructions for access in loads)
+    times = len(flags) // max(1, number)
+    unrolled = times == 1 or all(access.loops for access in loads)
+    if not unrolled or [*flags] != [*flags[:number]] * times:
+        return []
+    each, merged = iter(flags), []
+    for access in loads:
+        left_out = enumerate(islice(each, access.instructions))
+        merged.append(replace(access, merged=frozenset(n for n, flag in left_out if flag)))
+    return merged
+
+
+class _Load(NamedTuple):
+    """A load in PTX: the mask of its lanes, and its bytes, counted from what is in a register."""
+
+    base: str
+    mask: str | None
+    begin: int
+    end: int
+    number: int
+
+    def contains(self, other: _Load, masks: bool) -> bool:
+        """Whether it loads what another does; of two that are the same, the first does."""
+        inside = self.base == other.base and self.begin <= other.begin and other.end <= self.end
+        wider = self.end - self.begin > other.end - other.begin
+        if masks:
+            inside &= self.mask in (None, other.mask)
+            wider |= self.mask != other.mask
+        return inside and (wider or self.number < other.number)
+
+
+def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
+    """Of the loads of each place, in order, which load what another of the thread loads.
+
+    And how many there would be if all masks were the same: a mask may be true of every thread. And
+    how many are made by no thread, as of the end of a block that is longer than its row.
+    """
+    assigned = _PTX_MASK.findall(ptx)
+    times = Counter(mask for mask, _ in assigned)
+    masks = {mask: number for mask, number in assigned if times[mask] == 1}  # -1: of all lanes
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
-    # By register, masks and the bytes behind it that have been loaded.
-    known: defaultdict[str, list[tuple[str | None, int, int]]] = defaultdict(list)
-    alike = 0
+    known: list[tuple[_Load, Chain, int]] = []  # since what is in memory may have changed
+    alike = never = 0
+
+    def compare() -> None:
+        nonlocal alike
+        for load, where, number in known:
+            again[where][number] = any(it.contains(load, True) for it, _, _ in known)
+            alike += any(it.contains(load, False) for it, _, _ in known)
+        known.clear()
+
     for where, line in _placed(ptx):
-        if (load := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
-            mask, (base, begin) = load[1], sums.get(load[2], (load[2], 0))
-            begin += int(load[3] or 0)
+        if (found := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
+            base, begin = sums.get(found[2], (found[2], 0))
+            begin += int(found[3] or 0)
             end = begin + int(kind[2] or 1) * int(kind[3]) // 8
-            masks = {it[0] for it in known[base] if it[1] <= begin and end <= it[2]}
-            if re.search(_ORDERED, line):
-                masks = set()
-            else:
-                known[base].append((mask, begin, end))
-            again[where].append(bool(masks & {None, mask}))
-            alike += bool(masks)
+            value = masks.get((found[1] or "").lstrip("@"))
+            if value == "0":
+                never += 1
+            elif not re.search(_ORDERED, line):
+                mask = None if value == "-1" else found[1]
+                load = _Load(base, mask, begin, end, len(known))
+                known.append((load, where, len(again[where])))
+            again[where].append(False)
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))
             sums[made[1]] = base, begin + int(made[3])
         elif re.search(_PTX_ORDER, line):
-            known.clear()
-    return again, alike
-
-
-def _true(flags: Iterable[bool]) -> frozenset[int]:
-    """The numbers of those that are true."""
-    return frozenset(number for number, flag in enumerate(flags) if flag)
+            compare()
+    compare()
+    return again, alike, never
 
 
 def delayed_loads(code: Code) -> int:

@@ -57,15 +57,15 @@ class Layout:
         registers, lanes, warps = masks
         return registers, lanes, warps
 
-    def elements(self, vector: int = 1) -> Indices:
+    def elements(self, vector: int = 1, copies: bool = False) -> Indices:
         """The first element of each access of `vector` registers, by warp, access and lane.
 
-        Registers that hold a copy of another register are left out, because the compiler uses the
-        other one. Shape: (warps, accesses, lanes).
+        copies: with those of registers that hold a copy of another register, for which the compiler
+        may use the other one. Shape: (warps, accesses, lanes).
         """
-        copies = self.copies[0]
         registers = np.arange(0, 2 ** len(self.registers), vector)
-        registers = registers[registers & copies & ~(vector - 1) == 0]
+        left_out = 0 if copies else self.copies[0] & ~(vector - 1)
+        registers = registers[registers & left_out == 0]
         parts = (
             _combined(self.warps, np.arange(2 ** len(self.warps))),
             _combined(self.registers, registers),
