@@ -200,22 +200,24 @@ def _merged(
 
 
 class _Load(NamedTuple):
-    """A load in PTX: the mask of its lanes, and its bytes, counted from what is in a register."""
+    """A load in PTX: the mask of its lanes, and its bytes behind the address in a register."""
 
-    base: str
     mask: str | None
     begin: int
     end: int
-    number: int
+    order: int
 
     def contains(self, other: _Load, masks: bool) -> bool:
-        """Whether it loads what another does; of two that are the same, the first does."""
-        inside = self.base == other.base and self.begin <= other.begin and other.end <= self.end
+        """Whether it loads what another of its register does; of two that do, the first one.
+
+        masks: whether they matter.
+        """
+        inside = self.begin <= other.begin and other.end <= self.end
         wider = self.end - self.begin > other.end - other.begin
         if masks:
             inside &= self.mask in (None, other.mask)
             wider |= self.mask != other.mask
-        return inside and (wider or self.number < other.number)
+        return inside and (wider or self.order < other.order)
 
 
 def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
@@ -229,17 +231,19 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
     masks = {mask: number for mask, number in assigned if times[mask] == 1}  # -1: of all lanes
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
-    known: list[tuple[_Load, Chain, int]] = []  # since what is in memory may have changed
+    # By register, since what is in memory may have changed.
+    known: defaultdict[str, list[tuple[_Load, Chain, int]]] = defaultdict(list)
     alike = never = 0
 
     def compare() -> None:
         nonlocal alike
-        for load, where, number in known:
-            again[where][number] = any(it.contains(load, True) for it, _, _ in known)
-            alike += any(it.contains(load, False) for it, _, _ in known)
+        for loads in known.values():
+            for load, where, number in loads:
+                again[where][number] = any(it.contains(load, True) for it, _, _ in loads)
+                alike += any(it.contains(load, False) for it, _, _ in loads)
         known.clear()
 
-    for where, line in _placed(ptx):
+    for order, (where, line) in enumerate(_placed(ptx)):
         if (found := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
             base, begin = sums.get(found[2], (found[2], 0))
             begin += int(found[3] or 0)
@@ -249,8 +253,8 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
                 never += 1
             elif not re.search(_ORDERED, line):
                 mask = None if value == "-1" else found[1]
-                load = _Load(base, mask, begin, end, len(known))
-                known.append((load, where, len(again[where])))
+                load = _Load(mask, begin, end, order)
+                known[base].append((load, where, len(again[where])))
             again[where].append(False)
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))
