@@ -236,6 +236,7 @@ def test_experiments_in_small(id, timed):
 
 
 @pytest.mark.parametrize("gradient", ["", "_gradient"])
+@pytest.mark.slow
 def test_decide_names_what_is_absent_and_leaves_no_holes(gradient, timed, monkeypatch):
     """Everything but the GPU's graphs, its clock and the compiler runs, at two widths."""
     for package in ("flag_gems", "liger_kernel"):  # as if they were not installed

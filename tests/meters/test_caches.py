@@ -85,6 +85,7 @@ def test_replay_loads_again_what_does_not_fit():
     assert few.l1_l2_read_bytes.value == 2 * few.dram_read_bytes.value == 2 * 8 * 2**19
 
 
+@pytest.mark.slow
 def test_replay_writes_what_l2_has_no_room_for():
     found = replay(traced(256, (True, 2**20, 2**19, 2**19)), H200, 256 * 2**14)
     kept = 256 * 2**19 - found.dram_write_bytes.value
@@ -92,6 +93,7 @@ def test_replay_writes_what_l2_has_no_room_for():
     assert found.dram_write_bytes.low < found.dram_write_bytes.value < found.dram_write_bytes.high
 
 
+@pytest.mark.slow
 def test_sectors_continues_a_launch_by_its_steps():
     """Rows that begin within a sector: 781 columns, of which eight rows end with one."""
     small = sectors(masked.softmax, shape=(64, 781), caches=200).caches

@@ -333,9 +333,9 @@ def test_formula_keeps_grids_small(monkeypatch):
 # Kernels that work in blocks: what sizes must be multiples of, or what the refusal says.
 BLOCKED = {
     ("rows_grow", 1): {},
-    ("floor_bias", 256, 64): {"M": 256},
 }
 SLOW_BLOCKED = {
+    ("floor_bias", 256, 64): {"M": 256},
     ("add_bias", 64, 64): {"M": 64},
     ("unmasked", 64): {"N": 64},
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
@@ -404,6 +404,7 @@ def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
 
 
 @needs_triton
+@pytest.mark.slow
 def test_formula_says_what_to_try_where_one_shape_is_odd():
     copy = blocked("rows_grow", 1)
     with pytest.raises(FormulaError, match=r"at all but 4 x 64 \(.*--fit and --check"):

@@ -125,6 +125,7 @@ def test_gradients_of_nothing(shape):
     assert y.shape == dx.shape == shape and not dweight.any()
 
 
+@pytest.mark.slow
 def test_gradcheck():
     x, weight = (
         it.requires_grad_() for it in (matrix(2, 5, "float64"), matrix(1, 5, "float64")[0])

@@ -45,6 +45,7 @@ def softmin(x, other=float("inf")):
     return y
 
 
+@pytest.mark.slow
 def test_full_blocks_first_gives_a_hint():
     assert masked.full_blocks_first(softmin)
     with pytest.raises(AssertionError, match="where no element is dead"):
