@@ -121,10 +121,7 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
 
 
 def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
-    """What is measured, unless another page did; the recording, where this machine lacks something.
-
-    It is kept.
-    """
+    """What the first page that asks measured, and kept; the recording, where that cannot be."""
     recorded, kept = read(folder, subject), kept_path(subject.id)
     if subject.needs.lacking():
         return recorded
