@@ -124,6 +124,15 @@ def _matmul_kernel(c_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _linear_kernel(y_ptr, x_ptr, w_ptr, bias_ptr, BLOCK: tl.constexpr):
+    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    at = rows * BLOCK + cols
+    y = tl.dot(tl.load(x_ptr + at), tl.load(w_ptr + at))
+    bias = tl.load(bias_ptr + tl.arange(0, BLOCK))
+    tl.store(y_ptr + at, y + bias[None, :])
+
+
+@triton.jit
 def _columns_kernel(y_ptr, x_ptr, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sums of columns cross warps, whose lanes want several words of a bank at once."""
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -317,6 +326,12 @@ def matmul(a, b):
     c = torch.empty(32, 32, device=a.device, dtype=torch.float16)
     _matmul_kernel[(1,)](c, a, b, 64, BLOCK=32)
     return c
+
+
+def linear(x, w, bias):
+    y = torch.empty_like(x)
+    _linear_kernel[(1,)](y, x, w, bias, BLOCK=len(x))
+    return y
 
 
 def columns(x):

@@ -1,4 +1,4 @@
-"""Layouts against Triton's own algebra, and against what they mean, element by element."""
+"""Layouts by hand, and against what they mean, element by element."""
 
 import math
 import random
@@ -6,80 +6,43 @@ import random
 import numpy as np
 import pytest
 
-from memtraffic.compile.layouts import Layout, layout_of
+from memtraffic.compile.layouts import Layout, read_layouts
 from memtraffic.errors import CompileError
 
-HARDWARE = ("reg_bases", "lane_bases", "warp_bases")
-BLOCKED = "#ttg.blocked<{{sizePerThread = {}, threadsPerWarp = {}, warpsPerCTA = {}, order = {}}}>"
-LANES_BY_THREES = "#ttg.linear<{register = [[1]], lane = [[2], [4], [0]], warp = [], block = []}>"
+TTGIR = """
+#blocked = #ttg.blocked<{sizePerThread = [1, 1], threadsPerWarp = [1, 32], warpsPerCTA = [4, 1], order = [1, 0]}>
+#linear = #ttg.linear<{register = [[1]], lane = [[2], [4], [0], [0], [0]], warp = [[0], [0]], block = []}>
+#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [2, 2], instrShape = [16, 8]}>
+module attributes {"ttg.num-ctas" = 1 : i32, "ttg.num-warps" = 4 : i32, "ttg.threads-per-warp" = 32 : i32} {
+"""  # noqa: E501
 
 
-def product_of(rng, total, rank):
-    """`rank` powers of two whose product is `total`."""
-    parts = [1] * rank
-    for _ in range(int(math.log2(total))):
-        parts[rng.randrange(rank)] *= 2
-    return parts
-
-
-def random_blocked(rng, rank):
-    sizes = [product_of(rng, total, rank) for total in (2 ** rng.randrange(5), 32)]
-    return [*sizes, product_of(rng, 2 ** rng.randrange(4), rank), rng.sample(range(rank), rank)]
-
-
-@pytest.fixture(scope="module")
-def oracle():
-    """What Triton makes of a blocked layout, or of a slice of one: its bases."""
-    gluon = pytest.importorskip("triton._C.libtriton.gluon_ir")
-    from triton._C.libtriton import ir
-
-    context = ir.context()
-    ir.load_dialects(context)
-    builder = gluon.GluonOpBuilder(context)
-
-    def bases(blocked, shape, dims, context=context):  # which must outlive the builder
-        attribute = builder.get_blocked_layout(*blocked, [])
-        for dim in dims:
-            attribute = builder.get_slice_layout(dim, attribute)
-        return builder.to_linear_layout(attribute, list(shape))
-
-    return bases
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_layout_of_is_what_triton_says(oracle, seed):
-    rng = random.Random(seed)
-    rank = rng.choice((1, 2, 2, 3))
-    blocked = random_blocked(rng, rank)
-    dims = [rng.randrange(rank)] if rank > 1 and rng.random() < 0.6 else []
-    if dims and rank > 2 and rng.random() < 0.5:
-        dims.append(rng.randrange(rank - 1))
-    shape = tuple(2 ** rng.randrange(9) for _ in range(rank - len(dims)))
-    text = BLOCKED.format(*blocked)
-    for dim in dims:
-        text = f"#ttg.slice<{{dim = {dim}, parent = {text}}}>"
-    theirs = oracle(blocked, shape, dims)
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    expected = [
-        tuple(sum(a * s for a, s in zip(base, strides, strict=True)) for base in bases)
-        for bases in (getattr(theirs, name) for name in HARDWARE)
-    ]
-    ours = layout_of(text, shape, {})
-    assert [ours.registers, ours.lanes, ours.warps] == expected
-
-
-def test_layout_of_finds_aliases_and_linear_forms():
-    aliases = {"#linear": LANES_BY_THREES}
-    assert layout_of("#linear", (8,), aliases) == Layout((8,), (1,), (2, 4, 0), ())
-    sliced = layout_of("#ttg.slice<{dim = 0, parent = #blocked}>", (32,), {
-        "#blocked": BLOCKED.format([1, 1], [1, 32], [4, 1], [1, 0])
-    })  # fmt: skip
+def test_read_layouts_of_each_form():
+    blocked, linear, sliced, mma, number = read_layouts(TTGIR, [
+        "tensor<4x64x!tt.ptr<f32>, #blocked>",
+        "tensor<8xf32, #linear>",
+        "tensor<32x!tt.ptr<i1>, #ttg.slice<{dim = 0, parent = #blocked}>>",
+        "tensor<32x16x!tt.ptr<f32>, #mma>",
+        "!tt.ptr<f32>",
+    ])  # fmt: skip
+    assert blocked == Layout((4, 64), (32,), (1, 2, 4, 8, 16), (64, 128))
+    assert linear == Layout((8,), (1,), (2, 4, 0, 0, 0), (0, 0))
     assert sliced == Layout((32,), (), (1, 2, 4, 8, 16), (0, 0))
+    # https://docs.nvidia.com/cuda/parallel-thread-execution, accumulators of mma.m16n8: four lanes
+    # have eight elements of a row, two each, and again those of the row eight below.
+    assert mma == Layout((32, 16), (1, 128), (2, 4, 16, 32, 64), (8, 256))
+    assert number is None
 
 
-def test_layout_of_an_unknown_form():
-    with pytest.raises(CompileError, match=r"#ttg\.nvidia_mma of a load"):
-        layout_of("#ttg.nvidia_mma<{versionMajor = 3}>", (64, 64), {})
+def test_read_layouts_of_amd():
+    ttgir = TTGIR.replace("[1, 32]", "[1, 64]").replace("= 32 : i32", "= 64 : i32")
+    [layout] = read_layouts(ttgir, ["tensor<2x64xf32, #blocked>"])
+    assert layout == Layout((2, 64), (), (1, 2, 4, 8, 16, 32), (64, 0))
+
+
+def test_read_layouts_of_an_unknown_form():
+    with pytest.raises(CompileError, match="the layout of a load or store is not known"):
+        read_layouts(TTGIR, ["tensor<8xf32, #ttg.of_tomorrow<{}>>"])
 
 
 @pytest.mark.parametrize("seed", range(20))

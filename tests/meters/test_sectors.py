@@ -179,6 +179,11 @@ KERNELS = {
     "a transposed tile": (sector_kernels.transposed, "64,64"),
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
+    "a product by a warp, and a sum": (sector_kernels.linear, "32,32:fp16 32,32:fp16 32,"),
+    "a product by a group of warps, and a sum": (
+        sector_kernels.linear,
+        "64,64:bf16 64,64:bf16 64,:bf16",
+    ),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
     "a single number again, and merged": (sector_kernels.number_again, "4,", 1),

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from memtraffic.compile import amdgcn, sass
-from memtraffic.compile.layouts import Layout, layout_of
+from memtraffic.compile.layouts import Layout, read_layouts
 from memtraffic.errors import CountError
 
 Place: TypeAlias = tuple[str, int, int]  # a file's name, a line and a column
@@ -75,7 +75,6 @@ _REFUSED = {
 }
 _OPERATION = re.compile(r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (\S.*?) loc\((.*)\)$")
 _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
-_TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 _PTX = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s")
 _PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
 _PTX_LOOP = re.compile(r"^(\$L__BB\w+):.*\bbra(?:\.uni)?\s+\1;", re.MULTILINE | re.DOTALL)
@@ -106,14 +105,14 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
         if re.search(pattern, code.ttgir):
             raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
     operations = list(_operations(code))
+    layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
     widths, scalar = _instructions(code.assembly)
     left = {place: iter(bits) for place, bits in widths.items()}
     found = []
-    for kind, where, text, type_text, loops in operations:
+    for (kind, where, text, type_text, loops), layout in zip(operations, layouts, strict=True):
         bits = widths.get((kind, where)) or scalar.get(where, [])
         if not bits:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
-        layout = _layout(type_text, code)
         if len(set(bits)) > 1:
             bits = _taken(left.get((kind, where), iter(())), layout, type_text)
         if not bits:
@@ -364,11 +363,3 @@ def _instructions(
             else:
                 found.setdefault((kind, where), []).append(amdgcn.bits(access[3]))
     return found, scalar
-
-
-def _layout(text: str, code: Code) -> Layout | None:
-    """The layout of a block of pointers, by its type; None for a single pointer."""
-    if not (found := _TYPE.match(text)):
-        return None
-    aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code.ttgir, re.MULTILINE))
-    return layout_of(found[2], tuple(map(int, found[1].split("x"))), aliases)

@@ -1,27 +1,26 @@
 """Which element of a block each register of each lane of each warp holds.
 
-Triton writes a layout in one of several forms. All are linear: the element is the exclusive or of
-one element for each bit of the register's, the lane's and the warp's number that is set. These
-elements are the layout's *bases* (https://arxiv.org/abs/2505.23819).
+Layouts are linear: the element is the exclusive or of one element for each bit of the register's,
+the lane's and the warp's number that is set. These elements are the layout's *bases*, which Triton
+computes (https://arxiv.org/abs/2505.23819).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from memtraffic.errors import CompileError
+from memtraffic.triton_adapter.layouts import Shape, linear_layouts
 
-Index: TypeAlias = tuple[int, ...]
 Indices: TypeAlias = np.ndarray[Any, Any]
-HARDWARE = ("register", "lane", "warp")
+_TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class Layout:
     or one that the bases before it add up to, holds another copy.
     """
 
-    shape: Index
-    registers: Index
-    lanes: Index
-    warps: Index
+    shape: Shape
+    registers: tuple[int, ...]
+    lanes: tuple[int, ...]
+    warps: tuple[int, ...]
 
     @functools.cached_property
     def copies(self) -> tuple[int, int, int]:
@@ -89,87 +88,21 @@ def _combined(bases: Sequence[int], numbers: Indices) -> Indices:
     return found
 
 
-def layout_of(text: str, shape: Index, aliases: Mapping[str, str]) -> Layout:
-    """The layout of a block of this shape, as Triton writes it.
+def read_layouts(ttgir: str, types: Sequence[str]) -> list[Layout | None]:
+    """The layout of each block of pointers or numbers, by its type; None of what is no block.
 
-    >>> layout_of("#ttg.blocked<{sizePerThread = [2], threadsPerWarp = [32], warpsPerCTA = [2], "
-    ...     "order = [0]}>", (128,), {})
-    Layout(shape=(128,), registers=(1,), lanes=(2, 4, 8, 16, 32), warps=(64,))
-
-    text: an alias, such as `#blocked`, or what one stands for. aliases: by their names.
-    Raises CompileError for a form that is not known here.
+    ttgir: the kernel whose types these are. Raises CompileError as `linear_layouts`.
     """
-    bases = _bases(text.strip(), shape, aliases)
+    found = [_TYPE.match(text) for text in types]
+    blocks = [(tuple(map(int, it[1].split("x"))), it[2]) for it in found if it]
+    linear = iter(zip(blocks, linear_layouts(ttgir, blocks), strict=True))
+    return [_flat(*next(linear)) if it else None for it in found]
+
+
+def _flat(block: tuple[Shape, str], linear: Any) -> Layout:
+    """A layout whose bases are places in the block, row after row, in place of indices."""
+    shape, _ = block
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    flat = (
-        tuple(sum(map(int.__mul__, base, strides)) for base in bases[name]) for name in HARDWARE
-    )
+    names = ("reg_bases", "lane_bases", "warp_bases")
+    flat = (tuple(sum(map(mul, base, strides)) for base in getattr(linear, name)) for name in names)
     return Layout(shape, *flat)
-
-
-def _bases(text: str, shape: Index, aliases: Mapping[str, str]) -> dict[str, list[Index]]:
-    """The bases of a layout, as indices of the block."""
-    text = aliases.get(text, text)
-    if found := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", text):
-        dim = int(found[1])
-        parent = _bases(found[2], (*shape[:dim], 1, *shape[dim:]), aliases)
-        bases = {name: [base[:dim] + base[dim + 1 :] for base in parent[name]] for name in HARDWARE}
-        bases["register"] = [base for base in bases["register"] if any(base)]
-        return bases
-    fields = dict(re.findall(r"(\w+) = (\[[\d, \[\]]*\])", text))
-    read = {name: _numbers(value) for name, value in fields.items()}
-    if text.startswith("#ttg.blocked<"):
-        return _fitted(_blocked(read), shape, read["order"])
-    if text.startswith("#ttg.linear<"):
-        bases = {name: [tuple(base) for base in read.get(name, [])] for name in HARDWARE}
-        return _fitted(bases, shape, range(len(shape) - 1, -1, -1))
-    raise CompileError(f"the layout {text.split('<')[0]} of a load or store is not known here")
-
-
-def _numbers(text: str) -> list[Any]:
-    """Numbers, or lists of them, between brackets."""
-    if "[" in text[1:]:
-        return [_numbers(part) for part in re.findall(r"\[[\d, ]*\]", text[1:-1])]
-    return [int(number) for number in re.findall(r"\d+", text)]
-
-
-def _blocked(fields: Mapping[str, Sequence[int]]) -> dict[str, list[Index]]:
-    """The bases of a blocked layout, before it is fitted to a shape."""
-    order, rank = fields["order"], len(fields["order"])
-    names = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
-    stride, bases = [1] * rank, {}
-    for hardware, name in zip(HARDWARE, names, strict=True):
-        found = []
-        for axis in order:  # the one whose elements are next to each other comes first
-            for _ in range(int(math.log2(fields[name][axis]))):
-                found.append(_along(axis, stride[axis], rank))
-                stride[axis] *= 2
-        bases[hardware] = found
-    return bases
-
-
-def _along(axis: int, place: int, rank: int) -> Index:
-    return (*(0,) * axis, place, *(0,) * (rank - axis - 1))
-
-
-def _fitted(
-    bases: dict[str, list[Index]], shape: Index, order: Sequence[int]
-) -> dict[str, list[Index]]:
-    """The bases for a block of this shape: further registers where the layout is smaller.
-
-    Where it is larger, what lies beyond the block is a copy.
-    """
-
-    def inside(base: Index) -> Index:
-        return tuple(at if at < size else 0 for at, size in zip(base, shape, strict=True))
-
-    covered = [1] * len(shape)
-    for base in itertools.chain(*bases.values()):
-        covered = [max(size, 1 << at.bit_length()) for size, at in zip(covered, base, strict=True)]
-    fitted = {name: [inside(base) for base in bases[name]] for name in HARDWARE}
-    for axis in order:
-        size = covered[axis]
-        while size < shape[axis]:
-            fitted["register"].append(_along(axis, size, len(shape)))
-            size *= 2
-    return fitted
