@@ -35,6 +35,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if HAS_TRITON and sys.platform == "linux":
         _disassemble_once()
+    if not config.option.site:  # unless it is named, and says so itself
+        collect_ignore.append("tests/book/test_site.py")
     if not config.option.nbval:
         return
     if config.args_source is not config.ArgsSource.ARGS:  # no path was given

@@ -89,7 +89,7 @@ def test_nbval_runs_every_notebook_and_no_unit_test():
 
 
 def test_plain_pytest_runs_the_unit_tests_and_the_examples():
-    found = collected(ROOT)
+    found = collected(ROOT, "--site", "_build/html")  # for whose pages there are tests, too
     tests = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
     examples = set(found) - tests
     # Only a file that asks for a library, which may be missing here, may have no tests.

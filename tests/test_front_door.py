@@ -40,6 +40,7 @@ def test_errors_have_one_base():
     assert not [error for error in found if not issubclass(error, errors.MemtrafficError)]
 
 
+@pytest.mark.slow
 def test_front_door_is_lazy_and_works_in_a_script_whose_last_argument_is_m(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("""

@@ -117,8 +117,9 @@ def count_sectors(
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
     A call is made in a process of its own, where kernels are compiled and autotuners choose, and
-    predicted there for this GPU with these choices; then, if that is done, it is made in the one
-    process that is counted, which is given the choices, too, and compiles nothing. calls: of each
+    predicted there for this GPU, or with these choices in another process; then, if that is done,
+    it is made in the one process that is counted, which is given the choices, too, and compiles
+    nothing. calls: of each
     function, a rung or `module:function`, its inputs; the others as `memtraffic.sectors` takes
     them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`, `shape`, `dtype`,
     `layout`; each of `counters`, of the kernels that are predicted; each of them after
@@ -137,6 +138,11 @@ def count_sectors(
     predicted, refused = _each(
         _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
     )
+    tuned = {i: (cases[i], it[0], target) for i, it in predicted.items() if it[0]}
+    again, failed = _each(_predict, tuned)
+    predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
+    predicted = {i: it for i, it in predicted.items() if i not in failed}
+    refused |= failed
     for i in [i for i, it in predicted.items() if not counters.keys() <= it[1].keys()]:
         del predicted[i]
         refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
@@ -269,9 +275,13 @@ def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
 
 
 def _choose_and_predict(case: Case, target: str) -> tuple[Choices, dict[str, int], list[str]]:
-    """What autotuners choose in a call, and what is predicted of it with that."""
+    """What autotuners choose in a call; and if there are none, what is predicted of it.
+
+    A package may call what it has tuned without its autotuner the second time, so that a choice is
+    met in another process alone.
+    """
     chosen = _choose(case)
-    return chosen, *_predict(case, chosen, target)
+    return chosen, *(({}, []) if chosen else _predict(case, chosen, target))
 
 
 def _choose(case: Case) -> Choices:

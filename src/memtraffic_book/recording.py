@@ -41,7 +41,7 @@ from memtraffic_book.text import elsewhere, say
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
-STDERR = 2  # its number, which processes inherit
+STDOUT, STDERR = 1, 2  # their numbers, which processes inherit
 said: set[str] = set()  # the origins of results that this process has named, each once
 measured: dict[str, pd.DataFrame] = {}  # what it measured, mode `live`: a page has one value of it
 
@@ -180,22 +180,24 @@ def replay_absent(measured: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFram
 
 
 def _run(subject: Experiment) -> pd.DataFrame:
-    """Measures; in mode `verify`, what is written to stderr meanwhile goes to a file.
+    """Measures; in mode `verify`, what is printed meanwhile goes to a file, also by processes.
 
-    It is not of the page, which shows a recording. Processes that are started write there, too.
+    It is not of the page, which shows a recording.
     """
     if mode() != "verify":
         return subject.run()
     log = kept_path(subject.id).with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as file, contextlib.redirect_stderr(file):
-        ours = os.dup(STDERR)
-        os.dup2(file.fileno(), STDERR)
-        try:
-            return subject.run()
-        finally:
-            os.dup2(ours, STDERR)
-            os.close(ours)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(log.open("w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(file))
+        stack.enter_context(contextlib.redirect_stderr(file))
+        for number in (STDOUT, STDERR):
+            ours = os.dup(number)
+            stack.callback(os.close, ours)
+            stack.callback(os.dup2, ours, number)
+            os.dup2(file.fileno(), number)
+        return subject.run()
 
 
 def kept_path(id: str) -> Path:

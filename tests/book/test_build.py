@@ -130,6 +130,7 @@ def test_record_experiments_unknown_id_records_nothing(book):
 # ---- the map
 
 
+@pytest.mark.slow
 def test_maps_are_of_their_recording(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     monkeypatch.delenv("MEMTRAFFIC_RECORDINGS", raising=False)

@@ -61,6 +61,7 @@ def cells(notebook, kind):
 # ---- the notebooks of the book
 
 
+@pytest.mark.slow
 def test_set_up_holds_the_package_and_the_recordings(folder):
     first = [cells(load(folder / name), "code")[0] for name in CHAPTERS]
     assert all(cell.source == first[0].source for cell in first)

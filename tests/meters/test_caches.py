@@ -137,6 +137,7 @@ def test_sectors_refuses_caches(options, error, match):
         sectors(masked.softmax, shape=(3, 781), **options)
 
 
+@pytest.mark.slow
 def test_sectors_refuses_to_continue_what_depends_on_values():
     fn, x = import_function("memtraffic_book.yours:cross_entropy"), torch.ones(32, 64)
     with pytest.raises(CountError, match="no equal steps"):

@@ -306,6 +306,7 @@ def blocked(name, *parameters, **options):
 
 
 @needs_triton
+@pytest.mark.slow
 def test_formula_of_whole_blocks():
     """At multiples of its blocks, a kernel that works in blocks has a formula."""
     fit = [(64, 1), (128, 5), (192, 8), (256, 3), (64, 16), (192, 7)]

@@ -183,6 +183,7 @@ def test_softmax_that_needs_more_programs_than_fit(few_sms):
 ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 
 
+@pytest.mark.slow
 def test_split_launch_of_two_dtypes(few_sms):
     for n, x_dtype, y_dtype in ((88, "float32", "bfloat16"), (89, "float64", "float16")):
         x = matrix(5, n, x_dtype)

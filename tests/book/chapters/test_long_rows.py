@@ -24,6 +24,7 @@ def test_reads_are_multiples_of_the_matrix():
     assert found.loc["online"].to_numpy().tolist() == [[2] * 3] * 2
 
 
+@pytest.mark.slow
 def test_draw_second_read_refuses_a_second_read_that_dram_does_not_send(monkeypatch):
     roof = pd.DataFrame({"l2_mib": [60]})
     monkeypatch.setattr(long_rows, "experiments", lambda *ids: (None, roof))
@@ -35,6 +36,7 @@ def test_draw_second_read_refuses_a_second_read_that_dram_does_not_send(monkeypa
         long_rows.draw_second_read(moved)
 
 
+@pytest.mark.slow
 def test_check_split_and_check_impatience():
     moved = long_rows.reads(counted((1, 2, 3)))
     long_rows.check_split(moved)

@@ -61,6 +61,7 @@ def test_ladder_has_what_was_counted_beside_what_was_timed(timed, glued, monkeyp
     assert "reads fall from 5MN + 2M to MN" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ladder_has_to_end_at_mn(timed, monkeypatch):
     monkeypatch.setattr(page, "LADDER", ("masked", "naive"))
     with pytest.raises(AssertionError, match="fall from MN"):

@@ -61,6 +61,7 @@ def column_by_column(x):
     return y
 
 
+@pytest.mark.slow
 def test_judges_refuse_sectors_that_several_programs_touch():
     assert page.sixteenth(8) and not page.sixteenth(16)
     with pytest.raises(AssertionError, match="256 sectors are read 2048 times"):

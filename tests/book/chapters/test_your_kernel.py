@@ -9,6 +9,7 @@ from memtraffic_book import yours
 from memtraffic_book.chapters import your_kernel as page
 
 
+@pytest.mark.slow
 def test_keep_reads_refuses_another_kernel():
     page.keep_reads(yours.rms_norm)
     with pytest.raises(AssertionError, match=r"3\.00 times"):
