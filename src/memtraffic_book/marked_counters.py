@@ -119,11 +119,10 @@ def count_sectors(
     A call is made in a process of its own, where kernels are compiled and autotuners choose, and
     predicted there for this GPU, or with these choices in another process; then, if that is done,
     it is made in the one process that is counted, which is given the choices, too, and compiles
-    nothing. calls: of each
-    function, a rung or `module:function`, its inputs; the others as `memtraffic.sectors` takes
-    them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`, `shape`, `dtype`,
-    `layout`; each of `counters`, of the kernels that are predicted; each of them after
-    `predicted_`; and `refused`, why nothing is predicted or a call failed: numbers are 0 then.
+    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
