@@ -8,6 +8,7 @@ Traffic: forward reads MN and writes MN, backward reads 2MN and writes MN.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +22,26 @@ from memtraffic.kernels.tiling import VECTOR_BYTES
 NARROWEST = 3  # columns, below which `RECIPROCAL_BITS` are too many
 # By the bytes of an element and the tensors that a program loads, from sweeps on an H200: the
 # widest row that is not faster in a tile.
-WIDEST = {(4, 1): 72, (4, 2): 224, (2, 1): 63, (2, 2): 63}
+WIDEST = {(4, 1): 40, (4, 2): 224, (2, 1): 63, (2, 2): 63}
 # Tiles load two or four 16-bit elements at once where all rows start at multiples of 4 or 8 bytes:
 # there the widest row of the backward, and the narrowest of the forward that starts at those of 8.
 WIDEST_OF_PAIRS, NARROWEST_OF_FOURS = 48, 33
-# Numbers of a program, and its warps; in the forward of 16 bits, for rows of fewer columns than so
-# many.
-RUN, NUM_WARPS = 2048, 4
-RUNS_OF_HALVES = {22: (1024, 2), 40: (2048, 2), math.inf: (1024, 2)}
-# By the same: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. And of more than
-# HALF columns: the narrower the row, the sooner a tile is slow.
-FEWEST = {(4, 1): 2**10, (4, 2): 2**11, (2, 1): 2**9, (2, 2): 2**10}
+RUNS, NUM_WARPS = (2048,), 4  # numbers of a program, and its warps
+# In the forward of 16 bits, a lane has a whole row of so many columns at most. From FOUR_LANES
+# columns on, four lanes share one, unless more than PASSES of their numbers meet in a bank.
+RUNS_OF_HALVES, WIDEST_OF_LANE = (2048, 4096), 51
+FOUR_LANES, RUNS_OF_FOUR, PASSES = 49, (1024,), 2
+WIDEST_OF_TWO_WARPS = 22  # of the backward of 16 bits, where some lanes have no row
+# By the same as `WIDEST`: below so many numbers an SM, tiles start sooner, by up to 1.2 µs. And of
+# more than HALF columns: the narrower the row, the sooner a tile is slow.
+FEWEST = {(4, 1): 2**11, (4, 2): 2**11, (2, 1): 2**10, (2, 2): 2**10}
 HALF, FEWEST_OF_WIDER = 64, 2**14
 RECIPROCAL_BITS = tl.constexpr(20)
-FULL = 0.6  # of a power of two
+# What takes as long as so many columns: one more block of columns; the mask of a column; a number
+# that is loaded and stored. Where lanes share rows, each block ends with sums over lanes.
+BLOCK_COST = {(4, 1): 3.5, (4, 2): 50.0, (2, 1): 3.5, (2, 2): math.inf}
+MASK_COST, NUMBER_COST = 0.3, {2: 2.9, 4: 1.0}
+MOST_BLOCKS = {2: 4, 4: 2}
 
 
 @dataclass(frozen=True)
@@ -66,31 +73,64 @@ def narrow_run(
         widest = WIDEST_OF_PAIRS
     if not narrowest <= n_cols <= widest or n_cols % vector == 0:
         return None
-    size, num_warps = RUN, NUM_WARPS
-    if halves:
-        size, num_warps = next(
-            it for most, it in RUNS_OF_HALVES.items() if n_cols < most
-        )
-    # A row's columns are a power of two, and a second one where that leaves fewer places empty.
-    width, rest = triton.next_power_of_2(n_cols), 0
-    if n_cols <= FULL * width:
-        width //= 2
-        rest = triton.next_power_of_2(n_cols - width)
-    # As many rows as fit, or a power of two: what leaves fewer places and lanes without a number.
-    most = (size - width - rest) // n_cols + 1
+    sizes, num_warps, block_cost = RUNS, NUM_WARPS, BLOCK_COST[itemsize, inputs]
+    four = halves and n_cols >= FOUR_LANES and passes_of_four(n_cols) <= PASSES
+    lane = halves and not four and n_cols <= WIDEST_OF_LANE  # has a whole row
+    if lane:
+        sizes = RUNS_OF_HALVES
+    elif halves:
+        sizes, block_cost = RUNS_OF_FOUR if four else RUNS, math.inf
+    places = fewest_places(n_cols, block_cost, MOST_BLOCKS[itemsize])
     step = vector // math.gcd(n_cols, vector)  # rows that are whole vectors
-    choices = [most // step * step, 2 ** (most.bit_length() - 1)]
+    choices = []
+    for size in sizes:  # as many rows as fit, or a power of two
+        most = (size - places) // n_cols + 1
+        choices += [(size, most // step * step), (size, 2 ** (most.bit_length() - 1))]
 
-    def waste(rows: int) -> float:
-        return (size + triton.next_power_of_2(rows) * (width + rest)) / rows
+    def cost(choice: tuple[int, int]) -> float:  # of a row
+        size, rows = choice
+        lanes = max(triton.next_power_of_2(rows), 64 if lane else 0)
+        return (NUMBER_COST[itemsize] * size + lanes * places) / rows
 
-    rows = min((it for it in choices if it >= step), key=waste)
+    size, rows = min((it for it in choices if it[1] >= step), key=cost)
     lanes = triton.next_power_of_2(rows)
-    return Run(
-        rows,
-        num_warps,
-        {"ROWS": lanes, "WIDTH": width, "REST": rest, "RUN": size, "VECTOR": vector},
-    )
+    if lane:
+        num_warps = max(2, min(NUM_WARPS, lanes // 32))
+    elif four or (itemsize == 2 and n_cols <= WIDEST_OF_TWO_WARPS and rows < lanes):
+        num_warps = 2
+    constants = {
+        "ROWS": lanes, "PLACES": places, "RUN": size, "VECTOR": vector,
+        "SKIP": 2 if lane and n_cols % 2 and n_cols > NARROWEST else 1,
+    }  # fmt: skip
+    return Run(rows, num_warps, constants)
+
+
+def passes_of_four(n_cols: int) -> int:
+    """The most words of a bank of shared memory where four lanes share a row of 16-bit numbers.
+
+    A warp has two neighbouring columns of 16 rows at a time.
+    """
+    words = {(row * n_cols + col) // 2 for row in range(16) for col in range(2)}
+    return max(Counter(word % 32 for word in words).values())
+
+
+def fewest_places(n_cols: int, block_cost: float, most_blocks: int) -> int:
+    """The columns of blocks, each a power of two and the last with a mask, that take the least.
+
+    >>> fewest_places(49, 3.5, 3), fewest_places(49, 3.5, 2)
+    (49, 64)
+    """
+
+    def cost(places: int) -> float:
+        further = places.bit_count() - 1
+        return (
+            places
+            + MASK_COST * (places & -places)
+            + (block_cost * further if further else 0)
+        )
+
+    rounded = {-(-n_cols // 2**k) * 2**k for k in range(n_cols.bit_length() + 1)}
+    return min((it for it in rounded if it.bit_count() <= most_blocks), key=cost)
 
 
 def reciprocal(n_cols: int) -> int:
@@ -126,19 +166,48 @@ def store_run(ptr, place, run, numbers, whole):
 @triton.jit
 def columns_of_rows(
     run, n_rows, n_cols, other,
-    FIRST: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FULL: tl.constexpr,
+    PLACES: tl.constexpr,
     ROWS: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
-    # (WIDTH, ROWS): columns of all rows from column FIRST on, a row to a lane. FULL: each row has
-    # them all; lanes without a row have the last one's.
+    # All rows, a row to a lane, in blocks of a power of two of columns: (columns, ROWS) each, the
+    # bits of PLACES. `other` behind the last column. Lanes without a row have the last one's. With
+    # SKIP, the first lanes have each SKIP-th row, the next those after them: two neighbours that
+    # start with a half and with a whole word of shared memory would meet in its banks.
+    blocks = ()
+    for bit in tl.static_range(9):
+        if PLACES & (256 >> bit):
+            block = block_of_rows(
+                run, n_rows, n_cols, other, PLACES, 256 >> bit, ROWS, SKIP
+            )
+            blocks = blocks + (block,)  # noqa: RUF005 - Triton adds tuples
+    return blocks
+
+
+@triton.jit
+def block_of_rows(
+    run, n_rows, n_cols, other,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    SKIP: tl.constexpr,
+):  # fmt: skip
     place = tl.arange(0, WIDTH * ROWS)
-    row, col = tl.minimum(place % ROWS, n_rows - 1), place // ROWS + FIRST
+    lane = place % ROWS
+    row = tl.minimum(lane % (ROWS // SKIP) * SKIP + lane // (ROWS // SKIP), n_rows - 1)
+    col = place // ROWS + PLACES // (2 * WIDTH) * (2 * WIDTH)
     found = tl.gather(run, row * n_cols + col, 0)
-    if not FULL:
+    if PLACES % WIDTH == 0:  # the last one
         found = tl.where(col < n_cols, found, other)
     return tl.reshape(found, (WIDTH, ROWS))
+
+
+@triton.jit
+def by_row(values, ROWS: tl.constexpr, SKIP: tl.constexpr):
+    # The values of lanes in the order of their rows.
+    return tl.reshape(
+        tl.permute(tl.reshape(values, (SKIP, ROWS // SKIP)), (1, 0)), (ROWS,)
+    )
 
 
 @triton.jit
@@ -164,27 +233,31 @@ def parted(word):
 def narrow_kernel(
     y_ptr, x_ptr, n_rows, n_cols, rows, vectors, reciprocal,
     ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    REST: tl.constexpr,
+    PLACES: tl.constexpr,
     RUN: tl.constexpr,
     VECTOR: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     first, numbers, whole = extent(n_rows, n_cols, vectors, VECTOR)
     place = tl.arange(0, RUN)
     loaded = load_run(x_ptr + first, place, numbers, whole)  # (RUN,)
-    low = -float("inf")
-    some = columns_of_rows(loaded, rows, n_cols, low, 0, WIDTH, REST > 0, ROWS)
-    some = widen(some, STORED, tl.float32)
-    row_max = tl.max(some, axis=0)  # (ROWS,)
-    if REST:
-        others = columns_of_rows(loaded, rows, n_cols, low, WIDTH, REST, False, ROWS)
-        others = widen(others, STORED, tl.float32)
-        row_max = tl.maximum(row_max, tl.max(others, axis=0))
-    row_sum = tl.sum(exponential(some, row_max[None, :], STORED), axis=0)
-    if REST:
-        row_sum += tl.sum(exponential(others, row_max[None, :], STORED), axis=0)
-    of_row = tl.gather(joined(row_max, 1 / row_sum), row_of(place, reciprocal, ROWS), 0)
+    blocks = columns_of_rows(loaded, rows, n_cols, -float("inf"), PLACES, ROWS, SKIP)
+    for i in tl.static_range(len(blocks)):
+        largest = tl.max(widen(blocks[i], STORED, tl.float32), axis=0)  # (ROWS,)
+        if i == 0:
+            row_max = largest
+        else:
+            row_max = tl.maximum(row_max, largest)
+    for i in tl.static_range(len(blocks)):
+        some = widen(blocks[i], STORED, tl.float32)
+        total = tl.sum(exponential(some, row_max[None, :], STORED), axis=0)
+        if i == 0:
+            row_sum = total
+        else:
+            row_sum += total
+    values = by_row(joined(row_max, 1 / row_sum), ROWS, SKIP)
+    of_row = tl.gather(values, row_of(place, reciprocal, ROWS), 0)
     base, scale = parted(of_row)
     x = widen(loaded, STORED, tl.float32)
     y = (exponential(x, base, STORED) * scale).to(STORED)
@@ -195,10 +268,10 @@ def narrow_kernel(
 def narrow_backward_kernel(
     dx_ptr, y_ptr, dy_ptr, n_rows, n_cols, rows, vectors, reciprocal,
     ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    REST: tl.constexpr,
+    PLACES: tl.constexpr,
     RUN: tl.constexpr,
     VECTOR: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
@@ -207,11 +280,13 @@ def narrow_backward_kernel(
     y = widen(load_run(y_ptr + first, place, numbers, whole), STORED, tl.float32)
     dy = widen(load_run(dy_ptr + first, place, numbers, whole), STORED, tl.float32)
     product = y * dy
-    some = columns_of_rows(product, rows, n_cols, 0, 0, WIDTH, REST > 0, ROWS)
-    dot = tl.sum(some, axis=0)  # (ROWS,)
-    if REST:
-        others = columns_of_rows(product, rows, n_cols, 0, WIDTH, REST, False, ROWS)
-        dot += tl.sum(others, axis=0)
+    blocks = columns_of_rows(product, rows, n_cols, 0, PLACES, ROWS, SKIP)
+    for i in tl.static_range(len(blocks)):
+        total = tl.sum(blocks[i], axis=0)  # (ROWS,)
+        if i == 0:
+            dot = total
+        else:
+            dot += total
     of_row = tl.gather(dot, row_of(place, reciprocal, ROWS), 0)
     dx = to_gradient(y * (dy - of_row), STORED, DTYPE)
     store_run(dx_ptr + first, place, dx, numbers, whole)
