@@ -39,7 +39,7 @@ REGION, SKIPPED = ["BSSY B0, 0x120", BRANCH], "BSYNC B0"
     ],
 )
 def test_delayed_loads(ptx, sass, delayed):
-    code = Code("kernel", "", "\n".join(ptx), frozenset(), frozenset(), sass)
+    code = Code("kernel", "", "\n".join(ptx), frozenset(), frozenset(), "\n".join(sass))
     assert delayed_loads(code) == delayed
 
 
@@ -160,7 +160,8 @@ BACK = "\t@%p9 bra \t$L__BB0_1;"
 )
 def test_read_accesses_whose_loads_the_assembler_merges(ptx, made, merged):
     ttgir, text = ROWS + STORED * (GLOBAL in ptx), "\n".join((BLOCK_AT, *ptx))
-    code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), [BRANCH, *[MADE] * made])
+    machine_code = "\n".join([BRANCH, *[MADE] * made])
+    code = Code("kernel", ttgir, text, frozenset({32, 128}), frozenset(), machine_code)
     if merged is None:
         with pytest.raises(
             CountError, match=rf"^kernel: of \d+ loads in PTX, . .* the {made} of the"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ Kind: TypeAlias = Literal["load", "store"]
 class Code(NamedTuple):
     """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`.
 
-    assembly: PTX, or that of AMD. instructions: of the machine code.
+    assembly: PTX, or that of AMD. machine_code: its instructions, one a line.
     """
 
     kernel: str
@@ -34,7 +34,7 @@ class Code(NamedTuple):
     assembly: str
     load_bits: frozenset[int]
     store_bits: frozenset[int]
-    instructions: Sequence[str] = ()
+    machine_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
     """
     again, alike, never = _repeated(code.assembly)
     every, repeats = sum(map(len, again.values())) - never, sum(map(sum, again.values()))
-    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    made = len(re.findall(sass.LOAD, code.machine_code))
     if not made or not every:
         return found
     unknown = (
@@ -272,27 +272,18 @@ def delayed_loads(code: Code) -> int:
     lanes that are masked out; so does one around loads that PTX masks, and that are not masked
     there. Of a loop that is unrolled, it has more loads than PTX.
     """
-    first, every, branches = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
-    machine_code = "\n".join(code.instructions)
-    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
-    left_out = max(0, every - made)
+    machine_code = code.machine_code
+    every = len(re.findall(_PTX_LOAD, code.assembly))
+    left_out = max(0, every - len(re.findall(sass.LOAD, machine_code)))
     masked = len(re.findall(rf"@!?%p\d+\s+{_PTX_LOAD}", code.assembly))
     masked -= len(re.findall(rf"^@.*{sass.LOAD}", machine_code, re.MULTILINE)) + left_out
     skipped = "".join(found[3] for found in _SKIP.finditer(machine_code))
     if 0 < len(re.findall(sass.LOAD, skipped)) <= masked:
         machine_code = _SKIP.sub(r"\1\3", machine_code)
-    first_made, _, _ = _loads(machine_code.splitlines(), sass.LOAD, _SASS_BRANCH)
-    return max(0, first - first_made - left_out) if branches else 0
-
-
-def _loads(lines: Iterable[str], load: str, branch: str) -> tuple[int, int, bool]:
-    """How many lines are loads, those before the first branch and all; and if one is a branch."""
-    first, every, branched = 0, 0, False
-    for line in lines:
-        branched = branched or bool(re.search(branch, line))
-        every += bool(re.search(load, line))
-        first += not branched and bool(re.search(load, line))
-    return first, every, branched
+    before, *branched = re.split(_PTX_BRANCH, code.assembly, maxsplit=1, flags=re.MULTILINE)
+    before_made, *_ = re.split(_SASS_BRANCH, machine_code, maxsplit=1, flags=re.MULTILINE)
+    delayed = len(re.findall(_PTX_LOAD, before)) - len(re.findall(sass.LOAD, before_made))
+    return max(0, delayed - left_out) if branched else 0
 
 
 def describe(where: Chain) -> str:
@@ -349,17 +340,14 @@ def _instructions(
 
     The latter load numbers that are no block, and a kernel's arguments.
     """
-    found: dict[tuple[Kind, Chain], list[int]] = {}
-    scalar: dict[Chain, list[int]] = {}
+    found: defaultdict[tuple[Kind, Chain], list[int]] = defaultdict(list)
+    scalar: defaultdict[Chain, list[int]] = defaultdict(list)
     for where, line in _placed(assembly):
         if access := _PTX.search(line):
             kind: Kind = "load" if access[1] == "ld" else "store"
-            bits = int(access[2] or 1) * int(access[3])
-            found.setdefault((kind, where), []).append(bits)
+            found[kind, where].append(int(access[2] or 1) * int(access[3]))
         elif access := _AMD.search(line):
             kind = "load" if access[2] == "load" else "store"
-            if access[1] == "s":
-                scalar.setdefault(where, []).append(amdgcn.bits(access[3]))
-            else:
-                found.setdefault((kind, where), []).append(amdgcn.bits(access[3]))
+            widths = scalar[where] if access[1] == "s" else found[kind, where]
+            widths.append(amdgcn.bits(access[3]))
     return found, scalar
