@@ -137,6 +137,13 @@ def test_sectors_refuses_caches(options, error, match):
         sectors(masked.softmax, shape=(3, 781), **options)
 
 
+def test_accesses_refuses_to_continue_programs_with_unequal_numbers_of_them():
+    trace = traced(2, (False, 0, 128, 128))
+    trace.add((1, 0, 0), False, np.arange(4), [0])
+    with pytest.raises(CountError, match="no equal steps"):
+        trace.accesses(4)
+
+
 @pytest.mark.slow
 def test_sectors_refuses_to_continue_what_depends_on_values():
     fn, x = import_function("memtraffic_book.yours:cross_entropy"), torch.ones(32, 64)

@@ -493,7 +493,7 @@ class _SectorMeter(TrafficMeter):
                 with self._named(kernel, place):
                     place.check(self.places.values())
                     self.found.append(place.finish(self.launches, kernel, self.path))
-            if self.accessed and self.accessed.grid:
+            if self.accessed and self.accessed.made:
                 stores = (it.sectors for it in self.found[found:] if it.kind == "store")
                 self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
