@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -100,6 +100,15 @@ class AccessSectors:
         )
 
 
+def _total(kind: Kind, name: str, about: str) -> Any:
+    """A property of `Sectors`: the sum of a number of its accesses of a kind."""
+
+    def total(found: Sectors) -> int:
+        return sum(getattr(access, name) for access in found.accesses if access.kind == kind)
+
+    return property(total, doc=about)
+
+
 @dataclass
 class Sectors:
     """What the warps of a function's kernels do, one entry for each load and store of the source.
@@ -125,28 +134,10 @@ class Sectors:
     caches: Caches | None = None
     backward: Sectors | None = None
 
-    def _total(self, kind: Kind, name: str) -> int:
-        return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
-
-    @property
-    def load_requests(self) -> int:
-        """Loads that warps make, each by at least one of its lanes."""
-        return self._total("load", "requests")
-
-    @property
-    def load_sectors(self) -> int:
-        """Sectors that these loads touch, those of each request by itself."""
-        return self._total("load", "sectors")
-
-    @property
-    def store_requests(self) -> int:
-        """Stores that warps make, each by at least one of its lanes."""
-        return self._total("store", "requests")
-
-    @property
-    def store_sectors(self) -> int:
-        """Sectors that these stores touch, those of each request by itself."""
-        return self._total("store", "sectors")
+    load_requests = _total("load", "requests", "Loads of warps, each made by at least one lane.")
+    load_sectors = _total("load", "sectors", "Sectors that loads touch, each one's by itself.")
+    store_requests = _total("store", "requests", "Stores of warps, each made by at least one lane.")
+    store_sectors = _total("store", "sectors", "Sectors that stores touch, each one's by itself.")
 
     @property
     def totals(self) -> dict[str, int]:
@@ -155,16 +146,12 @@ class Sectors:
 
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
-        rows = self.frame.to_dict("records")
-        notes: dict[str, Any] = {
-            "others": self.others,
-            "atomics": self.atomics,
-            "assumed": self.assumed,
-        }
-        notes |= {"confirmed": self.confirmed, "bank_conflicts": self.bank_conflicts}
-        found = {"target": self.target, **self.totals, "accesses": rows, **notes}
-        found |= {"caches": self.caches.as_dict()} if self.caches else {}
-        return found | ({"backward": self.backward.as_dict()} if self.backward else {})
+        found = {"target": self.target, **self.totals, **vars(self)}
+        found["accesses"] = self.frame.to_dict("records")
+        for name in ("caches", "backward"):
+            part = found.pop(name)
+            found |= {name: part.as_dict()} if part else {}
+        return found
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -172,14 +159,8 @@ class Sectors:
 
         Columns: the fields of `AccessSectors`, `sectors_per_request` and `fetched_bytes`.
         """
-        rows = [
-            {
-                **vars(access),
-                "sectors_per_request": access.sectors_per_request,
-                "fetched_bytes": access.fetched_bytes,
-            }
-            for access in self.accesses
-        ]
+        derived = "sectors_per_request", "fetched_bytes"
+        rows = [vars(it) | {name: getattr(it, name) for name in derived} for it in self.accesses]
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
@@ -289,56 +270,40 @@ def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> 
     return requests, requests + int(further.sum())
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How one compiled access is spread over warps and lanes.
+def count_access(
+    access: CompiledAccess, warps: int, gpu: Gpu, itemsize: int, addresses: Array, mask: Array
+) -> tuple[int, int]:
+    """The requests and sectors of some blocks that a compiled access moves.
 
-    first, last: the first and the last element of what each lane moves at once, of shape
-    (instructions, lanes). active: the lanes that take part if their mask is true. itemsize: bytes
-    of an element. bytes: of all that a lane moves at once. gpu: whose sectors these are.
+    warps: of the kernel. itemsize: bytes of an element. addresses, mask: in bytes, and of the
+    elements, of shape (blocks, elements). Raises CountError where an instruction does not move what
+    these say.
     """
-
-    first: Array
-    last: Array
-    active: Array
-    itemsize: int
-    bytes: int
-    gpu: Gpu
-
-    @staticmethod
-    def of(access: CompiledAccess, itemsize: int, warps: int, gpu: Gpu) -> Spread:
-        """How an access to elements of `itemsize` bytes is spread, in a kernel of so many warps."""
-        store, lanes = access.kind == "store", gpu.warp_size
-        if access.layout is None:
-            requests = 0 if access.merged else 1 if store else warps
-            first = np.zeros((requests, lanes), dtype=np.int64)
-            active = np.arange(lanes) < (1 if store else lanes)
-            return Spread(first, first, active, itemsize, itemsize, gpu)
+    store, lanes = access.kind == "store", gpu.warp_size
+    if access.layout is None:
+        requests = 0 if access.merged else 1 if store else warps
+        first = last = np.zeros((requests, lanes), dtype=np.int64)
+        taking_part = np.arange(lanes) < (1 if store else lanes)
+        moved = itemsize
+    else:
         vector = max(1, access.bits // (8 * itemsize))
         elements = access.layout.elements(vector, access.copies)
         elements = np.delete(elements, [*access.merged], axis=1)
-        active = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
-        first = elements.reshape(-1, elements.shape[-1])
+        taking_part = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
+        taking_part = taking_part.reshape(-1, lanes)
+        first = elements.reshape(-1, lanes)
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
-        size = vector * itemsize
-        return Spread(first, first ^ step, active.reshape(first.shape), itemsize, size, gpu)
-
-    def count(self, addresses: Array, mask: Array) -> tuple[int, int]:
-        """The requests and sectors of some blocks.
-
-        addresses, mask: in bytes, and of the elements, of shape (blocks, elements). Raises
-        CountError where an instruction does not move what these say.
-        """
-        begins = addresses[:, self.first]
-        active = mask[:, self.first] & self.active
-        if self.bytes > self.itemsize:
-            beside = begins + (self.bytes - self.itemsize)
-            same = (addresses[:, self.last] == beside) & mask[:, self.last]
-            if not same[active].all():
-                raise CountError("an instruction moves elements that are not next to each other")
-        if self.gpu.vendor == "nvidia" and (begins[active] % self.bytes).any():
-            raise CountError(f"an address is no multiple of the {self.bytes} bytes of an access")
-        return count_sectors(begins, active, self.gpu.sector_bytes)
+        last = first ^ step
+        moved = vector * itemsize
+    begins = addresses[:, first]
+    active = mask[:, first] & taking_part
+    if moved > itemsize:
+        same = (addresses[:, last] == begins + (moved - itemsize)) & mask[:, last]
+        if not same[active].all():
+            raise CountError("an instruction moves elements that are not next to each other")
+    if gpu.vendor == "nvidia" and (begins[active] % moved).any():
+        raise CountError(f"an address is no multiple of the {moved} bytes of an access")
+    return count_sectors(begins, active, gpu.sector_bytes)
 
 
 # ---- what a launch does
@@ -353,8 +318,8 @@ class _Place:
         self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
         self.gpu = gpu
         self.requests = self.sectors = self.wanted_bytes = 0
-        # Of each compiled access, the blocks that are still to be looked at.
-        self.batches: dict[int, tuple[Spread, list[tuple[Array, Array]]]] = {}
+        # Of each compiled access, by its number, the blocks that are still to be looked at.
+        self.waiting: defaultdict[int, list[tuple[Array, Array]]] = defaultdict(list)
         self.program: Grid | None = None
         self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
@@ -370,7 +335,7 @@ class _Place:
         self.times[program] += 1
         self.itemsize = itemsize
         if any(self.loops):
-            for number in range(len(self.compiled)) if self.made_again else (0,):
+            for number in map(self.types.index, dict.fromkeys(self.types)):
                 self.give(number, block)
         elif self.compiled:
             if self.blocks and program != self.program:
@@ -378,18 +343,17 @@ class _Place:
             self.program = program
             self.blocks.append(block)
 
-    @property
-    def made_again(self) -> bool:
-        """Whether the compiler may have made it again in a loop, for another layout."""
-        return any(self.loops) and len({*self.types}) > 1
-
     def check(self, others: Iterable[_Place]) -> None:
-        """Raises CountError unless another access of its loop says how often that runs."""
+        """Raises CountError for one in a loop that is made again, perhaps, for another layout.
+
+        Unless another access of the loop says how often that runs.
+        """
         known = any(
             len(it.compiled) == 1 and it.loops == self.loops and it.times == self.times
             for it in others
         )
-        if self.made_again and not (known and len({*self.types}) == len(self.types)):
+        types = len({*self.types})
+        if any(self.loops) and types > 1 and not (known and types == len(self.types)):
             raise CountError(f"its {len(self.compiled)} instructions are spread differently")
 
     def settle(self) -> None:
@@ -403,7 +367,9 @@ class _Place:
         if times <= alike[0] == len(alike) or times == len(alike):
             for number, block in enumerate(blocks):
                 self.give(number, block)
-        elif {*alike} == {times} or ({*alike} == {1} and all(map(_same(blocks[0]), blocks))):
+        elif {*alike} == {times} or (
+            {*alike} == {1} and all(np.array_equal(blocks[0], block) for block in blocks)
+        ):
             for number in range(len(alike)):
                 nth = self.types[:number].count(self.types[number])
                 self.give(number, blocks[nth])
@@ -411,40 +377,31 @@ class _Place:
             raise CountError(f"a program makes it {times} times, its instructions {len(alike)}")
 
     def give(self, number: int, block: tuple[Array, Array]) -> None:
-        """Counts a block that the compiled access of this number moves."""
-        if number not in self.batches:
-            spread = Spread.of(self.compiled[number], self.itemsize, self.warps, self.gpu)
-            self.batches[number] = spread, []
-        spread, blocks = self.batches[number]
-        blocks.append(block)
-        if len(blocks) * block[0].size >= BATCH:
-            self.look(spread, blocks)
+        """Takes a block that the compiled access of this number moves."""
+        self.waiting[number].append(block)
+        if len(self.waiting[number]) * block[0].size >= BATCH:
+            self.look(number)
 
-    def look(self, spread: Spread, blocks: list[tuple[Array, Array]]) -> None:
-        """Counts what some blocks are, and empties their list."""
-        if blocks:
-            addresses, masks = (np.stack(parts) for parts in zip(*blocks, strict=True))
-            requests, sectors = spread.count(addresses, masks)
-            self.requests += requests
-            self.sectors += sectors
-            blocks.clear()
+    def look(self, number: int) -> None:
+        """Counts the blocks of a compiled access that are still to be looked at."""
+        blocks = zip(*self.waiting.pop(number), strict=True)
+        how = self.compiled[number], self.warps, self.gpu, self.itemsize
+        requests, sectors = count_access(*how, *map(np.stack, blocks))
+        self.requests += requests
+        self.sectors += sectors
 
     def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
         """What this place did, once the launch has ended."""
         if self.blocks:
             self.settle()
-        for spread, blocks in self.batches.values():
-            self.look(spread, blocks)
+        for number in [*self.waiting]:
+            self.look(number)
         line = self.site.begin[0]
         bits = max((access.bits for access in self.compiled), default=0)
         source = linecache.getline(path, line).strip()
         where = self.site.file, line, source
         counts = self.requests, self.sectors, self.wanted_bytes, self.gpu.sector_bytes
         return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
-
-
-def _same(block: tuple[Array, Array]) -> Callable[[tuple[Array, Array]], bool]:
-    return lambda other: all(map(np.array_equal, block, other))
 
 
 class _SectorMeter(TrafficMeter):
