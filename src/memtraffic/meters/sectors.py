@@ -237,7 +237,7 @@ def sectors(
         return run_metered(call, fn, meters[-1], gpu)
 
     run_passes(function, arguments, backward, run)
-    if not any(meter.launches for meter in meters):
+    if not any(meter.kernels for meter in meters):
         raise NoKernelError(
             f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
         )
@@ -259,7 +259,6 @@ def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> 
     another sector. active: whether the lane takes part, in a shape that fits. unit: bytes of a
     sector, a power of two.
     """
-    active = np.broadcast_to(active, addresses.shape)
     places = np.where(active, addresses >> (unit.bit_length() - 1), NOWHERE)
     places = places.reshape(-1, places.shape[-1])
     ordered = (places[:, 1:] >= places[:, :-1]).all(axis=1)
@@ -290,8 +289,8 @@ def count_access(
         elements = access.layout.elements(vector, access.copies)
         elements = np.delete(elements, [*access.merged], axis=1)
         taking_part = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
-        taking_part = taking_part.reshape(-1, lanes)
-        first = elements.reshape(-1, lanes)
+        first = elements.reshape(-1, elements.shape[-1])
+        taking_part = taking_part.reshape(first.shape)
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
         last = first ^ step
         moved = vector * itemsize
@@ -325,6 +324,9 @@ class _Place:
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
         self.types = [access.type for access in compiled]
         self.loops = {access.loops for access in compiled}
+
+    def __str__(self) -> str:
+        return f"the {self.kind} of {self.site.file}:{self.site.begin[0]}"
 
     def add(self, program: Grid, block: tuple[Array, Array], itemsize: int) -> None:
         """Takes a block that a program moves.
@@ -410,24 +412,14 @@ class _SectorMeter(TrafficMeter):
     def __init__(self, gpu: Gpu, caches: bool | int = False) -> None:
         super().__init__(trace=False)
         self.gpu, self.replays = gpu, caches
-        self.accessed: Trace | None = None  # if they are to be replayed
         self.caches: list[Caches] = []
         self.found: list[AccessSectors] = []
-        self.kernels: set[str] = set()
+        self.kernels: list[str] = []  # of each launch
         self.atomics: list[str] = []
         self.assumed: list[str] = []
-        self.launches = 0
         # By launch, as text.
         self.code: dict[str, tuple[list[CompiledAccess], int | None, int]] = {}
         self.conflicts: int | None = 0
-        self.programs: set[Grid] = set()
-        self.places: dict[tuple[Site, ...], _Place] = {}
-        self.updated: set[int] = set()  # addresses of atomic operations
-        self.starts: list[int] = []  # addresses of the memory of tensors
-        self.compiled: list[CompiledAccess] = []
-        self.conflicts_each: int | None = 0  # in a program
-        self.delayed = 0
-        self.warps, self.path = 0, ""
 
     def sectors(self) -> Sectors:
         """What it has seen."""
@@ -440,24 +432,26 @@ class _SectorMeter(TrafficMeter):
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places, self.updated, self.starts, self.programs = {}, set(), [], set()
-        self.kernels.add(kernel)
-        found = len(self.found)
+        self.places: dict[tuple[Site, ...], _Place] = {}
+        self.programs: set[Grid] = set()
+        self.updated: set[int] = set()  # addresses of atomic operations
+        self.starts: list[int] = []  # addresses of the memory of tensors
+        found, number = len(self.found), len(self.kernels)
         with super().launch(kernel, tensors):
             yield
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
                     place.check(self.places.values())
-                    self.found.append(place.finish(self.launches, kernel, self.path))
-            if self.accessed and self.accessed.made:
+                    self.found.append(place.finish(number, kernel, self.path))
+            if self.accessed.made:
                 stores = (it.sectors for it in self.found[found:] if it.kind == "store")
                 self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
                 self.conflicts = None
             else:
                 self.conflicts += self.conflicts_each * len(self.programs)
-        self.launches += 1
+        self.kernels.append(kernel)
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
         [first, *others] = launches
@@ -489,6 +483,7 @@ class _SectorMeter(TrafficMeter):
                 delayed = delayed_loads(code)
             self.code[key] = read_accesses(code), conflicts, delayed
         self.compiled, self.conflicts_each, self.delayed = self.code[key]
+        self.accessed = Trace(1, 0)
         if self.replays:
             [used] = read_launches([(launch, self.gpu)], read_resources)
             self.accessed = Trace(max(1, resident_programs(used, self.gpu)), used.shared_bytes)
@@ -505,8 +500,9 @@ class _SectorMeter(TrafficMeter):
         program: Grid,
     ) -> None:
         self.programs.add(program)
-        addresses = self._aligned(addresses)
-        touched = addresses.reshape(-1)[np.broadcast_to(mask, addresses.shape).reshape(-1)]
+        mask = np.broadcast_to(mask, addresses.shape).reshape(-1)
+        addresses = self._aligned(addresses.reshape(-1))
+        touched = addresses[mask]
         if kind == "atomic":
             self.updated.update(touched.tolist())
             if sites:
@@ -517,15 +513,14 @@ class _SectorMeter(TrafficMeter):
             matching = self._matching(access, sites)
             self.places[sites] = _Place(sites[0], access, matching, self.warps, self.gpu)
         place = self.places[sites]
-        block = addresses.reshape(-1), np.broadcast_to(mask, addresses.shape).reshape(-1)
         assert self.kernel is not None
         with self._named(self.kernel.op.name, place):
             if kind == "read" and self.updated and not self.updated.isdisjoint(touched.tolist()):
                 raise CountError(
                     "programs add to what it reads, and their order decides what it is"
                 )
-            place.add(program, block, itemsize)
-        if self.accessed and place.compiled:
+            place.add(program, (addresses, mask), itemsize)
+        if self.replays and place.compiled:
             self.accessed.add(program, kind == "written", touched, self.starts)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
@@ -558,10 +553,9 @@ class _SectorMeter(TrafficMeter):
                 if access.kind == place.kind and id(access) not in met
             ]
             if missing and not place.compiled:
-                line = f"{place.site.file}:{place.site.begin[0]}"
                 raise CountError(
-                    f"{kernel}: the {place.kind} of {line} is not found in the compiled kernel, "
-                    f"which has one of {describe(missing[0].where)}"
+                    f"{kernel}: {place} is not found in the compiled kernel, which has one of "
+                    f"{describe(missing[0].where)}"
                 )
 
     @contextmanager
@@ -570,7 +564,4 @@ class _SectorMeter(TrafficMeter):
         try:
             yield
         except CountError as error:
-            line = f"{place.site.file}:{place.site.begin[0]}"
-            raise CountError(
-                f"{kernel}: the {place.kind} of {line} cannot be counted: {error}"
-            ) from None
+            raise CountError(f"{kernel}: {place} cannot be counted: {error}") from None
