@@ -43,11 +43,11 @@ def slow_cache(rows, capacity):
 def test_through_is_the_least_recently_used_cache(seed):
     rng = np.random.default_rng(seed)
     sizes, capacity = rng.integers(1, 400, 3), int(rng.integers(1, 40))
-    count, ends = int(sizes.sum()), [0, *np.cumsum(sizes).tolist()]
+    count, ends = int(sizes.sum()), np.array([0, *np.cumsum(sizes)])
     line = rng.integers(0, 60, count) if seed % 4 else np.arange(count)
     mask, stored = rng.integers(1, 16, count).astype(np.uint8), rng.random(count) < 0.3
     by_line = np.lexsort((line, np.repeat(np.arange(3), sizes)))
-    found, dropped = caches._Rows(line, mask, stored, ends, by_line).through(128 * capacity, 1)
+    found, dropped = caches._through(line, mask, stored, ends, by_line, 128 * capacity, 1)
     rows = [*zip(line.tolist(), mask.tolist(), stored.tolist(), strict=True)]
     slow = [slow_cache(rows[a:b], capacity) for a, b in itertools.pairwise(ends)]
     assert found.tolist() == [mask for missed, _ in slow for mask in missed]

@@ -167,15 +167,14 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
         again = {where: [False] * len(flags) for where, flags in again.items()}
     elif made != every - repeats:
         raise CountError(unknown)
-    merged: dict[Chain, list[CompiledAccess]] = {}
+    instead: dict[int, CompiledAccess] = {}  # by the id of the load that each takes the place of
     for where, flags in again.items():
         loads = [access for access in found if (access.kind, access.where) == ("load", where)]
-        if taken := next(filter(None, (_merged(loads, flags, it) for it in (True, False))), None):
-            merged[where] = taken
-        elif any(flags):
+        taken = _merged(loads, flags, True) or _merged(loads, flags, False)
+        if any(flags) and not taken:
             raise CountError(unknown)
-    left = {where: iter(accesses) for where, accesses in merged.items()}
-    return [next(left[it.where]) if it.kind == "load" and it.where in left else it for it in found]
+        instead |= zip(map(id, loads), taken, strict=False)
+    return [instead.get(id(access), access) for access in found]
 
 
 def _merged(
@@ -230,18 +229,9 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
     masks = {mask: number for mask, number in assigned if times[mask] == 1}  # -1: of all lanes
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
-    # By register, since what is in memory may have changed.
-    known: defaultdict[str, list[tuple[_Load, Chain, int]]] = defaultdict(list)
-    alike = never = 0
-
-    def compare() -> None:
-        nonlocal alike
-        for loads in known.values():
-            for load, where, number in loads:
-                again[where][number] = any(it.contains(load, True) for it, _, _ in loads)
-                alike += any(it.contains(load, False) for it, _, _ in loads)
-        known.clear()
-
+    # By register, and by how often what is in memory may have changed.
+    known: defaultdict[tuple[str, int], list[tuple[_Load, Chain, int]]] = defaultdict(list)
+    alike = never = changes = 0
     for order, (where, line) in enumerate(_placed(ptx)):
         if (found := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
             base, begin = sums.get(found[2], (found[2], 0))
@@ -253,14 +243,17 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
             elif not re.search(_ORDERED, line):
                 mask = None if value == "-1" else found[1]
                 load = _Load(mask, begin, end, order)
-                known[base].append((load, where, len(again[where])))
+                known[base, changes].append((load, where, len(again[where])))
             again[where].append(False)
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))
             sums[made[1]] = base, begin + int(made[3])
         elif re.search(_PTX_ORDER, line):
-            compare()
-    compare()
+            changes += 1
+    for loads in known.values():
+        for load, where, number in loads:
+            again[where][number] = any(it.contains(load, True) for it, _, _ in loads)
+            alike += any(it.contains(load, False) for it, _, _ in loads)
     return again, alike, never
 
 
@@ -315,11 +308,10 @@ def _chain(text: str, locations: Mapping[str, str]) -> Chain:
     text = locations.get(text, text)
     if found := re.fullmatch(r'"([^"]*)":(\d+):(\d+)(?: to .*)?', text):
         return ((os.path.basename(found[1]), int(found[2]), int(found[3])),)
-    if found := re.fullmatch(r"callsite\((\S+) at (\S+)\)", text):
-        return _chain(found[1], locations) + _chain(found[2], locations)
-    if found := re.fullmatch(r'"[^"]*"\((.*)\)', text):  # the name of a variable
-        return _chain(found[1], locations)
-    return ()
+    # A call, or the name of a variable.
+    found = re.fullmatch(r'callsite\((\S+) at (\S+)\)|"[^"]*"\((.*)\)', text)
+    parts = filter(None, found.groups()) if found else ()
+    return tuple(place for part in parts for place in _chain(part, locations))
 
 
 def _placed(assembly: str) -> Iterator[tuple[Chain, str]]:

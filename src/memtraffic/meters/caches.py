@@ -160,51 +160,42 @@ class Trace:
         return program[kept], np.tile(store, copies)[kept], sizes, joined[: sizes.sum()]
 
 
-@dataclass
-class _Rows:
-    """Lines that accesses touch: a line, a bit for each of its sectors, whether they are stored.
+def _through(
+    line: Array, mask: Array, stored: Array, ends: Array, by_line: Array, size: float, chunk: int
+) -> tuple[Array, int]:
+    """The sectors of each row that are not in its cache, and the bytes of stores it dropped.
 
-    ends: where the rows of each cache begin, and the last one ends. by_line: the rows in the order
-    of caches, lines, and time.
+    line, mask, stored: of each row, which is what an access touches of a line: the line, a bit for
+    each sector, whether it is stored. ends: where the rows of each cache begin, and the last one
+    ends. by_line: the rows in the order of caches, lines, and time. size: of each cache, in bytes.
+    chunk: rows that are let in before others are dropped.
     """
-
-    line: Array
-    mask: Array
-    stored: Array
-    ends: list[int]
-    by_line: Array
-
-    def through(self, capacity_bytes: float, chunk: int) -> tuple[Array, int]:
-        """The sectors of each row that are not in its cache, and the bytes of stores it dropped.
-
-        chunk: rows that are let in before others are dropped.
-        """
-        capacity, count = int(capacity_bytes) // (SECTOR_BYTES * SECTORS_PER_LINE), len(self.line)
-        new = _changes(self.line[self.by_line])
-        new[self.ends[:-1]] = True
-        again = np.flatnonzero(~new)
-        previous, following = np.full((2, count), [[-1], [count]], dtype=np.int32)
-        previous[self.by_line[again]] = self.by_line[again - 1]
-        following[self.by_line[again - 1]] = self.by_line[again]
-        held, staying = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
-        for begin, end in itertools.pairwise(self.ends):
-            oldest = max(begin, end - capacity)  # where no line comes back
-            if (previous[begin:end] >= 0).any():
-                oldest = _drop(previous, following, held, begin, end, capacity, chunk)
-            staying[oldest:end] = True
-        # A line's stay in the cache begins with a miss; what its sectors hold since then is there.
-        begins = np.flatnonzero(new | ~held[self.by_line])
-        since = np.repeat(begins, np.diff(begins, append=count))
-        mask, numbers = self.mask[self.by_line], np.arange(count, dtype=np.int32)
-        missed = mask * (numbers == 0).astype(np.uint8)
-        for bit in 1 << np.arange(SECTORS_PER_LINE, dtype=np.uint8):
-            latest = np.maximum.accumulate(np.where(mask & bit, numbers, -1))
-            missed[1:] |= np.where(latest[:-1] < since[1:], mask[1:] & bit, 0).astype(np.uint8)
-        result = np.empty_like(missed)
-        result[self.by_line] = missed
-        dirty = np.bitwise_or.reduceat(mask * self.stored[self.by_line], begins)
-        dropped = dirty[~np.logical_or.reduceat(staying[self.by_line], begins)]
-        return result, SECTOR_BYTES * int(BITS[dropped].sum())
+    capacity, count = int(size) // (SECTOR_BYTES * SECTORS_PER_LINE), len(line)
+    new = _changes(line[by_line])
+    new[ends[:-1]] = True
+    again = np.flatnonzero(~new)
+    previous, following = np.full((2, count), [[-1], [count]], dtype=np.int32)
+    previous[by_line[again]] = by_line[again - 1]
+    following[by_line[again - 1]] = by_line[again]
+    held, staying = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    for begin, end in itertools.pairwise(ends):
+        oldest = max(begin, end - capacity)  # where no line comes back
+        if (previous[begin:end] >= 0).any():
+            oldest = _drop(previous, following, held, begin, end, capacity, chunk)
+        staying[oldest:end] = True
+    # A line's stay in the cache begins with a miss; what its sectors hold since then is there.
+    begins = np.flatnonzero(new | ~held[by_line])
+    since = np.repeat(begins, np.diff(begins, append=count))
+    mask, numbers = mask[by_line], np.arange(count, dtype=np.int32)
+    missed = mask * (numbers == 0).astype(np.uint8)
+    for bit in 1 << np.arange(SECTORS_PER_LINE, dtype=np.uint8):
+        latest = np.maximum.accumulate(np.where(mask & bit, numbers, -1))
+        missed[1:] |= np.where(latest[:-1] < since[1:], mask[1:] & bit, 0).astype(np.uint8)
+    result = np.empty_like(missed)
+    result[by_line] = missed
+    dirty = np.bitwise_or.reduceat(mask * stored[by_line], begins)
+    dropped = dirty[~np.logical_or.reduceat(staying[by_line], begins)]
+    return result, SECTOR_BYTES * int(BITS[dropped].sum())
 
 
 def _drop(
@@ -265,9 +256,9 @@ class _Launch:
         sm = (self.program % self.num_sms)[self.access[self.time]]
         self.by_sm = np.argsort(sm, kind="stable")  # of rows in time
         at = self.time[self.by_sm]
-        ends = [*np.flatnonzero(_changes(sm[self.by_sm])), len(sm)]
+        ends = np.append(np.flatnonzero(_changes(sm[self.by_sm])), len(sm))
         by_line = np.argsort(sm[self.by_sm] * SMS_APART + self.line[at], kind="stable")
-        self.l1 = _Rows(self.line[at], self.mask[at], self.stored[at], ends, by_line)
+        self.l1 = self.line[at], self.mask[at], self.stored[at], ends, by_line
         self.by_line = np.argsort(self.line[self.time], kind="stable")
 
     def replay(self, l1_bytes: float, l2_bytes: float) -> tuple[list[int], Array]:
@@ -276,14 +267,13 @@ class _Launch:
         l1_bytes, l2_bytes: what is of use.
         """
         missed, stored = np.empty_like(self.mask), self.stored[self.time]
-        missed[self.by_sm], _ = self.l1.through(l1_bytes, 64)
+        missed[self.by_sm], _ = _through(*self.l1, l1_bytes, 64)
         missed[stored] = self.mask[self.time][stored]
         reads, writes = BITS[missed[~stored]].sum(), BITS[missed[stored]].sum()
         reach = missed != 0
         by_line = (np.cumsum(reach) - 1)[self.by_line[reach[self.by_line]]]
-        line, ends = self.line[self.time][reach], [0, int(reach.sum())]
-        rows = _Rows(line, missed[reach], stored[reach], ends, by_line)
-        below, dropped = rows.through(l2_bytes, 4096)
+        l2 = self.line[self.time][reach], missed[reach], stored[reach], np.array([0, reach.sum()])
+        below, dropped = _through(*l2, by_line, l2_bytes, 4096)
         below[stored[reach]] = 0
         fetched = np.zeros_like(self.mask)
         fetched[self.time[reach]] = below

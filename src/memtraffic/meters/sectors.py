@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.meters.caches import Caches, Trace, check_known, replay
+from memtraffic.meters.caches import Array, Caches, Trace, check_known, replay
 from memtraffic.meters.count import TrafficMeter, run_metered, run_passes
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import resident_programs
@@ -46,7 +46,6 @@ from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import Site
 from memtraffic.triton_adapter.launch import Grid, Kernel
 
-Array: TypeAlias = np.ndarray[Any, Any]
 BATCH = 2**21  # elements of blocks that are looked at together
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
 # What Nsight Compute calls the totals.
@@ -238,9 +237,8 @@ def sectors(
 
     run_passes(function, arguments, backward, run)
     if not any(meter.kernels for meter in meters):
-        raise NoKernelError(
-            f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
-        )
+        hint = runtime.stand_in_hint()
+        raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{hint}")
     first, *second = (meter.sectors() for meter in meters)
     return replace(first, backward=second[0]) if second else first
 
@@ -261,9 +259,7 @@ def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> 
     """
     places = np.where(active, addresses >> (unit.bit_length() - 1), NOWHERE)
     places = places.reshape(-1, places.shape[-1])
-    ordered = (places[:, 1:] >= places[:, :-1]).all(axis=1)
-    if not ordered.all():
-        places[~ordered] = np.sort(places[~ordered], axis=1)
+    places.sort(axis=1)
     requests = int((places[:, 0] != NOWHERE).sum())
     further = (places[:, 1:] != places[:, :-1]) & (places[:, 1:] != NOWHERE)
     return requests, requests + int(further.sum())
@@ -399,9 +395,8 @@ class _Place:
         for number in [*self.waiting]:
             self.look(number)
         line = self.site.begin[0]
+        where = self.site.file, line, linecache.getline(path, line).strip()
         bits = max((access.bits for access in self.compiled), default=0)
-        source = linecache.getline(path, line).strip()
-        where = self.site.file, line, source
         counts = self.requests, self.sectors, self.wanted_bytes, self.gpu.sector_bytes
         return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
 
@@ -444,7 +439,7 @@ class _SectorMeter(TrafficMeter):
                 with self._named(kernel, place):
                     place.check(self.places.values())
                     self.found.append(place.finish(number, kernel, self.path))
-            if self.accessed.made:
+            if self.accessed and self.accessed.made:
                 stores = (it.sectors for it in self.found[found:] if it.kind == "store")
                 self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
@@ -477,13 +472,12 @@ class _SectorMeter(TrafficMeter):
         launch = launch_of(kernel, args, options)
         if (key := repr(launch)) not in self.code:
             [code] = read_launches([(launch, self.gpu)], read_code)
-            conflicts, delayed = None, 0
+            conflicts = None
             if self.gpu.vendor == "nvidia":
                 conflicts = bank_conflicts(code.assembly, launch.options["num_warps"])
-                delayed = delayed_loads(code)
-            self.code[key] = read_accesses(code), conflicts, delayed
+            self.code[key] = read_accesses(code), conflicts, delayed_loads(code)
         self.compiled, self.conflicts_each, self.delayed = self.code[key]
-        self.accessed = Trace(1, 0)
+        self.accessed: Trace | None = None
         if self.replays:
             [used] = read_launches([(launch, self.gpu)], read_resources)
             self.accessed = Trace(max(1, resident_programs(used, self.gpu)), used.shared_bytes)
@@ -520,7 +514,7 @@ class _SectorMeter(TrafficMeter):
                     "programs add to what it reads, and their order decides what it is"
                 )
             place.add(program, (addresses, mask), itemsize)
-        if self.replays and place.compiled:
+        if self.accessed and place.compiled:
             self.accessed.add(program, kind == "written", touched, self.starts)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
@@ -546,12 +540,9 @@ class _SectorMeter(TrafficMeter):
                 "it is not known which programs take it"
             )
         met = {id(access) for place in self.places.values() for access in place.compiled}
+        left = [access for access in self.compiled if id(access) not in met]
         for place in self.places.values():
-            missing = [
-                access
-                for access in self.compiled
-                if access.kind == place.kind and id(access) not in met
-            ]
+            missing = [access for access in left if access.kind == place.kind]
             if missing and not place.compiled:
                 raise CountError(
                     f"{kernel}: {place} is not found in the compiled kernel, which has one of "
