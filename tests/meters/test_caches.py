@@ -116,9 +116,8 @@ def test_sectors_replays_each_launch_by_itself():
 def test_sectors_with_caches_in_words_json_and_on_the_command_line(capsys):
     found = sectors(masked.softmax, shape=(8, 1024), target="H200", caches=True)
     assert "predicted of 8 programs: l1_l2_read_bytes 32,768 (32,440 to " in str(found)
-    assert (
-        cli.main(["sectors", "masked", "8", "1024", "--target", "H200", "--caches", "--json"]) == 0
-    )
+    options = ["--target", "H200", "--caches", "--json"]
+    assert cli.main(["sectors", "masked", "8", "1024", *options]) == 0
     assert json.loads(capsys.readouterr().out)["caches"] == found.as_dict()["caches"]
     assert sectors(masked.softmax, shape=(8, 1024)).caches is None
 

@@ -114,7 +114,6 @@ class Beside(meter._SectorMeter):
 
     @contextmanager
     def launch(self, kernel, tensors):
-        self.programs = set()
         with super().launch(kernel, tensors):
             yield
             grid = self.grid()
@@ -144,10 +143,6 @@ class Beside(meter._SectorMeter):
             for name, kind in launch.signature.items()
             if kind != "constexpr"
         ]
-
-    def block(self, kind, sites, addresses, mask, itemsize, program):
-        self.programs.add(program)
-        super().block(kind, sites, addresses, mask, itemsize, program)
 
 
 def predicted_and_counted(fn, inputs, *merged, shape=None, dtype="float32", layout="packed"):

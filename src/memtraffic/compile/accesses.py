@@ -106,11 +106,11 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
     operations = list(_operations(code))
     layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
-    widths, scalar = _instructions(code.assembly)
+    widths = _instructions(code.assembly)
     left = {place: iter(bits) for place, bits in widths.items()}
     found = []
     for (kind, where, text, type_text, loops), layout in zip(operations, layouts, strict=True):
-        bits = widths.get((kind, where)) or scalar.get(where, [])
+        bits = widths.get((kind, where)) or widths.get(("scalar", where))
         if not bits:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
         if len(set(bits)) > 1:
@@ -118,8 +118,9 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
         if not bits:
             raise CountError(f"{code.kernel}: the {kind}s of {describe(where)} differ in width")
         found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
-    if unknown := set(widths) - {(access.kind, access.where) for access in found}:
-        kind, where = min(unknown)
+    known = {(access.kind, access.where) for access in found}
+    if unknown := {it for it in widths if it[0] != "scalar"} - known:
+        _, where = min(unknown)
         raise CountError(f"{code.kernel}: {describe(where)} is no tl.load or tl.store")
     for kind, bits_there in (("load", code.load_bits), ("store", code.store_bits)):
         written = {access.bits for access in found if access.kind == kind}
@@ -325,21 +326,17 @@ def _placed(assembly: str) -> Iterator[tuple[Chain, str]]:
             yield where, line
 
 
-def _instructions(
-    assembly: str,
-) -> tuple[dict[tuple[Kind, Chain], list[int]], dict[Chain, list[int]]]:
-    """The widths in bits of loads and stores, by kind and place; and of a wave's, on AMD, of one.
+def _instructions(assembly: str) -> dict[tuple[str, Chain], list[int]]:
+    """The widths in bits of loads and stores, by kind and place.
 
-    The latter load numbers that are no block, and a kernel's arguments.
+    On AMD, those of the kind "scalar" load numbers that are no block, and a kernel's arguments.
     """
-    found: defaultdict[tuple[Kind, Chain], list[int]] = defaultdict(list)
-    scalar: defaultdict[Chain, list[int]] = defaultdict(list)
+    found: defaultdict[tuple[str, Chain], list[int]] = defaultdict(list)
     for where, line in _placed(assembly):
         if access := _PTX.search(line):
-            kind: Kind = "load" if access[1] == "ld" else "store"
+            kind = "load" if access[1] == "ld" else "store"
             found[kind, where].append(int(access[2] or 1) * int(access[3]))
         elif access := _AMD.search(line):
-            kind = "load" if access[2] == "load" else "store"
-            widths = scalar[where] if access[1] == "s" else found[kind, where]
-            widths.append(amdgcn.bits(access[3]))
-    return found, scalar
+            kind = "scalar" if access[1] == "s" else access[2]
+            found[kind, where].append(amdgcn.bits(access[3]))
+    return found

@@ -170,8 +170,7 @@ class Sectors:
         frame = self.frame
         frame["line"] = frame["file"] + ":" + frame["line"].astype(str)
         numbers = ["requests", "sectors", "wanted_bytes", "fetched_bytes"]
-        formats: dict[str, Callable[[Any], str]] = dict.fromkeys(numbers, "{:,}".format)
-        formats["sectors_per_request"] = "{:.4g}".format
+        formats = dict.fromkeys(numbers, "{:,}".format) | {"sectors_per_request": "{:.4g}".format}
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
@@ -431,16 +430,15 @@ class _SectorMeter(TrafficMeter):
         self.programs: set[Grid] = set()
         self.updated: set[int] = set()  # addresses of atomic operations
         self.starts: list[int] = []  # addresses of the memory of tensors
-        found, number = len(self.found), len(self.kernels)
         with super().launch(kernel, tensors):
             yield
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
                     place.check(self.places.values())
-                    self.found.append(place.finish(number, kernel, self.path))
+                    self.found.append(place.finish(len(self.kernels), kernel, self.path))
             if self.accessed and self.accessed.made:
-                stores = (it.sectors for it in self.found[found:] if it.kind == "store")
+                stores = (it.sectors for it in self.places.values() if it.kind == "store")
                 self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
                 self.conflicts = None
@@ -524,10 +522,7 @@ class _SectorMeter(TrafficMeter):
             for it in self.compiled
             if it.kind == kind
             and len(it.where) == len(sites)
-            and all(
-                site.marks(file, (line, column))
-                for site, (file, line, column) in zip(sites, it.where, strict=True)
-            )
+            and all(site.marks(*place) for site, place in zip(sites, it.where, strict=True))
         ]
 
     def _check_matched(self, kernel: str) -> None:
