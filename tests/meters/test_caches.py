@@ -111,6 +111,8 @@ def test_sectors_replays_each_launch_by_itself():
     assert once.caches.l2_write_sectors.high == math.ceil(1.01 * once.store_sectors)
     twice = sectors(lambda x: online.softmax(online.softmax(x)), shape=(8, 781), caches=True)
     assert twice.caches == once.caches + once.caches
+    assert [it.launch for it in twice.accesses] == [0, 0, 0, 1, 1, 1]
+    assert twice.bank_conflicts == 2 * once.bank_conflicts
 
 
 def test_sectors_with_caches_in_words_json_and_on_the_command_line(capsys):
@@ -136,9 +138,13 @@ def test_sectors_refuses_caches(options, error, match):
         sectors(masked.softmax, shape=(3, 781), **options)
 
 
-def test_accesses_refuses_to_continue_programs_with_unequal_numbers_of_them():
-    trace = traced(2, (False, 0, 128, 128))
-    trace.add((1, 0, 0), False, np.arange(4), [0])
+@pytest.mark.parametrize("more", [[], [(1, 0, 0), (0, 1, 0), (1, 0, 0)]])
+def test_accesses_refuses_to_continue_one_program_or_unequal_numbers_of_accesses(more):
+    trace = traced(1, (False, 0, 128, 128))
+    for program in more:
+        trace.add(program, program[1] == 1, np.arange(4), [0])
+    program, store, _, _ = trace.accesses(True)
+    assert not store[program < 2].any()  # of the first row of the grid
     with pytest.raises(CountError, match="no equal steps"):
         trace.accesses(4)
 
@@ -185,7 +191,6 @@ HELD_OUT = {
     "transposed": (("tiled_counters", 3), ("tiled", None, (64, 4096)), 4096,
                    (1.002, 1, 1, 0.952)),
 }  # fmt: skip
-
 
 # Triton 3.6 gives columns that lie apart other lanes. Its loads touch a quarter of the sectors, and
 # what is stored meanwhile leaves L2 in another order.

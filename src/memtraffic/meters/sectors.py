@@ -277,7 +277,7 @@ def count_access(
     if access.layout is None:
         requests = 0 if access.merged else 1 if store else warps
         first = last = np.zeros((requests, lanes), dtype=np.int64)
-        taking_part = np.arange(lanes) < (1 if store else lanes)
+        taking_part = np.ones(lanes, dtype=bool)  # as much as if one lane stored
         moved = itemsize
     else:
         vector = max(1, access.bits // (8 * itemsize))
