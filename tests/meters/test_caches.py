@@ -43,11 +43,11 @@ def slow_cache(rows, capacity):
 def test_through_is_the_least_recently_used_cache(seed):
     rng = np.random.default_rng(seed)
     sizes, capacity = rng.integers(1, 400, 3), int(rng.integers(1, 40))
-    count, ends = int(sizes.sum()), [0, *np.cumsum(sizes).tolist()]
+    count, ends = int(sizes.sum()), np.array([0, *np.cumsum(sizes)])
     line = rng.integers(0, 60, count) if seed % 4 else np.arange(count)
     mask, stored = rng.integers(1, 16, count).astype(np.uint8), rng.random(count) < 0.3
     by_line = np.lexsort((line, np.repeat(np.arange(3), sizes)))
-    found, dropped = caches._Rows(line, mask, stored, ends, by_line).through(128 * capacity, 1)
+    found, dropped = caches._through(line, mask, stored, ends, by_line, 128 * capacity, 1)
     rows = [*zip(line.tolist(), mask.tolist(), stored.tolist(), strict=True)]
     slow = [slow_cache(rows[a:b], capacity) for a, b in itertools.pairwise(ends)]
     assert found.tolist() == [mask for missed, _ in slow for mask in missed]
@@ -116,9 +116,8 @@ def test_sectors_replays_each_launch_by_itself():
 def test_sectors_with_caches_in_words_json_and_on_the_command_line(capsys):
     found = sectors(masked.softmax, shape=(8, 1024), target="H200", caches=True)
     assert "predicted of 8 programs: l1_l2_read_bytes 32,768 (32,440 to " in str(found)
-    assert (
-        cli.main(["sectors", "masked", "8", "1024", "--target", "H200", "--caches", "--json"]) == 0
-    )
+    options = ["--target", "H200", "--caches", "--json"]
+    assert cli.main(["sectors", "masked", "8", "1024", *options]) == 0
     assert json.loads(capsys.readouterr().out)["caches"] == found.as_dict()["caches"]
     assert sectors(masked.softmax, shape=(8, 1024)).caches is None
 
@@ -135,6 +134,17 @@ def test_sectors_with_caches_in_words_json_and_on_the_command_line(capsys):
 def test_sectors_refuses_caches(options, error, match):
     with pytest.raises(error, match=match):
         sectors(masked.softmax, shape=(3, 781), **options)
+
+
+@pytest.mark.parametrize("more", [[], [(1, 0, 0), (0, 1, 0), (1, 0, 0)]])
+def test_accesses_refuses_to_continue_one_program_or_unequal_numbers_of_accesses(more):
+    trace = traced(1, (False, 0, 128, 128))
+    for program in more:
+        trace.add(program, program[1] == 1, np.arange(4), [0])
+    program, store, _, _ = trace.accesses(True)
+    assert not store[program < 2].any()  # of the first row of the grid
+    with pytest.raises(CountError, match="no equal steps"):
+        trace.accesses(4)
 
 
 @pytest.mark.slow
@@ -179,7 +189,6 @@ HELD_OUT = {
     "transposed": (("tiled_counters", 3), ("tiled", None, (64, 4096)), 4096,
                    (1.002, 1, 1, 0.952)),
 }  # fmt: skip
-
 
 # Triton 3.6 gives columns that lie apart other lanes. Its loads touch a quarter of the sectors, and
 # what is stored meanwhile leaves L2 in another order.

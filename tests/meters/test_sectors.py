@@ -1,9 +1,10 @@
 """Requests and sectors predicted without a GPU: by hand, lane by lane, and as an H200 counted."""
 
+import itertools
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import ptx
@@ -12,8 +13,10 @@ import sector_kernels
 import torch
 
 from memtraffic import sectors
+from memtraffic.compile.accesses import CompiledAccess
 from memtraffic.compile.compiler import read_code, read_launches
 from memtraffic.compile.launches import launch_of
+from memtraffic.compile.layouts import Layout
 from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError, UnknownGpuError
 from memtraffic.functions import as_function
@@ -23,32 +26,52 @@ from memtraffic.meters import sectors as meter
 from memtraffic.meters.count import run_metered
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.op import find_op
+from memtraffic.tensors import MEMORY_LAYOUTS
+from memtraffic.triton_adapter.interpret import Site
 
 # ---- the hardware
 
 
 def slow_count(addresses, active, unit):
     """Requests and sectors, one lane after the other."""
-    requests = sectors = 0
-    for lanes, alive in zip(addresses.tolist(), active.tolist(), strict=True):
-        touched = {at // unit for at, is_on in zip(lanes, alive, strict=True) if is_on}
-        requests += bool(touched)
-        sectors += len(touched)
-    return requests, sectors
+    instructions = zip(addresses.tolist(), active.tolist(), strict=True)
+    touched = [{at // unit for at, on in zip(*it, strict=True) if on} for it in instructions]
+    return sum(map(bool, touched)), sum(map(len, touched))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_count_sectors_lane_by_lane(seed):
     rng = np.random.default_rng(seed)
     addresses = rng.integers(0, rng.choice([64, 4096, 2**40]), (50, 32))
-    addresses[::3].sort(axis=1)
     active = rng.random((50, 32)) < rng.choice([0.03, 0.5, 1.0])
     unit = int(rng.choice([32, 64, 128]))
     assert count_sectors(addresses, active, unit) == slow_count(addresses, active, unit)
 
 
-def test_count_sectors_of_an_instruction_without_an_active_lane():
-    assert count_sectors(np.zeros((3, 32), dtype=np.int64), np.zeros(32, dtype=bool)) == (0, 0)
+@pytest.mark.parametrize(
+    ("types", "loops", "starts", "active", "outcome"),
+    [
+        ("aa", (1,), [0, 0, 0], 64, 3),  # unrolled in a loop
+        ("ab", (), [0, 0, 0], 64, 2),  # once for each of two layouts, before a loop
+        ("ab", (), [0, 0, 256], 64, "makes it 3 times, its instructions 2"),
+        ("ab", (1,), [0, 0], 64, 4),
+        ("aab", (1,), [0, 0], 64, "3 instructions are spread differently"),
+        ("a", (), [0], 31, "next to each other"),
+        ("a", (), [4], 64, "multiple of the 8 bytes"),
+    ],
+)
+def test_places_by_hand(types, loops, starts, active, outcome, monkeypatch):
+    """Of a warp each of whose lanes moves two numbers, beside a place that is compiled once."""
+    monkeypatch.setattr(meter, "BATCH", 64)
+    pairs, elements = Layout((64,), (1,), (2, 4, 8, 16, 32), ()), np.arange(64)
+    each = [CompiledAccess("load", (), pairs, 64, loops, it) for it in types]
+    how = Site("here.py", (1, 0), (1, 9)), "load"
+    places = [meter._Place(*how, some, 1, find_gpu("sm_90")) for some in (each, each[:1])]
+    with nullcontext() if isinstance(outcome, int) else pytest.raises(CountError, match=outcome):
+        for place, start in itertools.product(places, starts):
+            place.add((0, 0, 0), (start + 4 * elements, elements < active), 4)
+        places[0].check(places if loops else [])
+        assert places[0].finish(0, "kernel", "here.py").requests == outcome
 
 
 # ---- kernels
@@ -114,10 +137,11 @@ class Beside(meter._SectorMeter):
 
     @contextmanager
     def launch(self, kernel, tensors):
-        self.programs = set()
+        from triton.runtime.interpreter import interpreter_builder
+
         with super().launch(kernel, tensors):
             yield
-            grid = self.grid()
+            grid = interpreter_builder.grid_dim
             for program in sorted(self.programs):
                 run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
                 loads = [access for access in run.accesses if access[0] == "ld"]
@@ -127,27 +151,18 @@ class Beside(meter._SectorMeter):
                     self.counted[name] += number
                 self.counted["bank_conflicts"] += ptx.conflicts(run.shared)
 
-    @staticmethod
-    def grid():
-        from triton.runtime.interpreter import interpreter_builder
-
-        return interpreter_builder.grid_dim
-
     def launched(self, kernel, args, options):
         super().launched(kernel, args, options)
         launch = launch_of(kernel, args, options)
         [code] = read_launches([(launch, self.gpu)], read_code)
         self.text = code.assembly
+        assert code.store_bits
         named = dict(zip(kernel.arg_names, args, strict=False)) | options
         self.given = [
             named[name].data_ptr() if hasattr(named[name], "data_ptr") else int(named[name])
             for name, kind in launch.signature.items()
             if kind != "constexpr"
         ]
-
-    def block(self, kind, sites, addresses, mask, itemsize, program):
-        self.programs.add(program)
-        super().block(kind, sites, addresses, mask, itemsize, program)
 
 
 def predicted_and_counted(fn, inputs, *merged, shape=None, dtype="float32", layout="packed"):
@@ -165,12 +180,7 @@ KERNELS = {
     "bfloat16": (lambda x: sector_kernels.few(x, 512, 500), "1024,:bf16"),
     "a single number": (sector_kernels.scalar, "8,"),
     "a load for the address of a load": (sector_kernels.nested, "500,"),
-    "two loads of a line, and again with masks": (
-        sector_kernels.pair,
-        "1024,",
-        *range(5, 9),
-        *range(13, 17),
-    ),
+    "two loads, and again with masks": (sector_kernels.pair, "1024,", *range(5, 9), *range(13, 17)),
     "functions": (sector_kernels.called, "1024,"),
     "a loop": (sector_kernels.loop, "1024,"),
     "a tile": (sector_kernels.tile, "33,50"),
@@ -180,10 +190,7 @@ KERNELS = {
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
     "a product by a warp, and a sum": (sector_kernels.linear, "32,32:fp16 32,32:fp16 32,"),
-    "a product by a group of warps, and a sum": (
-        sector_kernels.linear,
-        "64,64:bf16 64,64:bf16 64,:bf16",
-    ),
+    "a product by more warps, and a sum": (sector_kernels.linear, "64,64:bf16 64,64:bf16 64,:bf16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
     "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
     "a single number again, and merged": (sector_kernels.number_again, "4,", 1),
@@ -202,29 +209,19 @@ def test_sectors_thread_by_thread(name):
     assert predicted["store_requests"] > 0
 
 
-LADDER = [masked.softmax, tiled.softmax, online.softmax]
-SAMPLE = {
-    "packed": "float32",
-    "odd": "bfloat16",
-    "every other": "float32",
-    "transposed": "bfloat16",
-}
+SAMPLE = [("packed", "float32"), ("odd", "bfloat16")]
+SAMPLE += [("every other", "float32"), ("transposed", "bfloat16")]
+OTHERS = {*itertools.product(MEMORY_LAYOUTS, ("float32", "bfloat16"))} - {*SAMPLE}
+RARELY = [pytest.mark.slow, pytest.mark.oracle]
 
 
+@pytest.mark.parametrize("fn", [masked.softmax, tiled.softmax, online.softmax])
 @pytest.mark.parametrize(
-    ("fn", "layout", "dtype"),
-    [
-        pytest.param(fn, layout, dtype, marks=marks)
-        for fn in LADDER
-        for layout, sampled in SAMPLE.items()
-        for dtype in ("float32", "bfloat16")
-        for marks in [[] if dtype == sampled else [pytest.mark.slow, pytest.mark.oracle]]
-    ],
+    ("layout", "dtype"), [*SAMPLE, *(pytest.param(*it, marks=RARELY) for it in sorted(OTHERS))]
 )
 def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
-    predicted, counted = predicted_and_counted(
-        fn, "M,N", shape=(5, 131), dtype=dtype, layout=layout
-    )
+    how = {"shape": (5, 131), "dtype": dtype, "layout": layout}
+    predicted, counted = predicted_and_counted(fn, "M,N", **how)
     assert predicted == counted
 
 
@@ -241,6 +238,9 @@ $L__BB0_2:
     ret;
 }}
 """
+# Conflicts where the lanes of two warps whose number is so compared with 5 want the same bank.
+COMPARED = {"lt": 4, "lo": 4, "le": 5, "eq": 0, "ne": 30 + 31, "gt": 25 + 31, "ge": 26 + 31}
+LOAD = "ld.shared.b32 %r6, [%r4];"
 STRIDED = "shl.b32 %r2, %r1, 7; mov.b32 %r3, global_smem; add.s32 %r4, %r3, %r2;"
 
 
@@ -249,11 +249,12 @@ STRIDED = "shl.b32 %r2, %r1, 7; mov.b32 %r3, global_smem; add.s32 %r4, %r3, %r2;
     [
         (f"{STRIDED} st.shared.b32 [%r4+16], %r1;", 2 * 31),  # all lanes of two warps in a bank
         (f"{STRIDED} st.shared.v2.b32 [%r4], {{%r1, %r1}};", 4 * 15),  # in two turns
-        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @%p1 ld.shared.b32 %r6, [%r4];", 4),
-        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @!%p1 ld.shared.b32 %r6, [%r4];", 31 + 26),
+        *((f"{STRIDED} setp.{it}.u32 %p1, %r1, 5; @%p1 {LOAD}", n) for it, n in COMPARED.items()),
+        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @!%p1 {LOAD}", 31 + 26),
         (f"{STRIDED} ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r6, %r7}}, [%r4];", 4 * 7),
         ("ld.shared.b32 %r6, [global_smem];", 0),  # all lanes want the same word
         ("shl.b32 %r2, %r1, 1; st.shared.b16 [%r2], %rs1;", 0),
+        (f"{STRIDED} mov.b32 %r4, %r3; st.shared.b32 [%r4], %r1;", None),  # either of two
         ("add.s32 %r2, %r1, %r9; st.shared.b32 [%r2], %r1;", None),  # of a launch's argument
         (f"{STRIDED} $L__BB0_3: st.shared.b32 [%r4], %r1; @%p2 bra $L__BB0_3;", None),
         ("$L__BB0_3: st.shared.b32 [global_smem], %r1; @%p2 bra $L__BB0_3;", 0),
@@ -265,8 +266,11 @@ def test_bank_conflicts_by_hand(steps, conflicts):
 
 
 def test_sectors_tells_of_bank_conflicts():
-    found = sectors(sector_kernels.columns, "64,128:bf16")
-    assert found.bank_conflicts > 0
+    calls = [sector_kernels.few, sector_kernels.columns, sector_kernels.columns]
+    each = [sectors(call, "64,128:bf16").bank_conflicts for call in calls]
+    found = sectors(lambda x: [call(x) for call in calls], "64,128:bf16")
+    assert found.bank_conflicts == sum(each) > 0
+    assert [it.launch for it in found.accesses] == [0, 0, 1, 1, 2, 2]
     assert f"{found.bank_conflicts:,} bank conflicts in shared memory" in str(found)
     found = sectors(sector_kernels.columns, "64,128", target="gfx942")
     assert found.bank_conflicts is None and "bank conflicts" not in str(found)
@@ -279,25 +283,22 @@ def test_sectors_tells_of_bank_conflicts():
     ("fn", "inputs", "match"),
     [
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
-        (
-            sector_kernels.half,
-            "1024,",
-            "of 8 loads in PTX, 0 load the same again, .* among the 4 of",
-        ),
+        (sector_kernels.half, "1024,", "of 8 loads in PTX, 0 load the same .* the 4 of"),
         (sector_kernels.recurrent, "64,128", "of 8 loads in PTX, 7 load the same .* the 8 of"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
-        (
-            lambda k, v: sector_kernels.state(k, v, 2),
-            "16, 5,6",
-            "2 instructions are spread differe",
-        ),
+        (lambda k, v: sector_kernels.state(k, v, 2), "16, 5,6", "2 instructions are spread differ"),
     ],
-    ids=["waiting", "unused", "unrolled", "assembly", "wrong-hint", "in-a-loop-of-unknown-trips"],
 )
 def test_sectors_refuses_a_kernel(fn, inputs, match):
     with pytest.raises(CountError, match=match):
         sectors(fn, inputs)
+
+
+def test_sectors_refuses_loads_that_are_not_found(monkeypatch):
+    monkeypatch.setattr(meter._SectorMeter, "_matching", lambda *_: [])
+    with pytest.raises(CountError, match=r"the load of masked.py:\d+ is not found .* of masked.py"):
+        sectors(masked.softmax, shape=(1, 8))
 
 
 def test_sectors_refuses_loads_that_not_every_program_makes():
@@ -362,14 +363,11 @@ def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
     assert done.stdout.strip() == f"_pair_kernel {sectors(sector_kernels.pair, '1024,').totals}"
 
 
-# Of 64 elements, 4 programs each: two of the four warps load what the other two do.
-TWO_COPIES = dict(load_requests=16, load_sectors=64, store_requests=0, store_sectors=0)
-
-
 def test_sectors_leaves_out_atomic_operations_and_pytorch():
     found = sectors(lambda x: sector_kernels.histogram(x) + 1, "256:int32")
-    assert found.totals == TWO_COPIES
+    assert [*found.totals.values()] == [16, 64, 0, 0]  # half of the four warps load copies
     assert len(found.atomics) == 1 and found.others == ["zeros", "add"]
     assert "not counted: atomic operations at sector_kernels.py:" in str(found)
+    sectors(lambda x: sector_kernels.few(sector_kernels.histogram(x), 8, 8), "256:int32")
     with pytest.raises(CountError, match="add to what it reads"):
         sectors(sector_kernels.last, "4,")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ Kind: TypeAlias = Literal["load", "store"]
 class Code(NamedTuple):
     """What the compiler wrote of one kernel. bits: widths in the machine code, as `Resources`.
 
-    assembly: PTX, or that of AMD. instructions: of the machine code.
+    assembly: PTX, or that of AMD. machine_code: its instructions, one a line.
     """
 
     kernel: str
@@ -34,7 +34,7 @@ class Code(NamedTuple):
     assembly: str
     load_bits: frozenset[int]
     store_bits: frozenset[int]
-    instructions: Sequence[str] = ()
+    machine_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(f"{code.kernel} {what}; sectors counts ordinary loads and stores")
     operations = list(_operations(code))
     layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
-    widths, scalar = _instructions(code.assembly)
+    widths = _instructions(code.assembly)
     left = {place: iter(bits) for place, bits in widths.items()}
     found = []
     for (kind, where, text, type_text, loops), layout in zip(operations, layouts, strict=True):
-        bits = widths.get((kind, where)) or scalar.get(where, [])
+        bits = widths.get((kind, where)) or widths.get(("scalar", where))
         if not bits:
             raise CountError(f"{code.kernel}: no instruction is marked as that of {text.strip()}")
         if len(set(bits)) > 1:
@@ -118,8 +118,9 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
         if not bits:
             raise CountError(f"{code.kernel}: the {kind}s of {describe(where)} differ in width")
         found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
-    if unknown := set(widths) - {(access.kind, access.where) for access in found}:
-        kind, where = min(unknown)
+    known = {(access.kind, access.where) for access in found}
+    if unknown := {it for it in widths if it[0] != "scalar"} - known:
+        _, where = min(unknown)
         raise CountError(f"{code.kernel}: {describe(where)} is no tl.load or tl.store")
     for kind, bits_there in (("load", code.load_bits), ("store", code.store_bits)):
         written = {access.bits for access in found if access.kind == kind}
@@ -155,7 +156,7 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
     """
     again, alike, never = _repeated(code.assembly)
     every, repeats = sum(map(len, again.values())) - never, sum(map(sum, again.values()))
-    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
+    made = len(re.findall(sass.LOAD, code.machine_code))
     if not made or not every:
         return found
     unknown = (
@@ -167,15 +168,14 @@ def _merge(code: Code, found: list[CompiledAccess]) -> list[CompiledAccess]:
         again = {where: [False] * len(flags) for where, flags in again.items()}
     elif made != every - repeats:
         raise CountError(unknown)
-    merged: dict[Chain, list[CompiledAccess]] = {}
+    instead: dict[int, CompiledAccess] = {}  # by the id of the load that each takes the place of
     for where, flags in again.items():
         loads = [access for access in found if (access.kind, access.where) == ("load", where)]
-        if taken := next(filter(None, (_merged(loads, flags, it) for it in (True, False))), None):
-            merged[where] = taken
-        elif any(flags):
+        taken = _merged(loads, flags, True) or _merged(loads, flags, False)
+        if any(flags) and not taken:
             raise CountError(unknown)
-    left = {where: iter(accesses) for where, accesses in merged.items()}
-    return [next(left[it.where]) if it.kind == "load" and it.where in left else it for it in found]
+        instead |= zip(map(id, loads), taken, strict=False)
+    return [instead.get(id(access), access) for access in found]
 
 
 def _merged(
@@ -230,18 +230,9 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
     masks = {mask: number for mask, number in assigned if times[mask] == 1}  # -1: of all lanes
     again: defaultdict[Chain, list[bool]] = defaultdict(list)
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
-    # By register, since what is in memory may have changed.
-    known: defaultdict[str, list[tuple[_Load, Chain, int]]] = defaultdict(list)
-    alike = never = 0
-
-    def compare() -> None:
-        nonlocal alike
-        for loads in known.values():
-            for load, where, number in loads:
-                again[where][number] = any(it.contains(load, True) for it, _, _ in loads)
-                alike += any(it.contains(load, False) for it, _, _ in loads)
-        known.clear()
-
+    # By register, and by how often what is in memory may have changed.
+    known: defaultdict[tuple[str, int], list[tuple[_Load, Chain, int]]] = defaultdict(list)
+    alike = never = changes = 0
     for order, (where, line) in enumerate(_placed(ptx)):
         if (found := _PTX_PLACE.search(line)) and (kind := _PTX.search(line)):
             base, begin = sums.get(found[2], (found[2], 0))
@@ -253,14 +244,17 @@ def _repeated(ptx: str) -> tuple[dict[Chain, list[bool]], int, int]:
             elif not re.search(_ORDERED, line):
                 mask = None if value == "-1" else found[1]
                 load = _Load(mask, begin, end, order)
-                known[base].append((load, where, len(again[where])))
+                known[base, changes].append((load, where, len(again[where])))
             again[where].append(False)
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))
             sums[made[1]] = base, begin + int(made[3])
         elif re.search(_PTX_ORDER, line):
-            compare()
-    compare()
+            changes += 1
+    for loads in known.values():
+        for load, where, number in loads:
+            again[where][number] = any(it.contains(load, True) for it, _, _ in loads)
+            alike += any(it.contains(load, False) for it, _, _ in loads)
     return again, alike, never
 
 
@@ -272,27 +266,18 @@ def delayed_loads(code: Code) -> int:
     lanes that are masked out; so does one around loads that PTX masks, and that are not masked
     there. Of a loop that is unrolled, it has more loads than PTX.
     """
-    first, every, branches = _loads(code.assembly.splitlines(), _PTX_LOAD, _PTX_BRANCH)
-    machine_code = "\n".join(code.instructions)
-    _, made, _ = _loads(code.instructions, sass.LOAD, _SASS_BRANCH)
-    left_out = max(0, every - made)
+    machine_code = code.machine_code
+    every = len(re.findall(_PTX_LOAD, code.assembly))
+    left_out = max(0, every - len(re.findall(sass.LOAD, machine_code)))
     masked = len(re.findall(rf"@!?%p\d+\s+{_PTX_LOAD}", code.assembly))
     masked -= len(re.findall(rf"^@.*{sass.LOAD}", machine_code, re.MULTILINE)) + left_out
     skipped = "".join(found[3] for found in _SKIP.finditer(machine_code))
     if 0 < len(re.findall(sass.LOAD, skipped)) <= masked:
         machine_code = _SKIP.sub(r"\1\3", machine_code)
-    first_made, _, _ = _loads(machine_code.splitlines(), sass.LOAD, _SASS_BRANCH)
-    return max(0, first - first_made - left_out) if branches else 0
-
-
-def _loads(lines: Iterable[str], load: str, branch: str) -> tuple[int, int, bool]:
-    """How many lines are loads, those before the first branch and all; and if one is a branch."""
-    first, every, branched = 0, 0, False
-    for line in lines:
-        branched = branched or bool(re.search(branch, line))
-        every += bool(re.search(load, line))
-        first += not branched and bool(re.search(load, line))
-    return first, every, branched
+    before, *branched = re.split(_PTX_BRANCH, code.assembly, maxsplit=1, flags=re.MULTILINE)
+    before_made, *_ = re.split(_SASS_BRANCH, machine_code, maxsplit=1, flags=re.MULTILINE)
+    delayed = len(re.findall(_PTX_LOAD, before)) - len(re.findall(sass.LOAD, before_made))
+    return max(0, delayed - left_out) if branched else 0
 
 
 def describe(where: Chain) -> str:
@@ -324,11 +309,10 @@ def _chain(text: str, locations: Mapping[str, str]) -> Chain:
     text = locations.get(text, text)
     if found := re.fullmatch(r'"([^"]*)":(\d+):(\d+)(?: to .*)?', text):
         return ((os.path.basename(found[1]), int(found[2]), int(found[3])),)
-    if found := re.fullmatch(r"callsite\((\S+) at (\S+)\)", text):
-        return _chain(found[1], locations) + _chain(found[2], locations)
-    if found := re.fullmatch(r'"[^"]*"\((.*)\)', text):  # the name of a variable
-        return _chain(found[1], locations)
-    return ()
+    # A call, or the name of a variable.
+    found = re.fullmatch(r'callsite\((\S+) at (\S+)\)|"[^"]*"\((.*)\)', text)
+    parts = filter(None, found.groups()) if found else ()
+    return tuple(place for part in parts for place in _chain(part, locations))
 
 
 def _placed(assembly: str) -> Iterator[tuple[Chain, str]]:
@@ -342,24 +326,17 @@ def _placed(assembly: str) -> Iterator[tuple[Chain, str]]:
             yield where, line
 
 
-def _instructions(
-    assembly: str,
-) -> tuple[dict[tuple[Kind, Chain], list[int]], dict[Chain, list[int]]]:
-    """The widths in bits of loads and stores, by kind and place; and of a wave's, on AMD, of one.
+def _instructions(assembly: str) -> dict[tuple[str, Chain], list[int]]:
+    """The widths in bits of loads and stores, by kind and place.
 
-    The latter load numbers that are no block, and a kernel's arguments.
+    On AMD, those of the kind "scalar" load numbers that are no block, and a kernel's arguments.
     """
-    found: dict[tuple[Kind, Chain], list[int]] = {}
-    scalar: dict[Chain, list[int]] = {}
+    found: defaultdict[tuple[str, Chain], list[int]] = defaultdict(list)
     for where, line in _placed(assembly):
         if access := _PTX.search(line):
-            kind: Kind = "load" if access[1] == "ld" else "store"
-            bits = int(access[2] or 1) * int(access[3])
-            found.setdefault((kind, where), []).append(bits)
+            kind = "load" if access[1] == "ld" else "store"
+            found[kind, where].append(int(access[2] or 1) * int(access[3]))
         elif access := _AMD.search(line):
-            kind = "load" if access[2] == "load" else "store"
-            if access[1] == "s":
-                scalar.setdefault(where, []).append(amdgcn.bits(access[3]))
-            else:
-                found.setdefault((kind, where), []).append(amdgcn.bits(access[3]))
-    return found, scalar
+            kind = "scalar" if access[1] == "s" else access[2]
+            found[kind, where].append(amdgcn.bits(access[3]))
+    return found

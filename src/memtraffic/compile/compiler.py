@@ -220,11 +220,12 @@ def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:
 
 def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
     """The forms of a kernel that say how it reaches memory."""
-    reader = _READERS[gpu.vendor]
-    _, lines = reader.read(compiled.asm, compiled.name, gpu)
+    reader, machine_code = _READERS[gpu.vendor], _instructions(compiled, launch, gpu)
+    lines = machine_code.splitlines()
     assembly = {"nvidia": "ptx", "amd": "amdgcn"}[gpu.vendor]
     loads, stores = (frozenset(_widths(lines, it, reader)) for it in (reader.LOAD, reader.STORE))
-    return Code(compiled.name, compiled.asm["ttgir"], compiled.asm[assembly], loads, stores, lines)
+    texts = compiled.asm["ttgir"], compiled.asm[assembly]
+    return Code(compiled.name, *texts, loads, stores, machine_code)
 
 
 def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:

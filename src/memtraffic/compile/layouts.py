@@ -8,11 +8,9 @@ computes (https://arxiv.org/abs/2505.23819).
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,9 +36,9 @@ class Layout:
     warps: tuple[int, ...]
 
     @functools.cached_property
-    def copies(self) -> tuple[int, int, int]:
+    def copies(self) -> tuple[int, ...]:
         """The bits of the register's, lane's and warp's number that only make further copies."""
-        rows: list[int] = []  # the bases so far, reduced, each with a highest bit of its own
+        rows: list[int] = []  # the bases so far, each without the highest bits of those before it
         masks = []
         for bases in (self.registers, self.lanes, self.warps):
             mask = 0
@@ -49,12 +47,10 @@ class Layout:
                     base = min(base, base ^ row)
                 if base:
                     rows.append(base)
-                    rows.sort(reverse=True)
                 else:
                     mask |= 1 << bit
             masks.append(mask)
-        registers, lanes, warps = masks
-        return registers, lanes, warps
+        return tuple(masks)
 
     def elements(self, vector: int = 1, copies: bool = False) -> Indices:
         """The first element of each access of `vector` registers, by warp, access and lane.
@@ -65,12 +61,8 @@ class Layout:
         registers = np.arange(0, 2 ** len(self.registers), vector)
         left_out = 0 if copies else self.copies[0] & ~(vector - 1)
         registers = registers[registers & left_out == 0]
-        parts = (
-            _combined(self.warps, np.arange(2 ** len(self.warps))),
-            _combined(self.registers, registers),
-            _combined(self.lanes, np.arange(2 ** len(self.lanes))),
-        )
-        return parts[0][:, None, None] ^ parts[1][:, None] ^ parts[2]
+        warps, held, lanes = map(_combined, (self.warps, self.registers, self.lanes))
+        return warps[:, None, None] ^ held[registers, None] ^ lanes
 
     def holders(self) -> Indices:
         """Which lanes of which warps hold the first copy of what they hold: (warps, 1, lanes)."""
@@ -80,11 +72,11 @@ class Layout:
         return warps[:, None, None] & lanes
 
 
-def _combined(bases: Sequence[int], numbers: Indices) -> Indices:
-    """For each number, the exclusive or of the bases of its bits."""
-    found = np.zeros_like(numbers)
-    for bit, base in enumerate(bases):
-        found ^= np.where(numbers >> bit & 1, base, 0)
+def _combined(bases: Sequence[int]) -> Indices:
+    """For each number that has a bit for each base, the exclusive or of the bases of its bits."""
+    found = np.zeros(1, dtype=np.int64)
+    for base in bases:
+        found = np.concatenate([found, found ^ base])
     return found
 
 
@@ -102,7 +94,6 @@ def read_layouts(ttgir: str, types: Sequence[str]) -> list[Layout | None]:
 def _flat(block: tuple[Shape, str], linear: Any) -> Layout:
     """A layout whose bases are places in the block, row after row, in place of indices."""
     shape, _ = block
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    names = ("reg_bases", "lane_bases", "warp_bases")
-    flat = (tuple(sum(map(mul, base, strides)) for base in getattr(linear, name)) for name in names)
-    return Layout(shape, *flat)
+    parts = linear.reg_bases, linear.lane_bases, linear.warp_bases
+    places = (tuple(int(np.ravel_multi_index(base, shape)) for base in part) for part in parts)
+    return Layout(shape, *places)

@@ -9,7 +9,7 @@ lane moves 8 or 16 bytes, half or a quarter of the warp takes turns.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -26,11 +26,11 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum,
     "bfe": lambda x, start, size: x >> start & (1 << size) - 1,
     "selp": lambda x, y, choice: np.asarray(np.where(choice != 0, x, y)),
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "lo": np.less,
 }  # fmt: skip
 _SHARED = re.compile(r"(?:ld|st|ldmatrix|stmatrix)\.(?:.*\.)?shared\b")
 _WHOLE = re.compile(r"[usb]\d+|pred")
-_COMPARED = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-             "ge": "greater_equal", "lo": "less", "hi": "greater"}  # fmt: skip
 
 
 def bank_conflicts(ptx: str, warps: int) -> int | None:
@@ -53,18 +53,15 @@ def bank_conflicts(ptx: str, warps: int) -> int | None:
 
     known = 0
     while known < len(values):  # a register that is written twice may hold the same both times
-        known, made = len(values), defaultdict[str, list[Array | None]](list)
+        known, made = len(values), defaultdict[str, list[Any]](list)
         for step in writes:
             target, *operands = _OPERAND.findall(step[4]) or [""]
             taken = [it for operand in operands if (it := value(operand)) is not None]
             usable = len(taken) == len(operands) and not step[2]
             made[target].append(_computed(step[3], taken) if usable else None)
-        for target, results in made.items():
-            computed = [it for it in results if it is not None]
-            if len(computed) == len(results) and all(
-                np.array_equal(computed[0], it) for it in computed
-            ):
-                values[target] = computed[0]
+        for target, (first, *others) in made.items():
+            if first is not None and all(np.array_equal(first, it) for it in others):
+                values[target] = first
     total = 0
     for i, step in shared:
         conflicts = _conflicts(step, value)
@@ -90,9 +87,7 @@ def _computed(operation: str, values: list[Array]) -> Array | None:
     kinds = suffixes[-2 if name == "cvt" else -1 :]
     if not kinds or not all(map(_WHOLE.fullmatch, kinds)) or "hi" in suffixes:
         return None
-    if name == "setp" and suffixes[0] in _COMPARED and len(values) == 2:
-        compare: Callable[..., Array] = getattr(np, _COMPARED[suffixes[0]])
-        return compare(*values).astype(int)
+    name = suffixes[0] if name == "setp" else name
     takes = {"mov": 1, "cvt": 1, "not": 1, "neg": 1, "mad": 3, "bfe": 3, "selp": 3}.get(name, 2)
     if name not in _OPERATIONS or len(values) != takes:
         return None
@@ -125,4 +120,4 @@ def _conflicts(step: re.Match[str], value: Callable[[str], Array | None]) -> int
 def _passes(word: Array, active: Array, words: int) -> int:
     """The passes after the first that some lanes need, each of which wants so many words."""
     wanted = np.unique(word[active][:, None] + np.arange(words))
-    return max(Counter((wanted % BANKS).tolist()).values()) - 1 if len(wanted) else 0
+    return int(np.bincount(wanted % BANKS).max()) - 1 if len(wanted) else 0

@@ -19,11 +19,11 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, function_name
 from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.meters.caches import Caches, Trace, check_known, replay
+from memtraffic.meters.caches import Array, Caches, Trace, check_known, replay
 from memtraffic.meters.count import TrafficMeter, run_metered, run_passes
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import resident_programs
@@ -46,7 +46,6 @@ from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import Site
 from memtraffic.triton_adapter.launch import Grid, Kernel
 
-Array: TypeAlias = np.ndarray[Any, Any]
 BATCH = 2**21  # elements of blocks that are looked at together
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
 # What Nsight Compute calls the totals.
@@ -100,6 +99,15 @@ class AccessSectors:
         )
 
 
+def _total(kind: Kind, name: str, about: str) -> Any:
+    """A property of `Sectors`: the sum of a number of its accesses of a kind."""
+
+    def total(found: Sectors) -> int:
+        return sum(getattr(access, name) for access in found.accesses if access.kind == kind)
+
+    return property(total, doc=about)
+
+
 @dataclass
 class Sectors:
     """What the warps of a function's kernels do, one entry for each load and store of the source.
@@ -125,28 +133,10 @@ class Sectors:
     caches: Caches | None = None
     backward: Sectors | None = None
 
-    def _total(self, kind: Kind, name: str) -> int:
-        return sum(getattr(access, name) for access in self.accesses if access.kind == kind)
-
-    @property
-    def load_requests(self) -> int:
-        """Loads that warps make, each by at least one of its lanes."""
-        return self._total("load", "requests")
-
-    @property
-    def load_sectors(self) -> int:
-        """Sectors that these loads touch, those of each request by itself."""
-        return self._total("load", "sectors")
-
-    @property
-    def store_requests(self) -> int:
-        """Stores that warps make, each by at least one of its lanes."""
-        return self._total("store", "requests")
-
-    @property
-    def store_sectors(self) -> int:
-        """Sectors that these stores touch, those of each request by itself."""
-        return self._total("store", "sectors")
+    load_requests = _total("load", "requests", "Loads of warps, each made by at least one lane.")
+    load_sectors = _total("load", "sectors", "Sectors that loads touch, each one's by itself.")
+    store_requests = _total("store", "requests", "Stores of warps, each made by at least one lane.")
+    store_sectors = _total("store", "sectors", "Sectors that stores touch, each one's by itself.")
 
     @property
     def totals(self) -> dict[str, int]:
@@ -155,16 +145,12 @@ class Sectors:
 
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
-        rows = self.frame.to_dict("records")
-        notes: dict[str, Any] = {
-            "others": self.others,
-            "atomics": self.atomics,
-            "assumed": self.assumed,
-        }
-        notes |= {"confirmed": self.confirmed, "bank_conflicts": self.bank_conflicts}
-        found = {"target": self.target, **self.totals, "accesses": rows, **notes}
-        found |= {"caches": self.caches.as_dict()} if self.caches else {}
-        return found | ({"backward": self.backward.as_dict()} if self.backward else {})
+        found = {"target": self.target, **self.totals, **vars(self)}
+        found["accesses"] = self.frame.to_dict("records")
+        for name in ("caches", "backward"):
+            part = found.pop(name)
+            found |= {name: part.as_dict()} if part else {}
+        return found
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -172,14 +158,8 @@ class Sectors:
 
         Columns: the fields of `AccessSectors`, `sectors_per_request` and `fetched_bytes`.
         """
-        rows = [
-            {
-                **vars(access),
-                "sectors_per_request": access.sectors_per_request,
-                "fetched_bytes": access.fetched_bytes,
-            }
-            for access in self.accesses
-        ]
+        derived = "sectors_per_request", "fetched_bytes"
+        rows = [vars(it) | {name: getattr(it, name) for name in derived} for it in self.accesses]
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
@@ -190,8 +170,7 @@ class Sectors:
         frame = self.frame
         frame["line"] = frame["file"] + ":" + frame["line"].astype(str)
         numbers = ["requests", "sectors", "wanted_bytes", "fetched_bytes"]
-        formats: dict[str, Callable[[Any], str]] = dict.fromkeys(numbers, "{:,}".format)
-        formats["sectors_per_request"] = "{:.4g}".format
+        formats = dict.fromkeys(numbers, "{:,}".format) | {"sectors_per_request": "{:.4g}".format}
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
@@ -256,10 +235,9 @@ def sectors(
         return run_metered(call, fn, meters[-1], gpu)
 
     run_passes(function, arguments, backward, run)
-    if not any(meter.launches for meter in meters):
-        raise NoKernelError(
-            f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
-        )
+    if not any(meter.kernels for meter in meters):
+        hint = runtime.stand_in_hint()
+        raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{hint}")
     first, *second = (meter.sectors() for meter in meters)
     return replace(first, backward=second[0]) if second else first
 
@@ -278,67 +256,48 @@ def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> 
     another sector. active: whether the lane takes part, in a shape that fits. unit: bytes of a
     sector, a power of two.
     """
-    active = np.broadcast_to(active, addresses.shape)
     places = np.where(active, addresses >> (unit.bit_length() - 1), NOWHERE)
     places = places.reshape(-1, places.shape[-1])
-    ordered = (places[:, 1:] >= places[:, :-1]).all(axis=1)
-    if not ordered.all():
-        places[~ordered] = np.sort(places[~ordered], axis=1)
+    places.sort(axis=1)
     requests = int((places[:, 0] != NOWHERE).sum())
     further = (places[:, 1:] != places[:, :-1]) & (places[:, 1:] != NOWHERE)
     return requests, requests + int(further.sum())
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How one compiled access is spread over warps and lanes.
+def count_access(
+    access: CompiledAccess, warps: int, gpu: Gpu, itemsize: int, addresses: Array, mask: Array
+) -> tuple[int, int]:
+    """The requests and sectors of some blocks that a compiled access moves.
 
-    first, last: the first and the last element of what each lane moves at once, of shape
-    (instructions, lanes). active: the lanes that take part if their mask is true. itemsize: bytes
-    of an element. bytes: of all that a lane moves at once. gpu: whose sectors these are.
+    warps: of the kernel. itemsize: bytes of an element. addresses, mask: in bytes, and of the
+    elements, of shape (blocks, elements). Raises CountError where an instruction does not move what
+    these say.
     """
-
-    first: Array
-    last: Array
-    active: Array
-    itemsize: int
-    bytes: int
-    gpu: Gpu
-
-    @staticmethod
-    def of(access: CompiledAccess, itemsize: int, warps: int, gpu: Gpu) -> Spread:
-        """How an access to elements of `itemsize` bytes is spread, in a kernel of so many warps."""
-        store, lanes = access.kind == "store", gpu.warp_size
-        if access.layout is None:
-            requests = 0 if access.merged else 1 if store else warps
-            first = np.zeros((requests, lanes), dtype=np.int64)
-            active = np.arange(lanes) < (1 if store else lanes)
-            return Spread(first, first, active, itemsize, itemsize, gpu)
+    store, lanes = access.kind == "store", gpu.warp_size
+    if access.layout is None:
+        requests = 0 if access.merged else 1 if store else warps
+        first = last = np.zeros((requests, lanes), dtype=np.int64)
+        taking_part = np.ones(lanes, dtype=bool)  # as much as if one lane stored
+        moved = itemsize
+    else:
         vector = max(1, access.bits // (8 * itemsize))
         elements = access.layout.elements(vector, access.copies)
         elements = np.delete(elements, [*access.merged], axis=1)
-        active = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
+        taking_part = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
         first = elements.reshape(-1, elements.shape[-1])
+        taking_part = taking_part.reshape(first.shape)
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
-        size = vector * itemsize
-        return Spread(first, first ^ step, active.reshape(first.shape), itemsize, size, gpu)
-
-    def count(self, addresses: Array, mask: Array) -> tuple[int, int]:
-        """The requests and sectors of some blocks.
-
-        addresses, mask: in bytes, and of the elements, of shape (blocks, elements). Raises
-        CountError where an instruction does not move what these say.
-        """
-        begins = addresses[:, self.first]
-        active = mask[:, self.first] & self.active
-        if self.bytes > self.itemsize:
-            beside = begins + (self.bytes - self.itemsize)
-            same = (addresses[:, self.last] == beside) & mask[:, self.last]
-            if not same[active].all():
-                raise CountError("an instruction moves elements that are not next to each other")
-        if self.gpu.vendor == "nvidia" and (begins[active] % self.bytes).any():
-            raise CountError(f"an address is no multiple of the {self.bytes} bytes of an access")
-        return count_sectors(begins, active, self.gpu.sector_bytes)
+        last = first ^ step
+        moved = vector * itemsize
+    begins = addresses[:, first]
+    active = mask[:, first] & taking_part
+    if moved > itemsize:
+        same = (addresses[:, last] == begins + (moved - itemsize)) & mask[:, last]
+        if not same[active].all():
+            raise CountError("an instruction moves elements that are not next to each other")
+    if gpu.vendor == "nvidia" and (begins[active] % moved).any():
+        raise CountError(f"an address is no multiple of the {moved} bytes of an access")
+    return count_sectors(begins, active, gpu.sector_bytes)
 
 
 # ---- what a launch does
@@ -353,13 +312,16 @@ class _Place:
         self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
         self.gpu = gpu
         self.requests = self.sectors = self.wanted_bytes = 0
-        # Of each compiled access, the blocks that are still to be looked at.
-        self.batches: dict[int, tuple[Spread, list[tuple[Array, Array]]]] = {}
+        # Of each compiled access, by its number, the blocks that are still to be looked at.
+        self.waiting: defaultdict[int, list[tuple[Array, Array]]] = defaultdict(list)
         self.program: Grid | None = None
         self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
         self.types = [access.type for access in compiled]
         self.loops = {access.loops for access in compiled}
+
+    def __str__(self) -> str:
+        return f"the {self.kind} of {self.site.file}:{self.site.begin[0]}"
 
     def add(self, program: Grid, block: tuple[Array, Array], itemsize: int) -> None:
         """Takes a block that a program moves.
@@ -370,7 +332,7 @@ class _Place:
         self.times[program] += 1
         self.itemsize = itemsize
         if any(self.loops):
-            for number in range(len(self.compiled)) if self.made_again else (0,):
+            for number in map(self.types.index, dict.fromkeys(self.types)):
                 self.give(number, block)
         elif self.compiled:
             if self.blocks and program != self.program:
@@ -378,18 +340,17 @@ class _Place:
             self.program = program
             self.blocks.append(block)
 
-    @property
-    def made_again(self) -> bool:
-        """Whether the compiler may have made it again in a loop, for another layout."""
-        return any(self.loops) and len({*self.types}) > 1
-
     def check(self, others: Iterable[_Place]) -> None:
-        """Raises CountError unless another access of its loop says how often that runs."""
+        """Raises CountError for one in a loop that is made again, perhaps, for another layout.
+
+        Unless another access of the loop says how often that runs.
+        """
         known = any(
             len(it.compiled) == 1 and it.loops == self.loops and it.times == self.times
             for it in others
         )
-        if self.made_again and not (known and len({*self.types}) == len(self.types)):
+        types = len({*self.types})
+        if any(self.loops) and types > 1 and not (known and types == len(self.types)):
             raise CountError(f"its {len(self.compiled)} instructions are spread differently")
 
     def settle(self) -> None:
@@ -403,7 +364,9 @@ class _Place:
         if times <= alike[0] == len(alike) or times == len(alike):
             for number, block in enumerate(blocks):
                 self.give(number, block)
-        elif {*alike} == {times} or ({*alike} == {1} and all(map(_same(blocks[0]), blocks))):
+        elif {*alike} == {times} or (
+            {*alike} == {1} and all(np.array_equal(blocks[0], block) for block in blocks)
+        ):
             for number in range(len(alike)):
                 nth = self.types[:number].count(self.types[number])
                 self.give(number, blocks[nth])
@@ -411,40 +374,30 @@ class _Place:
             raise CountError(f"a program makes it {times} times, its instructions {len(alike)}")
 
     def give(self, number: int, block: tuple[Array, Array]) -> None:
-        """Counts a block that the compiled access of this number moves."""
-        if number not in self.batches:
-            spread = Spread.of(self.compiled[number], self.itemsize, self.warps, self.gpu)
-            self.batches[number] = spread, []
-        spread, blocks = self.batches[number]
-        blocks.append(block)
-        if len(blocks) * block[0].size >= BATCH:
-            self.look(spread, blocks)
+        """Takes a block that the compiled access of this number moves."""
+        self.waiting[number].append(block)
+        if len(self.waiting[number]) * block[0].size >= BATCH:
+            self.look(number)
 
-    def look(self, spread: Spread, blocks: list[tuple[Array, Array]]) -> None:
-        """Counts what some blocks are, and empties their list."""
-        if blocks:
-            addresses, masks = (np.stack(parts) for parts in zip(*blocks, strict=True))
-            requests, sectors = spread.count(addresses, masks)
-            self.requests += requests
-            self.sectors += sectors
-            blocks.clear()
+    def look(self, number: int) -> None:
+        """Counts the blocks of a compiled access that are still to be looked at."""
+        blocks = zip(*self.waiting.pop(number), strict=True)
+        how = self.compiled[number], self.warps, self.gpu, self.itemsize
+        requests, sectors = count_access(*how, *map(np.stack, blocks))
+        self.requests += requests
+        self.sectors += sectors
 
     def finish(self, launch: int, kernel: str, path: str) -> AccessSectors:
         """What this place did, once the launch has ended."""
         if self.blocks:
             self.settle()
-        for spread, blocks in self.batches.values():
-            self.look(spread, blocks)
+        for number in [*self.waiting]:
+            self.look(number)
         line = self.site.begin[0]
+        where = self.site.file, line, linecache.getline(path, line).strip()
         bits = max((access.bits for access in self.compiled), default=0)
-        source = linecache.getline(path, line).strip()
-        where = self.site.file, line, source
         counts = self.requests, self.sectors, self.wanted_bytes, self.gpu.sector_bytes
         return AccessSectors(launch, kernel, self.kind, *where, bits, *counts)
-
-
-def _same(block: tuple[Array, Array]) -> Callable[[tuple[Array, Array]], bool]:
-    return lambda other: all(map(np.array_equal, block, other))
 
 
 class _SectorMeter(TrafficMeter):
@@ -453,24 +406,14 @@ class _SectorMeter(TrafficMeter):
     def __init__(self, gpu: Gpu, caches: bool | int = False) -> None:
         super().__init__(trace=False)
         self.gpu, self.replays = gpu, caches
-        self.accessed: Trace | None = None  # if they are to be replayed
         self.caches: list[Caches] = []
         self.found: list[AccessSectors] = []
-        self.kernels: set[str] = set()
+        self.kernels: list[str] = []  # of each launch
         self.atomics: list[str] = []
         self.assumed: list[str] = []
-        self.launches = 0
         # By launch, as text.
         self.code: dict[str, tuple[list[CompiledAccess], int | None, int]] = {}
         self.conflicts: int | None = 0
-        self.programs: set[Grid] = set()
-        self.places: dict[tuple[Site, ...], _Place] = {}
-        self.updated: set[int] = set()  # addresses of atomic operations
-        self.starts: list[int] = []  # addresses of the memory of tensors
-        self.compiled: list[CompiledAccess] = []
-        self.conflicts_each: int | None = 0  # in a program
-        self.delayed = 0
-        self.warps, self.path = 0, ""
 
     def sectors(self) -> Sectors:
         """What it has seen."""
@@ -483,24 +426,25 @@ class _SectorMeter(TrafficMeter):
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        self.places, self.updated, self.starts, self.programs = {}, set(), [], set()
-        self.kernels.add(kernel)
-        found = len(self.found)
+        self.places: dict[tuple[Site, ...], _Place] = {}
+        self.programs: set[Grid] = set()
+        self.updated: set[int] = set()  # addresses of atomic operations
+        self.starts: list[int] = []  # addresses of the memory of tensors
         with super().launch(kernel, tensors):
             yield
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
                     place.check(self.places.values())
-                    self.found.append(place.finish(self.launches, kernel, self.path))
-            if self.accessed and self.accessed.grid:
-                stores = (it.sectors for it in self.found[found:] if it.kind == "store")
+                    self.found.append(place.finish(len(self.kernels), kernel, self.path))
+            if self.accessed and self.accessed.made:
+                stores = (it.sectors for it in self.places.values() if it.kind == "store")
                 self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
             if self.conflicts is None or self.conflicts_each is None:
                 self.conflicts = None
             else:
                 self.conflicts += self.conflicts_each * len(self.programs)
-        self.launches += 1
+        self.kernels.append(kernel)
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
         [first, *others] = launches
@@ -526,12 +470,12 @@ class _SectorMeter(TrafficMeter):
         launch = launch_of(kernel, args, options)
         if (key := repr(launch)) not in self.code:
             [code] = read_launches([(launch, self.gpu)], read_code)
-            conflicts, delayed = None, 0
+            conflicts = None
             if self.gpu.vendor == "nvidia":
                 conflicts = bank_conflicts(code.assembly, launch.options["num_warps"])
-                delayed = delayed_loads(code)
-            self.code[key] = read_accesses(code), conflicts, delayed
+            self.code[key] = read_accesses(code), conflicts, delayed_loads(code)
         self.compiled, self.conflicts_each, self.delayed = self.code[key]
+        self.accessed: Trace | None = None
         if self.replays:
             [used] = read_launches([(launch, self.gpu)], read_resources)
             self.accessed = Trace(max(1, resident_programs(used, self.gpu)), used.shared_bytes)
@@ -548,8 +492,9 @@ class _SectorMeter(TrafficMeter):
         program: Grid,
     ) -> None:
         self.programs.add(program)
-        addresses = self._aligned(addresses)
-        touched = addresses.reshape(-1)[np.broadcast_to(mask, addresses.shape).reshape(-1)]
+        mask = np.broadcast_to(mask, addresses.shape).reshape(-1)
+        addresses = self._aligned(addresses.reshape(-1))
+        touched = addresses[mask]
         if kind == "atomic":
             self.updated.update(touched.tolist())
             if sites:
@@ -560,14 +505,13 @@ class _SectorMeter(TrafficMeter):
             matching = self._matching(access, sites)
             self.places[sites] = _Place(sites[0], access, matching, self.warps, self.gpu)
         place = self.places[sites]
-        block = addresses.reshape(-1), np.broadcast_to(mask, addresses.shape).reshape(-1)
         assert self.kernel is not None
         with self._named(self.kernel.op.name, place):
             if kind == "read" and self.updated and not self.updated.isdisjoint(touched.tolist()):
                 raise CountError(
                     "programs add to what it reads, and their order decides what it is"
                 )
-            place.add(program, block, itemsize)
+            place.add(program, (addresses, mask), itemsize)
         if self.accessed and place.compiled:
             self.accessed.add(program, kind == "written", touched, self.starts)
 
@@ -578,10 +522,7 @@ class _SectorMeter(TrafficMeter):
             for it in self.compiled
             if it.kind == kind
             and len(it.where) == len(sites)
-            and all(
-                site.marks(file, (line, column))
-                for site, (file, line, column) in zip(sites, it.where, strict=True)
-            )
+            and all(site.marks(*place) for site, place in zip(sites, it.where, strict=True))
         ]
 
     def _check_matched(self, kernel: str) -> None:
@@ -594,17 +535,13 @@ class _SectorMeter(TrafficMeter):
                 "it is not known which programs take it"
             )
         met = {id(access) for place in self.places.values() for access in place.compiled}
+        left = [access for access in self.compiled if id(access) not in met]
         for place in self.places.values():
-            missing = [
-                access
-                for access in self.compiled
-                if access.kind == place.kind and id(access) not in met
-            ]
+            missing = [access for access in left if access.kind == place.kind]
             if missing and not place.compiled:
-                line = f"{place.site.file}:{place.site.begin[0]}"
                 raise CountError(
-                    f"{kernel}: the {place.kind} of {line} is not found in the compiled kernel, "
-                    f"which has one of {describe(missing[0].where)}"
+                    f"{kernel}: {place} is not found in the compiled kernel, which has one of "
+                    f"{describe(missing[0].where)}"
                 )
 
     @contextmanager
@@ -613,7 +550,4 @@ class _SectorMeter(TrafficMeter):
         try:
             yield
         except CountError as error:
-            line = f"{place.site.file}:{place.site.begin[0]}"
-            raise CountError(
-                f"{kernel}: the {place.kind} of {line} cannot be counted: {error}"
-            ) from None
+            raise CountError(f"{kernel}: {place} cannot be counted: {error}") from None

@@ -92,11 +92,12 @@ class Site(NamedTuple):
     bare: bool = False
     inner: tuple[tuple[Position, Position], ...] = ()
 
-    def marks(self, file: str, place: Position) -> bool:
+    def marks(self, file: str, line: int, column: int) -> bool:
         """Whether the compiler marks what this call does with such a place.
 
         That is where its last argument begins, or the call itself if it has none.
         """
+        place = line, column
         after = self.begin <= place if self.bare else self.begin < place
         return (file == self.file and after and place < self.end) and not any(
             begin < place < end for begin, end in self.inner
