@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
@@ -196,7 +195,7 @@ def _each(
     with ThreadPoolExecutor(cores) as threads:
         if not alone:
             shares = [dict([*jobs.items()][start::cores]) for start in range(min(cores, len(jobs)))]
-            made |= chain.from_iterable(threads.map(partial(_attempt_share, fn), shares))
+            made |= itertools.chain(*threads.map(partial(_attempt_share, fn), shares))
         left = {i: job for i, job in jobs.items() if i not in made}
         outcomes = threads.map(lambda job: _attempt_alone(fn, *job), left.values())
         made |= zip(left, outcomes, strict=True)

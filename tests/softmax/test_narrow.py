@@ -33,7 +33,7 @@ def test_runs_hold_whole_rows_and_whole_vectors(itemsize, inputs):
         its = run.constants
         assert run.rows * n % its["VECTOR"] == 0 and n * itemsize % 16
         assert its["RUN"] / 3 < run.rows * n <= its["RUN"] and run.rows <= its["ROWS"]
-        assert n <= its["PLACES"] < 2 * n and its["ROWS"] % its["SKIP"] == 0
+        assert n <= its["PLACES"] < 2 * n and its["ROWS"] % its.get("SKIP", 1) == 0
         assert (run.rows - 1) * n + its["PLACES"] <= its["RUN"]
         places = range(run.rows * n)
         reciprocal, bits = narrow.reciprocal(n), narrow.RECIPROCAL_BITS.value
@@ -57,14 +57,14 @@ def test_rows_that_are_faster_in_tiles_are_left_to_them():
         *((11, 2, 1, 184, 12, 2048, 4, 2), (22, 2, 1, 92, 22, 2048, 4, 1)),
         *((39, 2, 1, 104, 40, 4096, 4, 2), (41, 2, 1, 48, 41, 2048, 2, 2)),
         *((49, 2, 1, 16, 64, 1024, 2, 1), (51, 2, 1, 40, 52, 2048, 2, 2)),  # 51: 3 to a bank
-        *((21, 2, 2, 96, 32, 2048, 2, 1), (33, 2, 2, 56, 64, 2048, 4, 1)),
+        *((21, 2, 2, 96, 32, 2048, 2, None), (33, 2, 2, 56, 64, 2048, 4, None)),
         *((33, 4, 1, 60, 33, 2048, 4, 1), (26, 4, 1, 64, 32, 2048, 4, 1)),
     ],
 )
 def test_narrow_run(n, itemsize, inputs, rows, places, size, num_warps, skip):
     run = narrow.narrow_run(n, itemsize, inputs)
     its = run.constants
-    assert (run.rows, its["PLACES"], its["RUN"], its["SKIP"]) == (rows, places, size, skip)
+    assert (run.rows, its["PLACES"], its["RUN"], its.get("SKIP")) == (rows, places, size, skip)
     x = torch.empty(100, n, dtype={2: torch.bfloat16, 4: torch.float32}[itemsize], device=device())
     launch = planning.plan(print, [x] * (1 + inputs), 1, inputs == 2)
     assert launch.constants == its and launch.options["num_warps"] == run.num_warps == num_warps

@@ -37,11 +37,11 @@ WIDEST_OF_TWO_WARPS = 22  # of the backward of 16 bits, where some lanes have no
 FEWEST = {(4, 1): 2**11, (4, 2): 2**11, (2, 1): 2**10, (2, 2): 2**10}
 HALF, FEWEST_OF_WIDER = 64, 2**14
 RECIPROCAL_BITS = tl.constexpr(20)
-# What takes as long as so many columns: one more block of columns; the mask of a column; a number
-# that is loaded and stored. Where lanes share rows, each block ends with sums over lanes.
-BLOCK_COST = {(4, 1): 3.5, (4, 2): 50.0, (2, 1): 3.5, (2, 2): math.inf}
-MASK_COST, NUMBER_COST = 0.3, {2: 2.9, 4: 1.0}
-MOST_BLOCKS = {2: 4, 4: 2}
+# Blocks of columns, by the same; where lanes share a row of 16 bits, each would end with sums over
+# lanes, so there is one. What takes as long as so many columns: one more block, by the tensors; the
+# mask of a column; a number that is loaded and stored, by the bytes of an element.
+MOST_BLOCKS = {(4, 1): 2, (4, 2): 2, (2, 1): 4, (2, 2): 1}
+BLOCK_COST, MASK_COST, NUMBER_COST = {1: 3.5, 2: 50}, 0.3, {2: 2.9, 4: 1}
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def narrow_run(
         widest = WIDEST_OF_PAIRS
     if not narrowest <= n_cols <= widest or n_cols % vector == 0:
         return None
-    sizes, num_warps, block_cost = RUNS, NUM_WARPS, BLOCK_COST[itemsize, inputs]
+    sizes, num_warps, most_blocks = RUNS, NUM_WARPS, MOST_BLOCKS[itemsize, inputs]
     four = halves and n_cols >= FOUR_LANES and passes_of_four(n_cols) <= PASSES
     lane = halves and not four and n_cols <= WIDEST_OF_LANE  # has a whole row
     if lane:
         sizes = RUNS_OF_HALVES
     elif halves:
-        sizes, block_cost = RUNS_OF_FOUR if four else RUNS, math.inf
-    places = fewest_places(n_cols, block_cost, MOST_BLOCKS[itemsize])
+        sizes, most_blocks = RUNS_OF_FOUR if four else RUNS, 1
+    places = fewest_places(n_cols, most_blocks, BLOCK_COST[inputs])
     step = vector // math.gcd(n_cols, vector)  # rows that are whole vectors
     choices = []
     for size in sizes:  # as many rows as fit, or a power of two
@@ -100,8 +100,9 @@ def narrow_run(
         num_warps = 2
     constants = {
         "ROWS": lanes, "PLACES": places, "RUN": size, "VECTOR": vector,
-        "SKIP": 2 if lane and n_cols % 2 and n_cols > NARROWEST else 1,
     }  # fmt: skip
+    if inputs == 1:
+        constants["SKIP"] = 2 if lane and n_cols % 2 and n_cols > NARROWEST else 1
     return Run(rows, num_warps, constants)
 
 
@@ -114,20 +115,16 @@ def passes_of_four(n_cols: int) -> int:
     return max(Counter(word % 32 for word in words).values())
 
 
-def fewest_places(n_cols: int, block_cost: float, most_blocks: int) -> int:
+def fewest_places(n_cols: int, most_blocks: int, block_cost: float) -> int:
     """The columns of blocks, each a power of two and the last with a mask, that take the least.
 
-    >>> fewest_places(49, 3.5, 3), fewest_places(49, 3.5, 2)
+    >>> fewest_places(49, 3, 3.5), fewest_places(49, 2, 3.5)
     (49, 64)
     """
 
     def cost(places: int) -> float:
-        further = places.bit_count() - 1
-        return (
-            places
-            + MASK_COST * (places & -places)
-            + (block_cost * further if further else 0)
-        )
+        masked = places & -places
+        return places + MASK_COST * masked + block_cost * (places.bit_count() - 1)
 
     rounded = {-(-n_cols // 2**k) * 2**k for k in range(n_cols.bit_length() + 1)}
     return min((it for it in rounded if it.bit_count() <= most_blocks), key=cost)
@@ -271,7 +268,6 @@ def narrow_backward_kernel(
     PLACES: tl.constexpr,
     RUN: tl.constexpr,
     VECTOR: tl.constexpr,
-    SKIP: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     DTYPE: tl.constexpr = dx_ptr.dtype.element_ty
@@ -280,7 +276,7 @@ def narrow_backward_kernel(
     y = widen(load_run(y_ptr + first, place, numbers, whole), STORED, tl.float32)
     dy = widen(load_run(dy_ptr + first, place, numbers, whole), STORED, tl.float32)
     product = y * dy
-    blocks = columns_of_rows(product, rows, n_cols, 0, PLACES, ROWS, SKIP)
+    blocks = columns_of_rows(product, rows, n_cols, 0, PLACES, ROWS, 1)
     for i in tl.static_range(len(blocks)):
         total = tl.sum(blocks[i], axis=0)  # (ROWS,)
         if i == 0:
