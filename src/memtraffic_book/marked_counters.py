@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
@@ -114,20 +113,16 @@ def count_sectors(
     dtypes: Sequence[str],
     layouts: Sequence[str],
     counters: Mapping[str, str] = COUNTERS,
-    *,
-    alone: bool = False,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
-    A call is made in another process, where kernels are compiled and autotuners choose, and
-    predicted there for this GPU, or with these choices in one more; then, if that is done, it is
-    made in the one process that is counted, which is given the choices, too, and compiles nothing.
-    calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. alone: each call in a
-    process of its own, as what an autotuner has chosen stays in its process. Columns: `fn`,
-    `inputs`, `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted;
-    each of them after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers
-    are 0 then.
+    A call is made in a process of its own, where kernels are compiled and autotuners choose, and
+    predicted there for this GPU, or with these choices in another process; then, if that is done,
+    it is made in the one process that is counted, which is given the choices, too, and compiles
+    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
@@ -140,10 +135,10 @@ def count_sectors(
     hardware.require_counters()  # or all of them would compile for nothing
     target = gpus.this_gpu().product
     predicted, refused = _each(
-        _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}, alone=alone
+        _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
     )
     tuned = {i: (cases[i], it[0], target) for i, it in predicted.items() if it[0]}
-    again, failed = _each(_predict, tuned, alone=True)
+    again, failed = _each(_predict, tuned)
     predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
     predicted = {i: it for i, it in predicted.items() if i not in failed}
     refused |= failed
@@ -183,40 +178,17 @@ def _count(
 
 
 def _each(
-    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]], *, alone: bool
+    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
 ) -> tuple[dict[int, T], dict[int, str]]:
     """What a function returns for each of some arguments, and why it fails for others.
 
-    alone: each call has a process of its own. Otherwise a process for each core makes a share of
-    the calls, as to start one takes longer than a call; those that fail there are made once more,
-    alone. As many processes run at a time as there are cores.
+    Each call has a process of its own; there are as many at a time as cores.
     """
-    cores, made = len(os.sched_getaffinity(0)), dict[int, tuple[Any, str]]()
-    with ThreadPoolExecutor(cores) as threads:
-        if not alone:
-            shares = [dict([*jobs.items()][start::cores]) for start in range(min(cores, len(jobs)))]
-            made |= itertools.chain(*threads.map(partial(_attempt_share, fn), shares))
-        left = {i: job for i, job in jobs.items() if i not in made}
-        outcomes = threads.map(lambda job: _attempt_alone(fn, *job), left.values())
-        made |= zip(left, outcomes, strict=True)
-    failed = {i: why for i, (_, why) in made.items() if why}
-    return {i: made[i][0] for i in jobs if i not in failed}, failed
-
-
-def _attempt_share(
-    fn: Callable[..., Any], jobs: Mapping[int, tuple[Any, ...]]
-) -> list[tuple[int, tuple[Any, str]]]:
-    """The outcomes of the calls that do not fail when one process makes all of these."""
-    timeout = SECONDS * len(jobs)
-    try:
-        [outcomes] = run_ranks(_attempt_all, 1, (fn, [*jobs.values()]), timeout=timeout)
-    except RanksError:
-        return []
-    return [(i, it) for i, it in zip(jobs, outcomes, strict=True) if not it[1]]
-
-
-def _attempt_all(fn: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[tuple[Any, str]]:
-    return [_attempt(fn, *job) for job in jobs]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
+    failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
+    found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
+    return found, failed
 
 
 def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
@@ -273,7 +245,7 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     survey = _survey()
     with tempfile.TemporaryDirectory() as cache:
         with mock.patch.dict(os.environ, survey.flag_gems_settings(cache)):
-            frame = count_sectors(calls, [sizes], [dtype], ["packed"], alone=True)
+            frame = count_sectors(calls, [sizes], [dtype], ["packed"])
     packages = frame["fn"].map(lambda path: called[path]["package"])
     absent = packages[~packages.map(_is_installed)]
     frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from memtraffic import gpus, runtime, sectors
-from memtraffic.errors import CountersError, RanksError
+from memtraffic.errors import CountersError
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
 from memtraffic.meters.sectors import COUNTERS
@@ -101,10 +101,6 @@ def test_counted_marks_where_a_kernel_begins(monkeypatch):
 # ---- sectors, predicted beside counted
 
 
-def run_here(fn, world_size, args, timeout):
-    return [fn(*args)] * world_size
-
-
 @pytest.fixture
 def counting(monkeypatch):
     """The other process is this one, for a GPU that is not there, and ncu numbers the kernels."""
@@ -123,7 +119,7 @@ def counting(monkeypatch):
             return report(*seen, metrics=metrics)
 
         monkeypatch.setattr(marked_counters, "counted", begun)
-        monkeypatch.setattr(marked_counters, "run_ranks", run_here)
+        monkeypatch.setattr(marked_counters, "_attempt_alone", marked_counters._attempt)
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one at a time
         monkeypatch.setattr(counters, "require_counters", lambda: None)
         monkeypatch.setattr(counters, "profile", profile)
@@ -203,38 +199,18 @@ def test_count_sectors_refuses_a_kernel_that_runs_otherwise_than_it_chose(tuner)
 @pytest.mark.slow
 def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
     jobs = {3: ("1 + 1",), 5: ("1 / 0",), 8: ("__import__('os')._exit(7)",)}
-    found, failed = marked_counters._each(eval, jobs, alone=True)
+    found, failed = marked_counters._each(eval, jobs)
     assert found == {3: 2}
     assert failed.pop(5) == "ZeroDivisionError: division by zero"
     assert failed.pop(8).startswith("rank 0 of 1 ended with status 7") and not failed
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
-    sleep = {0: ("__import__('time').sleep(600)",)}
-    found, failed = marked_counters._each(eval, sleep, alone=True)
+    found, failed = marked_counters._each(eval, {0: ("__import__('time').sleep(600)",)})
     assert found == {} and failed.pop(0).startswith("rank 0 of 1 still ran after 0.1 s")
 
 
-def test_calls_that_fail_in_a_common_process_are_made_alone(monkeypatch):
-    """So does each call of a process that ends early."""
-    started = []
-
-    def run(fn, world_size, args, timeout):
-        started.append(args[1])
-        if isinstance(args[1], list) and ("ends",) in args[1]:
-            raise RanksError("rank 0 of 1 ended with status 7")
-        return run_here(fn, world_size, args, timeout)
-
-    monkeypatch.setattr(marked_counters, "run_ranks", run)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    jobs = {0: ("1",), 1: ("2",), 2: ("1 / 0",), 3: ("ends",), 4: ("5",)}
-    found, failed = marked_counters._each(eval, jobs, alone=False)
-    assert found == {0: 1, 1: 2, 4: 5} and [*failed] == [2, 3]
-    shares = [[jobs[0], jobs[2], jobs[4]], [jobs[1], jobs[3]]]
-    assert sorted(map(str, started)) == sorted(map(str, [*shares, "2", "1 / 0", "ends"]))
-
-
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
-    def count(calls, *how, alone):
-        assert alone and os.environ["GEMS_VENDOR"] == "nvidia"
+    def count(calls, *how):
+        assert os.environ["GEMS_VENDOR"] == "nvidia"
         assert how == ([sizes], ["bfloat16"], ["packed"])
         asked.append(calls)
         return pd.DataFrame({"fn": [*calls], "refused": "cannot be predicted"})
