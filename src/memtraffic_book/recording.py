@@ -121,9 +121,9 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
 
 
 def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
-    """What the first page that asks measured, and kept; the recording, where that cannot be."""
+    """What the first page that asks measured, and kept; the recording, where a reader has that."""
     recorded, kept = read(folder, subject), kept_path(subject.id)
-    if subject.needs.lacking():
+    if subject.needs.lacking(reader=True):
         return recorded
     if not kept.is_file():
         kept.write_text(to_csv(_run(subject)), encoding="utf-8")

@@ -16,7 +16,7 @@ from torch import Tensor
 from memtraffic.benchmark.decision import CANDIDATES, choose
 from memtraffic.tensors import matrix
 from memtraffic.testing import is_softmax
-from memtraffic_book import claim, experiments, figures, glue, prove, recording, tables, units
+from memtraffic_book import claim, experiments, figures, glue, prove, tables, units
 from memtraffic_book.chapters import naive
 from memtraffic_book.recording import speeds
 
@@ -44,8 +44,8 @@ Frames = Mapping[str, pd.DataFrame]
 
 
 def load() -> dict[str, pd.DataFrame]:
-    """What was timed of each of `CASES`; which kernel is the answer is read off the recordings."""
-    return dict(zip(CASES, recording.experiments_for_verdicts(*CASES.values()), strict=True))
+    """What was timed of each of `CASES`."""
+    return dict(zip(CASES, experiments(*CASES.values()), strict=True))
 
 
 def short(name: str) -> str:
@@ -270,7 +270,7 @@ def show_attention() -> None:
 
 def draw_map() -> None:
     """Draws how flat the line became, in both types, beside `torch.softmax`."""
-    frames = recording.experiments_for_verdicts(*(f"map_{it}" for it in TYPES))
+    frames = experiments(*(f"map_{it}" for it in TYPES))
     share = dict(zip(TYPES, map(speeds, frames), strict=True))
     ours = 100 * pd.DataFrame({dtype: share[dtype][OURS] for dtype in TYPES})
     flat = (ours >= FLAT).sum()

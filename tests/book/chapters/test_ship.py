@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
+from memtraffic import gpus
 from memtraffic_book import recording, tables
 from memtraffic_book.chapters import ship
 
@@ -69,9 +70,12 @@ def test_show_wrong_names_the_error_and_refuses_ours(capsys):
         ship.show_wrong({"float32": times})
 
 
-def test_what_is_told_in_words_is_not_measured_while_the_page_is_verified(in_mode, monkeypatch):
-    monkeypatch.setattr(recording, "_verify", lambda subject, _: pytest.fail(subject.id))
-    in_mode("verify")
+@pytest.mark.parametrize("mode", ["live", "verify"])
+def test_what_takes_minutes_on_an_h200_is_replayed_there(mode, in_mode, monkeypatch):
+    in_mode(mode)
+    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 140 * 2**30))
+    monkeypatch.setattr(recording, "_run", lambda subject: pytest.fail(subject.id))
     assert ship.load()
     ship.draw_map()
 
