@@ -19,7 +19,6 @@ import torch
 
 from memtraffic import benchmark, gpus, runtime
 from memtraffic.benchmark.roof import roof
-from memtraffic.meters.counters import count_layouts
 from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
@@ -362,7 +361,7 @@ COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
     m.counters: COUNTERS,
     "compiled_counters": COMPILED_COUNTERS,
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
-    count_layouts: (Column("layout"), *COUNTERS),
+    m.count_layouts: (Column("layout"), *COUNTERS),
     count_surveyed: columns(
         f"package version kernel direction at launches {AMOUNTS} missing", **_TUNED
     ),
@@ -392,9 +391,8 @@ NEEDS: dict[Measure | str, Needs] = {
     m.compare: Needs(gib=5, gb_per_s=8000),
     m.decide: Needs(gib=40, gb_per_s=10_000),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
-    **dict.fromkeys((m.counters, m.count_cases, m.step_counters), _NCU),
-    **dict.fromkeys((count_layouts, count_surveyed), _NCU),
-    **dict.fromkeys((count_sectors, count_surveyed_sectors, count_conflicts), _NCU),
+    **dict.fromkeys((m.counters, m.count_cases, m.count_layouts, m.step_counters), _NCU),
+    **dict.fromkeys((count_surveyed, count_sectors, count_surveyed_sectors, count_conflicts), _NCU),
 }
 
 
@@ -448,7 +446,7 @@ _ALL = (  # in the order of the book
     *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
-    _one("tiled_counters", count_layouts, **TILED),
+    _one("tiled_counters", m.count_layouts, **TILED),
     _sectors("sectors_packed", METERED, MIXED),
     _sectors("sectors_layouts", METERED, MIXED[:3:2], layouts=[*MEMORY_LAYOUTS][1:]),
     _sectors("sectors_others", OTHERS_METERED, MIXED),

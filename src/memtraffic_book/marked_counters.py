@@ -31,7 +31,7 @@ from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
-from memtraffic.names import import_function
+from memtraffic.names import import_function, import_path
 from memtraffic.op import find_op
 from memtraffic.processes import run_ranks
 from memtraffic.triton_adapter import interpret
@@ -159,6 +159,21 @@ def count_sectors(
             numbers |= {f"predicted_{name}": totals[name] for name in counters}
         rows.append(row | numbers | {"refused": refused.get(i, "")})
     return pd.DataFrame(rows)
+
+
+def count_each(
+    calls: Sequence[tuple[Callable[..., Any], Sequence[int], str]],
+) -> list[pd.DataFrame]:
+    """What `counters` says of a function on a matrix, for several of them, from one process.
+
+    calls: functions that another process can import, shapes, and layouts as of `tensors.matrix`.
+    Raises CountersError if one fails, and what `counters.profile` raises.
+    """
+    cases = [(import_path(fn), "M,N", shape, "float32", layout) for fn, shape, layout in calls]
+    parts, failed = _count({i: (case, {}) for i, case in enumerate(cases)}, hardware.METRICS)
+    for why in failed.values():
+        raise CountersError(f"counters: {why}")
+    return [*parts.values()]
 
 
 def _count(

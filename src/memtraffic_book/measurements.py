@@ -26,6 +26,7 @@ from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
+from memtraffic_book.marked_counters import count_each
 
 if TYPE_CHECKING:
     from memtraffic.residency import Resources
@@ -203,9 +204,19 @@ def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.
     cases: labels of `impls` and shapes. Columns: `impl`, `m`, `n`, and those of `counters`; a row
     for each kernel that ran.
     """
+    keys = [{"impl": label, "m": m, "n": n} for label, (m, n) in cases]
+    frames = count_each([(impls[label], shape, "packed") for label, shape in cases])
+    return _stacked(zip(keys, frames, strict=True))
+
+
+def count_layouts(fn: Callable[..., Any], shape: Sequence[int]) -> pd.DataFrame:
+    """The hardware counters of one function for each memory layout of its input.
+
+    Columns: `layout`, a key of `tensors.MEMORY_LAYOUTS`, and those of `counters`.
+    """
+    frames = count_each([(fn, shape, layout) for layout in MEMORY_LAYOUTS])
     return _stacked(
-        ({"impl": label, "m": m, "n": n}, hardware.counters(impls[label], shape=(m, n)))
-        for label, (m, n) in cases
+        ({"layout": it}, frame) for it, frame in zip(MEMORY_LAYOUTS, frames, strict=True)
     )
 
 

@@ -23,7 +23,7 @@ from memtraffic.meters import counters
 from memtraffic.meters.sectors import COUNTERS
 from memtraffic.names import import_function
 from memtraffic.op import find_op
-from memtraffic_book import exhibits, marked_counters, recording
+from memtraffic_book import exhibits, marked_counters, measurements, recording
 from memtraffic_book.catalog import EXPERIMENTS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -147,6 +147,17 @@ def test_count_sectors_predicts_beside_what_is_counted(counting):
     assert "copies asynchronously" in whys[2] and "1000" in whys[4]
     assert whys[6:].str.contains("no_such_package").all()
     assert list(frame.columns) == list(EXPERIMENTS["sectors_packed"].schema)
+
+
+def test_count_each_gives_the_kernels_of_each_call(counting):
+    seen = counting("a", "b")
+    layouts = measurements.MEMORY_LAYOUTS
+    frame = measurements.count_layouts(import_function("naive"), [4, 8])
+    assert list(frame.columns) == list(EXPERIMENTS["tiled_counters"].schema)
+    assert [*frame["layout"]] == [layout for layout in layouts for _ in range(2)]
+    assert [*frame["kernel"]] == ["a", "b"] * len(layouts) and seen.count(MARK) == len(layouts)
+    with pytest.raises(CountersError, match="^counters: InputsError: M,N: a shape"):
+        marked_counters.count_each([(import_function("masked"), [4], "packed")])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
-from memtraffic.names import import_function
+from memtraffic.names import import_function, import_path
 from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import attention, catalog, exhibits, measurements
 from memtraffic_book.catalog import EXPERIMENTS
@@ -261,11 +261,11 @@ def test_decide_names_what_is_absent_and_leaves_no_holes(gradient, timed, monkey
 def test_count_cases_has_the_rows_of_each_case(monkeypatch):
     calls = []
 
-    def counters(fn, shape):
-        calls.append((fn, shape))
-        return pd.DataFrame({"kernel": ["a", "b"], "ns": [len(calls), 0]})
+    def count_each(several):
+        calls.extend(several)
+        return [pd.DataFrame({"kernel": ["a", "b"], "ns": [i, 0]}) for i in (1, 2)]
 
-    monkeypatch.setattr(measurements.hardware, "counters", counters)
+    monkeypatch.setattr(measurements, "count_each", count_each)
     impls = implementations("copy", "naive")
     frame = measurements.count_cases(impls, [["copy", [4, 8]], ["naive", [2, 16]]])
     assert frame.columns.tolist() == ["impl", "m", "n", "kernel", "ns"]
@@ -275,7 +275,7 @@ def test_count_cases_has_the_rows_of_each_case(monkeypatch):
         ["naive", 2, 16, "a", 2],
         ["naive", 2, 16, "b", 0],
     ]
-    assert calls == [(impls["copy"], (4, 8)), (naive.softmax, (2, 16))]
+    assert calls == [(impls["copy"], [4, 8], "packed"), (naive.softmax, [2, 16], "packed")]
 
 
 def test_counters_are_of_functions_that_another_process_can_import(timed, monkeypatch):
@@ -289,6 +289,12 @@ def test_counters_are_of_functions_that_another_process_can_import(timed, monkey
     monkeypatch.setattr(measurements.hardware, "profile", profile)
     empty = pd.DataFrame(columns=measurements.hardware.COLUMNS)
     monkeypatch.setattr(measurements.hardware, "parse", lambda report: empty.copy())
+
+    def count_each(calls):
+        jobs.extend({"fn": import_path(fn)} for fn, *_ in calls)
+        return [empty.copy() for _ in calls]
+
+    monkeypatch.setattr(measurements, "count_each", count_each)
     for id, subject in EXPERIMENTS.items():
         if "ncu" in subject.needs.commands and not id.startswith(("survey", "sectors", "bank")):
             subject.run()

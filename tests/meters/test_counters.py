@@ -4,7 +4,6 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
@@ -12,8 +11,8 @@ from memtraffic import runtime
 from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters import counters as module
-from memtraffic.meters.counters import count_layouts, counters, parse, short_name
-from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
+from memtraffic.meters.counters import counters, parse, short_name
+from memtraffic.tensors import SECTOR_BYTES
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -209,20 +208,6 @@ def test_counters_of_a_function_that_fails(ncu, body, message):
         counters("naive", shape=(8, 8))
     assert str(caught.value) == f"counters: {message}"
     assert not isinstance(caught.value, CountersUnavailable)
-
-
-def test_count_layouts(monkeypatch):
-    def one(fn, *, shape, dtype, layout):
-        rows = [(f"{fn} {shape} {dtype} {layout}", *range(len(METRICS)))] * 2
-        return pd.DataFrame(rows, columns=["kernel", *METRICS])
-
-    monkeypatch.setattr(module, "counters", one)
-    frame = count_layouts("masked", (8, 6), dtype="bfloat16")
-    assert list(frame.columns) == ["layout", "kernel", *METRICS]
-    layouts = [layout for layout in MEMORY_LAYOUTS for _ in range(2)]
-    assert frame["layout"].tolist() == layouts
-    assert frame["kernel"].tolist() == [f"masked (8, 6) bfloat16 {layout}" for layout in layouts]
-    assert frame.index.tolist() == list(range(len(layouts)))
 
 
 # ---- on a GPU

@@ -28,7 +28,6 @@ from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.functions import as_function
 from memtraffic.names import import_function, import_path
 from memtraffic.op import AnyInputs, find_op
-from memtraffic.tensors import MEMORY_LAYOUTS
 
 # L2 may have two halves: `lts__t_sectors_op_write` would also count the sectors that they exchange.
 METRICS = {
@@ -147,17 +146,6 @@ def _cause(stderr: str, report: str, code: int) -> str:
 def require_counters() -> None:
     """Asks for the counters of one small kernel. Raises what `profile` raises."""
     profile(ONE_KERNEL, None)
-
-
-def count_layouts(
-    fn: Callable[..., object] | str, shape: tuple[int, ...], *, dtype: str = "float32"
-) -> pd.DataFrame:
-    """`counters` of one function for each memory layout of its input, with a first column `layout`.
-
-    The layouts are the keys of `tensors.MEMORY_LAYOUTS`. Raises what `counters` raises.
-    """
-    frames = {name: counters(fn, shape=shape, dtype=dtype, layout=name) for name in MEMORY_LAYOUTS}
-    return pd.concat(frames, names=["layout"]).reset_index("layout").reset_index(drop=True)
 
 
 def parse(report: str, metrics: Mapping[str, str] = METRICS) -> pd.DataFrame:
