@@ -178,6 +178,7 @@ DECIDED = (
     *columns("eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"),
 )
 AMOUNTS = " ".join(marked_counters.AMOUNTS)
+PREDICTED = " ".join((*SECTORS, *(f"predicted_{name}" for name in SECTORS)))
 COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None)  # a compiler's name for it, or ours
 # Inductor times several configurations and takes the fastest. How much of the second read the
 # caches answer, and how long it takes, therefore differs from run to run.
@@ -369,13 +370,10 @@ COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
         *columns("fn inputs shape dtype layout bank_conflicts predicted_bank_conflicts"),
         Column("refused", tolerance=None),
     ),
-    **dict.fromkeys(
-        (count_sectors, count_surveyed_sectors),
-        (
-            *columns("fn inputs shape dtype layout"),
-            *columns(" ".join((*SECTORS, *(f"predicted_{name}" for name in SECTORS)))),
-            Column("refused", tolerance=None),
-        ),
+    count_sectors: columns(f"fn inputs shape dtype layout {PREDICTED} refused", refused=None),
+    count_surveyed_sectors: columns(  # of what autotuners choose each time
+        f"fn inputs shape dtype layout {PREDICTED} refused",
+        **dict.fromkeys((*PREDICTED.split(), "refused")),
     ),
 }
 NEEDS: dict[Measure | str, Needs] = {

@@ -156,7 +156,7 @@ def test_count_each_gives_the_kernels_of_each_call(counting):
     assert list(frame.columns) == list(EXPERIMENTS["tiled_counters"].schema)
     assert [*frame["layout"]] == [layout for layout in layouts for _ in range(2)]
     assert [*frame["kernel"]] == ["a", "b"] * len(layouts) and seen.count(MARK) == len(layouts)
-    with pytest.raises(CountersError, match="^counters: InputsError: M,N: a shape"):
+    with pytest.raises(CountersError, match=r"^counters: InputsError: M,N: a shape"):
         marked_counters.count_each([(import_function("masked"), [4], "packed")])
 
 
