@@ -127,7 +127,7 @@ def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
         return recorded
     if not kept.is_file():
         kept.write_text(to_csv(_run(subject)), encoding="utf-8")
-    return replay_absent(from_csv(kept.read_text(encoding="utf-8")), recorded)
+    return from_csv(kept.read_text(encoding="utf-8"))
 
 
 def _measure_now(
@@ -168,15 +168,6 @@ def is_absent(row: Mapping[str, Any]) -> bool:
     """
     reasons = (str(row.get(column, "")) for column in ("note", "missing", "refused"))
     return any(reason.startswith(ABSENT) for reason in reasons)
-
-
-def replay_absent(measured: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """What was measured; the rows of packages that are absent here are those of the recording."""
-    if len(measured) != len(recorded):
-        return measured
-    pairs = zip(measured.to_dict("records"), recorded.to_dict("records"), strict=True)
-    rows = [was if is_absent(now) else now for now, was in pairs]
-    return from_csv(to_csv(pd.DataFrame(rows)))
 
 
 def _run(subject: Experiment) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from textwrap import shorten
 import pandas as pd
 
 from memtraffic_book import claim, experiment, glue, survey, tables, units
+from memtraffic_book.recording import PUBLISHED
 
 TWICE = 2 / survey.EXACT  # a ratio from which on a pass moves twice the least
 AGAIN = 1.5  # times the least, from which on a pass reads something again
@@ -44,8 +45,11 @@ def show_summary(table: pd.DataFrame) -> None:
 
 
 def show_measured(table: pd.DataFrame) -> None:
-    """Shows what passes read by count and by counter, and claims what comes from DRAM."""
-    measured = experiment("survey_counters")
+    """Shows what passes read by count and by counter, and claims what comes from DRAM.
+
+    That is from the recording: few readers have installed what was measured.
+    """
+    measured = experiment("survey_counters", gpu=PUBLISHED)
     frame = survey.beside(table, measured)
     tables.show(
         frame,

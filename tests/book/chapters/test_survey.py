@@ -12,7 +12,7 @@ def test_show_measured_where_packages_are_absent(monkeypatch, capsys):
     folder = recording.root() / recording.PUBLISHED
     measured = recording.read(folder, EXPERIMENTS["survey_counters"])
     measured.loc[measured["package"] != "torch", "missing"] = "absent: PackageNotFoundError: none"
-    monkeypatch.setattr(page, "experiment", lambda id: measured)
+    monkeypatch.setattr(page, "experiment", lambda id, gpu: measured)
     page.show_measured(TABLE)
     said = capsys.readouterr().out
     ran = (measured["missing"] == "").sum()
