@@ -439,6 +439,12 @@ def test_count_says_that_nothing_ran():
             id="argument-left-out",
         ),
         pytest.param(
+            lambda x: kernels._masked_kernel[(1,)](x, x + 1j, 4, BLOCK=4, STORED=4),
+            LaunchError,
+            r"^_masked_kernel: x_ptr is of torch\.complex64, .*view_as_real",
+            id="complex",
+        ),
+        pytest.param(
             lambda x: kernels._masked_kernel(x, x, 4, BLOCK=4, STORED=4),
             LaunchError,
             r"^_masked_kernel is called without a grid: .* as _masked_kernel\[grid\]",
