@@ -216,7 +216,7 @@ def formula(
     dtype: str = "float32",
     backward: bool = False,
 ) -> Formula:
-    """The `Formula` of the traffic of `fn`.
+    """The `Formula` of the traffic of `fn`, in elements, of which a complex number is one.
 
     >>> print(formula(lambda x: x.exp() - x[:, :1]))
     reads 2MN + M, writes 2MN
