@@ -91,6 +91,7 @@ def interpreted(fn, *tensors):
         pytest.param((-1,), {}, r"a grid of -1 programs: along axis 0", id="negative"),
         pytest.param(8, {}, r"a grid is a tuple, such as \(8,\), not 8", id="number"),
         pytest.param((1, 1.5), {}, "a grid of 1.5 programs, which is no whole", id="division"),
+        pytest.param((np.float32(2),), {}, "a grid of 2.0 programs, which", id="numpy"),
         pytest.param((2**31,), {}, "up to 2147483647", id="first-axis"),
         pytest.param((1, 65536), {}, "1 x 65536 programs: along axis 1.* 65535", id="second-axis"),
         pytest.param(lambda constants: (1, 1, 10**6), {}, "along axis 2", id="function"),

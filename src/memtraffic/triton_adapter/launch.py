@@ -39,7 +39,7 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
     if not isinstance(grid, (tuple, list)):
         raise LaunchError(f"{kernel}: a grid is a tuple, such as ({grid},), not {grid!r}")
     for axis, (programs, most) in enumerate(zip(grid, MAX_GRID, strict=False)):
-        if isinstance(programs, float):
+        if not hasattr(programs, "__index__"):
             raise LaunchError(f"{kernel}: a grid of {programs} programs, which is no whole number")
         if isinstance(programs, int) and not 0 <= programs <= most:
             raise LaunchError(
