@@ -507,6 +507,14 @@ def test_shell_says_what_this_process_says(text, command, module, tmp_path):
     assert shell(f"$M {text}", tmp_path) == command(text)
 
 
+def test_shell_where_pytorch_cannot_be_imported(tmp_path):
+    """Such as where a file in this folder hides a module that it needs."""
+    (tmp_path / "torch.py").write_text("raise ImportError('is broken')")
+    for text, name in (("count math:sqrt 3 5", "math:sqrt: "), ("roof", "")):
+        said = f"memtraffic: {name}ImportError: is broken\n"
+        assert shell(f"$M {text}", tmp_path) == (1, "", said)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "message"),

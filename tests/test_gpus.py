@@ -44,7 +44,13 @@ def test_find_gpu_by_target_and_product(gpu):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("sm_91", "mean sm_90"), ("H20", "mean h200"), ("", "MI300X")],
+    [
+        ("sm_91", "mean sm_90"),
+        ("H20", "mean h200"),
+        ("", "MI300X"),
+        (90, "named 90:"),
+        (None, "named None:"),
+    ],
 )
 def test_find_gpu_unknown(name, said):
     with pytest.raises(LookupError, match=said) as error:

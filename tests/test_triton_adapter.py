@@ -90,6 +90,8 @@ def interpreted(fn, *tensors):
     [
         pytest.param((-1,), {}, r"a grid of -1 programs: along axis 0", id="negative"),
         pytest.param(8, {}, r"a grid is a tuple, such as \(8,\), not 8", id="number"),
+        pytest.param((1, 1.5), {}, "a grid of 1.5 programs, which is no whole", id="division"),
+        pytest.param((np.float32(2),), {}, "a grid of 2.0 programs, which", id="numpy"),
         pytest.param((2**31,), {}, "up to 2147483647", id="first-axis"),
         pytest.param((1, 65536), {}, "1 x 65536 programs: along axis 1.* 65535", id="second-axis"),
         pytest.param(lambda constants: (1, 1, 10**6), {}, "along axis 2", id="function"),
@@ -466,6 +468,20 @@ def test_capturing_refuses_a_launch_without_an_argument():
         pytest.raises(LaunchError, match=r"^_masked_kernel is launched without BLOCK, STORED"),
     ):
         kernels._masked_kernel[(2,)](x, x, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e8m0fnu])
+def test_capturing_refuses_a_dtype_that_triton_does_not_know(dtype):
+    x = zeros(1, 4)
+    for given in (x.to(dtype), (x, x.to(dtype))):
+        with pytest.raises(LaunchError, match=f"^_scaled_kernel: x_ptr is of {dtype}, which"):
+            captured(lambda given=given: kernels._scaled_kernel[(1,)](x, given, BLOCK=4))
+
+
+def test_capturing_takes_a_pointer_of_another_dtype_than_its_tensor():
+    x = triton.reinterpret(zeros(1, 4).to(torch.complex64), tl.float32)
+    assert len(captured(lambda: kernels._scaled_kernel[(1,)](x, x, BLOCK=8))) == 1
+    assert count(lambda: kernels._scaled_kernel[(1,)](x, x, BLOCK=8), ()).read_elements == 8
 
 
 def test_capturing_a_warmup_is_no_launch():

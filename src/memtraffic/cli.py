@@ -107,8 +107,7 @@ def standing_in(params: dict[str, Any]) -> AbstractContextManager[None]:
 
 def failure(error: BaseException, params: dict[str, Any]) -> click.ClickException:
     """What a command says about an error: with its class where the metered function raised it."""
-    from memtraffic import runtime
-
+    runtime: Any = sys.modules.get("memtraffic.runtime")  # none if PyTorch cannot be imported
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
     code = traceback.extract_tb(error.__traceback__)[-1].line
     # A function in C++ has no frame, nor has one that takes other arguments: it raises in the call.
@@ -119,7 +118,7 @@ def failure(error: BaseException, params: dict[str, Any]) -> click.ClickExceptio
         its_own = str(error)
     if called and isinstance(error, TypeError) and " argument" in str(error):
         hint = " (--inputs says what it is called with)"
-    elif not runtime.HAS_GPU and not params.get("stand_in", True):
+    elif runtime and not runtime.HAS_GPU and not params.get("stand_in", True):
         if re.search("cuda|gpu", its_own, re.IGNORECASE):
             hint = " (does it insist on a GPU? then give --stand-in)"
     if isinstance(error, MemtrafficError) or (ours and not isinstance(error, KeyError)):

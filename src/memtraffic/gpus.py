@@ -263,9 +263,9 @@ def find_gpu(name: str | Gpu) -> Gpu:
     if isinstance(name, Gpu):
         return name
     names = {gpu.product.lower(): gpu for gpu in GPUS} | dict(TARGETS)
-    if (gpu := names.get(name.lower())) is not None:
+    if (gpu := names.get(str(name).lower())) is not None:
         return gpu
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     known = ", ".join(f"{gpu.target} ({gpu.product})" for gpu in GPUS)
     raise UnknownGpuError(f"no GPU is named {name!r}: {hint}Known are {known}")

@@ -164,6 +164,29 @@ def test_count_bytes_of_a_dtype(fn, expected):
     assert count(fn, matrix(dtype=torch.float16)).ops == [expected]
 
 
+N = 259
+COMPLEX = torch.ones(N, dtype=torch.complex64, device=runtime.device())
+REAL = torch.ones(N, device=runtime.device())
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda: torch.polar(REAL, REAL), OpTraffic("polar", 2 * N, N, 2 * N * 4, N * 8)),
+        (lambda: torch.complex(REAL, REAL), OpTraffic("complex", 2 * N, N, 2 * N * 4, N * 8)),
+        (lambda: COMPLEX * REAL, OpTraffic("mul", 2 * N, N, N * 8 + N * 4, N * 8)),
+        (lambda: COMPLEX.abs(), OpTraffic("abs", N, N, N * 8, N * 4)),
+        (lambda: COMPLEX.real + 1, OpTraffic("add", N, N, N * 4, N * 4)),
+        (
+            lambda: torch.view_as_complex(torch.view_as_real(COMPLEX)).exp(),
+            OpTraffic("exp", N, N, N * 8, N * 8),
+        ),
+    ],
+)
+def test_count_a_complex_number_is_an_element(fn, expected):
+    assert count(fn, ()).ops == [expected]
+
+
 def test_count_lists_operations_in_order():
     traffic = count(kernels.mixed, matrix())
     assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
@@ -437,6 +460,12 @@ def test_count_says_that_nothing_ran():
             LaunchError,
             "^_masked_kernel is launched without BLOCK.*set TRITON_INTERPRET=0",
             id="argument-left-out",
+        ),
+        pytest.param(
+            lambda x: kernels._masked_kernel[(1,)](x, x + 1j, 4, BLOCK=4, STORED=4),
+            LaunchError,
+            r"^_masked_kernel: x_ptr is of torch\.complex64, .*view_as_real",
+            id="complex",
         ),
         pytest.param(
             lambda x: kernels._masked_kernel(x, x, 4, BLOCK=4, STORED=4),

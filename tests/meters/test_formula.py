@@ -104,8 +104,8 @@ def test_formula_leaves_out_refused_shapes(error):
 @pytest.mark.parametrize(
     ("fit", "held_out", "message"),
     [
-        pytest.param(SMALL[:4], OTHERS, "4 shapes to solve at and 0 to check at", id="solve"),
-        pytest.param(SMALL, OTHERS[:1], "5 shapes to solve at and 1 to check at", id="check"),
+        pytest.param(SMALL[:4], OTHERS, "4 shapes to solve at are too few: it takes 5", id="solve"),
+        pytest.param(SMALL, OTHERS[:1], "1 shapes to check at are too few: it takes 2", id="check"),
         pytest.param([(2, n) for n in (4, 8, 16, 32, 64)], OTHERS, "2 x 4, 2 x 8", id="alike"),
     ],
 )

@@ -1,5 +1,6 @@
 """Requests and sectors predicted without a GPU: by hand, lane by lane, and as an H200 counted."""
 
+import importlib
 import itertools
 import os
 import subprocess
@@ -361,6 +362,47 @@ def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"_pair_kernel {sectors(sector_kernels.pair, '1024,').totals}"
+
+
+PLACED = """
+import memtraffic, torch, triton
+import triton.language as tl
+{imported}
+
+{decorated}@triton.jit
+def placed_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), placed_get(x_ptr, tl.arange(0, BLOCK)))
+
+def placed(x):
+    placed_kernel[(1,)](torch.empty_like(x), x, BLOCK=1024)
+"""
+GET = """
+import triton
+import triton.language as tl
+@triton.jit
+def placed_get(x_ptr, at):
+    return tl.load(x_ptr + at)
+"""
+
+
+def test_sectors_of_a_kernel_that_was_compiled_elsewhere(tmp_path, monkeypatch):
+    """Triton's cache knows a kernel by its text."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for get, name, decorated in (
+        ("placed_get_1", "placed_1", ""),
+        ("placed_get_1", "placed_2", ""),  # moved to another file
+        ("placed_get_2", "placed_2b", ""),  # what it calls was moved
+        ("placed_get_2", "placed_2c", "@triton.heuristics({})\n"),
+        ("placed_get_2", "placed_2c_again", "@triton.heuristics({})\n# one more line\n"),
+    ):
+        text = PLACED.format(imported=f"from {get} import placed_get", decorated=decorated)
+        (tmp_path / f"{get}.py").write_text(GET)
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        found = sectors(importlib.import_module(name).placed, "1024,")
+        line = 1 + text[: text.index("tl.store")].count("\n")
+        places = [(access.file, access.line, access.sectors) for access in found.accesses]
+        assert places == [(f"{get}.py", 6, 128), (f"{name}.py", line, 128)]
 
 
 def test_sectors_leaves_out_atomic_operations_and_pytorch():

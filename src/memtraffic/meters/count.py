@@ -125,6 +125,7 @@ def _total(field_name: str, about: str) -> Any:
 class Traffic:
     """What a function moved, operation by operation, with totals in elements and bytes.
 
+    An element is one of its tensor's dtype: a number of complex64 is one, of 8 bytes.
     accesses: of its kernels, if they were traced. backward: what the backward pass moved, which is
     not in the totals; None if it was not counted.
     """

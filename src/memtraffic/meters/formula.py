@@ -216,7 +216,7 @@ def formula(
     dtype: str = "float32",
     backward: bool = False,
 ) -> Formula:
-    """The `Formula` of the traffic of `fn`.
+    """The `Formula` of the traffic of `fn`, in elements, of which a complex number is one.
 
     >>> print(formula(lambda x: x.exp() - x[:, :1]))
     reads 2MN + M, writes 2MN
@@ -326,7 +326,7 @@ class Counts:
         if planned and held_out is None:
             self.add((), small, limit=True)
         if len(self.fitted) < least:
-            raise self._too_few()
+            raise self._too_few("solve", len(self.fitted), least)
         self._count_again()
         found = self._solve()
         squares = 3 ** len(self.symbols)
@@ -341,7 +341,7 @@ class Counts:
         elif found is not None:
             self._check_large(found)
         if self.symbols and found and not pinned and len(self.checked) < MIN_CHECKED:
-            raise self._too_few()
+            raise self._too_few("check", len(self.checked), MIN_CHECKED)
         return self._solve() if found else None
 
     def fresh(self) -> Counts:
@@ -413,11 +413,9 @@ class Counts:
         """The traffic of each pass at a shape, with the accesses of its kernels."""
         return self._count(shape, Work(), trace=True)
 
-    def _too_few(self) -> Exception:
-        """Why the shapes do not suffice."""
-        few = (
-            f"{len(self.fitted)} shapes to solve at and {len(self.checked)} to check at are too few"
-        )
+    def _too_few(self, use: str, number: int, least: int) -> Exception:
+        """Why the shapes do not suffice to solve or to check at."""
+        few = f"{number} shapes to {use} at are too few: it takes {least}"
         if self._left_out and not self.refused:
             few += f"; {len(self._left_out)} would be more than {MAX_PROGRAMS} programs"
         if not self.refused:

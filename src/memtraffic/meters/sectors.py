@@ -224,7 +224,7 @@ def sectors(
     or are moved there behind a branch, or, with `caches`, for a GPU whose caches are not known and
     for accesses that take no equal steps; and what `count` and `resources` raise.
     """
-    gpu = target if isinstance(target, Gpu) else find_gpu(target)
+    gpu = find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
     meters: list[_SectorMeter] = []
     if caches:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memtraffic.triton_adapter.launch import CompiledKernel, Kernel
+from memtraffic.triton_adapter.patching import lock, replaced
 
 if TYPE_CHECKING:
     from memtraffic.gpus import Gpu
@@ -87,14 +88,26 @@ def compile_source(
 ) -> CompiledKernel:
     """Compiles a kernel, specialised as by `specialize`, for `gpu`, which need not be here.
 
+    Triton's cache finds a function that was moved to another file, or whose decorators changed, by
+    its text, with the places it had before. So they are a part of the key here.
+
     Raises whatever the compiler raises.
     """
     import triton
     from triton.compiler import ASTSource
+    from triton.runtime import jit
+
+    key = jit.JITCallable.cache_key.fget
+
+    def placed_key(function: Any) -> str:
+        return f"{key(function)} {jit.get_jit_fn_file_line(function)}"
 
     if gpu.vendor != "amd":
         attributes = _without_pointer_range(attributes)
     source = ASTSource(jit_function(kernel), signature, constants, attributes)
+    with lock, replaced((jit.JITCallable, "cache_key", property(placed_key))):
+        placed = source.hash()
+    source.hash = lambda: placed
     return triton.compile(source, target=target_of(gpu), options=options)
 
 

@@ -39,6 +39,8 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
     if not isinstance(grid, (tuple, list)):
         raise LaunchError(f"{kernel}: a grid is a tuple, such as ({grid},), not {grid!r}")
     for axis, (programs, most) in enumerate(zip(grid, MAX_GRID, strict=False)):
+        if not hasattr(programs, "__index__"):
+            raise LaunchError(f"{kernel}: a grid of {programs} programs, which is no whole number")
         if isinstance(programs, int) and not 0 <= programs <= most:
             raise LaunchError(
                 f"{kernel}: a grid of {' x '.join(map(str, grid))} programs: along axis {axis}, "
@@ -50,7 +52,12 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
 def check_arguments(
     kernel: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> None:
-    """Raises LaunchError for a launch that leaves out arguments of `kernel`, a Python function."""
+    """Raises LaunchError if arguments of `kernel` are left out, or of a dtype unknown to Triton.
+
+    kernel: a Python function.
+    """
+    from triton._utils import type_canonicalisation_dict as known
+
     parameters = inspect.signature(kernel).parameters
     given = {*list(parameters)[: len(args)], *options}
     missing = [
@@ -63,6 +70,14 @@ def check_arguments(
             f"{kernel.__name__} is launched without {', '.join(missing)}. Some packages leave out "
             "what autotunes a kernel where TRITON_INTERPRET is 1: set TRITON_INTERPRET=0"
         )
+    for name, value in [*zip(parameters, args, strict=False), *options.items()]:
+        # A pointer of another dtype than its tensor's has one of its own.
+        for tensor in [value] if hasattr(value, "data_ptr") else tensors_of([value]):
+            if str(tensor.dtype).removeprefix("torch.") not in known:
+                raise LaunchError(
+                    f"{kernel.__name__}: {name} is of {tensor.dtype}, which Triton does not know: "
+                    "give a view, such as torch.view_as_real(x) or x.view(torch.uint8)"
+                )
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
