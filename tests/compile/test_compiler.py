@@ -188,6 +188,7 @@ def test_resources_as_text_and_dict():
 # ---- options
 
 
+@pytest.mark.slow
 def test_resources_and_assembly_take_options(fused_on):
     x, many = empty(1, 4096), fused_on["gfx942"]
     [few] = resources(fused.softmax, x, target="gfx942", num_warps=4)

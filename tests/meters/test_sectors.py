@@ -266,6 +266,7 @@ def test_bank_conflicts_by_hand(steps, conflicts):
     assert bank_conflicts(ptx, 2) == conflicts
 
 
+@pytest.mark.slow
 def test_sectors_tells_of_bank_conflicts():
     calls = [sector_kernels.few, sector_kernels.columns, sector_kernels.columns]
     each = [sectors(call, "64,128:bf16").bank_conflicts for call in calls]
@@ -385,6 +386,7 @@ def placed_get(x_ptr, at):
 """
 
 
+@pytest.mark.slow
 def test_sectors_of_a_kernel_that_was_compiled_elsewhere(tmp_path, monkeypatch):
     """Triton's cache knows a kernel by its text."""
     monkeypatch.syspath_prepend(tmp_path)

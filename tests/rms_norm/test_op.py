@@ -136,7 +136,7 @@ def test_gradcheck():
     assert gradgradcheck(lambda *it: rms_norm(*it, eps=1e-3), (x[0], weight))
 
 
-@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("weighted", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_opcheck(weighted):
     x, dy = matrix(3, 5).requires_grad_(), matrix(3, 5, seed=1).requires_grad_()
     weight = matrix(1, 5, seed=2)[0].requires_grad_() if weighted else None

@@ -345,7 +345,9 @@ def test_softmax_of_batches_of_rows_that_start_anywhere():
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
 
 
-@pytest.mark.parametrize("n", [2051, 9217], ids=["one-program", "split"])
+@pytest.mark.parametrize(
+    "n", [2051, pytest.param(9217, marks=pytest.mark.slow)], ids=["one-program", "split"]
+)
 def test_rows_that_start_elsewhere_in_each_tensor(n):
     x, y, dy, dx = (matrix(3, n + 4 * i, seed=i)[:, :n] for i in range(4))
     assert_softmax(lambda x: softmax(x, out=y), x)
