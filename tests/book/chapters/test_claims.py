@@ -44,7 +44,7 @@ LIES = {
     "fused": {
         "compare_with_bytes": (us(3, "fused"), "2.40x needed"),
         "compare_requests": (times("instruction_read_bytes", 2), "in the order of the table"),
-        "draw_widths": (us(2, "compile(persistent reduction)"), "0.90x and 1.10x needed"),
+        "draw_widths": (us(2, "compile(persistent reduction)"), "(10 % allowed)"),
         "draw_widths, widest": (us(0.6, "compile(persistent reduction)", n=32768), "more than 1.1"),
     },
     "in_flight": {
