@@ -21,9 +21,9 @@ and with a write for each request that stores to a sector.
 
 `tests/meters/test_caches.py` compares this with 24 launches that an H200 counted. Seven of them
 tuned `L1_SHARE`, `L2_SHARE`, `OTHER_TIME` and `SPREAD`, 14 set `SLACK`; that half of the stores to
-one sector are merged was read off the other ten. From L2 to L1, 21 are right within 1 %, and 5 %
+one sector are merged was read off the other ten. From L2 to L1, 21 are right within 1 %, and 3 %
 too little to 19 % too much is said of rows or weights that L1 keeps in part; from DRAM, 22 are
-right within 1 % and two within 5 %; to DRAM, more than a few bytes are within 7 %, but 15 % where
+right within 1 % and two within 6 %; to DRAM, more than a few bytes are within 7 %, but 15 % where
 L2 holds nearly everything; writes to L2 within 6 %. All numbers but one are within the bounds.
 
 Not modelled: hints to evict, sets, other replacement, the order in which SMs become free, atomic
