@@ -149,13 +149,17 @@ def test_count_sectors_predicts_beside_what_is_counted(counting):
     assert list(frame.columns) == list(EXPERIMENTS["sectors_packed"].schema)
 
 
-def test_count_each_gives_the_kernels_of_each_call(counting):
-    seen = counting("a", "b")
-    layouts = measurements.MEMORY_LAYOUTS
+def test_count_each_gives_the_kernels_of_each_call(counting, monkeypatch):
+    seen, called, arguments = counting("a", "b"), [], marked_counters._arguments
+    monkeypatch.setattr(
+        marked_counters, "_arguments", lambda case: (called.append(case[-1]), arguments(case))[1]
+    )
+    layouts = [*measurements.MEMORY_LAYOUTS]
     frame = measurements.count_layouts(import_function("naive"), [4, 8])
     assert list(frame.columns) == list(EXPERIMENTS["tiled_counters"].schema)
     assert [*frame["layout"]] == [layout for layout in layouts for _ in range(2)]
     assert [*frame["kernel"]] == ["a", "b"] * len(layouts) and seen.count(MARK) == len(layouts)
+    assert called == layouts and frame["ns"].is_monotonic_increasing
     with pytest.raises(CountersError, match=r"^counters: InputsError: M,N: a shape"):
         marked_counters.count_each([(import_function("masked"), [4], "packed")])
 
