@@ -11,6 +11,7 @@ from torch import Tensor
 from memtraffic import residency
 from memtraffic.gpus import NvidiaGpu, find_gpu
 from memtraffic.residency import nvidia
+from memtraffic.residency.resources import round_up
 from memtraffic_book import (
     claim,
     experiment,
@@ -24,7 +25,7 @@ from memtraffic_book import (
 from memtraffic_book.units import format_share as percent
 
 H200 = cast(NvidiaGpu, find_gpu("H200"))
-SLOTS = 64  # for warps, on an SM of an H200
+SLOTS = H200.max_threads_per_sm // H200.warp_size  # for warps, on an SM
 TRIED = "Other numbers of warps, and limits on registers"
 
 
@@ -57,11 +58,14 @@ def draw_packing(
     """
     limits = nvidia.programs_by_limit(registers, shared_bytes, num_warps, H200)
     fit = min(limits.values())
+    of_warp = round_up(registers * H200.warp_size, H200.register_granularity)
+    reserved = H200.shared_per_sm - H200.shared_per_program
+    shared = round_up(shared_bytes + reserved, H200.shared_granularity)
     program = {
-        "registers": (-(-registers * 32 // 256) * 256 * num_warps, 65_536),
-        "shared": (-(-(shared_bytes + 1024) // 128) * 128, 228 * 1024),
+        "registers": (of_warp * num_warps, H200.registers_per_sm),
+        "shared": (shared, H200.shared_per_sm),
         "warps": (num_warps, SLOTS),
-        "blocks": (1, 32),
+        "blocks": (1, H200.max_blocks_per_sm),
     }
     title = f"One SM holds {fit} programs, because its shared memory has no room for another."
     figures.sm_packing(limits, program, title=title)
