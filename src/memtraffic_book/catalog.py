@@ -370,10 +370,9 @@ COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
         *columns("fn inputs shape dtype layout bank_conflicts predicted_bank_conflicts"),
         Column("refused", tolerance=None),
     ),
-    count_sectors: columns(f"fn inputs shape dtype layout {PREDICTED} refused", refused=None),
-    count_surveyed_sectors: columns(  # of what autotuners choose each time
-        f"fn inputs shape dtype layout {PREDICTED} refused",
-        **dict.fromkeys((*PREDICTED.split(), "refused")),
+    **dict.fromkeys(
+        (count_sectors, count_surveyed_sectors),
+        columns(f"fn inputs shape dtype layout {PREDICTED} refused", refused=None),
     ),
 }
 NEEDS: dict[Measure | str, Needs] = {

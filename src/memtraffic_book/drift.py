@@ -19,7 +19,6 @@ from memtraffic_book.catalog import Experiment, find_experiments, measurable
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
 SHORT_US = 20.0  # rows that take less have twice the tolerance
-TUNED = ("compile(torch.softmax)", "FlagGems")  # which time several kernels, and may take another
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
 ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured again
 
@@ -120,9 +119,8 @@ def compare(
 
     Text must be equal. A number may differ by its column's tolerance times the recorded number,
     twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
-    absent here, or was so then, are not compared, nor what has a tolerance in rows of `TUNED`. The
-    DataFrame has the columns `VALUES`, a row for each number that has a tolerance and is compared,
-    but those recorded as 0, or so small that noise may exceed it.
+    absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row for
+    each number that has a tolerance, but those recorded as 0, or so small that noise may exceed it.
     """
     if len(recorded) != len(measured):
         several = f"{len(measured)} rows measured, {len(recorded)} recorded"
@@ -134,7 +132,7 @@ def compare(
             continue
         for column in subject.columns:
             old, new = was[column.name], now[column.name]
-            if column.tolerance is None or (column.tolerance and was.get("impl") in TUNED):
+            if column.tolerance is None:
                 continue
             tolerance = column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
             numbers = not isinstance(old, str) and not isinstance(new, str)

@@ -29,8 +29,6 @@ MANY = 10**9  # bytes
         "rate-in-a-short-row": (SHORT_ROW, SHORT_ROW | {"gb_per_s": 119.0}, False),
         "rate-without-a-time": ({"gb_per_s": 100.0}, {"gb_per_s": 119.0}, True),
         "not-compared": ({"us_p20": 1.0, "kernel": "a"}, {"us_p20": 9.0, "kernel": "b"}, False),
-        "tuned": ({"impl": "FlagGems", "us": 50.0}, {"impl": "FlagGems", "us": 90.0}, False),
-        "tuned-text": ({"impl": "FlagGems", "n": 1}, {"impl": "FlagGems", "n": 2}, True),
         "second-time": ({"us": 50.0, "copy_us": 40.0}, {"us": 50.0, "copy_us": 45.0}, True),
         "text": ({"impl": "a"}, {"impl": "b"}, True),
         "number-became-text": ({"us": 1.0}, {"us": ""}, True),
