@@ -14,7 +14,7 @@ def test_compare_again_keeps_the_larger_of_both_gpus(glued, monkeypatch, capsys)
     }
     monkeypatch.setattr(timing, "_apart", found.__getitem__)
     timing.compare_again()
-    assert glued == {"between_wide": "2.0 %", "between_long": "4.0 %", "between_short": "10.0 %"}
+    assert glued == {"between_wide": "2.0 %", "between_long": "4.0 %", "between_short": "0.1 µs"}
     found[timing.FOLDERS[1]] = timing.Apart(0.05, 0.0, 0.0)
     with pytest.raises(AssertionError, match="H100"):
         timing.compare_again()
