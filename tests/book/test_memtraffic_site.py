@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("sphinx", reason="Sphinx is not installed")
+pytest.importorskip("sphinx.application", reason="Sphinx is not installed")
 
 import memtraffic_site as site
 from docutils import nodes
