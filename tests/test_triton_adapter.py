@@ -96,6 +96,8 @@ def interpreted(fn, *tensors):
         pytest.param((1, 65536), {}, "1 x 65536 programs: along axis 1.* 65535", id="second-axis"),
         pytest.param(lambda constants: (1, 1, 10**6), {}, "along axis 2", id="function"),
         pytest.param((1,), {"num_warps": 64}, "64 warps per program are 2048 threads", id="warps"),
+        pytest.param((1,), {"num_warps": 3}, "a power of 2 as num_warps, not 3", id="three-warps"),
+        pytest.param((1,), {"num_warps": 0}, "a power of 2 as num_warps, not 0", id="no-warps"),
     ],
 )
 def test_interpreting_refuses_launches_that_no_gpu_makes(grid, options, message):

@@ -34,6 +34,8 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
             f"{kernel}: {num_warps} warps per program are {num_warps * SMALLEST_WARP} threads or "
             f"more, and no GPU launches more than {MAX_THREADS}"
         )
+    if isinstance(num_warps, int) and num_warps.bit_count() != 1:
+        raise LaunchError(f"{kernel}: Triton takes a power of 2 as num_warps, not {num_warps}")
     if callable(grid):
         return grid
     if not isinstance(grid, (tuple, list)):
