@@ -70,6 +70,16 @@ def test_show_wrong_names_the_error_and_refuses_ours(capsys):
         ship.show_wrong({"float32": times})
 
 
+def test_claim_rivals_leaves_out_a_case_in_which_one_was_wrong(glued):
+    times = frame({(1024, 4096): (20, 10, 10), (2048, 4096): (20, 0, 2), (1001, 4096): (20, 0, 10)})
+    of_wrong = (times["impl"] == "QuACK") & (times["n"] == 2048)
+    with pytest.raises(AssertionError, match="in 2 cases"):
+        ship.claim_rivals({"float32": times})
+    times.loc[of_wrong, "note"] = "wrong: NaN"
+    ship.claim_rivals({"float32": times})
+    assert glued["whole"] == "1.00x" and glued["odd"] == "0.50x"
+
+
 @pytest.mark.parametrize("mode", ["live", "verify"])
 def test_what_takes_minutes_on_an_h200_is_replayed_there(mode, in_mode, monkeypatch):
     in_mode(mode)
