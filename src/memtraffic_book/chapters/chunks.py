@@ -57,8 +57,8 @@ def draw_cliff() -> None:
         lost > 0.1,
     )
     claim(
-        f"From 2048 to 32768 columns of bfloat16, one block falls to {block} of the speed of a "
-        f"copy, and chunks fall to {pieces}.",
+        f"At multiples of 8 columns from 2048 to 32768, in bfloat16, one block falls to {block} of "
+        f"the speed of a copy, and chunks fall to {pieces}.",
         low["chunks"] > low["tiled"],
     )
     glue("tiled_8192", units.format_share(share["tiled"][8192]))
@@ -132,8 +132,7 @@ def compare_widest() -> None:
     single = speeds(experiment("map_float32")).loc[list(WIDE)]
     block, pieces = (units.format_share(single[name].min()) for name in ("tiled", "chunks"))
     claim(
-        f"From 2048 to 32768 columns of float32, one block falls to {block}, and chunks fall to "
-        f"{pieces}.",
+        f"At the same widths of float32, one block falls to {block}, and chunks fall to {pieces}.",
         single["tiled"].min() < single["chunks"].min(),
     )
     glue("block_wide", one)
