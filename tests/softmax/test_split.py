@@ -218,7 +218,7 @@ def into_itself(kernel, tensors, looks, chunks=2):
 
 def softmax_inputs(n, dtype):
     x = matrix(6, n, dtype)
-    x[:, n - 1] = 9  # the maximum, behind the whole vectors
+    x[4, n - 1] = 9  # the maximum, behind the whole vectors
     x[1, 3], x[2, n - 1], x[3, 9], x[4, 8:16], x[5, :16] = NAN, INF, -INF, -INF, NAN
     return (x,)
 

@@ -149,7 +149,7 @@ def claim_rivals(frames: Frames) -> None:
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for frame in frames.values():
         itemsize = getattr(torch, frame["dtype"].iloc[0]).itemsize
-        bad = frame["note"].astype(str).str.startswith("wrong").groupby([frame["n"], frame["m"]])
+        bad = noted(frame, "wrong").groupby([frame["n"], frame["m"]])
         us = frame[frame[ON_GPU] > 0].pivot(index=["n", "m"], columns="impl", values=ON_GPU)
         ratio = us[OURS] / us.drop(columns=["copy", OURS], errors="ignore").min(axis=1)
         for (n, m), value in ratio[~bad.any()].items():
@@ -224,10 +224,15 @@ def number(us: float) -> str:
     return f"{us:.1f}" if us < 9.95 else f"{us:,.0f}"
 
 
+def noted(frame: pd.DataFrame, *kinds: str) -> pd.Series[bool]:
+    """Whether the note of each result begins with one of `kinds`."""
+    return frame["note"].astype(str).str.startswith(kinds)
+
+
 def wrong(frames: Frames) -> Iterator[tuple[str, str]]:
     """Each kernel that was wrong, with its first shape and type, and what the judge said."""
     every = pd.concat(frames.values())
-    bad = every[every["note"].astype(str).str.startswith("wrong")]
+    bad = every[noted(every, "wrong")]
     for (name, n, dtype), part in bad.groupby(["impl", "n", "dtype"]):
         row = part.iloc[0]
         yield f"{name} {row['version']}, {row['m']} x {n}, {dtype}", row["note"].partition(",")[0]
@@ -238,9 +243,9 @@ def show_wrong(frames: Frames) -> None:
     found = list(wrong(frames))
     for where, note in found:
         print(f"{where}: {note}")
-    notes = pd.concat(frames.values())["note"].astype(str)
-    judged = ~notes.str.startswith(("absent", "refused"))
-    bad, imprecise = (notes.str.startswith(it).sum() for it in ("wrong", "imprecise"))
+    every = pd.concat(frames.values())
+    judged = ~noted(every, "absent", "refused")
+    bad, imprecise = (noted(every, it).sum() for it in ("wrong", "imprecise"))
     claim(
         f"Of {judged.sum()} results that were judged, {bad} are wrong, none of them by "
         f"torch.softmax or memtraffic.softmax, and {imprecise} others are imprecise.",

@@ -9,15 +9,17 @@ def test_compare_again_keeps_the_larger_of_both_gpus(glued, monkeypatch, capsys)
     found = {
         folder: timing.Apart(*values)
         for folder, values in zip(
-            timing.FOLDERS, ((0.02, 0.03, 0.1), (0.01, 0.04, 0.0)), strict=True
+            timing.FOLDERS, ((0.02, 0.03, 0.1, 0.5), (0.01, 0.04, 0.0, 0.0)), strict=True
         )
     }
     monkeypatch.setattr(timing, "_apart", found.__getitem__)
     timing.compare_again()
-    assert glued == {"between_wide": "2.0 %", "between_long": "4.0 %", "between_short": "0.1 µs"}
-    found[timing.FOLDERS[1]] = timing.Apart(0.05, 0.0, 0.0)
-    with pytest.raises(AssertionError, match="H100"):
-        timing.compare_again()
+    assert glued.pop("between_days") == "0.5 µs"
+    assert glued == {"between_wide": "2.0 %", "between_long": "4.0 %", "between_short": "10.0 %"}
+    for worse in ((0.05, 0.0, 0.0, 0.0), (0.0, 0.0, 0.2, 0.0), (0.0, 0.0, 0.0, 1.0)):
+        found[timing.FOLDERS[1]] = timing.Apart(*worse)
+        with pytest.raises(AssertionError, match="H100"):
+            timing.compare_again()
 
 
 def test_claim_level_refuses_verdicts_that_differ():
