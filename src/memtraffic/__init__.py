@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from memtraffic.compile import occupancy as occupancy
     from memtraffic.compile import resources as resources
     from memtraffic.gpus import find_gpu as find_gpu
-    from memtraffic.kernels.rms_norm.op import rms_norm as rms_norm
     from memtraffic.kernels.softmax.op import softmax as softmax
     from memtraffic.meters.count import count as count
     from memtraffic.meters.counters import counters as counters
@@ -42,7 +41,6 @@ _MODULES = {
     "occupancy": "memtraffic.compile",
     "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
-    "rms_norm": "memtraffic.kernels.rms_norm.op",
     "sectors": "memtraffic.meters.sectors",
     "softmax": "memtraffic.kernels.softmax.op",
 }

@@ -21,8 +21,6 @@ RUNGS = {
 OPS = {
     "softmax": "memtraffic.kernels.softmax.definitions:SOFTMAX",
     "softmax_backward": "memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD",
-    "rms_norm": "memtraffic.kernels.rms_norm.definitions:RMS_NORM",
-    "rms_norm_backward": "memtraffic.kernels.rms_norm.definitions:RMS_NORM_BACKWARD",
 }
 
 # What `bench` compares by default, by operation.
@@ -33,8 +31,6 @@ COMPARED = {
         "memtraffic.softmax",
     ),
     "softmax_backward": ("copy", "torch.softmax backward", "memtraffic.softmax backward"),
-    "rms_norm": ("copy", "torch.rms_norm", "compile(torch.rms_norm)", "memtraffic.rms_norm"),
-    "rms_norm_backward": ("torch.rms_norm backward", "memtraffic.rms_norm backward"),
 }
 
 

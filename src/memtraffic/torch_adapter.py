@@ -87,15 +87,6 @@ def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     return torch._softmax_backward_data(dy, y, 1, y.dtype)
 
 
-def rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of `x` as PyTorch's own kernel for GPUs computes it, without the weight's."""
-    of_x_alone = [True, False]
-    found = torch.ops.aten._fused_rms_norm_backward(
-        dy, x, weight.shape, rstd[:, None], weight, of_x_alone
-    )
-    return found[0]
-
-
 def sleep_on_gpu(cycles: int) -> None:
     """Queues a kernel that keeps the current GPU busy for so many of its clock's cycles."""
     torch.cuda._sleep(cycles)

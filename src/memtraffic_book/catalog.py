@@ -317,10 +317,7 @@ SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
 _METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:softmax")
 METERED = dict.fromkeys(_METERED, "softmax")
-OTHERS_METERED = {
-    **dict.fromkeys(OUR_BACKWARD.values(), "softmax_backward"),
-    "memtraffic:rms_norm": "rms_norm",
-}
+OTHERS_METERED = dict.fromkeys(OUR_BACKWARD.values(), "softmax_backward")
 SURVEYED = dict(sizes={"M": 160, "N": 128}, dtype="float32")
 # Sums of columns have bank conflicts.
 CONFLICTING = {**METERED, **OTHERS_METERED, f"{_EXHIBITS}sum_tiles": "M,N"}

@@ -15,11 +15,7 @@ ON_CPU = ("copy", "torch.softmax")
 @pytest.mark.filterwarnings("ignore")  # compilers warn of what they do
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(it, marks=[] if it in ON_CPU else pytest.mark.gpu)
-        for it in BASELINES
-        if "rms_norm" not in it
-    ],
+    [pytest.param(it, marks=[] if it in ON_CPU else pytest.mark.gpu) for it in BASELINES],
 )
 def test_baselines_compute_what_they_are_named_for(name):
     x = matrix(64, 2048)

@@ -19,7 +19,6 @@ import memtraffic
 from memtraffic import runtime
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import (
     chunks,
     fused,
@@ -127,26 +126,6 @@ def softmax_backward(y, dy):
     return torch.ops.memtraffic.softmax_backward(dy, y, 1, y.dtype)
 
 
-def matrix_and_weight(m, n, dtype):
-    return matrix(m, n, dtype), matrix(1, n, dtype, seed=1)[0]
-
-
-def rms_norm(x, weight=None, out=None):
-    return memtraffic.rms_norm(x, weight, EPS, out=out)
-
-
-def rms_norm_gradient_inputs(m, n, dtype):
-    """Of any rstd, so that what cancels out elsewhere does not here."""
-    wide = torch.float64 if dtype == "float64" else torch.float32
-    rstd = torch.linspace(0.2, 0.6, m, device=DEVICE, dtype=wide)
-    return *matrix_and_weight(m, n, dtype), matrix(m, n, dtype, seed=2), rstd
-
-
-def rms_norm_gradient(x, weight, dy, rstd):
-    return torch.ops.memtraffic.rms_norm_backward(dy, x, weight, rstd, EPS)[0]
-
-
-RMS_NORM_GRADIENT = replace(find_op("rms_norm_backward"), roundings=8)  # of rstd as it is given
 ONCE = {"x_ptr": 1, "y_ptr": 1}
 SLOTS = frozenset({"slots_ptr"})
 FLOATS = (*SINGLE, *HALF, *DOUBLE)
@@ -166,17 +145,6 @@ SUBJECTS = [
         "softmax-backward", softmax_backward, {"y_ptr": 1, "dy_ptr": 1, "dx_ptr": 1},
         "softmax_backward", softmax_and_gradient,
         dtypes=FLOATS, limit=MAX_ROW, takes_out=False, errors=None,
-    ),
-    Subject(
-        "rms-norm", rms_norm, ONCE, "rms_norm", matrix_and_weight, dtypes=FLOATS,
-        limit=MAX_ROW, words=frozenset({"weight_ptr", "rstd_ptr"}), errors="operation",
-    ),
-    Subject(
-        "rms-norm-gradient", rms_norm_gradient, {"x_ptr": 1, "dy_ptr": 1, "dx_ptr": 1},
-        RMS_NORM_GRADIENT, rms_norm_gradient_inputs, dtypes=FLOATS, limit=MAX_ROW, takes_out=False,
-        words=frozenset({"weight_ptr", "rstd_ptr", "parts_ptr", "slots_ptr"}),
-        beside=("sum", "copy", "zeros"),
-        errors=None,
     ),
 ]  # fmt: skip
 

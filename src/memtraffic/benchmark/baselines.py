@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from memtraffic.benchmark import packages
-from memtraffic.kernels.rms_norm import op as rms_norm
-from memtraffic.kernels.rms_norm.definitions import EPS
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax import op as softmax
 from memtraffic.names import import_function
-from memtraffic.torch_adapter import refuse_to_recompile, rms_norm_backward, softmax_backward
+from memtraffic.torch_adapter import refuse_to_recompile, softmax_backward
 
 
 def copy(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -36,27 +34,6 @@ def torch_softmax(x: Tensor) -> Tensor:
 def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
     """The backward of `memtraffic.softmax`, as its autograd function calls it."""
     return softmax.backward(dy, y, 1, y.dtype)
-
-
-def torch_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """PyTorch's own RMS norm of each row, with an eps of 1e-6."""
-    return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
-
-
-def compiled_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """PyTorch's RMS norm through `torch.compile`."""
-    with _ptxas_of_inductor():
-        return _compile(0, torch_rms_norm)(x, weight)
-
-
-def own_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """`memtraffic.rms_norm` of each row."""
-    return rms_norm.rms_norm(x, weight, EPS)
-
-
-def own_rms_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of `x` as our backward computes it, which has the weight's in the same pass."""
-    return rms_norm.backward(dy, x, weight, rstd, EPS)[0]
 
 
 def compiled_softmax(x: Tensor) -> Tensor:
@@ -122,15 +99,10 @@ BASELINES: dict[str, Callable[..., Tensor]] = {
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,
     "memtraffic.softmax": softmax.softmax,
-    "torch.rms_norm": torch_rms_norm,
-    "compile(torch.rms_norm)": compiled_rms_norm,
-    "memtraffic.rms_norm": own_rms_norm,
 }
 BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
     f"torch.softmax{BACKWARD}": softmax_backward,
     f"memtraffic.softmax{BACKWARD}": own_softmax_backward,
-    f"torch.rms_norm{BACKWARD}": rms_norm_backward,
-    f"memtraffic.rms_norm{BACKWARD}": own_rms_norm_backward,
 }
 PACKAGES: dict[str, Callable[..., Tensor]] = {
     **packages.FORWARD,

@@ -1,1 +1,0 @@
-"""RMS norm: a second operation, on what the softmax kernels share."""
