@@ -68,7 +68,6 @@ ORDER = [
     {"compile"},
     {"stand_in", "meters", "testing", "processes"},
     {"benchmark"},
-    {"reporting"},
     {"cli"},
     {"__main__"},
 ]

@@ -45,8 +45,8 @@ def test_find_gpu_by_target_and_product(gpu):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sm_91", "mean sm_90"),
-        ("H20", "mean h200"),
+        ("sm_91", "mean 'sm_90'"),
+        ("H20", "mean 'H200'"),
         ("", "MI300X"),
         (90, "named 90:"),
         (None, "named None:"),

@@ -69,11 +69,10 @@ for module in pkgutil.walk_packages(memtraffic.__path__, "memtraffic."):
 from memtraffic.kernels.softmax import fused
 
 print(memtraffic.formula(fused.softmax))
-print(memtraffic.report(fused.softmax, shape=(8, 64), targets=["sm_90", "gfx942"]))
 from memtraffic.cli import main
 
-for line in ("count fused 2 4 --json", "resources fused --target sm_90 --n 64 --json",
-             "occupancy fused --target gfx942 --n 64", "bench --help"):
+for line in ("count fused 2 4 --json", "resources fused --target sm_90 N=64 --json",
+             "report fused 8 64 --target sm_90,gfx942", "bench --help"):
     assert main(line.split()) == 0, line
 """
 

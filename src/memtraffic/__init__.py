@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from memtraffic.meters.formula import formula as formula
     from memtraffic.meters.sectors import sectors as sectors
     from memtraffic.op import Op as Op
-    from memtraffic.reporting import report as report
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -39,7 +38,6 @@ _MODULES = {
     "find_gpu": "memtraffic.gpus",
     "formula": "memtraffic.meters.formula",
     "occupancy": "memtraffic.compile",
-    "report": "memtraffic.reporting",
     "resources": "memtraffic.compile",
     "sectors": "memtraffic.meters.sectors",
     "softmax": "memtraffic.kernels.softmax.op",

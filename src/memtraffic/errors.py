@@ -5,6 +5,9 @@
 (True, True)
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class MemtrafficError(Exception):
     """What a meter says when it cannot do what it was asked for."""
@@ -56,6 +59,18 @@ class LaunchError(MemtrafficError, RuntimeError):
 
 class RanksError(MemtrafficError, RuntimeError):
     """Ranks of a process group do not fit together, or one failed; the message says which."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """What to say of a name that is not known; it may be a misspelling of one that is.
+
+    >>> unknown("rung", "fusd", ["naive", "fused"])
+    "no rung is named 'fusd' (did you mean 'fused'?): give one of naive, fused"
+    """
+    listed = list(known)
+    close = difflib.get_close_matches(str(name), listed, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"no {kind} is named {name!r}{hint}: give one of {', '.join(listed)}"
 
 
 def said(error: BaseException) -> str:

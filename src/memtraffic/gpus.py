@@ -19,13 +19,12 @@ Sources of the constants, by the tag that stands beside each:
 from __future__ import annotations
 
 import ctypes
-import difflib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from memtraffic.errors import UnknownGpuError
+from memtraffic.errors import UnknownGpuError, unknown
 
 if TYPE_CHECKING:  # a command looks for a GPU's name before it imports PyTorch
     import torch
@@ -262,13 +261,11 @@ def find_gpu(name: str | Gpu) -> Gpu:
     """
     if isinstance(name, Gpu):
         return name
-    names = {gpu.product.lower(): gpu for gpu in GPUS} | dict(TARGETS)
-    if (gpu := names.get(str(name).lower())) is not None:
-        return gpu
-    close = difflib.get_close_matches(str(name).lower(), names, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    known = ", ".join(f"{gpu.target} ({gpu.product})" for gpu in GPUS)
-    raise UnknownGpuError(f"no GPU is named {name!r}: {hint}Known are {known}")
+    named = TARGETS | {gpu.product: gpu for gpu in GPUS}
+    for known, gpu in named.items():
+        if known.lower() == str(name).lower():
+            return gpu
+    raise UnknownGpuError(unknown("GPU", name, named))
 
 
 def find_gpus(names: str | Gpu | Iterable[str | Gpu]) -> list[Gpu]:

@@ -5,14 +5,13 @@ An `Op` makes arguments: of such text, with numbers in place of its letters, or 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtraffic.errors import InputsError
+from memtraffic.errors import InputsError, unknown
 
 if TYPE_CHECKING:  # a command reads a specification before it imports PyTorch
     from torch import Tensor
@@ -33,6 +32,10 @@ _TENSOR = re.compile(
 )
 _INT = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf|nan")
+NO_VALUE = (
+    "is no tensor, whose sizes are upper-case letters or numbers with commas between them, such as "
+    "M,N or M:int64<N, and no number, true, false or None"
+)
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "None": None}
 
 
@@ -265,7 +268,7 @@ def _value(text: str) -> Any:
         return float(text)
     found = _TENSOR.fullmatch(text)
     if found is None:
-        raise InputsError(f"inputs: {text!r} {_why_not(text)}")
+        raise InputsError(f"inputs: {text!r} {NO_VALUE}")
     sizes = tuple(size for size in found["sizes"].split(",") if size)
     dtype, below = found["dtype"] or "", found["below"] or ""
     dtype = find_dtype(dtype) if dtype else ""
@@ -282,25 +285,8 @@ def _value(text: str) -> Any:
 def find_dtype(name: str) -> str:
     """The name that PyTorch has for a dtype: `bfloat16` for `bf16`. Raises InputsError."""
     if name not in DTYPES:
-        close = difflib.get_close_matches(str(name), DTYPES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputsError(f"inputs: no dtype {name}: {hint}Known are {', '.join(DTYPES)}")
+        raise InputsError(f"inputs: {unknown('dtype', name, DTYPES)}")
     return DTYPES[name]
-
-
-def _why_not(text: str) -> str:
-    """Why this is no value, for a message that starts with it."""
-    if not text:
-        return "is empty: give a value after the ="
-    if re.fullmatch("[A-Z]{2,4}", text):
-        return f"is a word: sizes have commas between them: {','.join(text)}"
-    if any(quote in text for quote in "'\"") or re.fullmatch(r"[A-Za-z_]\w+", text):
-        why = "is a string, which no meter passes on: call your function from one of your own"
-        close = difflib.get_close_matches(text, _WORDS, n=1)
-        return f"{why}; did you mean {close[0]}?" if close else why
-    if _TENSOR.fullmatch(re.sub(r"\b[a-z]\b", lambda size: size[0].upper(), text)):
-        return "has a size in lower case: sizes are upper-case letters or numbers, such as M,N"
-    return "is neither a tensor, such as M,N or M:int64<N, nor a number, true, false or None"
 
 
 # ---- from a function

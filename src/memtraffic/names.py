@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from memtraffic.errors import unknown
 
 # The rungs of the ladder, in the order of the book. Each offers `softmax(x)`, the softmax of each
 # row of a 2-D tensor. They are not imported here: the first also works without Triton.
@@ -47,8 +47,7 @@ def import_function(name: str) -> Callable[..., Any]:
 
     Raises LookupError if there is no such rung, module or function.
     """
-    check_name(name, RUNGS)
-    function = import_attribute(RUNGS.get(name, name))
+    function = import_named(name, RUNGS, "rung")
     if not callable(function):
         raise LookupError(f"{name!r} is not a function but of type {type(function).__name__}")
     torch: Any = sys.modules.get("torch")  # without it, there is no module of it
@@ -59,51 +58,22 @@ def import_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def check_name(name: str, known: Mapping[str, str], kind: str = "rung") -> None:
-    """Raises LookupError for a name that leads nowhere, as far as this shows without an import.
+def import_named(name: str, known: Mapping[str, str], kind: str) -> Any:
+    """Imports what `name` stands for: one of the names of `kind`, or `module:attribute`.
 
-    known: the names of `kind`; any other name is `module:attribute`.
+    The module is also looked for in the current folder. Raises LookupError if there is no such
+    name, module or attribute, or if the module raises an error while it is imported.
     """
-    if name in known:
-        return
-    if ":" not in name:
-        similar = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {similar[0]!r}?)" if similar else ""
-        raise LookupError(
-            f"no {kind} is named {name!r}{hint}: give one of {', '.join(known)}, or "
-            f"module:{'function' if kind == 'rung' else 'attribute'}"
-        )
-    _check_path(name)
-    package = name.partition(":")[0].partition(".")[0]
-    with _current_folder_on_path():
-        if package not in sys.modules and importlib.util.find_spec(package) is None:
-            raise LookupError(
-                f"{name!r} cannot be imported: No module named {package!r}, neither in this folder "
-                "nor installed"
-            )
-
-
-def _check_path(path: str) -> None:
-    module_name, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise LookupError(f"{path!r} is not of the form module:function, such as 'mine:softmax'")
-
-
-def import_attribute(path: str) -> Any:
-    """Imports `module:attribute`, whose module is also looked for in the current folder.
-
-    Raises LookupError if there is no such module, if it raises an error while it is imported, or if
-    it has no such attribute.
-    """
-    _check_path(path)
+    if name not in known and ":" not in name:
+        raise LookupError(unknown(kind, name, [*known, "module:attribute"]))
     try:
         with _current_folder_on_path():
-            return pkgutil.resolve_name(path)
+            return pkgutil.resolve_name(known.get(name, name))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module may exit while it is imported
         raise LookupError(
-            f"{path!r} cannot be imported: {type(error).__name__}: {error}"
+            f"{name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 

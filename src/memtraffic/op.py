@@ -194,8 +194,7 @@ def find_op(inputs: AnyInputs = None) -> Op:
         text = " ".join(inputs.split())
         if is_value(text) or not _NAME.fullmatch(text):
             return Op(text, text)
-        names.check_name(text, names.OPS, "operation")
-        return find_op(names.import_attribute(names.OPS.get(text, text)))
+        return find_op(names.import_named(text, names.OPS, "operation"))
     if isinstance(inputs, (Tensor, Arguments, Sequence, Mapping)):
         return Op("arguments", arguments_of(inputs))
     if not callable(inputs):

@@ -56,7 +56,8 @@ def stand_in_hint() -> str:
     """What to do about kernels that a function launches only on a GPU; "" where there is one."""
     if HAS_GPU or is_standing_in():
         return ""
-    return ": if it launches one only for tensors on a GPU, call this within `stand_in()`"
+    within = "give --stand-in, or call this within `stand_in()`"
+    return f": if it launches one only for tensors on a GPU, {within}"
 
 
 def device() -> torch.device:

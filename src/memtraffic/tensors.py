@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import runtime
-from memtraffic.errors import CountError
+from memtraffic.errors import CountError, unknown
 
 # Layout: the strides of the rows and of the columns of an m x n matrix, in elements.
 MEMORY_LAYOUTS: dict[str, Callable[[int, int], tuple[int, int]]] = {
@@ -43,7 +43,7 @@ def matrix(
     Raises LookupError for an unknown layout.
     """
     if layout not in MEMORY_LAYOUTS:
-        raise LookupError(f"no layout is named {layout!r}: give one of {', '.join(MEMORY_LAYOUTS)}")
+        raise LookupError(unknown("layout", layout, MEMORY_LAYOUTS))
     device = torch.device(device or runtime.device())
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     row_stride, col_stride = MEMORY_LAYOUTS[layout](m, n)

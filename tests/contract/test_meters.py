@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import memtraffic
-from memtraffic import benchmark, reporting, runtime
+from memtraffic import benchmark, runtime
 from memtraffic.cli import main
 from memtraffic.compile import worker
 from memtraffic.errors import MemtrafficError
@@ -49,10 +49,7 @@ AT = 4, 8
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Compiles a launch once for all questions; counts in place of `ncu`; solves at small shapes.
-
-    A report measures nothing, so it is the same on a GPU.
-    """
+    """Compiles a launch once for all questions, and counts in place of `ncu`."""
 
     def compiled_once(folders, job, *args):
         key = repr(args)
@@ -69,8 +66,6 @@ def quick(monkeypatch):
     call = worker.WORKER.call
     monkeypatch.setattr(worker.WORKER, "call", compiled_once)
     monkeypatch.setattr(hardware, "profile", profile)
-    monkeypatch.setattr(reporting, "formula", ask_formula_at_small_shapes)
-    monkeypatch.setattr(reporting, "measured_section", lambda subject, inputs: ["nothing"])
 
 
 COMPILED = {}
@@ -154,10 +149,6 @@ METERS = [
         "sectors", memtraffic.sectors, "dtype layout target",
         command="sectors {fn} 4 8 --target sm_90",
     ),
-    meter(
-        "report", partial(memtraffic.report, targets=["sm_90"]), "dtype backward targets",
-        shaped=False, command="report {fn} 4 8 --target sm_90",
-    ),
 ]  # fmt: skip
 each = pytest.mark.parametrize("it", METERS, ids=str)
 
@@ -191,10 +182,6 @@ SIZED = {"default": None, "op": find_op("softmax"), "function": sized}
 GIVEN = {"numbers": lambda: "4,8", "tuple": lambda: (x(),), "keywords": lambda: {"x": x()}}
 
 
-def table(text):
-    return [line for line in text.splitlines() if line.startswith("|")]
-
-
 @each
 @pytest.mark.parametrize("kind", [*SIZED, *GIVEN])
 def test_each_kind_of_inputs_gives_the_same(it, kind):
@@ -203,11 +190,7 @@ def test_each_kind_of_inputs_gives_the_same(it, kind):
         with pytest.raises(TypeError, match="another process makes the inputs"):
             it.ask(masked, *call)
         return
-    found = it.ask(masked, *call)
-    if it.name == "report":  # it says in words what the inputs are, and solves for their sizes
-        assert table(found) == table(expected(it))
-    else:
-        assert found == expected(it)
+    assert it.ask(masked, *call) == expected(it)
 
 
 class Layer(torch.nn.Module):
@@ -230,11 +213,7 @@ def test_each_kind_of_function_gives_the_same(it, kind):
         with pytest.raises(LookupError):
             it.ask(NAMELESS[kind], "M,N", AT)
         return
-    found = it.ask((NAMED | NAMELESS)[kind], "M,N", AT)
-    if it.name == "report":  # its heading has the name
-        assert found.partition("\n")[2] == expected(it).partition("\n")[2]
-    else:
-        assert found == expected(it)
+    assert it.ask((NAMED | NAMELESS)[kind], "M,N", AT) == expected(it)
 
 
 @each
@@ -242,9 +221,7 @@ def test_dtype_is_that_of_the_tensors(it):
     """What the caller says is what a specification that names it says."""
     found = it.ask(masked, "M,N", AT, dtype="bfloat16")
     named = it.ask(masked, "M,N:bf16", AT)
-    if it.name == "report":
-        assert all("| `_masked_kernel` | 32 | 32 | 64 | 64 |" in text for text in (found, named))
-    elif it.name == "bench":  # it has a column for what the caller says
+    if it.name == "bench":  # it has a column for what the caller says
         assert found[0]["gb_per_s"] == named[0]["gb_per_s"] == expected(it)[0]["gb_per_s"] / 2
     else:
         assert found == named
@@ -263,15 +240,13 @@ def test_layout_is_that_of_the_matrices(it):
     assert set(seen) == {(16, 2)}
 
 
-@those(lambda it: it.name in ("count", "formula", "report"))  # `ask_traffic` says what is right
+@those(lambda it: it.name in ("count", "formula"))  # `ask_traffic` says what is right
 def test_backward_is_counted_beside_the_forward_pass(it):
     found = it.ask(kernels.Copy, "M,N", AT, backward=True)
     if it.name == "count":
         assert (found.backward.read_elements, found.backward.written_elements) == (64, 32)
-    elif it.name == "formula":
-        assert found == [((32, 32), (128, 128)), ((64, 32), (256, 128))]
     else:
-        assert "backward: reads 2MN, writes MN" in found
+        assert found == [((32, 32), (128, 128)), ((64, 32), (256, 128))]
 
 
 # ---- what it refuses
@@ -479,10 +454,5 @@ def as_json(it):
 @those(lambda it: it.command)
 def test_command_line_gives_the_same(it, capsys):
     text = it.command.format(fn="kernels:masked")
-    if it.name == "report":
-        assert main(shlex.split(text)) == 0
-        text = memtraffic.report(kernels.masked, "M,N", AT, targets=["sm_90"])
-        assert capsys.readouterr().out == text + "\n"
-        return
     assert main(shlex.split(f"{text} --json")) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(as_json(it)))
