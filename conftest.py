@@ -45,7 +45,7 @@ def pytest_configure(config):
     config.option.doctestmodules = False
 
     in_environment = "TRITON_INTERPRET" in os.environ
-    from memtraffic.runtime import HAS_GPU
+    from memtraffic.device import HAS_GPU
 
     if not in_environment:  # a reader's kernel starts without it
         os.environ.pop("TRITON_INTERPRET", None)
@@ -108,9 +108,9 @@ def pytest_collect_file(file_path, parent):
 
 
 def _needs_no_gpu(path):
-    from memtraffic import runtime
+    from memtraffic import device
 
-    return path.name == "stand_in.py" and runtime.HAS_GPU
+    return path.name == "stand_in.py" and device.HAS_GPU
 
 
 class Notebook(IPyNbFile):

@@ -1,13 +1,13 @@
 """Fixtures and markers that test files share."""
 
-import memtraffic.runtime as runtime  # first: it decides, before Triton is imported
+import memtraffic.device as device  # first: it decides, before Triton is imported
 
 import pytest  # isort: skip
 import torch  # isort: skip
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("gpu") and (not runtime.HAS_GPU or runtime.INTERPRETED):
+    if item.get_closest_marker("gpu") and (not device.HAS_GPU or device.INTERPRETED):
         pytest.skip("needs a GPU that runs kernels")
 
 
@@ -41,7 +41,7 @@ def timed(monkeypatch):
 
     It calls what it times once, and the i-th function takes i + 1 µs.
     """
-    from memtraffic import benchmark, runtime
+    from memtraffic import benchmark, device
     from memtraffic.benchmark import copying, loop, roof, timing
 
     calls = []
@@ -52,7 +52,7 @@ def timed(monkeypatch):
             fn()
         return [[1e-6 * (i + 1)] * 20 for i in range(len(fns))]
 
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(device, "require_gpu", lambda what: None)
     for module in (benchmark, copying, loop, roof, timing):
         monkeypatch.setattr(module, "time_interleaved", time_interleaved)
     return calls

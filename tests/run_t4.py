@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from memtraffic import gpus, runtime  # isort: skip  before Triton
+from memtraffic import gpus, device  # isort: skip  before Triton
 import pandas as pd
 import torch
 from IPython.core.interactiveshell import InteractiveShell
@@ -64,8 +64,8 @@ def on_a_t4() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (gpus, "DEFAULT_GPU", T4),
-            (gpus, "this_gpu", lambda *index: T4),
-            (runtime, "gpu_name", lambda *index: T4.driver_name),
+            (device, "this_gpu", lambda *index: T4),
+            (device, "gpu_name", lambda *index: T4.driver_name),
             (torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20)),
             (torch.cuda, "device_count", lambda: 1),
             (shutil, "which", lambda name, *a, **o: name if name == "ncu" else which(name, *a)),
@@ -105,7 +105,7 @@ def noting(launches: list[Launch]) -> Iterator[None]:
 
 
 def main(folder: str, *notebooks: str) -> int:
-    assert runtime.INTERPRETED
+    assert device.INTERPRETED
     shell, found, failed = InteractiveShell.instance(), {}, 0
     for path in map(Path, notebooks):
         notebook = load(path)

@@ -34,28 +34,27 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (9822, 8095),
-    "benchmark": (601, 533),
-    "compile": (862, 787),
+    "library": (9799, 8084),
+    "benchmark": (600, 532),
+    "compile": (856, 782),
     "kernels": (3025, 2195),
     "meters": (1985, 1740),
-    "residency": (231, 170),
+    "residency": (228, 173),
     "triton_adapter": (1256, 1162),
-    "rest of the library": (1862, 1508),
+    "rest of the library": (1849, 1500),
     "chapters": (2713, 1971),
-    "rest of the book": (3520, 2960),
+    "rest of the book": (3521, 2962),
     "cells": (933, 906),
     "book/_ext": (775, 701),
     "book/_static": (426, 0),
     "examples": (542, 512),
-    "tests": (18403, 13936),
+    "tests": (18388, 13934),
     "conftest.py": (101, 96),
 }
 # Public names without a page or an example, experiments without a page, and modules that tests
 # alone import. None may be added, and whoever mends one takes it out.
 EXCEPTIONS = {
     "bank_conflicts",
-    "sectors_survey",
     "memtraffic.benchmark.BASELINES",
     "memtraffic.benchmark.copies",
     "memtraffic.benchmark.roof.copy_bandwidth",
@@ -63,8 +62,6 @@ EXCEPTIONS = {
     "memtraffic.inputs.of_function",
     "memtraffic.inputs.parse",
     "memtraffic.op.least_bytes",
-    "memtraffic.residency.loaded_resources",
-    "memtraffic.residency.rules_of",
     "memtraffic.tensors.held",
     "memtraffic.tensors.span",
     "memtraffic.testing.assert_close",
@@ -72,12 +69,7 @@ EXCEPTIONS = {
     "memtraffic.testing.assert_touches_once",
     "memtraffic.testing.is_correct",
     "memtraffic.testing.poisoned_memory",
-    "memtraffic.torch_adapter.FakeTensor",
-    "memtraffic.torch_adapter.FakeTensorMode",
-    "memtraffic.torch_adapter.OPDEFS",
-    "memtraffic.torch_adapter.TorchDispatchMode",
-    "memtraffic.torch_adapter.disable_current_modes",
-    "memtraffic.torch_adapter.set_wrap_triton_enabled",
+    "sectors_survey",
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import benchmark, compile, progress, runtime
+from memtraffic import benchmark, compile, device, progress
 from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
@@ -21,7 +21,7 @@ from memtraffic.residency import Resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-WITHOUT_GPU = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+WITHOUT_GPU = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_formula(command):
     status, out, err = command("formula fused")
     assert (status, out.splitlines()[0], err) == (0, "reads MN, writes MN", "")
     with pytest.raises(ValueError) as refusal:
-        import_function("fused")(torch.ones(3, 5, device=runtime.device()))
+        import_function("fused")(torch.ones(3, 5, device=device.default()))
     assert "solved at" in out and f"refused: {refusal.value}\n" in out
 
 
@@ -195,7 +195,7 @@ def test_counters(command, monkeypatch):
 
 @pytest.mark.parametrize("text", ["counters naive 8 8", "roof", "bench tiled"])
 def test_commands_that_need_a_gpu_say_so(text, command, monkeypatch):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    monkeypatch.setattr(device, "HAS_GPU", False)
     status, out, err = command(text)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert "GPU" in err
@@ -250,7 +250,7 @@ def test_bench_of_everything(command, timed):
 
 def test_report_is_what_the_other_commands_say(command, tmp_path, monkeypatch):
     """On stdout or in a file; a refusal has its place."""
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    monkeypatch.setattr(device, "HAS_GPU", False)
     status, out, err = command("report masked 4 64 --target sm_80,gfx942")
     assert (status, err) == (0, "") and out.startswith("# masked 4 64 M,N float32\n")
     said = dict(part.split("\n", 1) for part in out.split("\n## ")[1:])

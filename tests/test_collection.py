@@ -12,7 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).resolve().parents[1]
-FAKE_GPU = "import memtraffic.runtime\nmemtraffic.runtime.HAS_GPU = True\n"
+FAKE_GPU = "import memtraffic.device\nmemtraffic.device.HAS_GPU = True\n"
 pytestmark = pytest.mark.slow
 
 

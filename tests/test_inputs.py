@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import InputsError
-from memtraffic.inputs import DTYPES, Arguments, read_sizes, tensors_in
+from memtraffic.inputs import DTYPES, Arguments, tensors_in
 from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
@@ -29,7 +29,7 @@ def made(text, *shape, **options):
 )
 def test_find_op_of_a_shape(text, shape, expected):
     ([x], _) = made(text, *shape)
-    assert (x.shape, x.device) == (expected, runtime.device())
+    assert (x.shape, x.device) == (expected, device.default())
     assert x.float().std() > 0.1
 
 
@@ -101,26 +101,6 @@ def test_find_op_of_a_value(text, value):
 )  # fmt: skip
 def test_find_op_orders_sizes(text, sizes):
     assert find_op(text).sizes == tuple(sizes)
-
-
-@pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["N=5"]])
-def test_read_sizes(texts):
-    assert read_sizes(find_op("M,N"), texts, M=3, N=None) == (3, 5)
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["3", "5", "7"], "'7' is one size too many"),
-        (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
-        (["M=3", "M=5"], "M is 3 already"),
-        (["3", "0"], "'0' is not a positive"),
-        (["3", "1" * 5000], "is not a positive"),
-    ],
-)
-def test_read_sizes_that_are_wrong(texts, message):
-    with pytest.raises(InputsError, match=message):
-        read_sizes(find_op("M,N"), texts)
 
 
 def test_arguments_that_no_memory_holds():

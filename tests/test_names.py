@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.names import import_function, import_path
 
 
@@ -18,7 +18,7 @@ def folder(monkeypatch, tmp_path):
 
 def test_import_function_moves_an_nn_module(folder, monkeypatch):
     (folder / "mine.py").write_text("import torch\nlayer = torch.nn.Linear(3, 2)\n", "utf-8")
-    monkeypatch.setattr(runtime, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(device, "default", lambda: torch.device("meta"))
     layer = import_function("mine:layer")
     assert layer is sys.modules["mine"].layer
     assert [x.device.type for x in layer.parameters()] == ["meta", "meta"]

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from memtraffic import names
+from memtraffic.errors import InputsError
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
-from memtraffic.op import Op, find_op, least_bytes, row_tolerance
+from memtraffic.op import Op, find_op, least_bytes, read_sizes, row_tolerance
 from memtraffic.testing import assert_correct, is_correct
 
 OPS = {name: find_op(name) for name in names.OPS}
@@ -103,3 +104,23 @@ def test_find_op():
     assert [find_op(name) for name in OPS] == list(OPS.values())
     assert find_op("memtraffic.kernels.softmax.definitions:SOFTMAX_BACKWARD") is SOFTMAX_BACKWARD
     assert find_op("memtraffic.inputs:DEFAULT").sizes == ("M", "N")  # what is named may be text
+
+
+@pytest.mark.parametrize("texts", [["3", "5"], ["M=3", "N=5"], ["N=5", "M=3"], ["N=5"]])
+def test_read_sizes(texts):
+    assert read_sizes(find_op("M,N"), texts, M=3, N=None) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["3", "5", "7"], "'7' is one size too many"),
+        (["M=3", "K=5"], "no size 'K'; its sizes: M, N"),
+        (["M=3", "M=5"], "M is 3 already"),
+        (["3", "0"], "'0' is not a positive"),
+        (["3", "1" * 5000], "is not a positive"),
+    ],
+)
+def test_read_sizes_that_are_wrong(texts, message):
+    with pytest.raises(InputsError, match=message):
+        read_sizes(find_op("M,N"), texts)

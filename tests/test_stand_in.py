@@ -4,7 +4,7 @@ import pytest
 import torch
 from another_process import run_python
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import count
@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import driver
 from triton.testing import get_dram_gbps
 
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+pytestmark = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 
 @pytest.mark.parametrize("name", ["H200", "T4"])
@@ -119,7 +119,7 @@ def test_stand_in_has_a_generator():
 def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):
     with pytest.raises(ValueError, match=r"MI300X \(gfx942\)"), stand_in(find_gpu("MI300X")):
         pass
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
+    monkeypatch.setattr(device, "HAS_GPU", True)
     with pytest.raises(RuntimeError, match="there is a GPU"), stand_in():
         pass
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix, sectors
 
 
@@ -20,7 +20,7 @@ from memtraffic.tensors import MEMORY_LAYOUTS, matrix, sectors
 def test_matrix_layout(layout, n, strides):
     x = matrix(5, n, "bfloat16", layout)
     assert (x.shape, x.stride()) == ((5, n), strides)
-    assert (x.dtype, x.device) == (torch.bfloat16, runtime.device())
+    assert (x.dtype, x.device) == (torch.bfloat16, device.default())
     last = 4 * strides[0] + (n - 1) * strides[1]
     assert x.untyped_storage().nbytes() == 2 * (last + 1)
 

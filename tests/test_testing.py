@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memtraffic import runtime, testing
+from memtraffic import device, testing
 from memtraffic.kernels.softmax import fused, masked
 from memtraffic.meters.count import Access, Traffic
 from memtraffic.op import find_op, row_tolerance
@@ -23,7 +23,7 @@ from memtraffic.testing import (
     poisoned_memory,
 )
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 
 
 def rounded(dtype, shape=(5, 21)):
@@ -92,7 +92,7 @@ def test_assert_close_refuses_a_reference_that_judges_nothing():
 # ---- bounds_checked
 
 
-@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are not interpreted")
+@pytest.mark.skipif(not device.INTERPRETED, reason="kernels are not interpreted")
 def test_bounds_checked_refuses_an_access_before_it_is_made():
     kernels = pytest.importorskip("kernels", reason="Triton is not installed")
     with bounds_checked():
@@ -234,7 +234,7 @@ def test_assert_touches_once(offsets, elements):
 
 # ---- assert_traffic
 
-NEEDS_TRITON = pytest.mark.skipif(not runtime.HAS_TRITON, reason="Triton is not installed")
+NEEDS_TRITON = pytest.mark.skipif(not device.HAS_TRITON, reason="Triton is not installed")
 
 
 def lines_of(fn, *args, **options):

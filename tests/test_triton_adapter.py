@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import Launch, capture_launches, compile_launches, worker
+from memtraffic.device import this_gpu
 from memtraffic.errors import LaunchError
-from memtraffic.gpus import find_gpu, this_gpu
+from memtraffic.gpus import find_gpu
 from memtraffic.inputs import Arguments
 from memtraffic.triton_adapter import compile as compile_module
 from memtraffic.triton_adapter import interpret
@@ -72,7 +73,7 @@ class Log:
 
 
 def zeros(m, n, dtype=torch.float32):
-    return torch.zeros(m, n, dtype=dtype, device=runtime.device())
+    return torch.zeros(m, n, dtype=dtype, device=device.default())
 
 
 def interpreted(fn, *tensors):
@@ -174,7 +175,7 @@ def test_interpreting_binds_what_tuples_and_descriptors_hold():
     with interpreting(log):
         launch()
     assert log.lines[0] == ("copy_kernel", 3)
-    if runtime.device().type == "cpu":  # nothing has to be copied to the host
+    if device.default().type == "cpu":  # nothing has to be copied to the host
         there = [("pointers", x.data_ptr()), ("pointers", y.data_ptr()), ("box", z.data_ptr())]
         assert bound == there
     assert len(bound) == 3
@@ -242,7 +243,7 @@ def _own_reductions_kernel(
 def test_reduce_and_scan_by_a_function_of_ones_own():
     """It may branch, each element its own way; and 2**17 elements take no second."""
     m, n = 32, 4096
-    x = torch.randn(m, n, device=runtime.device())
+    x = torch.randn(m, n, device=device.default())
     rows, all_, scanned = x.new_empty(m), x.new_empty(1), torch.empty_like(x)
     places = torch.empty(n, dtype=torch.int32, device=x.device)
     interpreted(lambda: _own_reductions_kernel[(1,)](rows, all_, places, scanned, x, m, n))
@@ -305,7 +306,7 @@ def test_interpreting_bfloat16_computes_and_rounds_as_a_gpu(of):
     generator = torch.Generator().manual_seed(0)
     # A few bits each, so that sums and products of them are exact before they are rounded.
     x = (torch.randint(-40, 40, (16, 16), generator=generator) / 16).bfloat16()
-    here = x.to(runtime.device())
+    here = x.to(device.default())
     y = torch.empty_like(here)
     with interpreting(Log()):
         _bfloat16_kernel[(1,)](y, here, of)
@@ -381,7 +382,7 @@ def launch_by_turns(kernel, *args, programs=4, **constants):
 
 
 def words(n):
-    return torch.zeros(n, dtype=torch.int32, device=runtime.device())
+    return torch.zeros(n, dtype=torch.int32, device=device.default())
 
 
 @contextmanager
@@ -413,7 +414,7 @@ def launch_by_turns_of_relay(y, wait):
 @WAITS
 def test_turns_where_all_wait_for_what_none_writes(wait, programs):
     def launch():
-        found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=runtime.device())
+        found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=device.default())
         launch_by_turns(_silent_kernel, found, programs=programs, WAIT=wait)
 
     with no_thread_is_left():
@@ -458,7 +459,7 @@ def test_turns_are_those_of_a_cooperative_launch_alone():
 
 def captured(fn, *tensors):
     found = []
-    with runtime.capturing_launches(), capturing(lambda *launch: found.append(launch)):
+    with device.capturing_launches(), capturing(lambda *launch: found.append(launch)):
         fn(*tensors)
     return found
 
@@ -519,7 +520,7 @@ def specialized_by_a_launch(gpu):
     """Compares `specialize` with what Triton's own launch compiles for, on a made-up driver."""
     from triton.runtime import driver
 
-    runtime.HAS_GPU = False  # in this process, which nobody else uses: rungs then take x on the CPU
+    device.HAS_GPU = False  # in this process, which nobody else uses: rungs then take x on the CPU
     target = compile_module.target_of(gpu)
     driver.set_active(
         SimpleNamespace(

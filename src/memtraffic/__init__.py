@@ -46,15 +46,15 @@ __all__ = ["errors", "testing", *_MODULES]
 
 
 class _BeforeTriton(MetaPathFinder):
-    """Has `runtime`, which imports PyTorch, decide what runs kernels before Triton is imported."""
+    """Has `device`, which imports PyTorch, decide what runs kernels before Triton is imported."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "triton":
-            import_module("memtraffic.runtime")
+            import_module("memtraffic.device")
 
 
 if "triton" in sys.modules:
-    import_module("memtraffic.runtime")
+    import_module("memtraffic.device")
 sys.meta_path.insert(0, _BeforeTriton())
 
 

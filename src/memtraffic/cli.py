@@ -21,7 +21,7 @@ import memtraffic
 from memtraffic import names, progress
 from memtraffic.errors import MemtrafficError, NoKernelError, described, said
 from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.inputs import DEFAULT, GRAMMAR, Arguments, find_dtype, read_size, read_sizes
+from memtraffic.inputs import DEFAULT, GRAMMAR, Arguments, find_dtype, read_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,6 +143,8 @@ class Call:
 
     def shape(self, **defaults: int) -> tuple[int, ...]:
         """The numbers for the sizes of the inputs."""
+        from memtraffic.op import read_sizes
+
         return read_sizes(self.made, self.sizes, **defaults)
 
     @functools.cached_property

@@ -24,7 +24,7 @@ def as_function(fn: Any) -> Callable[..., Any]:
     """
     import torch
 
-    from memtraffic import runtime
+    from memtraffic import device
 
     name = function_name(fn)
     if isinstance(fn, type):
@@ -36,7 +36,7 @@ def as_function(fn: Any) -> Callable[..., Any]:
                 f"{name} is a class that computes nothing when it is called: give {kinds}"
             )
         try:
-            return fn().to(runtime.device())
+            return fn().to(device.default())
         except TypeError as error:
             instance = "give an object of it, such as layer = Layer(128)"
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What a kind of GPU offers: one table for all vendors, and the GPU that is here.
+"""What a kind of GPU offers: one table for all vendors.
 
 Sources of the constants, by the tag that stands beside each:
 
@@ -18,22 +18,14 @@ Sources of the constants, by the tag that stands beside each:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from memtraffic.errors import UnknownGpuError, unknown
 
-if TYPE_CHECKING:  # a command looks for a GPU's name before it imports PyTorch
-    import torch
-
 KIB = 1024
-
-# The names of these two constants in cuda.h.
-CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106
-CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +127,7 @@ class AmdGpu(Gpu):
     max_workgroups: int  # [base]
 
 
-def _nvidia(
+def nvidia_gpu(
     capability: int,
     product: str,
     num_sms: int,
@@ -192,21 +184,21 @@ _RDNA = functools.partial(
 # per SM [guide].
 GPUS: tuple[Gpu, ...] = (
     # https://www.nvidia.com/en-us/data-center/tesla-t4/
-    _nvidia(75, "T4", 40, 1024, 16, 64 * KIB, "Tesla T4", 0.32e12),
+    nvidia_gpu(75, "T4", 40, 1024, 16, 64 * KIB, "Tesla T4", 0.32e12),
     # https://www.nvidia.com/en-us/data-center/a100/
-    _nvidia(80, "A100", 108, 2048, 32, 164 * KIB, "NVIDIA A100-SXM4-80GB", 2.039e12),
+    nvidia_gpu(80, "A100", 108, 2048, 32, 164 * KIB, "NVIDIA A100-SXM4-80GB", 2.039e12),
     # https://www.nvidia.com/en-us/data-center/products/a10-gpu/
-    _nvidia(86, "A10", 72, 1536, 16, 100 * KIB, "NVIDIA A10", 0.6e12),
+    nvidia_gpu(86, "A10", 72, 1536, 16, 100 * KIB, "NVIDIA A10", 0.6e12),
     # https://www.nvidia.com/en-us/data-center/l4/
-    _nvidia(89, "L4", 58, 1536, 24, 100 * KIB, "NVIDIA L4", 0.3e12),
+    nvidia_gpu(89, "L4", 58, 1536, 24, 100 * KIB, "NVIDIA L4", 0.3e12),
     # https://www.nvidia.com/en-us/data-center/h200/
-    _nvidia(90, "H200", 132, 2048, 32, 228 * KIB, "NVIDIA H200", 4.8e12),
+    nvidia_gpu(90, "H200", 132, 2048, 32, 228 * KIB, "NVIDIA H200", 4.8e12),
     # https://www.nvidia.com/en-us/data-center/h100/
-    _nvidia(90, "H100", 132, 2048, 32, 228 * KIB, "NVIDIA H100 80GB HBM3", 3.35e12),
+    nvidia_gpu(90, "H100", 132, 2048, 32, 228 * KIB, "NVIDIA H100 80GB HBM3", 3.35e12),
     # https://www.nvidia.com/en-us/data-center/dgx-b200/
-    _nvidia(100, "B200", 148, 2048, 32, 228 * KIB, "NVIDIA B200", 8e12),
+    nvidia_gpu(100, "B200", 148, 2048, 32, 228 * KIB, "NVIDIA B200", 8e12),
     # https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5090/
-    _nvidia(120, "RTX 5090", 170, 1536, 24, 100 * KIB, "NVIDIA GeForce RTX 5090", 1.792e12),
+    nvidia_gpu(120, "RTX 5090", 170, 1536, 24, 100 * KIB, "NVIDIA GeForce RTX 5090", 1.792e12),
     # https://www.amd.com/en/products/accelerators/instinct/mi100.html
     _CDNA(
         target="gfx908", product="MI100", driver_name="AMD Instinct MI100", num_sms=120,
@@ -274,85 +266,3 @@ def find_gpus(names: str | Gpu | Iterable[str | Gpu]) -> list[Gpu]:
     if not found:
         raise ValueError("no GPU is named as a target")
     return found
-
-
-def this_gpu(index: int | None = None) -> Gpu:
-    """What GPU `index` of this machine offers; the current one by default.
-
-    An NVIDIA GPU need not be in the table: its sizes come from PyTorch and the driver, and the
-    table adds its product and the bandwidth of its datasheet. For an AMD GPU, PyTorch gives the
-    target, the number of compute units and the size of L2, and the table the rest.
-
-    Raises NoGpuError without a GPU, and UnknownGpuError for an AMD target that is not in the table.
-    """
-    import torch
-
-    from memtraffic import runtime
-
-    runtime.require_gpu("this_gpu")
-    return _read_gpu(torch.cuda.current_device() if index is None else index)
-
-
-@functools.cache
-def _read_gpu(index: int) -> Gpu:
-    import torch
-
-    properties: Any = torch.cuda.get_device_properties(index)  # has more than its stub says
-    name = properties.name
-    listed = next((gpu for gpu in GPUS if gpu.driver_name == name), None)
-    product = listed.product if listed else name
-    datasheet = listed.datasheet_bytes_per_s if listed else 0.0
-    if torch.version.hip:
-        return replace(
-            find_gpu(properties.gcnArchName.split(":")[0]),
-            product=product,
-            driver_name=name,
-            num_sms=properties.multi_processor_count,
-            l2_bytes=properties.L2_cache_size,
-            datasheet_bytes_per_s=datasheet,
-        )
-    capability = 10 * properties.major + properties.minor
-    max_blocks = ctypes.c_int()
-    call_driver(
-        "cuDeviceGetAttribute",
-        ctypes.byref(max_blocks),
-        ctypes.c_int(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
-        ctypes.c_int(index),
-    )
-    gpu = _nvidia(
-        capability,
-        product,
-        properties.multi_processor_count,
-        properties.max_threads_per_multi_processor,
-        max_blocks.value,
-        properties.shared_memory_per_multiprocessor,
-        name,
-        datasheet,
-    )
-    return replace(
-        gpu,
-        warp_size=properties.warp_size,
-        registers_per_sm=properties.regs_per_multiprocessor,
-        shared_per_program=properties.shared_memory_per_block_optin,
-        l2_bytes=properties.L2_cache_size,
-    )
-
-
-def planning_gpu(x: torch.Tensor) -> Gpu:
-    """The GPU that a launcher plans for when it is called on `x`.
-
-    That is the GPU for which launches are captured, else the one that holds `x`. Where kernels are
-    interpreted it is `DEFAULT_GPU`.
-    """
-    from memtraffic import runtime
-
-    if (captured := runtime.captured_gpu()) is not None:
-        return captured
-    return this_gpu(x.device.index) if x.is_cuda and runtime.runs_on_gpu() else DEFAULT_GPU
-
-
-def call_driver(function: str, *arguments: object) -> None:
-    """Calls `function` of the CUDA driver. Raises RuntimeError, with the error's number."""
-    status = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
-    if status != 0:
-        raise RuntimeError(f"{function} failed with CUDA error {status}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,6 @@ from memtraffic.errors import InputsError, unknown
 
 if TYPE_CHECKING:  # a command reads a specification before it imports PyTorch
     from torch import Tensor
-
-    from memtraffic.op import Op
 
 DEFAULT = "M,N"
 DTYPES = {
@@ -102,36 +100,6 @@ class Inputs:
     shapes: tuple[tuple[str, ...], ...] = ()
 
 
-def read_sizes(op: Op, texts: Sequence[str], **defaults: int | None) -> tuple[int, ...]:
-    """The numbers for the sizes of `op`: in their order, as `4096`, or by name, as `K=64`.
-
-    >>> from memtraffic.op import find_op
-    >>> read_sizes(find_op("M,K K,N"), ["3", "N=5", "K=4"], M=16)
-    (3, 4, 5)
-
-    defaults: of sizes that `texts` does not name. Raises InputsError.
-    """
-    names = op.sizes
-    wanted = ", ".join(names) or "none"
-    found: dict[str, int] = {}
-    for position, text in enumerate(texts):
-        name, equals, number = text.rpartition("=")
-        if not equals:
-            if position >= len(names):
-                raise InputsError(f"{text!r} is one size too many: {op.name!r} has {wanted}")
-            name = names[position]
-        if name not in names:
-            raise InputsError(f"{text!r}: {op.name!r} has no size {name!r}; its sizes: {wanted}")
-        if name in found:
-            raise InputsError(f"{text!r}: {name} is {found[name]} already")
-        found[name] = read_size(number)
-    values = {name: value for name, value in defaults.items() if value is not None} | found
-    if missing := [name for name in names if name not in values]:
-        example = " ".join(f"{name}=1024" for name in missing)
-        raise InputsError(f"{', '.join(missing)} of {op.name!r} has no number: add {example}")
-    return tuple(values[name] for name in names)
-
-
 def read_size(text: str) -> int:
     """A size as text: a positive whole number. Raises InputsError for anything else."""
     if not re.fullmatch("[0-9]{1,1000}", text) or not int(text):
@@ -162,17 +130,17 @@ class _Tensor:
     ) -> Tensor:
         import torch
 
-        from memtraffic import runtime, tensors
+        from memtraffic import device, tensors
 
         shape = [number_of(size, numbers) for size in self.sizes]
         of = getattr(torch, self.dtype or dtype)
         if of.is_floating_point and len(shape) == 2:
             m, n = shape
             return tensors.matrix(m, n, of, layout, seed=seed)
-        device = runtime.device()
-        generator = torch.Generator(device).manual_seed(seed)
+        here = device.default()
+        generator = torch.Generator(here).manual_seed(seed)
         if of.is_floating_point:
-            return torch.randn(shape, generator=generator, device=device).to(of)
+            return torch.randn(shape, generator=generator, device=here).to(of)
         most = 2 if of == torch.bool else torch.iinfo(of).max + 1
         below = number_of(self.below, numbers) if self.below else min(smallest, most)
         if below > most:
@@ -180,7 +148,7 @@ class _Tensor:
                 f"inputs: {self.text}: {of} holds whole numbers below {most}, not below {below}"
             )
         below = most if of == torch.bool else below
-        return torch.randint(below, shape, generator=generator, device=device).to(of)
+        return torch.randint(below, shape, generator=generator, device=here).to(of)
 
 
 def number_of(size: str, numbers: Mapping[str, int]) -> int:

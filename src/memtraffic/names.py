@@ -52,9 +52,9 @@ def import_function(name: str) -> Callable[..., Any]:
         raise LookupError(f"{name!r} is not a function but of type {type(function).__name__}")
     torch: Any = sys.modules.get("torch")  # without it, there is no module of it
     if torch and isinstance(function, torch.nn.Module):
-        from memtraffic import runtime
+        from memtraffic import device
 
-        return function.to(runtime.device())
+        return function.to(device.default())
     return function
 
 

@@ -26,6 +26,7 @@ from memtraffic.inputs import (
     number_of,
     of_function,
     parse,
+    read_size,
     tensors_in,
 )
 from memtraffic.tensors import held
@@ -202,3 +203,32 @@ def find_op(inputs: AnyInputs = None) -> Op:
             "inputs: tensors, text such as 'M,N', an Op or a function, not " + reprlib.repr(inputs)
         )
     return Op(function_name(inputs).rpartition(".")[2], inputs)
+
+
+def read_sizes(op: Op, texts: Sequence[str], **defaults: int | None) -> tuple[int, ...]:
+    """The numbers for the sizes of `op`: in their order, as `4096`, or by name, as `K=64`.
+
+    >>> read_sizes(find_op("M,K K,N"), ["3", "N=5", "K=4"], M=16)
+    (3, 4, 5)
+
+    defaults: of sizes that `texts` does not name. Raises InputsError.
+    """
+    names = op.sizes
+    wanted = ", ".join(names) or "none"
+    found: dict[str, int] = {}
+    for position, text in enumerate(texts):
+        name, equals, number = text.rpartition("=")
+        if not equals:
+            if position >= len(names):
+                raise InputsError(f"{text!r} is one size too many: {op.name!r} has {wanted}")
+            name = names[position]
+        if name not in names:
+            raise InputsError(f"{text!r}: {op.name!r} has no size {name!r}; its sizes: {wanted}")
+        if name in found:
+            raise InputsError(f"{text!r}: {name} is {found[name]} already")
+        found[name] = read_size(number)
+    values = {name: value for name, value in defaults.items() if value is not None} | found
+    if missing := [name for name in names if name not in values]:
+        example = " ".join(f"{name}=1024" for name in missing)
+        raise InputsError(f"{', '.join(missing)} of {op.name!r} has no number: add {example}")
+    return tuple(values[name] for name in names)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import RanksError
 
 TOLD = 40  # lines of what a rank wrote that an error repeats
@@ -62,7 +62,7 @@ def run_ranks(
     """
     if world_size < 1:
         raise ValueError(f"run_ranks: {world_size} ranks, and there is at least one")
-    gpus = torch.cuda.device_count() if runtime.HAS_GPU and not runtime.INTERPRETED else 0
+    gpus = torch.cuda.device_count() if device.HAS_GPU and not device.INTERPRETED else 0
     backend = backend or ("nccl" if gpus >= world_size else "gloo")
     if backend == "nccl" and gpus < world_size:
         raise ValueError(f"run_ranks: {world_size} ranks of nccl need as many GPUs, not {gpus}")

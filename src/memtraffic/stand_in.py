@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile.sass import read
 from memtraffic.errors import CountError
 from memtraffic.gpus import DEFAULT_GPU, Gpu, find_gpu
@@ -49,7 +49,7 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
     not NVIDIA's.
     """
     gpu = find_gpu(gpu)
-    if runtime.HAS_GPU:
+    if device.HAS_GPU:
         raise RuntimeError(f"{gpu.product} cannot stand in: there is a GPU on this machine")
     if gpu.vendor != "nvidia":
         raise ValueError(f"{gpu.product} ({gpu.target}) cannot stand in: give a GPU of NVIDIA")
@@ -74,7 +74,7 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
         )
         stack.enter_context(_OnGpu())
         again = functools.partial(stand_in, gpu)
-        stack.callback(runtime.standing_in.reset, runtime.standing_in.set(again))
+        stack.callback(device.standing_in.reset, device.standing_in.set(again))
         yield
 
 

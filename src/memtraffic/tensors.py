@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+import memtraffic.device
 from memtraffic.errors import CountError, unknown
 
 # Layout: the strides of the rows and of the columns of an m x n matrix, in elements.
@@ -44,7 +44,7 @@ def matrix(
     """
     if layout not in MEMORY_LAYOUTS:
         raise LookupError(unknown("layout", layout, MEMORY_LAYOUTS))
-    device = torch.device(device or runtime.device())
+    device = torch.device(device or memtraffic.device.default())
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     row_stride, col_stride = MEMORY_LAYOUTS[layout](m, n)
     size = (m - 1) * row_stride + (n - 1) * col_stride + 1 if m and n else 0

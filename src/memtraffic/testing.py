@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu, find_gpus
@@ -150,7 +150,7 @@ def bounds_checked() -> Iterator[None]:
     It raises AssertionError instead, before the access is made, which might end the process.
     Nothing is checked where kernels run on a GPU.
     """
-    if not runtime.INTERPRETED:
+    if not device.INTERPRETED:
         yield
         return
     with interpreting(_Bounds()):

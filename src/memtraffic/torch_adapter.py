@@ -15,26 +15,19 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
-from torch._library.triton import set_wrap_triton_enabled
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._library.custom_ops import OPDEFS as OPDEFS
+from torch._library.triton import set_wrap_triton_enabled as set_wrap_triton_enabled
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-
-__all__ = [
-    "OPDEFS",
-    "FakeTensor",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "disable_current_modes",
-    "set_wrap_triton_enabled",
-]
 
 map_tensors = functools.partial(tree_map_only, Tensor)  # of a function, and of nested values
 ScriptMethod = torch._C.ScriptMethod
 TensorBase = torch._C.TensorBase
+disable_current_modes = _python_dispatch._disable_current_modes
 
 # ---- what a launch asks
 

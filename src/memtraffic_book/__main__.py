@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from memtraffic import progress, runtime
+from memtraffic import device, progress
 from memtraffic_book import build, drift
 
 
@@ -72,7 +72,7 @@ def race(args: argparse.Namespace) -> int:
     """Races at shapes drawn by chance; returns 1 where ours is slower than it should be."""
     from memtraffic_book import held_out
 
-    runtime.require_gpu("held-out")
+    device.require_gpu("held-out")
     seed = random.randrange(2**32) if args.seed is None else args.seed
     cases = held_out.draw(args.count, seed)
     frame = held_out.measure(cases, compiled=args.compiled)

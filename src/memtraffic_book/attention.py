@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from memtraffic import runtime, softmax
+from memtraffic import device, softmax
 
 Softmax = Callable[..., Tensor]
 Step = Callable[[], Tensor]
@@ -53,8 +53,8 @@ def look_up(batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
     asked, found = (
         it.gather(1, others[..., None].expand(-1, -1, it.shape[-1])) for it in (names, values)
     )
-    device = runtime.device()
-    return torch.cat([asked, names, values], dim=-1).to(device), found.to(device)
+    here = device.default()
+    return torch.cat([asked, names, values], dim=-1).to(here), found.to(here)
 
 
 def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -> Step:

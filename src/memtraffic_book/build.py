@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic_book import recording
 from memtraffic_book.catalog import EXPERIMENTS, find_experiments, measurable
 from memtraffic_book.recording import PUBLISHED, RecordingError
@@ -65,7 +65,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
     """
-    runtime.require_gpu("record")
+    device.require_gpu("record")
     subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
     if not ids:
         recording.forget(folder, keep=[it.id for it in subjects if it.needs.lacking()])
@@ -149,7 +149,7 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
     import nbformat
     from nbclient import NotebookClient
 
-    runtime.require_gpu("notebooks")
+    device.require_gpu("notebooks")
     if (folder := recording.folder_of_this_gpu()).name != PUBLISHED:
         raise RuntimeError(f"the pages show {PUBLISHED}, and this GPU is {folder.name}")
     environment = {

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from memtraffic import benchmark, gpus, runtime
+from memtraffic import benchmark, device
 from memtraffic.benchmark.roof import roof
 from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
@@ -70,17 +70,17 @@ class Needs:
         reader: whether somebody waits.
         """
         lacks = [f"the command `{name}`" for name in self.commands if not shutil.which(name)]
-        if self.vendor and (gpu := gpus.this_gpu()).vendor != self.vendor:
+        if self.vendor and (gpu := device.this_gpu()).vendor != self.vendor:
             lacks.append(f"a GPU of {self.vendor}, not an {gpu.product}")
         if self.gib and self.gib > (gib := torch.cuda.mem_get_info()[1] / 2**30):
             lacks.append(f"{self.gib:.3g} GiB of GPU memory, not {gib:.1f}")
         if self.gpus > 1 and self.gpus > (there := torch.cuda.device_count()):
             lacks.append(f"{self.gpus} GPUs, not {there}")
         if self.threads:
-            held = getattr(gpus.this_gpu(), "max_threads_per_sm", self.threads)
+            held = getattr(device.this_gpu(), "max_threads_per_sm", self.threads)
             lacks += [f"SMs of {self.threads} threads, not {held}"] * (held < self.threads)
         if reader and self.gb_per_s:
-            speed = gpus.this_gpu().datasheet_bytes_per_s * 1e-9
+            speed = device.this_gpu().datasheet_bytes_per_s * 1e-9
             slow = f"a memory of {self.gb_per_s:.0f} GB/s, not {speed:.0f}, or patience"
             lacks += [slow] * (0 < speed < self.gb_per_s)
         return ", ".join(lacks)
@@ -106,7 +106,7 @@ class Experiment:
 
         Raises NoGpuError without a GPU, ValueError if the result has other columns than it should.
         """
-        runtime.require_gpu(self.id)
+        device.require_gpu(self.id)
         frame = self.measure(**m.resolve(self.arguments))
         if list(frame.columns) != list(self.schema):
             wanted = list(self.schema)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic_book import catalog, recording
 from memtraffic_book.catalog import Experiment, find_experiments, measurable
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
@@ -33,7 +33,7 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     name. Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError if a
     recording of this GPU is missing or damaged.
     """
-    runtime.require_gpu("drift")
+    device.require_gpu("drift")
     folder, subjects = recording.folder_of_this_gpu(), list(measurable(find_experiments(ids)))
     recorded = [recording.read(folder, subject) for subject in subjects]
     sentences, largest = [], []

@@ -5,11 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.planning import row_tile
 from memtraffic.kernels.softmax.rows import softmax_kernel
-from memtraffic.runtime import device_guard
 
 # ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memtraffic.benchmark.baselines import BACKWARD
 from memtraffic.benchmark.timing import time_interleaved
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import planning_gpu
 from memtraffic.kernels.softmax import tiled
 from memtraffic.kernels.tiling import MAX_COLS, max_warps
 from memtraffic.op import find_op

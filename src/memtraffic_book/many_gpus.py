@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 import memtraffic
-from memtraffic import runtime
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.timing import summary
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import default, planning_gpu
 from memtraffic.kernels.softmax.linked import linked_tile
 from memtraffic.kernels.softmax.sharded import sharded_softmax
 from memtraffic.processes import run_ranks
@@ -63,7 +62,7 @@ def _impls(n_rows: int, width: int, dtype: str) -> Iterator[tuple[str, Callable[
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    device = runtime.device()
+    device = default()
     x = matrix(n_rows, width, dtype, device=device)
     yield COPY, partial(copy, x)
     yield ALONE, partial(memtraffic.softmax, x)
@@ -81,7 +80,7 @@ def _calls(call: Callable[[], object], repeats: int) -> list[float]:
     A GPU first sleeps, while its host queues the rest; then all meet, and the clock starts. So the
     time of the host is none of it.
     """
-    device, times = runtime.device(), []
+    device, times = default(), []
     meeting = torch.zeros(1, device=device)
     for _ in range(UNTIMED + repeats):
         dist.barrier()

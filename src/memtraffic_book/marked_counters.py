@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import gpus, runtime
+from memtraffic import device
 from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersError, RanksError
 from memtraffic.functions import as_function
@@ -133,7 +133,7 @@ def count_sectors(
         )
     ]
     hardware.require_counters()  # or all of them would compile for nothing
-    target = gpus.this_gpu().product
+    target = device.this_gpu().product
     predicted, refused = _each(
         _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
     )
@@ -303,7 +303,7 @@ def _choose(case: Case) -> Choices:
     fn, arguments = _arguments(case)
     with _as_chosen({}) as chosen:
         arguments.call(fn)
-    if runtime.HAS_GPU:
+    if device.HAS_GPU:
         torch.cuda.synchronize()  # or the error of a kernel would not be seen
     return chosen
 

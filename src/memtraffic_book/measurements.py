@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import benchmark, gpus, runtime
+from memtraffic import benchmark, device, gpus
 from memtraffic.benchmark import decision
 from memtraffic.benchmark.baselines import BACKWARD, copy
 from memtraffic.compile import resources
@@ -145,7 +145,7 @@ def bench_programs(
     fn: Callable[..., Any], shape: Sequence[int], programs_per_sm: Sequence[float]
 ) -> pd.DataFrame:
     """`bench_option` over the number of programs, given per SM of this GPU."""
-    num_sms = gpus.this_gpu().num_sms
+    num_sms = device.this_gpu().num_sms
     programs = [int(num_sms * value) for value in programs_per_sm]
     return bench_option(fn, [shape], "programs", programs)
 
@@ -244,9 +244,9 @@ def arithmetic(trips: int) -> pd.DataFrame:
     """
     from memtraffic_book.exhibits import _arithmetic_kernel
 
-    num_sms, steps, block = gpus.this_gpu().num_sms, 32, 1024
+    num_sms, steps, block = device.this_gpu().num_sms, 32, 1024
     programs = 24 * num_sms  # 8 or 6 are resident: whole rounds of either
-    y = torch.empty(programs * block, device=runtime.device())
+    y = torch.empty(programs * block, device=device.default())
 
     def compute(what: str) -> None:
         _arithmetic_kernel[(programs,)](y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8)
@@ -282,7 +282,7 @@ def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:
     from memtraffic_book.exhibits import _stream_kernel
 
     programs, warps, block = stream_programs(kib)
-    grid = (programs * gpus.this_gpu().num_sms,)
+    grid = (programs * device.this_gpu().num_sms,)
     n_tiles, rest = divmod(x.numel(), block)
     assert not rest
     _stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
@@ -297,8 +297,8 @@ def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
     `us_p20` and `us_p80`; `gb_per_s`, reads plus writes; `latency_ns`, how long a tile takes under
     this load, by Little's law: bytes in flight over bytes loaded per second.
     """
-    num_sms = gpus.this_gpu().num_sms
-    x = torch.randn(int(gib * 2**28), device=runtime.device())
+    num_sms = device.this_gpu().num_sms
+    x = torch.randn(int(gib * 2**28), device=device.default())
     y = torch.empty_like(x)
     calls = [
         (
@@ -327,8 +327,8 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
     """
     from memtraffic_book.exhibits import _letters_kernel
 
-    num_sms = gpus.this_gpu().num_sms
-    x = torch.randn(int(gib * 2**28), device=runtime.device())
+    num_sms = device.this_gpu().num_sms
+    x = torch.randn(int(gib * 2**28), device=device.default())
     y = torch.empty_like(x)
 
     def stream(programs: int, warps: int, elements: int, copy: bool) -> None:
@@ -366,7 +366,7 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     """
     rows = []
     for cache, size in itertools.product(("cold", "warm"), mib):
-        x = torch.randn(int(size * 2**18), device=runtime.device())
+        x = torch.randn(int(size * 2**18), device=device.default())
         call = functools.partial(_stream, x, x, FULL_SM, False)
         rows += _timed(
             [({"cache": cache, "mib": size}, call)], x.nbytes, cold=cache == "cold", budget=0.1
@@ -381,7 +381,7 @@ def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame
     """
     from memtraffic_book.exhibits import _idle_kernel
 
-    x = torch.zeros(1, device=runtime.device())
+    x = torch.zeros(1, device=device.default())
 
     def launch(programs: int, num_warps: int) -> None:
         if programs:
@@ -400,10 +400,10 @@ def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     """
     from memtraffic_book.exhibits import _pointer_chase_kernel
 
-    device = runtime.device()
-    x = torch.zeros(hops + 2, distance, dtype=torch.int64, device=device)
-    x[:, 0] = torch.arange(1, hops + 3, device=device) * distance
-    y = torch.empty(1, dtype=torch.int64, device=device)
+    here = device.default()
+    x = torch.zeros(hops + 2, distance, dtype=torch.int64, device=here)
+    x[:, 0] = torch.arange(1, hops + 3, device=here) * distance
+    y = torch.empty(1, dtype=torch.int64, device=here)
     [samples] = benchmark.time_interleaved([lambda: _pointer_chase_kernel[(1,)](y, x, hops)])
     us = statistics.median(samples) * 1e6
     return pd.DataFrame({"hops": [hops], "us": [us], "latency_ns": [us * 1e3 / hops]})
@@ -439,7 +439,7 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     from memtraffic.kernels.softmax import persistent
     from memtraffic.residency import nvidia
 
-    gpu = gpus.this_gpu()
+    gpu = device.this_gpu()
     assert isinstance(gpu, gpus.NvidiaGpu)  # the experiment needs one
     equal: dict[str, list[bool]] = {"as compiled": [], "other sizes": []}
     widths, warps = [2**k for k in range(6, 16)], (1, 2, 4, 8, 16, 32)

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
@@ -170,7 +170,7 @@ def resources(
     """Compiles the kernels that `fn(*inputs)` launches: none spills a register.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> resources(fused.softmax, torch.empty(1, 4096, device=runtime.device()), load_bits=128)
+    >>> resources(fused.softmax, torch.empty(1, 4096, device=device.default()), load_bits=128)
     ✓ Compiled for sm_90: fused spills 0 bytes per thread and moves 128 bits per load.
 
     target: one GPU or several, such as "sm_90" or "MI300X"; none of them need be here.
@@ -238,7 +238,7 @@ def _check_traffic(
     shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else None
     counts = Counts(fn, op)
     try:
-        with runtime.device_guard(op.arguments((2, 8)).positional[0]):
+        with device.device_guard(op.arguments((2, 8)).positional[0]):
             check_traffic(counts, [(reads, writes)], shapes, None if shapes is None else ())
     except AssertionError:
         raise
@@ -274,7 +274,7 @@ def _cases(
 
 def _judge(fn: Function, op: Op, label: str, inputs: tuple[Tensor, ...]) -> None:
     try:
-        with runtime.device_guard(inputs[0]), bounds_checked():
+        with device.device_guard(inputs[0]), bounds_checked():
             assert_correct(op, fn, *inputs)
     except Exception as error:
         cause = interpreter_cause(error)
@@ -325,7 +325,7 @@ def compiled_answer(fn: Function, shape: tuple[int, ...], gpu: Gpu) -> Resources
     A kernel of a cell is copied into a file, from which any process can compile it. shape: of the
     float32 matrix that `fn` gets. Raises AssertionError if `fn` launches another number of kernels.
     """
-    launches = capture_launches(fn, torch.empty(*shape, device=runtime.device()), gpu=gpu)
+    launches = capture_launches(fn, torch.empty(*shape, device=device.default()), gpu=gpu)
     assert len(launches) == 1, f"the function launches {len(launches)} Triton kernels, not 1"
     source = inspect.getsource(fn.__globals__[launches[0].qualname].fn)
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ import html
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.benchmark.loop import ABSENT
 from memtraffic.errors import CountersUnavailable, MemtrafficError, described
 from memtraffic_book.catalog import Experiment, find_experiments
@@ -70,7 +71,7 @@ def mode() -> str:
 
     Raises RecordingError for an unknown MEMTRAFFIC_MODE.
     """
-    chosen = os.environ.get("MEMTRAFFIC_MODE") or ("live" if runtime.HAS_GPU else "replay")
+    chosen = os.environ.get("MEMTRAFFIC_MODE") or ("live" if device.HAS_GPU else "replay")
     if chosen not in MODES:
         raise RecordingError(f"MEMTRAFFIC_MODE is {chosen!r}: give one of {', '.join(MODES)}")
     return chosen
@@ -155,9 +156,9 @@ def _measure_now(
         replayed = [read(folder, subject) for subject in subjects]
         return replayed, [*(f"{it}, so this is a recording." for it in why), label(folder)]
     if folder_of_this_gpu().name != PUBLISHED:
-        elsewhere.add(runtime.gpu_name())
+        elsewhere.add(device.gpu_name())
     found = [measured[subject.id].copy() for subject in subjects]
-    return found, [f"Measured now on {runtime.gpu_name()}."]
+    return found, [f"Measured now on {device.gpu_name()}."]
 
 
 def is_absent(row: Mapping[str, Any]) -> bool:
@@ -221,9 +222,18 @@ def root() -> Path:
     return next((place for place in places if place.is_dir()), places[0])
 
 
+def folder_name(gpu_name: str) -> str:
+    """A GPU's name as the name of a folder.
+
+    >>> folder_name("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")
+
+
 def folder_of_this_gpu() -> Path:
     """The folder for recordings of the GPU that is here. Raises RuntimeError without a GPU."""
-    return root() / runtime.folder_name(runtime.gpu_name())
+    return root() / folder_name(device.gpu_name())
 
 
 def load_machine(folder: Path) -> dict[str, Any]:
@@ -342,7 +352,7 @@ def describe_machine() -> dict[str, str]:
 
     hip = torch.version.hip
     return {
-        "gpu": runtime.gpu_name(),
+        "gpu": device.gpu_name(),
         "driver": driver_version(),
         **({"rocm": hip} if hip else {"cuda": str(torch.version.cuda)}),
         "torch": torch.__version__,

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import runtime
-from memtraffic.gpus import planning_gpu
+from memtraffic import device
+from memtraffic.device import planning_gpu
 from memtraffic.kernels.chunking import (
     load_chunks,
     max_of_chunks,
@@ -41,7 +41,7 @@ def _rms_norm_kernel(y_ptr, x_ptr, w_ptr, n_cols, eps, BLOCK: tl.constexpr):
 def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     """`x / sqrt(mean(x**2) + eps) * w` for each row of `x`, a program per row.
 
-    >>> x = torch.full((2, 4), 3.0, device=runtime.device())
+    >>> x = torch.full((2, 4), 3.0, device=device.default())
     >>> rms_norm(x, torch.ones_like(x[0]))[0, 0].item()
     0.99999...
 
@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     ValueError otherwise.
     """
     y, (block, warps) = torch.empty_like(x), _program("rms_norm", x)
-    with runtime.device_guard(x):
+    with device.device_guard(x):
         _rms_norm_kernel[(x.shape[0],)](
             y, x, w, x.shape[1], eps, BLOCK=block, num_warps=warps
         )  # fmt: skip
@@ -75,7 +75,7 @@ def rms_norm_loop(x: Tensor, w: Tensor, eps: float = 1e-6, programs: int | None 
     """
     y, (block, warps) = torch.empty_like(x), _program("rms_norm_loop", x)
     programs = min(x.shape[0], programs or 4 * planning_gpu(x).num_sms)
-    with runtime.device_guard(x):
+    with device.device_guard(x):
         _rms_norm_loop_kernel[(programs,)](y, x, w, *x.shape, eps, BLOCK=block, num_warps=warps)
     return y
 
@@ -125,7 +125,7 @@ def _cross_entropy_kernel(
 def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The cross-entropy of each row of logits, and the gradient of their sum.
 
-    >>> x, target = (torch.tensor(it, device=runtime.device()) for it in ([[0.0] * 4], [1]))
+    >>> x, target = (torch.tensor(it, device=device.default()) for it in ([[0.0] * 4], [1]))
     >>> loss, dx = cross_entropy(x, target)
     >>> dx[0].tolist()
     [0.25, -0.75, 0.25, 0.25]
@@ -141,7 +141,7 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     warps = max(1, row_bytes // (256 * gpu.warp_size))
     block = VECTOR_BYTES // x.element_size() * warps * gpu.warp_size
     loss, dx = x.new_empty(n_rows, dtype=torch.float32), torch.empty_like(x)
-    with runtime.device_guard(x):
+    with device.device_guard(x):
         _cross_entropy_kernel[(n_rows,)](
             loss, dx, x, target, n_cols,
             BLOCK=block, CHUNKS=triton.cdiv(n_cols, block), PTX=takes_ptx(gpu), num_warps=warps,

@@ -3,7 +3,7 @@ import functools
 import pytest
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic.benchmark import copying as module
 from memtraffic.benchmark.copying import copies, fastest_copy
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
@@ -35,7 +35,7 @@ def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout, flat):
 
 def test_copies_of_what_has_no_tiles():
     for x in (torch.zeros(100), torch.zeros(2, 40_000), torch.zeros(0, 8), torch.zeros(8, 0)):
-        x = x.to(runtime.device())
+        x = x.to(device.default())
         assert list(copies(x)) == [*PYTORCH, *FLAT]
         assert all(torch.equal(copy(), x) for copy in copies(x).values())
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic.benchmark import roof as module
 from memtraffic.benchmark.roof import copy_bandwidth, matmul_rate, roof
 
@@ -36,8 +36,8 @@ def test_matmul_rate_is_of_float32_without_tf32(timed, monkeypatch):
 
 def test_roof_has_one_row(timed, monkeypatch):
     h200 = dataclasses.replace(gpus.find_gpu("H200"), l2_bytes=60 * 2**20)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: h200)
-    monkeypatch.setattr(runtime, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(device, "this_gpu", lambda: h200)
+    monkeypatch.setattr(device, "gpu_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(module, "copy_bandwidth", lambda n_bytes: 2e12 if n_bytes == 2**31 else 0)
     monkeypatch.setattr(module, "matmul_rate", lambda: 5e13)
     assert roof().to_dict("records") == [
@@ -54,7 +54,7 @@ def test_roof_has_one_row(timed, monkeypatch):
 @pytest.mark.gpu
 def test_roof_on_a_gpu():
     [row] = roof().to_dict("records")
-    assert row["gpu"] == runtime.gpu_name()
+    assert row["gpu"] == device.gpu_name()
     assert 1 < row["fp32_tflop_per_s"] < 200
     if not row["datasheet_gb_per_s"]:
         pytest.skip(f"no datasheet of {row['gpu']}")

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic.benchmark import timing
 from memtraffic.benchmark.timing import summary, time_interleaved
 
@@ -73,8 +73,8 @@ def install(monkeypatch, fake):
             assert fake.log.count(SYNC) > end.synchronized, "read before it was waited for"
             return end.time - self.time
 
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-    monkeypatch.setattr(gpus, "this_gpu", lambda: fake.gpu)
+    monkeypatch.setattr(device, "require_gpu", lambda what: None)
+    monkeypatch.setattr(device, "this_gpu", lambda: fake.gpu)
     monkeypatch.setattr(torch, "empty", fake.empty)
     monkeypatch.setattr(torch.cuda, "_sleep", fake.sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: fake.log.append(SYNC))

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic_book import catalog, recording
 from memtraffic_book.catalog import Column, Experiment
 
@@ -62,8 +62,8 @@ class Book:
         self.machine, self.date = dict(MACHINE), "2026-01-31"
         monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(self.recordings))
         monkeypatch.setenv("MEMTRAFFIC_COMMIT", 40 * "0")
-        monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
-        monkeypatch.setattr(runtime, "gpu_name", lambda: self.machine["gpu"])
+        monkeypatch.setattr(device, "require_gpu", lambda what: None)
+        monkeypatch.setattr(device, "gpu_name", lambda: self.machine["gpu"])
         monkeypatch.setattr(recording, "today", lambda: self.date)
         monkeypatch.setattr(recording, "describe_machine", lambda: dict(self.machine))
         self.lists(SPEED)

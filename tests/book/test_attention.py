@@ -5,7 +5,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 from torch import nn
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic_book import attention
 from memtraffic_book.attention import Attention, look_up
 
@@ -40,7 +40,7 @@ def test_attention_is_that_of_pytorch():
 
 
 def test_ways_to_attend_agree():
-    q, k, v = torch.randn(3, 2, 16, 8, device=runtime.device())
+    q, k, v = torch.randn(3, 2, 16, 8, device=device.default())
     wanted = nn.functional.scaled_dot_product_attention(q, k, v)
     found = [getattr(attention, f"attend_{how}")(q, k, v) for how in HOW]
     assert all(torch.allclose(it, wanted, atol=1e-5) for it in found)

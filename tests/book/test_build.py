@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic.errors import CountersUnavailable
 from memtraffic_book import __main__ as commands
 from memtraffic_book import build, catalog, recording
@@ -49,7 +49,7 @@ def test_record_experiments_writes_all_and_removes_what_was(recorded, drawn_map)
 
 def test_record_on_a_gpu_of_another_vendor(book, monkeypatch, capsys):
     """What needs NVIDIA's tools or driver is skipped by name; nothing has failed."""
-    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
     monkeypatch.setenv("PATH", str(book.folder))
     monkeypatch.setattr(catalog, "EXPERIMENTS", dict(EXPERIMENTS))
@@ -207,7 +207,7 @@ def test_main_records_and_compares(book, capsys):
 
 
 def test_main_without_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    monkeypatch.setattr(device, "HAS_GPU", False)
     for command in ("record", "drift", "notebooks"):
         assert commands.main([command]) == 1
         assert "needs a GPU" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic_book import catalog, measurements, recording
 from memtraffic_book.catalog import EXPERIMENTS, Column, Needs, find_experiments
 
@@ -60,7 +60,7 @@ def test_needs_are_those_of_the_functions_that_measure():
     ],
 )
 def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatch):
-    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 192 * 2**30))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = needs.lacking(reader=True)
@@ -70,7 +70,7 @@ def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatc
 
 def test_bytes_in_flight_are_measured_where_an_sm_holds_all_warps(monkeypatch):
     for name, lacks in ("H200", ""), ("T4", "SMs of 2048 threads, not 1024"), ("MI300X", ""):
-        monkeypatch.setattr(gpus, "this_gpu", lambda *index, name=name: gpus.find_gpu(name))
+        monkeypatch.setattr(device, "this_gpu", lambda *index, name=name: gpus.find_gpu(name))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 16 * 2**30))
         assert EXPERIMENTS["bytes_in_flight"].needs.lacking() == lacks
 
@@ -91,6 +91,6 @@ def test_find_experiments_and_run_them(book, monkeypatch):
     with pytest.raises(ValueError, match=r"speed.*'m'.*not \['impl', 'n'\]"):
         subject.run()
     monkeypatch.undo()
-    monkeypatch.setattr(runtime, "HAS_GPU", False)
+    monkeypatch.setattr(device, "HAS_GPU", False)
     with pytest.raises(RuntimeError, match="ladder needs a GPU"):
         EXPERIMENTS["ladder"].run()

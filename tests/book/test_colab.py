@@ -27,7 +27,7 @@ from cases import cases
 from markdown_it import MarkdownIt
 from torch._subclasses import FakeTensorMode
 
-from memtraffic import gpus, runtime
+from memtraffic import device, gpus
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.op import find_op
 from memtraffic_book import chapters, colab, marked_counters, measurements, recording
@@ -304,7 +304,7 @@ DRAWN = 6
 def t4(monkeypatch):
     """The GPU that is here is a T4, whose driver lets nobody read counters."""
     gpu = gpus.find_gpu("T4")
-    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     return gpu
@@ -409,21 +409,21 @@ def empty(op, shape, dtype):
 )
 def test_kernels_of_experiments_compile_for_a_t4(drawn, t4, timed, monkeypatch):
     """And can be launched there; what a launcher refuses is named, with the number."""
-    monkeypatch.setattr(runtime, "gpu_name", lambda: t4.driver_name)
+    monkeypatch.setattr(device, "gpu_name", lambda: t4.driver_name)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(device, "default", lambda: torch.device("cpu"))
     subjects = [it for it in measured() if it.id not in NEED_A_GPU]
     calls = [call for subject in subjects for call in calls_of(subject)]
     launches, refused = {}, {}
     for name, call in random.Random(DRAWN).sample(calls, DRAWN) if drawn else calls:
         if name in EXPERIMENTS:
-            monkeypatch.setattr(runtime, "device", lambda: torch.device("meta"))
+            monkeypatch.setattr(device, "default", lambda: torch.device("meta"))
         try:
             launches |= {repr(it): it for it in capture_launches(call, gpu=t4)}
         except ValueError as error:
             refused[name] = str(error)
-        monkeypatch.setattr(runtime, "device", lambda: torch.device("cpu"))
+        monkeypatch.setattr(device, "default", lambda: torch.device("cpu"))
     kernels = compile_launches([(launch, t4) for launch in launches.values()])
     assert not [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
     assert all(re.search(r"\d", error) for error in refused.values())
@@ -477,8 +477,8 @@ def test_counters_that_the_driver_denies_are_those_recorded(ids, t4, tmp_path, m
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("MEMTRAFFIC_MODE", "live")
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(ROOT / "book" / "recordings"))
-    monkeypatch.setattr(runtime, "HAS_GPU", True)
-    monkeypatch.setattr(runtime, "require_gpu", lambda what: None)
+    monkeypatch.setattr(device, "HAS_GPU", True)
+    monkeypatch.setattr(device, "require_gpu", lambda what: None)
     monkeypatch.setattr(marked_counters, "_each", None)  # nothing is compiled for it
     monkeypatch.chdir(tmp_path)
     recording.said.clear()
@@ -510,8 +510,8 @@ def python(tmp_path_factory):
 @pytest.mark.slow
 def test_notebook_runs_as_on_colab(folder, python, name):
     """From an empty folder, without this repository: `run_colab.execute` asserts that."""
-    from memtraffic import runtime
+    from memtraffic import device
 
     notebook = run_colab.execute(folder / name, python)
     said = "".join(output.text for output in cells(notebook, "code")[0].outputs)
-    assert ("Runtime > Change runtime type > T4 GPU" in said) != runtime.HAS_GPU
+    assert ("Runtime > Change runtime type > T4 GPU" in said) != device.HAS_GPU

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import residency, resources, runtime, softmax
+from memtraffic import device, residency, resources, softmax
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 from memtraffic.testing import (
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # together they take several seconds
 
 def test_arithmetic_kernel_computes_chains():
     """Each keeps its numbers between 0 and 1, and ends where its chain has its fixed point."""
-    y = torch.empty(2 * 64, device=runtime.device())
+    y = torch.empty(2 * 64, device=device.default())
     ends = {"exp2": 0.6411857, "exp": 0.5671433, "multiply-add": 1.0}
     for what, end in ends.items():
         exhibits._arithmetic_kernel[(2,)](y, 20, WHAT=what, STEPS=8, BLOCK=64)
@@ -43,7 +43,7 @@ def compiled(kernel, *arguments, **constants):
     return found
 
 
-X = torch.empty(8192, device=runtime.device())
+X = torch.empty(8192, device=device.default())
 
 
 def test_arithmetic_kernel_has_an_instruction_for_each_result():
@@ -57,7 +57,7 @@ def test_arithmetic_kernel_has_an_instruction_for_each_result():
 
 def test_stream_kernel_writes_a_sum_that_is_nan():
     """It copies, or reads and writes nothing else: `test_measurements` sees that."""
-    x, y = matrix(1, 64 * 10).flatten(), torch.zeros(64 * 10, device=runtime.device())
+    x, y = matrix(1, 64 * 10).flatten(), torch.zeros(64 * 10, device=device.default())
     x[100] = float("nan")
     exhibits._stream_kernel[(3,)](y, x, 10, COPY=False, BLOCK=64)
     assert y.isnan().sum() == 1
@@ -75,8 +75,8 @@ def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
 
 
 def test_pointer_chase_kernel_follows_the_chain():
-    x = torch.tensor([3, -1, 7, 2, -1], device=runtime.device())  # 0 -> 3 -> 2 -> 7
-    y = torch.zeros(1, dtype=torch.int64, device=runtime.device())
+    x = torch.tensor([3, -1, 7, 2, -1], device=device.default())  # 0 -> 3 -> 2 -> 7
+    y = torch.zeros(1, dtype=torch.int64, device=device.default())
     for hops, at in ((0, 3), (1, 2), (2, 7)):
         exhibits._pointer_chase_kernel[(1,)](y, x, hops)
         assert y.item() == at
@@ -102,7 +102,7 @@ def test_backward_is_right_and_moves(name, roundings, reads, writes):
 def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):
     once = exhibits.softmax_converting_once
     assert_softmax(once, matrix(3, 2048, dtype))
-    x = torch.empty(4, 8320, dtype=dtype, device=runtime.device())
+    x = torch.empty(4, 8320, dtype=dtype, device=device.default())
     [found], [ours] = (resources(fn, x, target="sm_90") for fn in (once, softmax))
     more = found.registers / ours.registers
     assert more == 1 if dtype == torch.float32 else more > 1.3

@@ -15,9 +15,9 @@ import notebooks
 import pandas as pd
 from drawings import PHONE, SMALLEST, assert_legible, boxes, texts, ticks, title
 
-from memtraffic.compile import BlockedLayout
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import Access
+from memtraffic.residency import BlockedLayout
 from memtraffic_book import figures
 from memtraffic_book.figures import drawing, hardware
 

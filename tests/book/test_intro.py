@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
 
-from memtraffic import count, runtime
+from memtraffic import count, device
 from memtraffic.testing import assert_softmax, assert_touches_once
 
 INTRO = (Path(__file__).resolve().parents[2] / "book" / "intro.md").read_text("utf-8")
@@ -30,6 +30,6 @@ def test_kernel_of_the_intro_is_a_softmax_that_touches_each_element_once(tmp_pat
         module.softmax_kernel[(x.shape[0],)](y, x, x.shape[1])
         return y
 
-    x = torch.randn(shape, device=runtime.device())
+    x = torch.randn(shape, device=device.default())
     assert_softmax(softmax, x)
     assert_touches_once(count(softmax, x, trace=True), "x_ptr", x)

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import gpus, runtime, sectors
+from memtraffic import device, gpus, sectors
 from memtraffic.errors import CountersError
 from memtraffic.kernels.softmax import naive
 from memtraffic.meters import counters
@@ -78,7 +78,7 @@ def test_count_surveyed_names_what_is_missing(ncu):
         ncu([MARK, "a"], (True, ""), (True, ""))
 
 
-@pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU counts itself")
+@pytest.mark.skipif(device.HAS_GPU, reason="a GPU counts itself")
 def test_counted_marks_where_a_kernel_begins(monkeypatch):
     """The order of things: the profiler starts, the marker, the kernel, and the profiler stops."""
     done = []
@@ -123,7 +123,7 @@ def counting(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one at a time
         monkeypatch.setattr(counters, "require_counters", lambda: None)
         monkeypatch.setattr(counters, "profile", profile)
-        monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
+        monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("H200"))
         return seen
 
     return of

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import gpus, residency
+from memtraffic import device, gpus, residency
 from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
@@ -53,7 +53,7 @@ def timed(timed, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     gpu = dataclasses.replace(H200, num_sms=2)
-    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpu)
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpu)
     return timed
 
 
@@ -336,7 +336,7 @@ def fake_plan(x, y, *, num_warps=None, num_stages=None):
 @pytest.fixture
 def planned(monkeypatch):
     """A launcher of `persistent` that plans without compiling, for an H200."""
-    monkeypatch.setattr(gpus, "this_gpu", lambda: H200)
+    monkeypatch.setattr(device, "this_gpu", lambda: H200)
     monkeypatch.setattr(persistent, "plan", fake_plan)
 
 
@@ -401,7 +401,7 @@ def test_measurements_on_a_gpu():
 
 @pytest.mark.gpu
 def test_compare_with_driver_on_a_gpu():
-    if not isinstance(gpus.this_gpu(), gpus.NvidiaGpu):
+    if not isinstance(device.this_gpu(), gpus.NvidiaGpu):
         pytest.skip("needs a GPU of NVIDIA's")
     frame = compare_with_driver(64)
     assert (frame["asked"] == frame["equal"]).all()

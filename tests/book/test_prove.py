@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases import cases
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import NoKernelError
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import naive
@@ -27,7 +27,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 ROOT = Path(__file__).resolve().parents[2]
-DEVICE = runtime.device()
+DEVICE = device.default()
 POWERS, WIDTHS = (1, 4, 64, 256), (3, 781)
 
 
@@ -198,7 +198,7 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
         "outside": pytest.param(
             variant(masked=False),
             "at 5 x 127.*_kernel reads 1 elem",
-            marks=pytest.mark.skipif(not runtime.INTERPRETED, reason="a GPU reads on"),
+            marks=pytest.mark.skipif(not device.INTERPRETED, reason="a GPU reads on"),
         ),
     },
 )

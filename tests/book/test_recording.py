@@ -12,7 +12,7 @@ import torch
 import triton
 from cases import cases
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountersUnavailable
 from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic_book import catalog, drift, recording
@@ -45,7 +45,7 @@ def bytes_of(folder):
 
 def test_mode_follows_from_the_machine_unless_it_is_chosen(monkeypatch, recorded, in_mode):
     for gpu, expected in ((True, "live"), (False, "replay")):
-        monkeypatch.setattr(runtime, "HAS_GPU", gpu)
+        monkeypatch.setattr(device, "HAS_GPU", gpu)
         in_mode("")
         assert recording.mode() == expected
         monkeypatch.delenv("MEMTRAFFIC_MODE")
@@ -364,7 +364,7 @@ def test_from_csv_reads_text_that_looks_missing():
 def test_describe_machine_on_rocm(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "hip", "6.4.1")
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(runtime, "gpu_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(device, "gpu_name", lambda: "AMD Instinct MI300X")
     monkeypatch.setenv("PATH", str(tmp_path))
     machine = recording.describe_machine()
     assert (machine["gpu"], machine["rocm"]) == ("AMD Instinct MI300X", "6.4.1")
@@ -374,7 +374,7 @@ def test_describe_machine_on_rocm(monkeypatch, tmp_path):
 
 def test_describe_machine_on_cuda(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(runtime, "gpu_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr(device, "gpu_name", lambda: "NVIDIA L4")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert recording.describe_machine()["driver"] == "unknown"
     command = tmp_path / "nvidia-smi"
@@ -406,7 +406,7 @@ def test_today_and_current_commit(monkeypatch, tmp_path):
 @pytest.mark.gpu
 def test_describe_machine_on_a_gpu():
     machine = recording.describe_machine()
-    assert machine["gpu"] == runtime.gpu_name()
+    assert machine["gpu"] == device.gpu_name()
     assert not any("/" in value for value in machine.values())
 
 
@@ -424,3 +424,7 @@ def test_root_is_found_from_anywhere(tmp_path, monkeypatch):
         assert root().resolve() == tmp_path / "book" / "recordings"
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", "elsewhere")
     assert str(root()) == "elsewhere"
+
+
+def test_folder_name():
+    assert recording.folder_name("AMD Instinct MI300X (gfx942)") == "amd-instinct-mi300x-gfx942"

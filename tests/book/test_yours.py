@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from memtraffic import count, gpus, resources, runtime
+from memtraffic import count, device, gpus, resources
 from memtraffic.compile import capture_launches
 from memtraffic.op import row_tolerance
 from memtraffic.tensors import matrix
@@ -29,7 +29,7 @@ WIDTHS = [1, 127, 781, 1024]
 
 def logits(m, n, dtype="float32"):
     """Logits, of which some are minus infinity, and the columns that are right."""
-    x, target = matrix(m, n, dtype), torch.arange(m, device=runtime.device()) * 7 % n
+    x, target = matrix(m, n, dtype), torch.arange(m, device=device.default()) * 7 % n
     if n > 2:
         x[-1, int(target[-1]) - 1] = -float("inf")
     return x, target
@@ -69,8 +69,8 @@ def test_rms_norm_loop_launches_four_programs_per_sm(monkeypatch):
 
 
 def test_cross_entropy_of_large_logits_and_that_of_pytorch():
-    x = torch.tensor([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]], device=runtime.device())
-    target = torch.tensor([0, 1], device=runtime.device())
+    x = torch.tensor([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]], device=device.default())
+    target = torch.tensor([0, 1], device=device.default())
     loss, dx = yours.cross_entropy(x, target)
     assert loss.tolist() == [0, 2e4]
     assert dx.tolist() == [[0, 0, 0], [1, -1, 0]]
@@ -87,7 +87,7 @@ def test_cross_entropy_is_right(n, dtype):
     expected = F.cross_entropy(exact, target, reduction="none")
     expected.sum().backward()
     assert_close(loss, expected.detach(), torch.float32, roundings=8)
-    if runtime.runs_on_gpu():
+    if device.runs_on_gpu():
         # At the target, 1 is taken from a probability, which another exponential rounded.
         room = F.one_hot(target, n) * torch.finfo(torch.float32).eps
         error = (dx.double() - exact.grad).abs()
@@ -105,7 +105,7 @@ def test_cross_entropy_is_right(n, dtype):
 @pytest.mark.parametrize("column", [0, 255, 256, 299])
 def test_cross_entropy_of_a_target_in_any_chunk(column):
     x = matrix(3, 300)  # chunks of 4 * 64 columns
-    target = torch.full((3,), column, device=runtime.device())
+    target = torch.full((3,), column, device=device.default())
     loss, dx = yours.cross_entropy(x, target)
     exact = x.double().softmax(1) - F.one_hot(target, 300)
     exact_loss = F.cross_entropy(x.double(), target, reduction="none")
@@ -162,7 +162,7 @@ def test_yours_refuse_other_matrices(x):
 
 def test_yours_hold_32_elements_per_thread():
     for n, warps in ((8, 4), (4096, 4), (8192, 8), (32768, 32)):
-        x, w = (torch.empty(*shape, device=runtime.device()) for shape in ((2, n), (n,)))
+        x, w = (torch.empty(*shape, device=device.default()) for shape in ((2, n), (n,)))
         [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("H200"))
         assert launch.options["num_warps"] == warps
     [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("gfx942"))

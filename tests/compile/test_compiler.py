@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CompileError, NoGpuError, NoKernelError
 from memtraffic.gpus import TARGETS, find_gpu
 
@@ -31,7 +31,7 @@ from memtraffic.residency import Resources
 
 
 def empty(m, n, dtype=torch.float32):
-    return torch.empty(m, n, dtype=dtype, device=runtime.device())
+    return torch.empty(m, n, dtype=dtype, device=device.default())
 
 
 FEW = ("sm_75", "sm_90", "gfx942", "gfx1100")  # what is compiled for all targets is slow
@@ -239,10 +239,10 @@ def test_resources_of_a_function_without_a_kernel(ask):
     with pytest.raises(NoKernelError, match=r"naive\.softmax launched no Triton kernel") as caught:
         ask(naive.softmax, empty(1, 64), target="sm_90")
     assert isinstance(caught.value, LookupError)
-    assert ("stand_in()" in str(caught.value)) is not runtime.HAS_GPU
+    assert ("stand_in()" in str(caught.value)) is not device.HAS_GPU
 
 
-@pytest.mark.skipif(runtime.HAS_GPU, reason="that one is asked for")
+@pytest.mark.skipif(device.HAS_GPU, reason="that one is asked for")
 def test_resources_without_a_target_is_for_the_gpu_that_is_here():
     with pytest.raises(NoGpuError, match="GPU"):
         resources(fused.softmax, empty(1, 64))
@@ -258,7 +258,7 @@ def test_resources_of_a_kernel_that_does_not_compile():
     [("__main__", "_my_kernel"), ("kernels", "function.<locals>._my_kernel")],
 )
 def test_compile_launches_of_a_kernel_that_no_other_process_can_import(monkeypatch, module, name):
-    monkeypatch.setattr(runtime, "INTERPRETED", True)
+    monkeypatch.setattr(device, "INTERPRETED", True)
     cell = Launch(module, name, {}, {}, {}, {"num_warps": 4})
     with pytest.raises(CompileError, match="_my_kernel"):
         compile_launches([(cell, "sm_90")])

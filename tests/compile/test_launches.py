@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -12,7 +12,7 @@ from memtraffic.kernels.softmax import fused, naive
 
 
 def empty(m, n, dtype=torch.float32):
-    return torch.empty(m, n, dtype=dtype, device=runtime.device())
+    return torch.empty(m, n, dtype=dtype, device=device.default())
 
 
 def test_capture_launches_is_what_triton_specialises():
@@ -45,8 +45,8 @@ def test_capture_launches_keeps_configurations_heuristics_and_options():
 
 
 def test_capture_launches_runs_no_kernel_and_leaves_nothing_behind():
-    x = torch.zeros(2, 8, device=runtime.device())
-    y = torch.full((2, 8), 7.0, device=runtime.device())
+    x = torch.zeros(2, 8, device=device.default())
+    y = torch.full((2, 8), 7.0, device=device.default())
 
     def launch(x):
         kernels._masked_kernel[(2,)](y, x, 8, BLOCK=8, STORED=8)
@@ -60,7 +60,7 @@ def test_capture_launches_runs_no_kernel_and_leaves_nothing_behind():
 def test_capture_launches_passes_on_what_the_function_raises():
     with pytest.raises(ValueError, match="781 columns"):
         capture_launches(fused.softmax, empty(1, 781))
-    assert runtime.runs_on_gpu() != runtime.INTERPRETED
+    assert device.runs_on_gpu() != device.INTERPRETED
     ones = fused.softmax(empty(1, 4).zero_())
     assert torch.equal(ones, torch.full_like(ones, 0.25))
 

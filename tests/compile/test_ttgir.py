@@ -1,6 +1,7 @@
 import pytest
 
-from memtraffic.compile.ttgir import BlockedLayout, first_load_layout, schedule
+from memtraffic.compile.ttgir import first_load_layout, schedule
+from memtraffic.residency import BlockedLayout
 
 TTGIR = """
 #blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [2, 16], warpsPerCTA = [4, 1], order = [1, 0]}>

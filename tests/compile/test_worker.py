@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 from another_process import run_python
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import worker
 from memtraffic.compile.worker import Worker
 from memtraffic.errors import CompileError
@@ -33,7 +33,7 @@ def server(it):
     return it.call([], os.getppid)
 
 
-@pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+@pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 def test_worker_answers_for_the_gpu_that_stands_in(shared):
     asked = "__import__('torch').cuda.get_device_capability()"
     with stand_in(find_gpu("A100")):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtraffic
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import (
@@ -37,7 +37,7 @@ from memtraffic.op import Op, find_op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct, assert_traffic
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")
 HALF, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float64",)
 WIDTHS = {

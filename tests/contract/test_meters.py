@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import memtraffic
-from memtraffic import benchmark, runtime
+from memtraffic import benchmark, device
 from memtraffic.cli import main
 from memtraffic.compile import worker
 from memtraffic.errors import MemtrafficError
@@ -351,8 +351,8 @@ def parts():
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": threading.active_count(), "path": list(sys.path), "stdout": sys.stdout,
         "environment": dict(os.environ), "folder": os.getcwd(), "warnings": list(warnings.filters),
-        "random": torch.get_rng_state().tolist(), "standing in": runtime.is_standing_in(),
-        "capturing": runtime.is_capturing(),
+        "random": torch.get_rng_state().tolist(), "standing in": device.is_standing_in(),
+        "capturing": device.is_capturing(),
     }  # fmt: skip
     return found, settings
 

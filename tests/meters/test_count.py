@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
 from memtraffic.meters.count import OpTraffic, count, count_shapes
@@ -24,7 +24,7 @@ scripts = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 def matrix(m=3, n=12, dtype=torch.float32):
-    return torch.arange(m * n).reshape(m, n).to(runtime.device(), dtype)
+    return torch.arange(m * n).reshape(m, n).to(device.default(), dtype)
 
 
 def totals(traffic):
@@ -79,7 +79,7 @@ def test_count_torch_operations(fn, reads, writes):
     assert count(fn, matrix().to("meta")) == count_shapes(fn, lambda: matrix()) == traffic
 
 
-AT = torch.tensor([2, 0, 2, 2], device=runtime.device())  # of three rows; one of them three times
+AT = torch.tensor([2, 0, 2, 2], device=device.default())  # of three rows; one of them three times
 OTHER = matrix()
 PICTURES = torch.ones(2, 8, 3, 3), torch.zeros(2, 3, 3, dtype=torch.int64)
 
@@ -116,7 +116,7 @@ def test_count_what_needs_values(fn, reads, writes):
 
 
 def losses(targets, **options):
-    x, y = ones(4, 8), torch.tensor(targets, device=runtime.device())
+    x, y = ones(4, 8), torch.tensor(targets, device=device.default())
     traffic = count(lambda x: F.nll_loss(x, y, **options), x, backward=True)
     return [totals(each) for each in (traffic, traffic.backward)]
 
@@ -165,8 +165,8 @@ def test_count_bytes_of_a_dtype(fn, expected):
 
 
 N = 259
-COMPLEX = torch.ones(N, dtype=torch.complex64, device=runtime.device())
-REAL = torch.ones(N, device=runtime.device())
+COMPLEX = torch.ones(N, dtype=torch.complex64, device=device.default())
+REAL = torch.ones(N, device=device.default())
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_count_known_kernels(name, shape):
 
 def test_count_gathers():
     """An element that several lanes load counts once for each of them, in the trace too."""
-    x, index = matrix(1, 8), torch.tensor([3, 3, 0, 7], device=runtime.device())
+    x, index = matrix(1, 8), torch.tensor([3, 3, 0, 7], device=device.default())
     traffic = count(kernels.gathered, (x, index), trace=True)
     assert traffic.ops == [OpTraffic("_gather_kernel", 4 + 4, 4, 4 * 8 + 4 * 4, 4 * 4)]
     assert [(access.argument, access.offsets) for access in traffic.accesses] == [
@@ -333,7 +333,7 @@ def test_count_gathers():
 
 
 @pytest.mark.skipif(
-    runtime.HAS_GPU, reason="the interpreter works on copies, of which no tensor holds addresses"
+    device.HAS_GPU, reason="the interpreter works on copies, of which no tensor holds addresses"
 )
 def test_count_pointers_out_of_an_int64_tensor():
     """A kernel may reach tensors that it was not given, by addresses that it was given."""
@@ -394,7 +394,7 @@ def test_count_of_a_custom_operation_with_a_function_for_its_device():
     def halved(x: torch.Tensor) -> torch.Tensor:
         return x / 2
 
-    halved.register_kernel(runtime.device().type)(lambda x: (x + x) / 4)
+    halved.register_kernel(device.default().type)(lambda x: (x + x) / 4)
     assert [op.name for op in count(halved, matrix()).ops] == ["add", "div"]
 
 
@@ -426,7 +426,7 @@ def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
     assert totals(traffic.backward) == (72, 36)
 
 
-@pytest.mark.skipif(runtime.HAS_GPU, reason="there is a GPU")
+@pytest.mark.skipif(device.HAS_GPU, reason="there is a GPU")
 def test_count_says_that_nothing_ran():
     text = str(count(torch.t, "M,N", (2, 3)))
     assert "no operation of PyTorch ran" in text
@@ -524,7 +524,7 @@ def test_count_of_an_argument_with_an_address(copied, monkeypatch):
 def test_count_keeps_what_the_first_configuration_wrote():
     results = []
     count(lambda x: results.append(kernels.tuned_in_place(x)), matrix())
-    assert torch.equal(results[0], torch.full((3, 12), -2.0, device=runtime.device()))
+    assert torch.equal(results[0], torch.full((3, 12), -2.0, device=device.default()))
 
 
 def test_count_shows_its_progress(monkeypatch):
@@ -567,7 +567,7 @@ def test_count_shapes_prints_what_the_function_prints(capsys):
 def test_count_shapes_keeps_the_device():
     devices = []
     count_shapes(lambda x: devices.append(x.device), lambda: matrix())
-    assert devices == [runtime.device()]
+    assert devices == [device.default()]
 
 
 # ---- in a process that compiles its kernels
@@ -575,16 +575,16 @@ def test_count_shapes_keeps_the_device():
 COMPILING = """
 import json, sys, warnings
 import torch
-from memtraffic import runtime
+from memtraffic import device
 import triton.language as tl
 import triton.runtime.interpreter
 from memtraffic.compile import resources
 from memtraffic.meters.count import count
 import kernels
 
-assert not runtime.INTERPRETED
+assert not device.INTERPRETED
 warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
-x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(runtime.device())
+x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(device.default())
 language = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
 before = [dict(vars(part)) for part in language]
 found = {}
@@ -619,14 +619,14 @@ def test_count_in_a_process_that_compiles():
 class Scale(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(8, device=runtime.device()))
+        self.weight = torch.nn.Parameter(torch.ones(8, device=device.default()))
 
     def forward(self, x):
         return x * self.weight, None, (x.sum(),)
 
 
 def ones(*shape):
-    return torch.ones(*shape, device=runtime.device())
+    return torch.ones(*shape, device=device.default())
 
 
 @pytest.mark.parametrize("layer", [Scale, Scale()])
@@ -657,7 +657,7 @@ def test_count_backward():
 
 
 def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
-    layer = torch.nn.Linear(8, 4, bias=False, device=runtime.device())
+    layer = torch.nn.Linear(8, 4, bias=False, device=device.default())
     backward = count(layer, ones(3, 8), backward=True).backward
     # dW = dy^T x, dx = dy W
     assert sorted(map(totals, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]

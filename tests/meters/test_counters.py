@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters import counters as module
@@ -105,7 +105,7 @@ def ncu(tmp_path, monkeypatch):
         path.chmod(0o755)
         (tmp_path / "report").write_text(report(COPY), encoding="utf-8")
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.setattr(runtime, "HAS_GPU", True)
+        monkeypatch.setattr(device, "HAS_GPU", True)
         return tmp_path
 
     return put
@@ -168,7 +168,7 @@ def test_worker_warms_up_and_calls_once_more(monkeypatch):
 
 @pytest.mark.parametrize(("has_gpu", "message"), [(False, "no GPU"), (True, "PATH")])
 def test_counters_without_a_gpu_or_ncu(has_gpu, message, monkeypatch, tmp_path):
-    monkeypatch.setattr(runtime, "HAS_GPU", has_gpu)
+    monkeypatch.setattr(device, "HAS_GPU", has_gpu)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CountersUnavailable, match=message):
         counters("naive", shape=(8, 8))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError, InputsError
 from memtraffic.meters import formula as module
 from memtraffic.meters.formula import (
@@ -276,7 +276,7 @@ def test_formula_leaves_out_what_inputs_refuse():
     def inputs(m, n):
         if n > 1000:
             raise AssertionError("no so wide")
-        return torch.ones(m, n, device=runtime.device())
+        return torch.ones(m, n, device=device.default())
 
     found = formula(torch.exp, inputs)
     assert (str(found), found.tried["N"]) == ("reads MN, writes MN", (2, 781))
@@ -295,7 +295,7 @@ def test_formula_in_bytes():
 # ---- kernels that work in blocks
 
 
-needs_triton = pytest.mark.skipif(not runtime.HAS_TRITON, reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not device.HAS_TRITON, reason="Triton is not installed")
 PRODUCT = "M,K K,N"
 
 

@@ -217,7 +217,7 @@ def _enter_copy(parent: str) -> None:
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # as `memtraffic.runtime` does, before:
+        os.environ["TRITON_INTERPRET"] = "1"  # as `memtraffic.device` does, before:
     for name in ("triton", "pandas"):  # each test process is a fork that has them
         importlib.import_module(name)
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from residency import oracles
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches, resources
 from memtraffic.gpus import GPUS, TARGETS, AmdGpu, find_gpu
 from memtraffic.kernels.softmax import fused, tiled
@@ -34,7 +34,7 @@ def compile_jobs(gpu):
     """Launches for `gpu`, of several widths, dtypes and numbers of warps."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     for k, w in SHAPES[gpu.warp_size]:
-        x = torch.empty(8, 2**k, dtype=dtypes[(k + w) % 3], device=runtime.device())
+        x = torch.empty(8, 2**k, dtype=dtypes[(k + w) % 3], device=device.default())
         [launch] = capture_launches(partial(tiled.softmax, rows=1), x, gpu=gpu)
         yield replace(launch, options=launch.options | {"num_warps": 2**w}), gpu.target
 
@@ -58,7 +58,7 @@ def test_waves_by_limit_of_tritons_kernels():
 
 @pytest.mark.oracle
 def test_waves_by_limit_of_a_kernel_compiled_for_one_wave():
-    x = torch.empty(1, 1024, device=runtime.device())
+    x = torch.empty(1, 1024, device=device.default())
     [kernel] = resources(fused.softmax, x, target="gfx942", num_warps=4, waves_per_eu=1)
     allocated = amd.waves_by_limit(kernel.allocated_vgprs, 0, kernel.allocated_sgprs, MI300X)
     assert min(allocated.values()) == kernel.llvm_waves == 1

@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from residency import oracles
 
-from memtraffic.gpus import GPUS, NvidiaGpu, find_gpu, this_gpu
+from memtraffic.device import this_gpu
+from memtraffic.gpus import GPUS, NvidiaGpu, find_gpu
 from memtraffic.residency import nvidia
 from memtraffic.tensors import matrix
 

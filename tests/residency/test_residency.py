@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtraffic import residency, runtime
+from memtraffic import device, residency
 from memtraffic.compile import occupancy
 from memtraffic.gpus import find_gpu
 
@@ -97,7 +97,7 @@ def test_occupancy_compiles_for_a_gpu(target, product):
     pytest.importorskip("triton")
     from memtraffic.kernels.softmax import masked
 
-    x = torch.empty(8, 1000, device=runtime.device())
+    x = torch.empty(8, 1000, device=device.default())
     [report] = occupancy(masked.softmax, x, target=target, num_warps=16)
     gpu = find_gpu(product)
     assert (report.gpu, report.target, report.num_warps) == (product, gpu.target, 16)

@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from memtraffic import runtime
+from memtraffic import device
 
-if not runtime.HAS_TRITON:
+if not device.HAS_TRITON:
     collect_ignore_glob = ["test_[!n]*.py"]  # all but naive
 
 
@@ -25,7 +25,7 @@ class FakeGpu:
 
         self.stream, self.started, self.compiled = 1, [], []
         self.used, self.shared = {"registers": 32}, lambda stages: 0
-        monkeypatch.setattr(runtime, "INTERPRETED", False)
+        monkeypatch.setattr(device, "INTERPRETED", False)
         for name in ("compile_kernel", "starter", "loaded_resources", "shared_bytes", "raw_stream"):
             monkeypatch.setattr(launch, name, getattr(self, name))
 

@@ -1,6 +1,6 @@
 """Runs each kernel once, for test_sanitizer.py; with the argument `past-the-end`, a wrong one."""
 
-import memtraffic.runtime  # noqa: F401  first
+import memtraffic.device  # noqa: F401  first
 
 import sys  # isort: skip
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.kernels import autograd
 from memtraffic.kernels.autograd import operation, operator
 from memtraffic.kernels.softmax import op
 from memtraffic.tensors import matrix
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 PLANNED = []
 
 
@@ -417,9 +417,9 @@ def test_results_are_allocated_on_the_current_gpu_where_kernels_run(monkeypatch)
     empty = lambda *like: given.append(like) or "new"  # noqa: E731
     monkeypatch.setattr(autograd.torch_adapter, "empty_on_current_gpu", empty)
     like = (2, 3), torch.float16
-    for runs, device, expected in ((True, "cuda", "new"), (True, "cpu", None)):
-        monkeypatch.setattr(runtime, "runs_on_gpu", lambda runs=runs: runs)
-        made = autograd._allocator(*like, torch.device(device))()
+    for runs, kind, expected in ((True, "cuda", "new"), (True, "cpu", None)):
+        monkeypatch.setattr(device, "runs_on_gpu", lambda runs=runs: runs)
+        made = autograd._allocator(*like, torch.device(kind))()
         assert made == expected or made.shape == (2, 3)
     assert given == [((2, 3), (3, 1), torch.float16)]
 

@@ -8,14 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Launch, takes_ptx, zero_words
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 
 
 @triton.jit
@@ -228,9 +228,9 @@ def test_launch_asks_for_its_words_and_keeps_them(fake_gpu, monkeypatch, stream)
 @pytest.mark.parametrize(("name", "expected"), [("H200", True), ("sm_75", True), ("MI300X", False)])
 def test_takes_ptx_where_kernels_are_compiled(name, expected):
     gpu = find_gpu(name)
-    with runtime.capturing_launches(gpu):
+    with device.capturing_launches(gpu):
         assert takes_ptx(gpu) is expected
-    assert takes_ptx(gpu) is (expected and runtime.runs_on_gpu())
+    assert takes_ptx(gpu) is (expected and device.runs_on_gpu())
 
 
 # ---- on a GPU

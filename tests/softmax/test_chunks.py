@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile.launches import capture_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import chunks
@@ -15,7 +15,7 @@ H200 = find_gpu("H200")
 
 
 def empty(m, n, dtype=torch.float32):
-    return torch.empty(m, n, dtype=dtype, device=runtime.device())
+    return torch.empty(m, n, dtype=dtype, device=device.default())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Plans, cached_launch, resident_launch
@@ -16,7 +16,7 @@ from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.tiling import Tiling
 from memtraffic.tensors import matrix
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 
 
 def check(x, out=None):
@@ -170,18 +170,18 @@ class Elsewhere:
 
 
 def test_cached_launch_is_of_one_gpu_and_not_of_a_meter(plans, monkeypatch):
-    monkeypatch.setattr(runtime, "INTERPRETED", False)
+    monkeypatch.setattr(device, "INTERPRETED", False)
     x = torch.zeros(4, 8, device=DEVICE)
 
     def number(x=x):
         return cached_launch(plans.make, x, x)
 
     assert (number(), number(Elsewhere())) == (1, 2)
-    with runtime.capturing_launches():
+    with device.capturing_launches():
         assert number() == 3
-    with runtime.capturing_launches(find_gpu("gfx942")):
+    with device.capturing_launches(find_gpu("gfx942")):
         assert number() == 4
-    with runtime.capturing_launches(find_gpu("H100")):
+    with device.capturing_launches(find_gpu("H100")):
         assert number() == 5
     assert number() == 1
 

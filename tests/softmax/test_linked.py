@@ -3,7 +3,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memtraffic import resources, runtime
+from memtraffic import device, resources
 from memtraffic.errors import RanksError
 from memtraffic.kernels.softmax import linked
 from memtraffic.kernels.softmax.linked import Link, linked_kernel, linked_softmax
@@ -13,7 +13,7 @@ from memtraffic.testing import assert_close
 
 M, CAPACITY, BLOCK, LOOKS = 3, 4, 32, 50
 INTERPRETED_ONLY = pytest.mark.skipif(
-    not runtime.INTERPRETED, reason="only in the interpreter, ranks take turns on one device"
+    not device.INTERPRETED, reason="only in the interpreter, ranks take turns on one device"
 )
 
 
@@ -133,7 +133,7 @@ def test_linked_softmax_compiles_for_hopper_without_spills(dtype, n_cols):
 
 def test_linked_softmax_refuses_what_a_program_cannot_hold():
     with pytest.raises(ValueError, match="cannot hold 32769 columns"):
-        on_two_gpus(torch.ones(1, 32769, device=runtime.device()))
+        on_two_gpus(torch.ones(1, 32769, device=device.default()))
 
 
 def test_link_of_ranks_without_symmetric_memory_names_the_other_rung(monkeypatch):

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from memtraffic import count, resources
+from memtraffic import count, device, resources
 from memtraffic.kernels.softmax import narrow, planning
 from memtraffic.kernels.softmax.op import backward, softmax
 from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
-from memtraffic.runtime import device
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
 
@@ -66,7 +65,9 @@ def test_narrow_run(n, itemsize, inputs, rows, places, size, num_warps, skip):
     run = narrow.narrow_run(n, itemsize, inputs)
     its = run.constants
     assert (run.rows, its["PLACES"], its["RUN"], its.get("SKIP")) == (rows, places, size, skip)
-    x = torch.empty(100, n, dtype={2: torch.bfloat16, 4: torch.float32}[itemsize], device=device())
+    x = torch.empty(
+        100, n, dtype={2: torch.bfloat16, 4: torch.float32}[itemsize], device=device.default()
+    )
     launch = planning.plan(print, [x] * (1 + inputs), 1, inputs == 2)
     assert launch.constants == its and launch.options["num_warps"] == run.num_warps == num_warps
 
@@ -98,7 +99,7 @@ def test_few_rows_are_left_to_tiles(monkeypatch, dtype, inputs, n, m):
         2: (softmax_backward_kernel, narrow.narrow_backward_kernel),
     }
     for rows, kernel in zip((m - 1, m), kernels[inputs], strict=True):
-        x = torch.empty(rows, n, dtype=getattr(torch, dtype), device=device())
+        x = torch.empty(rows, n, dtype=getattr(torch, dtype), device=device.default())
         assert planning.plan(print, [x] * (1 + inputs), 1, inputs == 2).kernel is kernel
 
 
@@ -131,7 +132,7 @@ def test_last_program_may_end_inside_of_a_vector(n, dtype):
     rows = narrow.narrow_run(n, matrix(1, 1, dtype).element_size(), 1).rows
     for m in (1, rows - 1, rows, rows + 1, 2 * rows + 3):
         x, dy = matrix(m, n, dtype), matrix(m, n, dtype, seed=1)
-        behind = torch.full((m * n + 64,), 7, dtype=x.dtype, device=device())
+        behind = torch.full((m * n + 64,), 7, dtype=x.dtype, device=device.default())
         y = behind[: m * n].view(m, n)
         assert_correct("softmax", softmax, x)
         softmax(x, out=y)

@@ -2,7 +2,7 @@ from itertools import product
 
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import online
@@ -10,7 +10,7 @@ from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")
 
 
@@ -24,7 +24,7 @@ def test_online_kernel_takes_float64_below_any_float32():
     x = torch.full((2, 40), -1e300, dtype=torch.float64, device=DEVICE)
     x[1, 20:] = -INF
     y = torch.empty_like(x)
-    with runtime.device_guard(x):
+    with device.device_guard(x):
         online.online_kernel[(1,)](
             y, *y.stride(), x, *x.stride(), *x.shape, ROWS=2, BLOCK=16, ALIGN=1
         )

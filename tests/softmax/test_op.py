@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.gpus import DEFAULT_GPU
 from memtraffic.kernels import operands
 from memtraffic.kernels.softmax import op, planning, split
@@ -25,7 +25,7 @@ from memtraffic.op import Op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct, assert_softmax, assert_touches_once
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")
 FLOATS = {str(it).removeprefix("torch."): it for it in operands.FLOATS}
 
@@ -159,7 +159,7 @@ def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     x = -torch.arange(0, 7 * n, 7, device=DEVICE).remainder(80).float().repeat(2, 1)
     found, expected = softmax(x).double(), torch.softmax(x.double(), 1)
     assert expected.min() < 1e-32
-    of_product = 0 if runtime.INTERPRETED else 0.612 * x.double().abs()
+    of_product = 0 if device.INTERPRETED else 0.612 * x.double().abs()
     bound = (4 + of_product) * torch.finfo(x.dtype).eps * expected
     assert ((found - expected).abs() <= bound).all()
 
@@ -282,8 +282,8 @@ ERRORS = {
 def test_softmax_refuses(case):
     """As PyTorch does, but for rows that are too long; meta tensors, too."""
     call, error, message = ERRORS[case]
-    for device in (DEVICE, DEVICE, "meta"):  # nothing wrong is remembered
-        with torch.device(device), pytest.raises(error, match=f"^softmax: .*{message}"):
+    for place in (DEVICE, DEVICE, "meta"):  # nothing wrong is remembered
+        with torch.device(place), pytest.raises(error, match=f"^softmax: .*{message}"):
             call(softmax)
     if case != "too-high":
         with pytest.raises(TypeError if case == "to-what-is-no-dtype" else error):

@@ -4,9 +4,10 @@ from itertools import product
 import pytest
 import torch
 
-from memtraffic import residency, runtime
+from memtraffic import device, residency
 from memtraffic.compile import capture_launches, compile_launches
-from memtraffic.gpus import find_gpu, this_gpu
+from memtraffic.device import this_gpu
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.launch import INTERPRETED_PROGRAMS
 from memtraffic.kernels.softmax import persistent
@@ -26,7 +27,7 @@ def _no_cached_plans():
 @pytest.fixture
 def captured():
     """No kernel is compiled, also where there is a GPU."""
-    with runtime.capturing_launches():
+    with device.capturing_launches():
         yield
 
 
@@ -109,7 +110,7 @@ def test_plan_is_for_the_gpu_it_is_given(captured):
     for gpu, num_warps, stages in (("H200", 32, 2), ("L4", 32, 1), ("MI300X", 16, 1)):
         found = persistent.plan(x, x, gpu=find_gpu(gpu))
         assert (found.options["num_warps"], found.constants["STAGES"]) == (num_warps, stages)
-    with runtime.capturing_launches(find_gpu("MI300X")):
+    with device.capturing_launches(find_gpu("MI300X")):
         assert persistent.plan(x, x).options["num_warps"] == 16
 
 
@@ -128,7 +129,7 @@ def on_sm_90(*calls):
     launches = [
         capture_launches(
             lambda x, stages=stages: persistent.softmax(x, num_stages=stages),
-            torch.empty(9, n, dtype=dtype, device=runtime.device()),
+            torch.empty(9, n, dtype=dtype, device=device.default()),
             gpu=H200,
         )[0]
         for n, dtype, stages in calls

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.launch import Launch
@@ -28,7 +28,7 @@ from memtraffic.kernels.softmax.planning import (
 )
 from memtraffic.kernels.tiling import shifted_vector
 
-DEVICE = runtime.device()
+DEVICE = device.default()
 H200, MI300X = DEFAULT_GPU, find_gpu("MI300X")
 
 
@@ -359,7 +359,7 @@ def test_plan_chooses_the_kernel(make, dim, name, monkeypatch):
 
     monkeypatch.setattr(planning, "Launch", Named)
     monkeypatch.setattr("memtraffic.kernels.softmax.split.Launch", Named)
-    with runtime.capturing_launches(H200):  # it plans for that GPU, and compiles nothing
+    with device.capturing_launches(H200):  # it plans for that GPU, and compiles nothing
         assert isinstance(planned(make(), dim), Named)
     assert made == [name]
 
@@ -389,7 +389,7 @@ def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
     ],
 )
 def test_plan_has_programs_for_all_rows(m, n, rows):
-    with runtime.capturing_launches(H200):
+    with device.capturing_launches(H200):
         run = planned(torch.empty(m, n))
     assert run.grid == (m // rows + m % rows, 1)
 
@@ -455,7 +455,7 @@ def test_registers_are_limited_where_a_forward_would_spill():
     for n, gpu, inputs, name in product(
         (781, 3328, 3584, 3600, 7168, 14336), ("H200", "MI300X"), (1, 2), ("float32", "bfloat16")
     ):
-        with runtime.capturing_launches(find_gpu(gpu)):
+        with device.capturing_launches(find_gpu(gpu)):
             tensors = [rows(n, name) for _ in range(1 + inputs)]
             run = plan(lambda *tensors: None, tensors, -1, inputs == 2)
         limited = (n in (3584, 7168), gpu, inputs, name) == (True, "H200", 1, "float32")

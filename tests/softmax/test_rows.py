@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memtraffic import device
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.softmax import planning
 from memtraffic.kernels.softmax.planning import Tile, tile_constants, tile_programs
 from memtraffic.kernels.softmax.rows import softmax_backward_kernel, softmax_kernel
 from memtraffic.meters.count import count
-from memtraffic.runtime import device
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
 
@@ -92,7 +92,7 @@ def test_halves_that_start_anywhere_are_loaded_in_whole_vectors(
     def rows(dtype, seed):
         """Each tensor starts its rows at another place, but as far from whole vectors."""
         steps = of_batch + 8 * farther[seed][0], stride + 8 * farther[seed][1], 1
-        memory = torch.full((batches * steps[0] + 64,), NAN, dtype=dtype, device=device())
+        memory = torch.full((batches * steps[0] + 64,), NAN, dtype=dtype, device=device.default())
         x = memory.as_strided((batches, m, n), steps)
         return x.copy_(matrix(batches * m, n, seed=seed).view(x.shape)), memory
 

@@ -15,13 +15,13 @@ from sharded_cases import (
 )  # fmt: skip
 
 import memtraffic
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.processes import run_ranks
 from memtraffic.testing import assert_close, assert_row_sums
 
 pytestmark = pytest.mark.slow  # several processes each
 
-DEVICE, TIMEOUT = runtime.device(), 600
+DEVICE, TIMEOUT = device.default(), 600
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import assembly, capture_launches
-from memtraffic.gpus import DEFAULT_GPU, find_gpu, planning_gpu
+from memtraffic.device import planning_gpu
+from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels import launch
 from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
 from memtraffic.kernels.launch import Launch
@@ -28,11 +29,11 @@ from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax, assert_touches_once
 from memtraffic.triton_adapter.turns import Turns
 
-DEVICE, H200 = runtime.device(), find_gpu("H200")
+DEVICE, H200 = device.default(), find_gpu("H200")
 INF, NAN = float("inf"), float("nan")
 in_parts = partial(split.softmax, block=8, chunks=2)  # parts of 16 columns
 INTERPRETED_ONLY = pytest.mark.skipif(
-    not runtime.INTERPRETED, reason="only the interpreter runs programs in an order that we choose"
+    not device.INTERPRETED, reason="only the interpreter runs programs in an order that we choose"
 )
 
 
@@ -174,7 +175,7 @@ def test_softmax_of_more_parts_than_lanes():
         assert_softmax(partial(split.softmax, **options), x)
 
 
-@pytest.mark.skipif(runtime.runs_on_gpu(), reason="a GPU says how many programs fit")
+@pytest.mark.skipif(device.runs_on_gpu(), reason="a GPU says how many programs fit")
 def test_softmax_that_needs_more_programs_than_fit(few_sms):
     with pytest.raises(ValueError, match="129 columns needs 9 programs of 16, and 8 fit"):
         in_parts(matrix(2, 129))
@@ -368,7 +369,7 @@ def exchanged(x, silent=-1, looks=10_000):
     parts = x.shape[0]
     y = torch.full((parts, 2, 64), NAN, device=DEVICE)
     example = (y, x, x.to(torch.int64), parts)
-    constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks, "PTX": not runtime.INTERPRETED}
+    constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks, "PTX": not device.INTERPRETED}
     Launch(_exchange_kernel, (parts, 1), example, constants, num_warps=2, slots=parts)(y, x)
     assert (y[..., parts:] == 0).all()  # where there is no slot
     return y[..., :parts]
@@ -510,7 +511,7 @@ def test_softmax_launches_while_the_gpu_of_x_is_the_current_one(monkeypatch):
         yield
         inside.pop()
 
-    monkeypatch.setattr(runtime, "device_guard", guard)
+    monkeypatch.setattr(device, "device_guard", guard)
     monkeypatch.setattr(
         split, "split_launch", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
     )

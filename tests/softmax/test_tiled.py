@@ -1,10 +1,11 @@
 import pytest
 
-from memtraffic.compile import BlockedLayout, capture_launches, compile_launches
-from memtraffic.gpus import planning_gpu
+from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.device import planning_gpu
 from memtraffic.kernels.softmax import tiled
 from memtraffic.kernels.tiling import tile_shape
 from memtraffic.meters.count import count
+from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_softmax
 

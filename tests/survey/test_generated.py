@@ -8,7 +8,7 @@ import pytest
 import torch
 from generated import generated
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -39,7 +39,7 @@ assert torch.allclose(total, x.sum(), atol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+@pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 def test_generated_softmax_reads_wide_rows_twice():
     """By default, inductor keeps a row of at most 1024 elements."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -57,7 +57,7 @@ def test_generated_softmax_reads_wide_rows_twice():
     ]
 
 
-@pytest.mark.skipif(runtime.HAS_GPU, reason="there is a GPU to compile for")
+@pytest.mark.skipif(device.HAS_GPU, reason="there is a GPU to compile for")
 def test_generated_needs_a_gpu_to_compile_for():
     with pytest.raises(CountError, match="stand_in"):
         generated(torch.exp, torch.zeros(3))

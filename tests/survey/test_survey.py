@@ -10,12 +10,12 @@ import pytest
 import survey
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.op import find_op
 from memtraffic_book.survey import COLUMNS
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.skipif(runtime.HAS_GPU, reason="a GPU answers itself")
+pytestmark = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 
 class Squares(torch.autograd.Function):

@@ -24,8 +24,8 @@ FLAT = ((1024, 4), (1024, 8), (4096, 8))  # elements per program, warps
 def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
     """Calls that copy `x`, by name; with a second input, calls that add the two.
 
-    >>> from memtraffic.runtime import device
-    >>> found = copies(torch.ones(2, 16, device=device()))
+    >>> from memtraffic import device
+    >>> found = copies(torch.ones(2, 16, device=device.default()))
     >>> list(found)
     ['clone', 'copy_', '1024, 4 warps', '1024, 8 warps', '4096, 8 warps', 'tiles']
     >>> found["tiles"]().sum().item()

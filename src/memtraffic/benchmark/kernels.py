@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.tiling import common_divisor, tile_shape
-from memtraffic.runtime import device_guard
 
 
 @triton.jit

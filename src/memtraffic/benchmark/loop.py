@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.benchmark.baselines import copy, find_implementation
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import summary, time_interleaved
@@ -97,7 +97,7 @@ def bench(
     another number of sizes, for `judge` without an `Op` or with inputs that are not tensors by
     position, and for `beside_copy` without a tensor.
     """
-    runtime.require_gpu("bench")
+    device.require_gpu("bench")
     named = impls if isinstance(impls, Mapping) else {name: name for name in impls}
     fns = {name: find_implementation(impl) for name, impl in named.items()}
     subject = find_op("softmax") if inputs is None else inputs

@@ -8,7 +8,7 @@ import statistics
 import pandas as pd
 import torch
 
-from memtraffic import gpus, runtime
+from memtraffic import device
 from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.timing import time_interleaved
 
@@ -20,8 +20,8 @@ def copy_bandwidth(n_bytes: int = 2**30) -> float:
     copy is the fastest of several, `fastest_copy`, and its time the median of repeated
     calls. Raises RuntimeError without a GPU.
     """
-    runtime.require_gpu("copy_bandwidth")
-    source = torch.randn(n_bytes // 4, device=runtime.device())
+    device.require_gpu("copy_bandwidth")
+    source = torch.randn(n_bytes // 4, device=device.default())
     [samples] = time_interleaved([fastest_copy(source)])
     return 2 * source.nbytes / statistics.median(samples)
 
@@ -31,8 +31,8 @@ def matmul_rate(size: int = 8192) -> float:
 
     A multiply-add counts as two operations; TF32 is off. Raises RuntimeError without a GPU.
     """
-    runtime.require_gpu("matmul_rate")
-    a, b = (torch.randn(size, size, device=runtime.device()) for _ in range(2))
+    device.require_gpu("matmul_rate")
+    a, b = (torch.randn(size, size, device=device.default()) for _ in range(2))
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -49,10 +49,10 @@ def roof() -> pd.DataFrame:
     `datasheet_gb_per_s`, 0 where it is unknown; `fp32_tflop_per_s`, a float32 matrix product;
     `l2_mib`, the size of L2. Raises RuntimeError without a GPU.
     """
-    runtime.require_gpu("roof")
-    gpu = gpus.this_gpu()
+    device.require_gpu("roof")
+    gpu = device.this_gpu()
     row = {
-        "gpu": runtime.gpu_name(),
+        "gpu": device.gpu_name(),
         "copy_gb_per_s": copy_bandwidth(2**31) * 1e-9,
         "datasheet_gb_per_s": gpu.datasheet_bytes_per_s * 1e-9,
         "fp32_tflop_per_s": matmul_rate() * 1e-12,

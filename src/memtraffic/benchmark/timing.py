@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from memtraffic import gpus, runtime
+from memtraffic import device
 from memtraffic.torch_adapter import sleep_on_gpu
 
 WARMUP_CALLS = 3
@@ -49,7 +49,7 @@ def time_interleaved(
 
     Raises RuntimeError without a GPU.
     """
-    runtime.require_gpu("time_interleaved")
+    device.require_gpu("time_interleaved")
     call = functools.partial(queue_call, flush=flush_buffer() if cold else None)
 
     def measure(rounds: int) -> list[list[float]]:
@@ -73,8 +73,8 @@ def time_interleaved(
 
 def flush_buffer() -> Tensor:
     """Memory on the GPU that is larger than its last cache."""
-    n_bytes = max(MIN_FLUSH_BYTES, 4 * gpus.this_gpu().last_level_bytes)
-    return torch.empty(n_bytes, dtype=torch.int8, device=runtime.device())
+    n_bytes = max(MIN_FLUSH_BYTES, 4 * device.this_gpu().last_level_bytes)
+    return torch.empty(n_bytes, dtype=torch.int8, device=device.default())
 
 
 def queue_call(fn: Callable[[], object], flush: Tensor | None) -> Events:

@@ -12,10 +12,8 @@ from memtraffic.compile.compiler import (
     resources,
 )
 from memtraffic.compile.launches import Launch, capture_launches
-from memtraffic.compile.ttgir import BlockedLayout
 
 __all__ = [
-    "BlockedLayout",
     "Launch",
     "assembly",
     "capture_launches",

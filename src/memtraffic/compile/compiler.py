@@ -18,13 +18,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile import amdgcn, sass, ttgir, worker
 from memtraffic.compile.accesses import Code
 from memtraffic.compile.launches import Launch, capture_launches
+from memtraffic.device import this_gpu
 from memtraffic.errors import CompileError, NoKernelError
 from memtraffic.functions import as_function, function_name
-from memtraffic.gpus import Gpu, find_gpu, this_gpu
+from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import Occupancy, Resources, rules_of
 from memtraffic.triton_adapter.compile import check_options, compile_source
@@ -137,7 +138,7 @@ def _jobs(
     launches = capture_launches(lambda: arguments.call(call), gpu=gpu)
     if not launches:
         raise NoKernelError(
-            f"{function_name(fn)} launched no Triton kernel{runtime.stand_in_hint()}"
+            f"{function_name(fn)} launched no Triton kernel{device.stand_in_hint()}"
         )
     options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -147,7 +148,7 @@ def _jobs(
 
 def _gpu(target: str | Gpu | None) -> Gpu:
     if target is None:
-        runtime.require_gpu("without target=, such as target='sm_90', this")
+        device.require_gpu("without target=, such as target='sm_90', this")
     return this_gpu() if target is None else find_gpu(target)
 
 
@@ -168,7 +169,7 @@ def read_launches(jobs: Jobs, read: Callable[[CompiledKernel, Launch, Gpu], T]) 
     read: a function of a module, as another process may have to call it.
     """
     known = [(launch, _gpu(target)) for launch, target in jobs]
-    if not runtime.INTERPRETED or not known:
+    if not device.INTERPRETED or not known:
         return _compile_all(known, read)
     for launch, _ in known:
         if launch.module == "__main__" or "<" in launch.qualname:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.functions import check_finished
 from memtraffic.gpus import Gpu
 from memtraffic.triton_adapter.capture import capturing
@@ -51,7 +51,7 @@ def capture_launches(
 
     >>> from memtraffic.kernels.softmax import fused
     >>> from memtraffic.gpus import find_gpu
-    >>> x = torch.empty(3, 4096, device=runtime.device())
+    >>> x = torch.empty(3, 4096, device=device.default())
     >>> [launch] = capture_launches(fused.softmax, x, gpu=find_gpu("MI300X"))
     >>> launch.signature["x_ptr"], launch.constants, launch.options
     ('*fp32', {'BLOCK': 4096}, {'num_warps': 8})
@@ -64,7 +64,7 @@ def capture_launches(
     def record(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         found.append(launch_of(kernel, args, options))
 
-    with runtime.capturing_launches(gpu), capturing(record):
+    with device.capturing_launches(gpu), capturing(record):
         result = fn(*tensors)
     check_finished(result)
     return found

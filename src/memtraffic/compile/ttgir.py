@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class BlockedLayout:
-    """How the elements of a block are distributed over a program, by dimension, rows first.
-
-    elements: neighbouring elements that a thread holds together. lanes: threads of a warp. warps:
-    warps of a program. A block that is larger than their product repeats the pattern.
-    """
-
-    elements: tuple[int, ...]
-    lanes: tuple[int, ...]
-    warps: tuple[int, ...]
+from memtraffic.residency import BlockedLayout
 
 
 def first_load_layout(ttgir: str) -> BlockedLayout | None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import IO, Any, TypeVar
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CompileError
 from memtraffic.triton_adapter.compile import preload
 
@@ -48,7 +48,7 @@ class Worker:
         that a ValueError is passed on.
         """
         try:
-            call = pickle.dumps((runtime.standing_in.get(), function, args))
+            call = pickle.dumps((device.standing_in.get(), function, args))
         except Exception as error:  # pickle raises errors of many kinds
             raise CompileError(f"another process cannot be given the arguments: {error}") from error
         request = (dict(os.environ), [*folders, *sys.path], os.getcwd(), call)

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from memtraffic import runtime, torch_adapter
+from memtraffic import device as runtime
+from memtraffic import torch_adapter
+from memtraffic.device import capture
 from memtraffic.kernels.launch import Launch, Plans, facts
 from memtraffic.kernels.operands import check_memory
-from memtraffic.runtime import capture
 from memtraffic.torch_adapter import (
     FORWARD_MODE,
     LEVEL,

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device as runtime
+from memtraffic.device import capture
 from memtraffic.gpus import Gpu
 from memtraffic.residency import Resources, loaded_resources, resident_programs
-from memtraffic.runtime import capture
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.torch_adapter import raw_stream
 from memtraffic.triton_adapter.launch import compile_kernel, shared_bytes, starter

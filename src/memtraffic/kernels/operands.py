@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from memtraffic import runtime
+from memtraffic import device as runtime
 from memtraffic.tensors import span
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

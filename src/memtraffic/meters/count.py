@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
@@ -112,7 +112,7 @@ class Access:
 
 def nothing_ran() -> str:
     """Says of a function that it moved nothing, and why that may be."""
-    hint = runtime.stand_in_hint()
+    hint = device.stand_in_hint()
     return f"no operation of PyTorch ran that moves anything, and no Triton kernel{hint}"
 
 
@@ -166,7 +166,7 @@ def count(
 ) -> Traffic:
     """Runs `fn` once and returns the `Traffic` that it caused.
 
-    >>> print(count(lambda x: x.exp(), torch.ones(3, 5, device=runtime.device())))
+    >>> print(count(lambda x: x.exp(), torch.ones(3, 5, device=device.default())))
     reads 15 elements, writes 15 elements, in 1 operation
     >>> print(count(torch.mul, "M,N N", (3, 5)))
     reads 20 elements, writes 15 elements, in 1 operation
@@ -238,7 +238,7 @@ def run_metered(
     if _counting.get():
         raise CountError("a function that is being counted cannot count")
     with (
-        runtime.capturing_launches(gpu),
+        device.capturing_launches(gpu),
         interpreting(meter),
         _lock,  # after that of `interpreting`, which is none without Triton
         _compiled_functions_refused(),

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.functions import as_function
 from memtraffic.names import import_function, import_path
@@ -103,7 +103,7 @@ def profile(worker: str, job: object, metrics: Mapping[str, str] = METRICS) -> s
     Raises CountersUnavailable without a GPU, without `ncu` or without permission to read counters;
     CountersError if the process fails.
     """
-    if not runtime.HAS_GPU:
+    if not device.HAS_GPU:
         raise CountersUnavailable("counters: there is no GPU on this machine")
     ncu = shutil.which("ncu")
     if ncu is None:

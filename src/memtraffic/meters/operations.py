@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
 from memtraffic.meters.collectives import Number, Side, collective
@@ -73,7 +73,7 @@ def python_function(
         return None
     functions = definition._backend_fns
     devices = [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
-    if runtime.is_standing_in():
+    if device.is_standing_in():
         devices.insert(0, "cuda")
     return next((functions[each] for each in (*devices, None) if each in functions), None)
 

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.compile.accesses import CompiledAccess, Kind, delayed_loads, describe, read_accesses
 from memtraffic.compile.compiler import read_code, read_launches, read_resources
 from memtraffic.compile.launches import launch_of
@@ -236,7 +236,7 @@ def sectors(
 
     run_passes(function, arguments, backward, run)
     if not any(meter.kernels for meter in meters):
-        hint = runtime.stand_in_hint()
+        hint = device.stand_in_hint()
         raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{hint}")
     first, *second = (meter.sectors() for meter in meters)
     return replace(first, backward=second[0]) if second else first

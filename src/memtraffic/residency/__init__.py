@@ -7,16 +7,15 @@ from typing import Any
 
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.residency import amd, nvidia
-from memtraffic.residency.resources import Resources
+from memtraffic.residency.resources import BlockedLayout, Resources
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
 __all__ = [
+    "BlockedLayout",
     "Occupancy",
     "Resources",
-    "loaded_resources",
     "programs_by_limit",
     "resident_programs",
-    "rules_of",
 ]
 
 # Each module has `limits_of(kernel, gpu)`, `warp_slots(gpu)`, `loaded_usage(compiled)` and

@@ -8,12 +8,8 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from memtraffic.gpus import (
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-    NvidiaGpu,
-    call_driver,
-    this_gpu,
-)
+from memtraffic.device import CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, call_driver, this_gpu
+from memtraffic.gpus import NvidiaGpu
 from memtraffic.residency.resources import Resources, round_up
 from memtraffic.triton_adapter.launch import function_handle
 from memtraffic.triton_adapter.launch import loaded_usage as loaded_usage

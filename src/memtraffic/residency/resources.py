@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from memtraffic.compile.ttgir import BlockedLayout
+
+@dataclass(frozen=True)
+class BlockedLayout:
+    """How the elements of a block are distributed over a program, by dimension, rows first.
+
+    elements: neighbouring elements that a thread holds together. lanes: threads of a warp. warps:
+    warps of a program. A block that is larger than their product repeats the pattern.
+    """
+
+    elements: tuple[int, ...]
+    lanes: tuple[int, ...]
+    warps: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ While launches are captured or interpreted, methods of Triton's classes are repl
 process: a lock makes further threads that want the same wait for their turn.
 """
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.triton_adapter.mend import mend_interpreter
 
-if runtime.HAS_TRITON and runtime.INTERPRETED:
+if device.HAS_TRITON and device.INTERPRETED:
     mend_interpreter()

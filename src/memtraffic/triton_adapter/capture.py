@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.torch_adapter import disable_current_modes
 from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch
 from memtraffic.triton_adapter.patching import lock, replaced
@@ -22,7 +22,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
     An autotuned kernel is recorded once for each of its configurations. `warmup` compiles, in a
     process that does: what it returns may then be launched.
     """
-    if not runtime.HAS_TRITON:
+    if not device.HAS_TRITON:
         yield
         return
     from triton.compiler import CompiledKernel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.triton_adapter.compile import target_of
 from memtraffic.triton_adapter.patching import replaced
 
@@ -23,7 +23,7 @@ def driver_of(gpu: Gpu, registers: Callable[[bytes], int]) -> Iterator[None]:
 
     It compiles and loads kernels, but runs none. registers: those per thread of a binary.
     """
-    if not runtime.HAS_TRITON:
+    if not device.HAS_TRITON:
         yield
         return
     from triton.runtime import driver

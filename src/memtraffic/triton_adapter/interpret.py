@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from memtraffic import runtime
+from memtraffic import device
 from memtraffic.errors import LaunchError, MemtrafficError
 from memtraffic.triton_adapter.capture import (
     Configuration,
@@ -131,7 +131,7 @@ def interpreting(meter: Meter) -> Iterator[None]:
 
     So they are in a process that compiles its kernels, too. meter: it may be a `BlockMeter`.
     """
-    if not runtime.HAS_TRITON:
+    if not device.HAS_TRITON:
         yield
         return
     with lock, _replaced_for(meter):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import formula, runtime
+from memtraffic import device, formula
 from memtraffic.kernels.softmax import masked
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.op import Op
@@ -179,7 +179,7 @@ def show_steps() -> None:
 
 def check_graphs(registered: Softmax, package: Softmax) -> None:
     """Claims how many graphs the compiler makes of a softmax between two operations."""
-    x = torch.randn(4, 8, device=runtime.device())
+    x = torch.randn(4, 8, device=device.default())
 
     def graphs(softmax: Softmax) -> int:
         found = []

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from memtraffic import residency, resources, runtime
+from memtraffic import device, residency, resources
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import AmdGpu, find_gpu
 from memtraffic.kernels.softmax import persistent, tiled
@@ -128,7 +128,7 @@ def draw_packing(kernel: Resources) -> None:
 
 def compare_stages(one: Resources, two: Resources) -> None:
     """Claims what the launcher chooses, and what a second stage costs on an MI300X."""
-    x = torch.empty(8, 16384, device=runtime.device())
+    x = torch.empty(8, 16384, device=device.default())
     stages = [
         capture_launches(persistent.softmax, x, gpu=find_gpu(name))[0].constants["STAGES"]
         for name in ("H200", "MI300X")
@@ -177,7 +177,7 @@ def counts_waves(fn: Callable[[int], int]) -> bool:
 def runs_on_both(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether `fn` is a softmax whose programs an MI300X can start, too."""
     for n in (781, 4096, 32768):
-        for launch in capture_launches(fn, torch.empty(4, n, device=runtime.device()), gpu=MI300X):
+        for launch in capture_launches(fn, torch.empty(4, n, device=device.default()), gpu=MI300X):
             used = launch.options["num_warps"]
             assert used <= 16, f"at {n} columns it launches {used} warps, more than 16"
     return prove.exam(fn)

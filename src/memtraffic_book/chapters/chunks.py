@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from memtraffic import resources, runtime
+from memtraffic import device, resources
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import NvidiaGpu
 from memtraffic.kernels.softmax import chunks, tiled
@@ -68,7 +68,7 @@ def draw_cliff() -> None:
 
 def compiled(fn: Callable[..., Tensor], n: int) -> Resources:
     """The kernel of a softmax of bfloat16, compiled for an H200."""
-    x = torch.empty(8, n, dtype=torch.bfloat16, device=runtime.device())
+    x = torch.empty(8, n, dtype=torch.bfloat16, device=device.default())
     [kernel] = resources(fn, x, target="sm_90")
     return kernel
 
@@ -171,7 +171,7 @@ def is_the_rule(fn: Callable[[int], Any]) -> bool:
 def in_two_blocks(fn: Callable[[Tensor], Tensor]) -> bool:
     """Judges a softmax whose program has fewer elements than the next power of two."""
     prove.exam(fn, widths=(2, 3, 128, 129, 781, 5000))
-    [launch] = capture_launches(fn, torch.zeros(1, 8320, device=runtime.device()))
+    [launch] = capture_launches(fn, torch.zeros(1, 8320, device=device.default()))
     elements = sum(size for size in launch.constants.values() if isinstance(size, int))
     if not 8320 <= elements < triton.next_power_of_2(8320):
         raise AssertionError(f"its blocks have {elements} elements at 8320 columns")

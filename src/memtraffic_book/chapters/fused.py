@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import count, formula, resources, runtime
+from memtraffic import count, device, formula, resources
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import fused
 from memtraffic.residency.resources import Resources
@@ -44,7 +44,7 @@ def show_who_holds_what(threads: int) -> Resources:
 
     threads: those of a program.
     """
-    row = torch.empty(1, N, device=runtime.device())
+    row = torch.empty(1, N, device=device.default())
     [compiled] = resources(fused.softmax, row, target="sm_90")
     loads = compiled.load_bits[128]
     together = 128 // (8 * ITEMSIZE)
@@ -205,7 +205,7 @@ def center(x: Tensor) -> Tensor:
 
 def reads_row_0(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether each of four programs reads row 0 of a matrix 4 x 4."""
-    trace = count(fn, torch.ones(4, 4, device=runtime.device()), trace=True).accesses
+    trace = count(fn, torch.ones(4, 4, device=device.default()), trace=True).accesses
     read = [offset for access in trace if access.kind == "read" for offset in access.offsets]
     return sorted(read) == sorted([0, 1, 2, 3] * 4)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import count, runtime
+from memtraffic import count, device
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
 from memtraffic_book import (
@@ -205,7 +205,7 @@ def has_in_flight(warps: int, n_bytes: int) -> Callable[[Any], bool]:
     """A judge of copies whose programs have so many warps, and load so many bytes at once."""
 
     def judge(fn: Callable[[Tensor], Tensor]) -> bool:
-        x = torch.zeros(8, 1024, device=runtime.device())
+        x = torch.zeros(8, 1024, device=device.default())
         prove.exam(fn, op=torch.clone)
         launches = capture_launches(fn, x, gpu=find_gpu("H200"))
         assert len(launches) == 1, f"The function launches {len(launches)} Triton kernels, not 1."
@@ -221,7 +221,7 @@ def has_in_flight(warps: int, n_bytes: int) -> Callable[[Any], bool]:
 
 def follows_two_chains(fn: Callable[[Tensor, int], Tensor]) -> bool:
     """Whether `fn` follows two chains from the first two elements, side by side, in one kernel."""
-    x = torch.tensor([3, 0, 4, 2, 1], device=runtime.device())
+    x = torch.tensor([3, 0, 4, 2, 1], device=device.default())
     places = [(0, 1), (3, 0), (2, 3), (4, 2), (1, 4)]  # of both chains, hop by hop
     for hops in (0, 1, 2, 3):
         ends, found = list(places[hops + 1]), fn(x, hops).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import count, runtime
+from memtraffic import count, device
 from memtraffic.kernels.softmax import masked
 from memtraffic.tensors import sectors
 from memtraffic.testing import assert_softmax
@@ -23,7 +23,7 @@ def try_rows(kernel: Any) -> None:
 
     kernel: a kernel of `y_ptr, x_ptr, row_stride, n_cols, BLOCK`.
     """
-    x = torch.arange(15.0, device=runtime.device()).reshape(3, 5)
+    x = torch.arange(15.0, device=device.default()).reshape(3, 5)
     y = torch.full_like(x, float("nan"))
     kernel[(3,)](y, x, x.stride(0), x.shape[1], BLOCK=8)
     off = (y - torch.softmax(x, dim=1)).abs().max().item()
@@ -72,7 +72,7 @@ def try_softmaxes() -> None:
         "writes nothing": nobody,
         "masked": masked.softmax,
     }
-    even, odd = (torch.rand(3, n, device=runtime.device()) - 2 for n in (512, 781))
+    even, odd = (torch.rand(3, n, device=device.default()) - 2 for n in (512, 781))
     passed = {name: careless(fn, even) for name, fn in suspects.items()}
     right = {name: judge(fn, odd) for name, fn in suspects.items()}
     tables.show(
@@ -93,7 +93,7 @@ def try_softmaxes() -> None:
 def time_the_cheat() -> None:
     """Claims how fast a kernel looks that leaves out most of a row, and what a mask costs."""
     us = experiment("masked_narrow").set_index("impl")["us"]
-    row = torch.zeros(1, 4096, device=runtime.device())
+    row = torch.zeros(1, 4096, device=device.default())
     done = count(exhibits.softmax_block_of_512, row).read_elements
     looks, price = us["masked"] / us["block of 512"], us["masked"] / us["fused"]
     claim(

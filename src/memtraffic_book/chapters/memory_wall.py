@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import count, formula, gpus, runtime
+from memtraffic import count, device, formula, gpus
 from memtraffic.meters.polynomials import polynomial
 from memtraffic.names import import_function
 from memtraffic_book import (
@@ -90,7 +90,7 @@ def time_first_copy() -> None:
 
 def draw_machine() -> None:
     """Draws the machine, with the speed of each step."""
-    gpu = gpus.this_gpu() if runtime.HAS_GPU else gpus.find_gpu("H200")
+    gpu = device.this_gpu() if device.HAS_GPU else gpus.find_gpu("H200")
     roofs, reads, clocks, chain = experiments("roof", "l2_read", "arithmetic", "occupancy_latency")
     dram, l2_mib = roofs["copy_gb_per_s"][0], roofs["l2_mib"][0]
     inside = reads[(reads["cache"] == "warm") & (reads["mib"] <= l2_mib / 2)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic import count, resources, runtime
+from memtraffic import count, device, resources
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import persistent
@@ -51,7 +51,7 @@ VERSIONS = {  # by the names of the table
 def compiled(n_cols: int, num_stages: int) -> Resources:
     """The loop over rows of `n_cols` numbers of float32, compiled for an H200."""
     fn = partial(persistent.softmax, rows=1, num_stages=num_stages)
-    x = torch.empty(8, n_cols, device=runtime.device())
+    x = torch.empty(8, n_cols, device=device.default())
     [launch] = capture_launches(fn, x, gpu=find_gpu("H200"))
     [kernel] = compile_launches([(launch, "sm_90")])
     return kernel
@@ -136,7 +136,7 @@ def draw_wide() -> None:
 def rows_of_programs(fn: Callable[[Tensor], Tensor], n_rows: int, n_cols: int = 5) -> list[Any]:
     """The rows that each program of `fn` reads, of a matrix of so many rows and columns."""
     rows: dict[object, set[int]] = {}
-    x = torch.randn(n_rows, n_cols, device=runtime.device())
+    x = torch.randn(n_rows, n_cols, device=device.default())
     accesses = count(fn, x, trace=True).accesses
     for access in accesses:
         if access.argument == accesses[0].argument:  # the first access reads

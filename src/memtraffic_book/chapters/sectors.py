@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic import count, resources, runtime
-from memtraffic.compile.ttgir import BlockedLayout
+from memtraffic import count, device, resources
 from memtraffic.kernels.softmax import masked, tiled
 from memtraffic.meters.sectors import COUNTERS
+from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES, matrix, sectors
 from memtraffic_book import (
     claim,
@@ -251,7 +251,7 @@ def examine(op: Callable[[Tensor], Tensor]) -> Callable[[Any], bool]:
 
     def judge(fn: Callable[[Tensor], Tensor]) -> bool:
         prove.exam(fn, op=op, widths=(1, 8, 33, 64))
-        x = torch.randn(32, 64, device=runtime.device())
+        x = torch.randn(32, 64, device=device.default())
         touched: dict[str, list[tuple[object, int]]] = {"read": [], "written": []}
         for access in count(fn, x, trace=True).accesses:
             of_sector = SECTOR_BYTES // x.element_size()

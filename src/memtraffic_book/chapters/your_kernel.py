@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memtraffic import count, formula, resources, runtime
+from memtraffic import count, device, formula, resources
 from memtraffic.op import Op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct, assert_resources
@@ -99,7 +99,7 @@ def _less_one(x: Tensor, target: Tensor) -> Tensor:
 
 def _loss_op(**options: Any) -> Op:
     def inputs(m: int, n: int, **how: Any) -> tuple[Tensor, Tensor]:
-        return matrix(m, n, **how), torch.arange(m, device=runtime.device()) * 7 % n
+        return matrix(m, n, **how), torch.arange(m, device=device.default()) * 7 % n
 
     return Op(inputs=inputs, roundings=8, **options)
 
@@ -168,8 +168,8 @@ def judge_spills(fn: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Examines an RMS norm that spills nothing at 32768 columns and loops at 4096."""
 
     def empty(n: int) -> tuple[Tensor, Tensor]:
-        device = runtime.device()
-        return torch.empty(16, n, device=device), torch.empty(n, device=device)
+        here = device.default()
+        return torch.empty(16, n, device=here), torch.empty(n, device=here)
 
     assert_resources(fn, empty(32768), target="sm_90", spill_bytes=0)
     [kernel] = resources(fn, empty(4096), target="sm_90")
@@ -181,7 +181,7 @@ def judge_spills(fn: Callable[[Tensor, Tensor], Tensor]) -> bool:
 
 
 def _padding(m: int, n: int) -> tuple[Tensor, Tensor]:
-    rows = torch.arange(m, device=runtime.device())
+    rows = torch.arange(m, device=device.default())
     return matrix(m, n), (rows * 7 % n).masked_fill(rows % 3 == 1, -100)
 
 

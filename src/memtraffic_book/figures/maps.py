@@ -27,8 +27,8 @@ from memtraffic_book.figures.drawing import (
 )
 
 if TYPE_CHECKING:
-    from memtraffic.compile import BlockedLayout
     from memtraffic.meters.count import Access
+    from memtraffic.residency import BlockedLayout
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
 REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}

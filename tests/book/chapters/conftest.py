@@ -9,7 +9,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from memtraffic import runtime
+from memtraffic import device
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def chapter(request):
 @pytest.fixture(autouse=True)
 def glued(chapter, monkeypatch):
     """What the functions of a chapter keep for the prose."""
-    if runtime.HAS_GPU:
+    if device.HAS_GPU:
         pytest.skip("a GPU measures itself")
     kept = {}
     if hasattr(chapter, "glue"):

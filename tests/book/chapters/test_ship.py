@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from memtraffic import gpus
+from memtraffic import device, gpus
 from memtraffic_book import recording, tables
 from memtraffic_book.chapters import ship
 
@@ -83,7 +83,7 @@ def test_claim_rivals_leaves_out_a_case_in_which_one_was_wrong(glued):
 @pytest.mark.parametrize("mode", ["live", "verify"])
 def test_what_takes_minutes_on_an_h200_is_replayed_there(mode, in_mode, monkeypatch):
     in_mode(mode)
-    monkeypatch.setattr(gpus, "this_gpu", lambda *index: gpus.find_gpu("H200"))
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("H200"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 140 * 2**30))
     monkeypatch.setattr(recording, "_run", lambda subject: pytest.fail(subject.id))
     assert ship.load()

@@ -6,12 +6,11 @@ Only the last chunk of a row has dead elements, and 16-bit numbers share registe
 
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.planning import row_tile, tile_constants, tile_programs
 from memtraffic.kernels.softmax.rows import softmax_kernel
 from memtraffic.kernels.tiling import MAX_COLS, common_divisor, shifted_vector
-from memtraffic.runtime import device_guard
 
 
 def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.tiling import MAX_COLS, num_warps_of_row
-from memtraffic.runtime import device_guard
 
 
 @triton.jit
@@ -32,8 +31,8 @@ def softmax(x: Tensor) -> Tensor:
     """Softmax of each row of `x`, a power of two wide. Explained in book/fused.ipynb.
 
     >>> import torch
-    >>> from memtraffic.runtime import device
-    >>> softmax(torch.zeros(2, 4, device=device()))[0].tolist()
+    >>> from memtraffic import device
+    >>> softmax(torch.zeros(2, 4, device=device.default()))[0].tolist()
     [0.25, 0.25, 0.25, 0.25]
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, its columns adjacent, on a

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.device import device_guard, planning_gpu
+from memtraffic.gpus import Gpu
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.tiling import MAX_ROW, Tiling, common_divisor
-from memtraffic.runtime import device_guard
 
 TILE_BYTES_PER_LANE = 64
 

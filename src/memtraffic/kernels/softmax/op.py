@@ -25,8 +25,8 @@ def softmax(
 ) -> Tensor:
     """Softmax of `x` along a dimension, as `torch.softmax` computes it, with less traffic.
 
-    >>> from memtraffic.runtime import device
-    >>> softmax(torch.zeros(2, 4, device=device()))[0].tolist()
+    >>> from memtraffic import device
+    >>> softmax(torch.zeros(2, 4, device=device.default()))[0].tolist()
     [0.25, 0.25, 0.25, 0.25]
 
     x: tensor of float32, float16, bfloat16 or float64, of any shape and strides, on a GPU or,

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.device import device_guard, planning_gpu
+from memtraffic.gpus import Gpu
 from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.tiled import _softmax_tile
@@ -19,7 +20,6 @@ from memtraffic.kernels.tiling import (
     common_divisor,
     tile_shape,
 )
-from memtraffic.runtime import device_guard
 
 
 @triton.jit

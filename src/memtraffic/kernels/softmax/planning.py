@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.device import planning_gpu
+from memtraffic.gpus import Gpu
 from memtraffic.kernels.launch import Launch, takes_ptx
 from memtraffic.kernels.softmax.long_backward import (
     passes_backward_kernel,

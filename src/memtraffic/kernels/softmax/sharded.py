@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memtraffic import runtime
+from memtraffic import device as runtime
+from memtraffic.device import planning_gpu
 from memtraffic.errors import RanksError
-from memtraffic.gpus import planning_gpu
 from memtraffic.kernels.chunking import exponential
 from memtraffic.kernels.operands import FLOATS, MAX_ROWS, accumulated
 from memtraffic.kernels.softmax.linked import (
@@ -257,7 +257,7 @@ def agree(
         )  # GPUs of another are not linked
         host *= may_link(x, x.shape[dim], group)
         mine = [1, rows, x.shape[dim], FLOATS.index(x.dtype), host]
-    device = x.device if isinstance(x, Tensor) else runtime.device()
+    device = x.device if isinstance(x, Tensor) else runtime.default()
     ranks = gathered(torch.tensor(mine, device=device), group).tolist()
     if problem is not None:
         raise problem

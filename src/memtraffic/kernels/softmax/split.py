@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import runtime
+from memtraffic import device as runtime
+from memtraffic.device import planning_gpu
 from memtraffic.errors import MemtrafficError
-from memtraffic.gpus import Gpu, planning_gpu
+from memtraffic.gpus import Gpu
 from memtraffic.kernels.chunking import (
     edge_columns,
     exponential,

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.gpus import planning_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.tiling import MAX_COLS, common_divisor, tile_shape
-from memtraffic.runtime import device_guard
 
 
 @triton.jit

@@ -1,27 +1,33 @@
-"""What runs the kernels: a GPU, or Triton's interpreter on the CPU.
+"""The GPU that is here or planned for, and what runs kernels: a GPU, or Triton's interpreter.
 
-Decided once, when this module is first imported, because Triton reads `TRITON_INTERPRET` while it
-is being imported. Every module that imports Triton imports this one first.
+That is decided once, when this module is first imported, because Triton reads `TRITON_INTERPRET`
+while it is being imported. Every module that imports Triton imports this one first.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from memtraffic.errors import NoGpuError
+from memtraffic.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, nvidia_gpu
 
-if TYPE_CHECKING:
-    from memtraffic.gpus import Gpu
+# The names of these two constants in cuda.h.
+CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106
+CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+# ---- what runs kernels
 
 HAS_GPU: bool = torch.cuda.is_available()
 HAS_TRITON: bool = importlib.util.find_spec("triton") is not None
@@ -60,7 +66,7 @@ def stand_in_hint() -> str:
     return f": if it launches one only for tensors on a GPU, {within}"
 
 
-def device() -> torch.device:
+def default() -> torch.device:
     """Where the book's tensors live: the current GPU, or the CPU on a machine without one."""
     return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
@@ -119,6 +125,83 @@ def device_guard(x: torch.Tensor) -> AbstractContextManager[object]:
     return np.errstate(invalid="ignore", over="ignore", divide="ignore")
 
 
+# ---- the GPU that is here, or is planned for
+
+
+def this_gpu(index: int | None = None) -> Gpu:
+    """What GPU `index` of this machine offers; the current one by default.
+
+    An NVIDIA GPU need not be in the table: its sizes come from PyTorch and the driver, and the
+    table adds its product and the bandwidth of its datasheet. For an AMD GPU, PyTorch gives the
+    target, the number of compute units and the size of L2, and the table the rest.
+
+    Raises NoGpuError without a GPU, and UnknownGpuError for an AMD target that is not in the table.
+    """
+    require_gpu("this_gpu")
+    return _read_gpu(torch.cuda.current_device() if index is None else index)
+
+
+@functools.cache
+def _read_gpu(index: int) -> Gpu:
+    properties: Any = torch.cuda.get_device_properties(index)  # has more than its stub says
+    name = properties.name
+    listed = next((gpu for gpu in GPUS if gpu.driver_name == name), None)
+    product = listed.product if listed else name
+    datasheet = listed.datasheet_bytes_per_s if listed else 0.0
+    if torch.version.hip:
+        return replace(
+            find_gpu(properties.gcnArchName.split(":")[0]),
+            product=product,
+            driver_name=name,
+            num_sms=properties.multi_processor_count,
+            l2_bytes=properties.L2_cache_size,
+            datasheet_bytes_per_s=datasheet,
+        )
+    capability = 10 * properties.major + properties.minor
+    max_blocks = ctypes.c_int()
+    call_driver(
+        "cuDeviceGetAttribute",
+        ctypes.byref(max_blocks),
+        ctypes.c_int(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        ctypes.c_int(index),
+    )
+    gpu = nvidia_gpu(
+        capability,
+        product,
+        properties.multi_processor_count,
+        properties.max_threads_per_multi_processor,
+        max_blocks.value,
+        properties.shared_memory_per_multiprocessor,
+        name,
+        datasheet,
+    )
+    return replace(
+        gpu,
+        warp_size=properties.warp_size,
+        registers_per_sm=properties.regs_per_multiprocessor,
+        shared_per_program=properties.shared_memory_per_block_optin,
+        l2_bytes=properties.L2_cache_size,
+    )
+
+
+def planning_gpu(x: torch.Tensor) -> Gpu:
+    """The GPU that a launcher plans for when it is called on `x`.
+
+    That is the GPU for which launches are captured, else the one that holds `x`. Where kernels are
+    interpreted it is `DEFAULT_GPU`.
+    """
+    if (captured := captured_gpu()) is not None:
+        return captured
+    return this_gpu(x.device.index) if x.is_cuda and runs_on_gpu() else DEFAULT_GPU
+
+
+def call_driver(function: str, *arguments: object) -> None:
+    """Calls `function` of the CUDA driver. Raises RuntimeError, with the error's number."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
+    if status != 0:
+        raise RuntimeError(f"{function} failed with CUDA error {status}")
+
+
 def gpu_name(index: int | None = None) -> str:
     """The driver's name for GPU `index`, by default the current one.
 
@@ -126,12 +209,3 @@ def gpu_name(index: int | None = None) -> str:
     """
     require_gpu("gpu_name")
     return torch.cuda.get_device_name(index)
-
-
-def folder_name(gpu_name: str) -> str:
-    """A GPU's name as the name of a folder.
-
-    >>> folder_name("NVIDIA H100 80GB HBM3")
-    'nvidia-h100-80gb-hbm3'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")

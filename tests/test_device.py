@@ -1,0 +1,332 @@
+"""Who runs the kernels, what a meter captures, and the GPU that is here: of either vendor."""
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from another_process import run_python
+
+from memtraffic import benchmark, device
+from memtraffic.benchmark import timing
+from memtraffic.benchmark.copying import fastest_copy
+from memtraffic.benchmark.roof import copy_bandwidth, matmul_rate, roof
+from memtraffic.device import planning_gpu, this_gpu
+from memtraffic.gpus import GPUS, NvidiaGpu, find_gpu
+
+
+def import_again(monkeypatch, *, asked=None, has_gpu=False, triton_imported=False):
+    """The module as it would be imported in a new process."""
+    monkeypatch.setenv("TRITON_INTERPRET", str(asked))
+    if asked is None:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__spec__=object()))
+    if not triton_imported:
+        monkeypatch.delitem(sys.modules, "triton")
+    spec = importlib.util.spec_from_file_location("runtime_again", device.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("state", "interpreted", "environment"),
+    [
+        pytest.param({}, True, "1", id="no-gpu"),
+        pytest.param({"has_gpu": True}, False, None, id="gpu"),
+        pytest.param(
+            {"has_gpu": True, "triton_imported": True}, False, None, id="gpu-triton-first"
+        ),
+        pytest.param({"has_gpu": True, "asked": "On"}, True, "On", id="asked-for"),
+        pytest.param({"asked": "0"}, False, "0", id="asked-not-to"),
+        pytest.param({"asked": "1", "triton_imported": True}, True, "1", id="triton-first"),
+    ],
+)
+def test_interpreted_is_decided_at_import(monkeypatch, state, interpreted, environment):
+    pytest.importorskip("triton")
+    assert import_again(monkeypatch, **state).INTERPRETED == interpreted
+    assert os.environ.get("TRITON_INTERPRET") == environment
+
+
+def test_interpreted_too_late_after_triton(monkeypatch):
+    pytest.importorskip("triton")
+    with pytest.raises(ImportError, match="TRITON_INTERPRET=1"):
+        import_again(monkeypatch, triton_imported=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("imports", "status", "said"),
+    [
+        ("import memtraffic, torch, triton.language", 0, "1"),
+        ("import triton, memtraffic", 1, "Triton was imported before memtraffic, too late"),
+    ],
+)
+def test_interpreted_is_decided_before_triton_is_imported(imports, status, said):
+    pytest.importorskip("triton")
+    code = f"import os\n{imports}\nprint(os.environ.get('TRITON_INTERPRET'))"
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
+    assert done.returncode == status and said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("bench", lambda: benchmark.bench(["copy"], shapes=[(8, 8)])),
+        ("time_interleaved", lambda: timing.time_interleaved([lambda: None])),
+        ("time_interleaved", lambda: fastest_copy(torch.ones(4, 6))),
+        ("roof", roof),
+        ("copy_bandwidth", copy_bandwidth),
+        ("matmul_rate", matmul_rate),
+        ("gpu_name", device.gpu_name),
+    ],
+)
+def test_require_gpu_names_what_needs_it(name, call, monkeypatch):
+    monkeypatch.setattr(device, "HAS_GPU", False)
+    with pytest.raises(RuntimeError, match=f"^{name} needs a GPU"):
+        call()
+    assert device.default() == torch.device("cpu")
+
+
+def test_runs_on_gpu_inside_meters(monkeypatch):
+    """A meter stands in for the GPU, also in a process that compiles kernels."""
+    pytest.importorskip("triton")
+    from memtraffic import count
+    from memtraffic.compile import capture_launches
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    seen, gpu, x = [], find_gpu("gfx942"), torch.ones(2, 4, device=device.default())
+
+    def look(x):
+        seen.append((device.runs_on_gpu(), device.captured_gpu()))
+
+    count(look, x)
+    capture_launches(look, x, gpu=gpu)
+    assert seen == [(False, None), (False, gpu)]
+    assert device.runs_on_gpu()
+
+
+def test_capturing_launches_keeps_backward_passes_in_its_thread():
+    """Of the threads that PyTorch has for GPUs, none would find its launches captured."""
+    assert torch._C._is_multithreading_enabled()
+    with device.capturing_launches():
+        assert not torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled()
+
+
+def test_capturing_launches_in_two_threads(monkeypatch):
+    """One thread captures for one GPU, another for a second GPU, and this thread for none."""
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    meeting = threading.Barrier(3, timeout=30)
+    seen = {}
+
+    def capture(name):
+        with device.capturing_launches(find_gpu(name)):
+            meeting.wait()  # all are inside
+            seen[name] = device.captured_gpu().target
+            meeting.wait()  # nobody leaves before all have looked
+
+    threads = [threading.Thread(target=capture, args=(name,)) for name in ("sm_75", "gfx942")]
+    for thread in threads:
+        thread.start()
+    meeting.wait()
+    here = (device.captured_gpu(), device.runs_on_gpu())
+    meeting.wait()
+    for thread in threads:
+        thread.join()
+    assert seen == {"sm_75": "sm_75", "gfx942": "gfx942"}
+    assert here == (None, True)
+
+
+def test_device_guard_of_a_cpu_tensor_silences_numpy():
+    with device.device_guard(torch.ones(2)):
+        assert np.isnan(np.float32("inf") - np.float32("inf"))
+        assert np.isinf(np.float32(3e38) * np.float32(3e38))
+
+
+def test_device_guard_of_a_gpu_tensor(monkeypatch):
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    x = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    assert isinstance(device.device_guard(x), torch.cuda.device)
+    with device.capturing_launches():  # the interpreter stands in for the GPU
+        assert isinstance(device.device_guard(x), np.errstate)
+
+
+# ---- the GPU that is here
+
+
+def fake_gpus(monkeypatch, *devices, max_blocks=32, status=0, hip=False):
+    """Has PyTorch and the CUDA driver tell of `devices`; returns the calls of the driver."""
+    calls = []
+
+    def attribute(answer, which, index):
+        calls.append((which.value, index.value))
+        answer._obj.value = max_blocks
+        return status
+
+    def load(name):
+        if hip:
+            raise OSError(f"{name}: cannot open shared object file")
+        assert name == "libcuda.so.1"
+        return SimpleNamespace(cuDeviceGetAttribute=attribute)
+
+    device._read_gpu.cache_clear()
+    monkeypatch.setattr(device, "HAS_GPU", True)
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(torch.version, "cuda", None if hip else "13.0")
+    monkeypatch.setattr(torch.version, "hip", "6.4" if hip else None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: devices[index])
+    return calls
+
+
+@pytest.fixture(autouse=True)
+def forget_faked_gpus():
+    yield
+    device._read_gpu.cache_clear()
+
+
+def nvidia_properties(name="NVIDIA H100 80GB HBM3", major=9, minor=0, **others):
+    """What PyTorch tells of a GPU made by NVIDIA: by default an H100, but of one SM less."""
+    return SimpleNamespace(**{
+        "name": name,
+        "major": major,
+        "minor": minor,
+        "multi_processor_count": 131,
+        "regs_per_multiprocessor": 65536,
+        "shared_memory_per_multiprocessor": 233472,
+        "shared_memory_per_block": 49152,
+        "shared_memory_per_block_optin": 232448,
+        "L2_cache_size": 50 * 2**20,
+        "warp_size": 32,
+        "max_threads_per_multi_processor": 2048,
+    } | others)  # fmt: skip
+
+
+def amd_properties(name="AMD Instinct MI300X", arch="gfx942:sramecc+:xnack-", **others):
+    """What PyTorch tells of a GPU made by AMD: not all versions tell the LDS of a compute unit."""
+    return SimpleNamespace(**{
+        "name": name,
+        "gcnArchName": arch,
+        "major": 9,
+        "minor": 4,
+        "multi_processor_count": 303,
+        "L2_cache_size": 4 * 2**20,
+    } | others)  # fmt: skip
+
+
+def test_this_gpu_nvidia(monkeypatch):
+    calls = fake_gpus(monkeypatch, nvidia_properties(), max_blocks=33)
+    expected = replace(find_gpu("h100"), num_sms=131, max_blocks_per_sm=33, l2_bytes=50 * 2**20)
+    assert this_gpu() == expected
+    assert calls == [(106, 0)]  # CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR of cuda.h
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "target", "granularity", "prefetches"),
+    [
+        pytest.param(7, 5, "sm_75", 256, False, id="turing"),
+        pytest.param(8, 7, "sm_87", 128, True, id="not-in-the-table"),
+        pytest.param(12, 1, "sm_121", 128, True, id="newer-than-the-table"),
+    ],
+)
+def test_this_gpu_nvidia_of_any_target(monkeypatch, major, minor, target, granularity, prefetches):
+    sizes = {
+        "regs_per_multiprocessor": 32768,
+        "shared_memory_per_multiprocessor": 65000,
+        "shared_memory_per_block_optin": 64000,
+        "max_threads_per_multi_processor": 1536,
+    }
+    fake_gpus(monkeypatch, nvidia_properties("NVIDIA Orin", major, minor, **sizes), max_blocks=16)
+    assert this_gpu(0) == NvidiaGpu(
+        target=target,
+        product="NVIDIA Orin",
+        driver_name="NVIDIA Orin",
+        num_sms=131,
+        registers_per_sm=32768,
+        max_threads_per_sm=1536,
+        max_blocks_per_sm=16,
+        shared_per_sm=65000,
+        shared_per_program=64000,
+        shared_granularity=granularity,
+        prefetches_to_shared_memory=prefetches,
+        l2_bytes=50 * 2**20,
+    )
+
+
+def test_this_gpu_where_the_driver_refuses(monkeypatch):
+    fake_gpus(monkeypatch, nvidia_properties(), status=101)
+    with pytest.raises(RuntimeError, match=r"cuDeviceGetAttribute .* 101"):
+        this_gpu()
+
+
+@pytest.mark.parametrize("arch", ["gfx942:sramecc+:xnack-", "gfx942"])
+def test_this_gpu_amd(monkeypatch, arch):
+    """Nothing of CUDA is loaded, and the sizes that PyTorch does not tell are the table's."""
+    fake_gpus(monkeypatch, amd_properties(arch=arch), hip=True)
+    assert this_gpu() == replace(find_gpu("gfx942"), num_sms=303, l2_bytes=4 * 2**20)
+    fake_gpus(monkeypatch, amd_properties("AMD Instinct MI300A", arch), hip=True)
+    gpu = this_gpu()
+    names = gpu.target, gpu.product, gpu.driver_name
+    assert names == ("gfx942", "AMD Instinct MI300A", "AMD Instinct MI300A")
+    assert gpu.datasheet_bytes_per_s == 0.0
+
+
+def test_this_gpu_amd_unknown(monkeypatch):
+    fake_gpus(monkeypatch, amd_properties("AMD Radeon", "gfx1030"), hip=True)
+    with pytest.raises(LookupError) as error:
+        this_gpu()
+    assert "gfx1030" in str(error.value) and "gfx1100" in str(error.value)
+
+
+def test_this_gpu_follows_the_current_device(monkeypatch):
+    names = ("NVIDIA H200", "NVIDIA L4")
+    calls = fake_gpus(monkeypatch, *(nvidia_properties(name) for name in names))
+    assert this_gpu().driver_name == "NVIDIA H200"
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert this_gpu().driver_name == "NVIDIA L4"
+    assert [this_gpu(index).driver_name for index in (0, 1)] == list(names)
+    assert calls == [(106, 0), (106, 1)], "each GPU is asked once"
+
+
+def cuda_tensor(index):
+    return SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
+
+
+def test_planning_gpu(monkeypatch):
+    fake_gpus(monkeypatch, nvidia_properties(), nvidia_properties("NVIDIA L4"))
+    assert planning_gpu(cuda_tensor(1)).product == "L4"
+    assert planning_gpu(torch.empty(2)).product == "H200"
+    with device.capturing_launches(find_gpu("gfx942")):
+        assert planning_gpu(cuda_tensor(1)).product == "MI300X"
+    with device.capturing_launches():
+        assert planning_gpu(cuda_tensor(1)).product == "H200"
+    monkeypatch.setattr(device, "INTERPRETED", True)
+    assert planning_gpu(cuda_tensor(1)).product == "H200"
+
+
+@pytest.mark.gpu
+def test_this_gpu_is_a_gpu():
+    gpu = this_gpu()
+    assert gpu.driver_name == device.gpu_name()
+    assert gpu == this_gpu(torch.cuda.current_device()) == planning_gpu(torch.ones(1).cuda())
+    assert gpu.warp_size in (32, 64) and gpu.l2_bytes > 2**20 and gpu.num_sms > 1
+    assert 48 * 1024 <= gpu.shared_per_program <= gpu.shared_per_sm
+
+
+@pytest.mark.gpu
+def test_this_gpu_is_that_of_the_table():
+    """Where the table lists the product, all that PyTorch and the driver tell is in the table."""
+    gpu = this_gpu()
+    listed = [row for row in GPUS if row.driver_name == gpu.driver_name]
+    if not listed:
+        pytest.skip(f"{gpu.driver_name} is not in the table")
+    assert replace(gpu, l2_bytes=0) == listed[0]
