@@ -204,58 +204,6 @@ def test_interpreting_only_configurations_that_are_left_with_their_hooks():
     assert [len(found) for _, found in log.elements("y_ptr")] == told == [1, 2]
 
 
-# ---- reductions by a function of the kernel's own
-
-
-@triton.jit
-def _farther(a, b):
-    if tl.abs(a) >= tl.abs(b):
-        return a
-    else:
-        return b
-
-
-@triton.jit
-def _first(value, place, _, __):
-    return value, place
-
-
-@triton.jit
-def _chained(a, b, c, d):
-    return a * c, b * c + d
-
-
-@triton.jit
-def _own_reductions_kernel(
-    rows_ptr, all_ptr, places_ptr, scan_ptr, x_ptr, M: tl.constexpr, N: tl.constexpr
-):
-    rows, cols = tl.arange(0, M), tl.arange(0, N)
-    at = rows[:, None] * N + cols[None, :]
-    x = tl.load(x_ptr + at)
-    tl.store(rows_ptr + rows, tl.reduce(x, 1, _farther))
-    tl.store(all_ptr, tl.reduce(x, None, _farther))
-    _, places = tl.reduce((x, at), 0, _first)
-    tl.store(places_ptr + cols, places)
-    _, scanned = tl.associative_scan((x, x), 1, _chained)
-    tl.store(scan_ptr + at, scanned)
-
-
-def test_reduce_and_scan_by_a_function_of_ones_own():
-    """It may branch, each element its own way; and 2**17 elements take no second."""
-    m, n = 32, 4096
-    x = torch.randn(m, n, device=device.default())
-    rows, all_, scanned = x.new_empty(m), x.new_empty(1), torch.empty_like(x)
-    places = torch.empty(n, dtype=torch.int32, device=x.device)
-    interpreted(lambda: _own_reductions_kernel[(1,)](rows, all_, places, scanned, x, m, n))
-    assert torch.equal(rows[:, None], x.gather(1, x.abs().argmax(1, keepdim=True)))
-    assert all_ == rows[rows.abs().argmax()]
-    assert torch.equal(places, torch.arange(n, dtype=torch.int32, device=x.device))
-    right = torch.zeros_like(rows)
-    for column, found in zip(x.T, scanned.T, strict=True):
-        right = right * column + column
-        assert torch.allclose(found, right, rtol=1e-3, atol=1e-5)
-
-
 # ---- bfloat16, of which the interpreter has the bits
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._library.custom_ops import OPDEFS as OPDEFS
 from torch._library.triton import set_wrap_triton_enabled as set_wrap_triton_enabled
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode

@@ -24,7 +24,7 @@ from memtraffic.cli import main
 from memtraffic.compile import worker
 from memtraffic.errors import MemtrafficError
 from memtraffic.meters import counters as hardware
-from memtraffic.meters.count import count, count_shapes
+from memtraffic.meters.count import count
 from memtraffic.meters.formula import SIDES, formula
 from memtraffic.names import import_function
 from memtraffic.op import find_op
@@ -129,7 +129,6 @@ def meter(name, ask, takes, **facts):
 SM_90 = {"target": "sm_90"}
 METERS = [
     meter("count", count, "dtype layout backward", command="count {fn} 4 8"),
-    meter("count_shapes", count_shapes, "dtype layout"),
     meter("formula", ask_formula, "dtype backward", shaped=False, command="formula {fn}"),
     meter("assert_traffic", ask_traffic, "dtype backward", shaped=False),
     meter(
@@ -393,7 +392,7 @@ def test_answer_is_the_same_each_time_and_in_a_thread(it):
 
 
 def test_meters_in_threads_take_turns():
-    at_once = [it for it in METERS if it.name not in ("bench", "count_shapes")] * 2
+    at_once = [it for it in METERS if it.name != "bench"] * 2
     found = {}
     threads = [
         threading.Thread(target=lambda i=i, it=it: found.update({i: it.ask(masked, "M,N", AT)}))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from memtraffic import device
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
-from memtraffic.meters.count import OpTraffic, count, count_shapes
+from memtraffic.meters.count import OpTraffic, count
 from memtraffic.meters.formula import formula
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,10 +73,10 @@ TORCH = [
 
 @pytest.mark.parametrize(("fn", "reads", "writes"), TORCH)
 def test_count_torch_operations(fn, reads, writes):
-    """On meta tensors, and on those without values of `count_shapes`, the same is counted."""
+    """On meta tensors the same is counted."""
     traffic = count(fn, matrix())
     assert totals(traffic) == (reads, writes)
-    assert count(fn, matrix().to("meta")) == count_shapes(fn, lambda: matrix()) == traffic
+    assert count(fn, matrix().to("meta")) == traffic
 
 
 AT = torch.tensor([2, 0, 2, 2], device=device.default())  # of three rows; one of them three times
@@ -148,7 +148,6 @@ def test_count_what_an_index_names_without_values():
     x, y = ones(4, 8), AT
     with pytest.raises(CountError, match="depends on its values"):
         count(F.nll_loss, (x.to("meta"), y.to("meta")))
-    assert count_shapes(F.nll_loss, (x, y)) == count(F.nll_loss, (x, y))
 
 
 @pytest.mark.parametrize(
@@ -518,7 +517,7 @@ def test_count_of_an_argument_with_an_address(copied, monkeypatch):
         monkeypatch.setattr(torch.UntypedStorage, "cpu", lambda storage: cpu(storage).clone())
     traffic = count(lambda x: results.append(kernels.backwards(x)), x, trace=True)
     assert torch.equal(results[0], x.flip(0, 1))
-    assert traffic.accesses[0].offsets == (7, 6, 5, 4)
+    assert traffic.accesses[0].offsets == (0, -1, -2, -3)
 
 
 def test_count_keeps_what_the_first_configuration_wrote():
@@ -538,36 +537,6 @@ def test_count_shows_its_progress(monkeypatch):
     monkeypatch.setattr(module, "progress_bar", progress_bar)
     count(lambda x: kernels._unmasked_kernel[2, 3, 4](x, x, 48, BLOCK=4), matrix(2, 48))
     assert sorted(set(steps)) == [(i, 24) for i in range(24)]
-
-
-# ---- count_shapes
-
-
-def test_count_shapes_falls_back_to_values():
-    """A kernel and a branch on a value need real tensors."""
-
-    def branching(x):
-        return x.exp().exp() if x[0, 1] > 0 else x.exp()
-
-    for fn in (kernels.mixed, branching):
-        assert count_shapes(fn, lambda: matrix()) == count(fn, matrix())
-
-
-def test_count_shapes_prints_what_the_function_prints(capsys):
-    def talking(x, last):
-        print("before")
-        last(x)
-        print("after")
-
-    for last in (torch.exp, kernels.masked):
-        count_shapes(lambda x, last=last: talking(x, last), lambda: matrix())
-        assert capsys.readouterr().out == "before\nafter\n"
-
-
-def test_count_shapes_keeps_the_device():
-    devices = []
-    count_shapes(lambda x: devices.append(x.device), lambda: matrix())
-    assert devices == [device.default()]
 
 
 # ---- in a process that compiles its kernels

@@ -22,13 +22,11 @@ Nothing is guessed: an operation that `operations` does not know is an error tha
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
@@ -49,8 +47,6 @@ from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
 from memtraffic.torch_adapter import (
-    FakeTensor,
-    FakeTensorMode,
     ScriptMethod,
     TorchDispatchMode,
     set_wrap_triton_enabled,
@@ -351,34 +347,6 @@ def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     return [torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator)) for x in outputs]
 
 
-def count_shapes(
-    fn: Callable[..., object],
-    inputs: AnyInputs = None,
-    shape: Sequence[int] | None = None,
-    *,
-    dtype: str = "float32",
-    layout: str = "packed",
-) -> Traffic:
-    """As `count`, but without arithmetic if the traffic of `fn` follows from shapes alone.
-
-    >>> print(count_shapes(lambda x: x.exp(), "M,N", (2**20, 2**20)))
-    reads 1099511627776 elements, writes 1099511627776 elements, in 1 operation
-
-    It first runs `fn` on tensors that have a shape, a dtype and a device but no values. If `fn`
-    needs values or launches a Triton kernel, that attempt fails, and `fn` runs again on real
-    tensors. Raises what `count` raises.
-    """
-    printed = io.StringIO()
-    try:
-        with warnings.catch_warnings(), redirect_stdout(printed), FakeTensorMode():
-            warnings.simplefilter("ignore")
-            traffic = count(fn, inputs, shape, dtype=dtype, layout=layout)
-    except Exception:
-        return count(fn, inputs, shape, dtype=dtype, layout=layout)
-    print(printed.getvalue(), end="")
-    return traffic
-
-
 def _cause(error: BaseException) -> BaseException:
     """What the counted function really raised."""
     if "fail_on_recompile" in str(error):
@@ -504,7 +472,7 @@ class TrafficMeter(TorchDispatchMode):
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
+        if any(tensor.is_meta for tensor in tensors):
             raise CountError(f"{kernel} is a Triton kernel: count it on tensors that have values")
         with progress_bar(f"{kernel}, program") as show:
             self.kernel = _Kernel(OpTraffic(kernel), Reach(kernel), show)

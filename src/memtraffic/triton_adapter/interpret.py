@@ -37,7 +37,7 @@ from memtraffic.triton_adapter.libdevice import call_assembly, call_library, pre
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
 from memtraffic.triton_adapter.reach import marked, unmarked
-from memtraffic.triton_adapter.relaunch import Pointer, Relaunched, as_pointer, relaunch
+from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
 
 Access: TypeAlias = Literal["read", "written"]
 Block: TypeAlias = Literal["read", "written", "atomic"]
@@ -249,14 +249,11 @@ def _metered_executor(
             # A GPU gives no warning where an exponential overflows.
             with meter.launch(self.fn.__name__, tensors), np.errstate(all="ignore"):
                 launched(args, options)
-                named = {name: as_pointer(value) for name, value in options.items()}
-                super().__call__(*map(as_pointer, args), **named)
+                named = {name: as_tensor(value) for name, value in options.items()}
+                super().__call__(*map(as_tensor, args), **named)
 
-        # What is on a GPU is copied from it and back; a pointer goes with the tensor that it holds.
         def _init_args_hst(self, args: Any, options: Any) -> Any:
-            host_args, host_options = super()._init_args_hst(*_held(args, options))
-            host_args = [*map(_pointed, args, host_args)]
-            host_options = {it: _pointed(options[it], value) for it, value in host_options.items()}
+            host_args, host_options = super()._init_args_hst(args, options)
             named = dict(zip(self.arg_names, host_args, strict=False)) | host_options
             numbers.clear()
             for name, value in named.items():
@@ -265,24 +262,7 @@ def _metered_executor(
                     meter.bind(name, tensor)
             return host_args, host_options
 
-        def _restore_args_dev(self, args: Any, host_args: Any, options: Any, host: Any) -> None:
-            (args, options), (host_args, host) = _held(args, options), _held(host_args, host)
-            super()._restore_args_dev(args, host_args, options, host)
-
     return MeteredExecutor
-
-
-def _held(args: Iterable[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments with the tensor that each `Pointer` holds in place of it."""
-
-    def held(value: Any) -> Any:
-        return value.base if isinstance(value, Pointer) else value
-
-    return [*map(held, args)], {name: held(value) for name, value in options.items()}
-
-
-def _pointed(value: Any, host: Any) -> Any:
-    return value.at(host) if isinstance(value, Pointer) else host
 
 
 _rewritten: dict[Any, Any] = {}  # by function, what `_transformer` made of it
@@ -361,19 +341,14 @@ def _typed(convert: Callable[[Any], Any], numbers: dict[int, int]) -> Callable[[
     from triton.runtime.interpreter import TensorHandle
 
     def converted(value: Any) -> Any:
-        if isinstance(value, Pointer):
-            dtype = tl.str_to_ty(value.type, None)
-            handle = TensorHandle(np.array([value.address], np.uint64), dtype)
-            return mark(tl.tensor(handle, dtype), value.base)
         for python, numpy, dtype in ((bool, np.bool_, tl.int1), (float, np.float32, tl.float32)):
             if isinstance(value, python):
                 return tl.tensor(TensorHandle(np.array([value], numpy), dtype), dtype)
         found = convert(value)
-        return mark(found, getattr(value, "base", value)) if hasattr(value, "data_ptr") else found
-
-    def mark(pointer: Any, tensor: torch.Tensor) -> Any:
-        pointer.handle.data = marked(pointer.handle.data, numbers.get(id(tensor), 0))
-        return pointer
+        if hasattr(value, "data_ptr"):
+            number = numbers.get(id(getattr(value, "base", value)), 0)
+            found.handle.data = marked(found.handle.data, number)
+        return found
 
     return converted
 

@@ -11,7 +11,6 @@ import torch
 
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.reach import Unmarked
-from memtraffic.triton_adapter.reduce import reduce, scan
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 
 
@@ -21,7 +20,7 @@ def mend_interpreter() -> None:
     Programs of a cooperative launch, which may wait for one another, take turns (`Turns`).
     Arithmetic may be in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton
     3.9, a mask may be made of a scalar and a vector. Pointers may hold the number of an argument.
-    A reduction by a function of the kernel's own takes less time. A descriptor may add to memory.
+    A descriptor may add to memory.
     """
     from triton.runtime import interpreter
 
@@ -33,8 +32,6 @@ def mend_interpreter() -> None:
             access = taking_turns(name, getattr(builder, name), interpreter._interpreter)
             setattr(builder, name, access)
         builder.create_descriptor_reduce = _reduce_by_descriptor
-        interpreter.ReduceOps.generic_reduce = reduce
-        interpreter.ScanOps.generic_scan = scan
         _take_bfloat16(interpreter)
     if triton_version() < (3, 7):
         _take_scalar_bounds(interpreter)

@@ -60,7 +60,7 @@ class Unmarked:
 
 
 class Argument(NamedTuple):
-    """A tensor among a kernel's arguments. start, end: its first byte, and one past its last."""
+    """A tensor among a kernel's arguments. start, end: of the memory that pointers to it reach."""
 
     name: str
     tensor: torch.Tensor
@@ -69,7 +69,7 @@ class Argument(NamedTuple):
 
     def element(self, address: int) -> int:
         """The element, counted from the first, that an address is that of."""
-        return (address - self.start) // self.tensor.element_size()
+        return (address - self.tensor.data_ptr()) // self.tensor.element_size()
 
 
 class Reach:
@@ -85,13 +85,13 @@ class Reach:
     def bind(self, name: str, tensor: torch.Tensor) -> None:
         """Adds an argument, the next in number.
 
-        A dimension without a stride does not say how far the kernel goes: to where memory ends.
+        A dimension without a stride does not say how far the kernel goes: as far as memory does.
         """
         start = tensor.data_ptr()
         end = start + span(tensor) * tensor.element_size()
         if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
             storage = tensor.untyped_storage()
-            end = storage.data_ptr() + storage.nbytes()
+            start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         self.arguments.append(Argument(name, tensor, start, end))
 
     def split(
@@ -110,7 +110,7 @@ class Reach:
             for each in self._reached(number):
                 inside = (left >= each.start) & (left < each.end)
                 if inside.any():
-                    yield each.name, left[inside] - each.start
+                    yield each.name, left[inside] - each.tensor.data_ptr()
                     left = left[~inside]
             if left.size and (number or not self._holds_addresses):
                 raise AccessError(self._message(kind, left, number, program))

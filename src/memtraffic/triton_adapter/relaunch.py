@@ -1,11 +1,12 @@
 """What kernels of others do beside an ordinary launch, for Triton's interpreter.
 
-They launch what a launch has compiled, and pass arguments of a package's own kind."""
+They launch what a launch has compiled, as Triton's own fused softmax and FlagGems do, and pass
+arguments of a package's own kind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,18 +23,15 @@ class Relaunched:
 
     def __init__(self, kernel: Kernel, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         self.kernel = kernel
-        self.launched = dict(zip(kernel.arg_names, args, strict=False)) | dict(options)
-        for option in ("grid", "warmup"):
-            self.launched.pop(option, None)
+        self.known = dict(zip(kernel.arg_names, args, strict=False)) | dict(options)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        parameters = self.kernel.params
-        variable = [parameter.name for parameter in parameters if not parameter.is_constexpr]
+        every = self.kernel.arg_names
+        variable = [it.name for it in self.kernel.params if not it.is_constexpr]
 
         def launch(*args: Any, stream: object = None) -> None:
-            names = variable if len(args) == len(variable) else self.kernel.arg_names
-            named = dict(zip(names, args, strict=True))
-            self.kernel.run(grid=grid, warmup=False, **self.launched | named)
+            names = variable if len(args) == len(variable) else every
+            self.kernel.run(grid=grid, **self.known | dict(zip(names, args, strict=True)))
 
         return launch
 
@@ -41,41 +39,29 @@ class Relaunched:
 def relaunch(compiled: CompiledKernel, grid: Any) -> Callable[..., None]:
     """What launches a compiled kernel: stands for its `__getitem__`."""
     kernel, constants, chosen = compiled.src.fn, compiled.src.constants, compiled.metadata
-    named = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
-    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-    return Relaunched(kernel, (), options | named)[grid]
+    known = {kernel.arg_names[path[0]]: constants[path] for path in constants if len(path) == 1}
+    known |= {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    return Relaunched(kernel, (), known)[grid]
 
 
-@dataclass
-class Pointer:
-    """An argument that is no tensor but has an address, such as a view of a package's own kind.
+def as_tensor(value: Any) -> Any:
+    """A tensor at the address of an argument that only has `data_ptr` and `dtype`.
 
-    The compiler takes whatever has `data_ptr` and `dtype`; the interpreter needs the memory, too.
-    base: the tensor that the argument holds, in which the address lies.
-    """
-
-    address: int
-    type: Any
-    base: torch.Tensor
-
-    def at(self, copy: torch.Tensor) -> Pointer:
-        """The same place in a copy of the tensor."""
-        return Pointer(copy.data_ptr() + self.address - self.base.data_ptr(), self.type, copy)
-
-
-def as_pointer(value: Any) -> Any:
-    """A `Pointer` for an argument of another kind than the interpreter knows.
+    The compiler takes such views of a package's own kind; the interpreter needs the memory, too. A
+    dimension without a stride says that the kernel may go as far as the memory does.
 
     Raises NotImplementedError if the argument holds no tensor with its address.
     """
-    from triton.runtime.jit import TensorWrapper, mangle_type
+    from triton.runtime.jit import TensorWrapper
 
     if not hasattr(value, "data_ptr") or isinstance(value, (torch.Tensor, TensorWrapper)):
         return value
-    address = value.data_ptr()
-    for base in vars(value).values():
-        if isinstance(base, torch.Tensor) and not base.is_meta:
-            start = base.untyped_storage().data_ptr()
-            if start <= address <= start + base.untyped_storage().nbytes():
-                return Pointer(address, mangle_type(value), base)
+    for held in vars(value).values():
+        if isinstance(held, torch.Tensor) and not held.is_meta:
+            memory = held.untyped_storage()
+            start = value.data_ptr() - memory.data_ptr()
+            if 0 <= start < max(memory.nbytes(), 1):
+                own = torch.empty(0, dtype=value.dtype, device=held.device)
+                size = 2 if memory.nbytes() else 0
+                return own.set_(memory, start // value.dtype.itemsize, (size,), (0,))
     raise NotImplementedError(f"an argument is a {type(value).__name__}, of unknown memory")
