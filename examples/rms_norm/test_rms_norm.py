@@ -3,6 +3,7 @@
 import pytest
 import torch
 from memtraffic import count, occupancy
+from memtraffic.meters.operations import rule
 from memtraffic.testing import assert_resources, assert_traffic
 
 from rms_norm import rms_norm
@@ -24,6 +25,16 @@ def test_traffic():
 def test_traffic_in_bfloat16():
     traffic = count(rms_norm, inputs="8,4096:bf16 4096:bf16")
     assert traffic.read_bytes == 2 * 8 * 4096 * 2
+
+
+@rule("aten::renorm")
+def renorm(result, self, **options):
+    """Tells memtraffic what this operation of PyTorch reads and writes, which it does not know."""
+    return [self], [result]
+
+
+def test_traffic_of_rows_that_are_scaled_to_a_norm_of_1():
+    assert_traffic(lambda x: x.renorm(2, 0, 1.0), reads="MN", writes="MN")
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])

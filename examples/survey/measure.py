@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from memtraffic.benchmark.loop import ABSENT
-from memtraffic.inputs import tensors_in
-from memtraffic.meters.count import differentiable, gradients_of, leaves_of
+from memtraffic.meters.count import backward_of, differentiable
 from memtraffic.op import find_op
 from memtraffic_book.marked_counters import WARMUP, counted
 
@@ -87,8 +86,6 @@ def prepare(
     def make() -> Callable[[], object]:
         if direction == "forward":
             return lambda: arguments.call(fn)
-        outputs = [x for x in tensors_in([arguments.call(fn)]) if x.requires_grad]
-        wanted, gradients = leaves_of(outputs), gradients_of(outputs)
-        return lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+        return backward_of(arguments.call(fn))
 
     return make

@@ -30,7 +30,7 @@ from generated import generated
 from memtraffic.functions import as_function
 from memtraffic.gpus import DEFAULT_GPU
 from memtraffic.inputs import tensors_in
-from memtraffic.meters.formula import Counts
+from memtraffic.meters.counts import Counts
 from memtraffic.meters.polynomials import Shape, polynomial
 from memtraffic.op import find_op
 from memtraffic.stand_in import stand_in
@@ -244,15 +244,12 @@ def _solved(fn: Callable[..., Any], inputs: str, backward: bool) -> list[dict[st
 
     def watched(*args: Any, **options: Any) -> Any:
         result = fn(*args, **options)
-        seen[shape] = list(tensors_in([*args, *options.values()])), list(tensors_in([result]))
+        seen[counts.shape] = [*tensors_in([*args, *options.values()])], [*tensors_in([result])]
         return result
 
     counts = Counts(watched, inputs, backward=backward)
-    for shape in fit:
-        counts.add([shape], [])
     at = tuple(AT[size] for size in sizes)
-    for shape in (*held_out, at):
-        counts.add([], [shape])
+    counts.add(fit, [*held_out, at])
     if at not in counts.traffic:
         raise ValueError(counts.refused[-1][-1])
 

@@ -225,7 +225,7 @@ def formula(call: Call, backward: bool, as_json: bool = False, **shapes: Shapes 
 
 def formula_sides(found: Formula) -> dict[str, dict[str, int | str]]:
     """The coefficients of a formula for JSON: whole numbers, or fractions as text."""
-    from memtraffic.meters.formula import SIDES
+    from memtraffic.meters.counts import SIDES
 
     return {
         side: {term: int(c) if c.denominator == 1 else str(c) for term, c in terms.items()}

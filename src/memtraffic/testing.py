@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,13 @@ from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu, find_gpus
 from memtraffic.kernels.softmax.definitions import SOFTMAX
+from memtraffic.meters.count import Traffic
+from memtraffic.meters.counts import SIDES, Counts, shape_text
+from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
 from memtraffic.tensors import span
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Reach
-
-if TYPE_CHECKING:
-    from memtraffic.meters.count import Traffic
-    from memtraffic.meters.formula import Counts
 
 MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
 
@@ -218,7 +217,7 @@ def is_softmax(fn: Callable[..., Tensor], x: Tensor) -> bool:
     return is_correct(SOFTMAX, fn, x)
 
 
-def assert_touches_once(traffic: "Traffic", argument: str, elements: int | Tensor) -> None:
+def assert_touches_once(traffic: Traffic, argument: str, elements: int | Tensor) -> None:
     """Assert that Triton kernels touched each element of `argument` exactly once, and no others.
 
     traffic: what `count(..., trace=True)` returned. argument: the name of the kernel's pointer,
@@ -275,28 +274,20 @@ def assert_traffic(
     has of it; also for a kernel that reaches outside its tensors and for counts that are not
     repeatable. Raises ValueError for text that is no formula, and what `count` raises.
     """
-    from memtraffic.meters.formula import Counts
-
     if isinstance(backward, str) or (backward and len(backward) < 2):
         raise ValueError(f"backward: what it reads and what it writes, not {backward!r}")
     counts = Counts(fn, inputs, backward=backward is not None, dtype=dtype)
     passes = [(reads, writes, read_bytes, write_bytes), *([backward] if backward else [])]
-    check_traffic(counts, passes, fit, held_out)
+    with traffic_asserted(counts, passes):
+        counts.run(fit, held_out, least=None if fit is None else MIN_SHAPES)
 
 
-def check_traffic(
-    counts: "Counts",
-    passes: Sequence[Sequence[str | None]],
-    fit: Sequence[tuple[int, ...]] | None = None,
-    held_out: Sequence[tuple[int, ...]] | None = None,
-) -> None:
-    """Counts, and asserts what `assert_traffic` does.
+@contextmanager
+def traffic_asserted(counts: Counts, passes: Sequence[Sequence[str | None]]) -> Iterator[None]:
+    """Context manager: what is counted inside must be these formulas, as for `assert_traffic`.
 
-    passes: the texts of each, in the order of `meters.formula.SIDES`.
+    passes: the texts of each, in the order of `meters.counts.SIDES`.
     """
-    from memtraffic.meters.formula import SIDES, shape_text
-    from memtraffic.meters.polynomials import odd_ones, parse
-
     expected = [
         (which, side, parse(text, counts.symbols))
         for which, texts in enumerate(passes)
@@ -305,7 +296,7 @@ def check_traffic(
     ]
     name = function_name(counts.fn)
     try:
-        counts.run(fit, held_out, least=None if fit is None else min(MIN_SHAPES, len(fit)))
+        yield
     except FormulaError as error:
         raise AssertionError(str(error)) from error
     except AccessError as error:
@@ -319,11 +310,8 @@ def check_traffic(
     _require(not wrong, "\n".join(wrong))
 
 
-def _traffic_difference(counts: "Counts", which: int, side: str, right: dict[str, Fraction]) -> str:
+def _traffic_difference(counts: Counts, which: int, side: str, right: dict[str, Fraction]) -> str:
     """How one side of a pass differs from a formula, and what has how much of it."""
-    from memtraffic.meters.formula import SIDES, shape_text
-    from memtraffic.meters.polynomials import odd_ones, polynomial
-
     moved = counts.moved(which, side)
     odd = odd_ones(right, counts.symbols, moved)
     shape = min(odd, key=math.prod)

@@ -18,23 +18,24 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from memtraffic import device
+from memtraffic import device, testing
 from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.errors import AccessError, FormulaError
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.meters.formula import Counts, shape_text
+from memtraffic.meters.counts import Counts, shape_text
 from memtraffic.meters.polynomials import SYMBOLS, evaluate, parse
 from memtraffic.names import import_path
 from memtraffic.op import Op, find_op
 from memtraffic.residency.resources import Resources
 from memtraffic.tensors import MEMORY_LAYOUTS, SECTOR_BYTES
-from memtraffic.testing import assert_correct, assert_resources, bounds_checked, check_traffic
 from memtraffic.triton_adapter.interpret import interpreter_cause
 from memtraffic_book import units
 from memtraffic_book.catalog import find_experiments
@@ -44,9 +45,8 @@ from memtraffic_book.text import claim
 WIDTHS = (1, 2, 127, 128, 129, 781, 1000, 4096, 5000)
 DTYPES = ("float32", "float16", "bfloat16")
 ROWS, MANY_ROWS, HARD_ROW = 5, 67, 3  # of the matrices that are judged; the row with hard numbers
-INF = float("inf")
 # What the first columns of one row hold.
-HARD = {"1e30": (1e30, -1e30), "-inf": (-INF,), "inf": (INF,), "NaN": (float("nan"),)}
+HARD = {"1e30": (1e30, -1e30)} | {each: (float(each),) for each in ("-inf", "inf", "NaN")}
 
 Function = Callable[..., Tensor]
 Operation = str | Op | Callable[[Tensor], Tensor]
@@ -72,7 +72,8 @@ def traffic(
 
     Raises AssertionError if `fn` moves another number of elements at any shape.
     """
-    counts = _check_traffic(fn, reads, writes, _operation(op), widths)
+    with _counting(fn, _operation(op), reads, writes, widths) as (counts, run):
+        run()
     others = f" It refuses {len(counts.refused)} other shapes." if counts.refused else ""
     claim(
         f"Counted at {len(counts.traffic)} shapes: {_name(fn)} reads {reads} elements and writes "
@@ -124,7 +125,7 @@ def exam(
     writes: str = "MN",
     op: Operation = SOFTMAX,
     *,
-    widths: Sequence[int] = WIDTHS,
+    widths: Sequence[int] = (),
 ) -> bool:
     """Examines a function: what it moves, as `traffic` does, then its results, as `correct` does.
 
@@ -154,8 +155,9 @@ def exam(
     if type(fn).__module__.startswith("triton."):
         raise AssertionError("the answer is a kernel: give the function that launches it")
     op = _operation(op)
-    _check_traffic(fn, reads, writes, op, () if tuple(widths) == WIDTHS else widths)
-    for label, inputs, _ in _cases(op, widths, ["packed"], ["float32"]):
+    with _counting(fn, op, reads, writes, widths) as (_, run):
+        run()
+    for label, inputs, _ in _cases(op, widths or WIDTHS, ["packed"], ["float32"]):
         _judge(fn, op, label, inputs)
     return True
 
@@ -181,7 +183,7 @@ def resources(
     there is no GPU, a kernel must be in a file, not in a cell.
     """
     name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
-    assert_resources(fn, inputs, target=targets, load_bits=load_bits, store_bits=store_bits)
+    testing.assert_resources(fn, inputs, target=targets, load_bits=load_bits, store_bits=store_bits)
     moved = {"load": load_bits, "store": store_bits}
     facts = ["spills 0 bytes per thread"]
     facts += [f"moves {bits} bits per {what}" for what, bits in moved.items() if bits is not None]
@@ -226,25 +228,24 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
 # ---- what is counted
 
 
-def _check_traffic(
-    fn: Callable[..., object], reads: str, writes: str, op: Op, widths: Sequence[int]
-) -> Counts:
-    """Counts `fn`, as `testing.assert_traffic` does, also where it fails.
+@contextmanager
+def _counting(
+    fn: Callable[..., object], op: Op, reads: str, writes: str, widths: Sequence[int]
+) -> Iterator[tuple[Counts, Callable[[], object]]]:
+    """Context manager that gives counts, and what runs them: these formulas must come of it.
 
     Raises AssertionError for whatever `fn` raises: it is the answer of a learner.
     """
-    for text in (reads, writes):  # text that is no formula is not the learner's
-        parse(text, SYMBOLS)
-    shapes = [(m, n) for n in widths for m in (2, 3, 5)] if widths else None
-    counts = Counts(fn, op)
-    try:
-        with device.device_guard(op.arguments((2, 8)).positional[0]):
-            check_traffic(counts, [(reads, writes)], shapes, None if shapes is None else ())
-    except AssertionError:
-        raise
-    except Exception as error:
-        raise _failure(fn, shape_text(counts.shape), error) from error
-    return counts
+    counts, shapes = Counts(fn, op), [(m, n) for n in widths for m in (2, 3, 5)]
+    run = functools.partial(counts.run, shapes, (), testing.MIN_SHAPES) if widths else counts.run
+    with testing.traffic_asserted(counts, [(reads, writes)]):
+        try:
+            with device.device_guard(op.arguments((2, 8)).positional[0]):
+                yield counts, run
+        except (AssertionError, AccessError, FormulaError):
+            raise
+        except Exception as error:
+            raise _failure(fn, shape_text(counts.shape), error) from error
 
 
 # ---- what is judged
@@ -274,8 +275,8 @@ def _cases(
 
 def _judge(fn: Function, op: Op, label: str, inputs: tuple[Tensor, ...]) -> None:
     try:
-        with device.device_guard(inputs[0]), bounds_checked():
-            assert_correct(op, fn, *inputs)
+        with device.device_guard(inputs[0]), testing.bounds_checked():
+            testing.assert_correct(op, fn, *inputs)
     except Exception as error:
         cause = interpreter_cause(error)
         if isinstance(cause, AssertionError):
@@ -293,9 +294,8 @@ def _failure(fn: Callable[..., object], label: str, error: Exception) -> Asserti
 
 def _operation(op: Operation) -> Op:
     """An operation as `exam` takes it."""
-    if isinstance(op, (str, Op)):
-        return find_op(op)
-    return Op(getattr(op, "__name__", "operation"), reference=op)
+    name = getattr(op, "__name__", "operation")
+    return find_op(op) if isinstance(op, (str, Op)) else Op(name, reference=op)
 
 
 def _name(fn: Callable[..., object]) -> str:

@@ -25,7 +25,8 @@ from memtraffic.compile import worker
 from memtraffic.errors import MemtrafficError
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.count import count
-from memtraffic.meters.formula import SIDES, formula
+from memtraffic.meters.counts import SIDES
+from memtraffic.meters.formula import formula
 from memtraffic.names import import_function
 from memtraffic.op import find_op
 from memtraffic.tensors import matrix

@@ -131,16 +131,6 @@ def test_count_loss():
     assert losses([1, 2, 3, 1], ignore_index=1)[0] == (4 + 2, 2)
 
 
-def test_count_embedding_backward():
-    """The gradient of a row that is padding is not read."""
-    table = ones(3, 12)
-    for options, read in (({}, 4 + 48), ({"padding_idx": 2}, 4 + 12)):
-        traffic = count(
-            lambda x, options=options: F.embedding(AT, x, **options), table, backward=True
-        )
-        assert totals(traffic.backward) == (read, 36)
-
-
 def test_count_what_an_index_names_without_values():
     """Meta tensors do where shapes say how many elements; a loss needs the values."""
     index = AT.to("meta")

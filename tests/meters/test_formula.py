@@ -10,15 +10,9 @@ import torch
 
 from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError, InputsError
-from memtraffic.meters import formula as module
-from memtraffic.meters.formula import (
-    FIT,
-    HELD_OUT,
-    Counts,
-    Formula,
-    formula,
-    plan,
-)
+from memtraffic.meters import counts as module
+from memtraffic.meters.counts import FIT, HELD_OUT, Counts, plan
+from memtraffic.meters.formula import Formula, formula
 from memtraffic.meters.polynomials import least_squares, parse, polynomial, products_of
 from memtraffic.testing import assert_traffic
 

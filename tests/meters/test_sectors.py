@@ -24,7 +24,7 @@ from memtraffic.functions import as_function
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import masked, online, persistent, tiled
 from memtraffic.meters import sectors as meter
-from memtraffic.meters.count import run_metered
+from memtraffic.meters.count import metered
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS
@@ -170,7 +170,8 @@ def predicted_and_counted(fn, inputs, *merged, shape=None, dtype="float32", layo
     # Its threads read their memory, so it is that of a CPU.
     arguments = find_op(inputs).arguments(shape, dtype, layout).map(torch.Tensor.cpu)
     beside = Beside(find_gpu("sm_90"), merged)
-    run_metered(lambda: arguments.call(as_function(fn)), fn, beside, beside.gpu)
+    with metered(fn, beside, beside.gpu):
+        arguments.call(as_function(fn))
     found = beside.sectors()
     return found.totals | {"bank_conflicts": found.bank_conflicts}, beside.counted
 

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NoReturn
 from unittest import mock
 
@@ -189,44 +190,23 @@ def count(
     replaced in the whole process: other threads should launch no kernel meanwhile.
     """
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    passes: list[Traffic] = []
-
-    def run(call: Callable[[], object]) -> object:
-        meter = TrafficMeter(trace)
-        passes.append(meter.traffic)
-        return run_metered(call, fn, meter)
-
-    run_passes(function, arguments, backward, run)
-    return replace(passes[0], backward=passes[1]) if backward else passes[0]
-
-
-def run_passes(
-    function: Callable[..., object],
-    arguments: Arguments,
-    backward: bool,
-    run: Callable[[Callable[[], object]], object],
-) -> None:
-    """Gives `run`, which calls it, the forward pass, and with `backward` then the backward pass.
-
-    Raises CountError for a backward pass that does not exist.
-    """
+    forward, after = TrafficMeter(trace), TrafficMeter(trace)
+    if backward:
+        arguments = differentiable(arguments)
+    with metered(fn, forward), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
+        result = arguments.call(function)
+        check_finished(result, CountError)
     if not backward:
-        run(lambda: arguments.call(function))
-        return
-    leaves = differentiable(arguments)
-    with torch.enable_grad():
-        result = run(lambda: leaves.call(function))
-    outputs = [x for x in tensors_in([result]) if x.requires_grad]
-    if not outputs:
-        raise CountError("no result has a gradient, so there is no backward pass to count")
-    wanted, gradients = leaves_of(outputs), gradients_of(outputs)
-    run(lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
+        return forward.traffic
+    backward_pass = backward_of(result)
+    with metered(fn, after):
+        backward_pass()
+    return replace(forward.traffic, backward=after.traffic)
 
 
-def run_metered(
-    call: Callable[[], object], fn: object, meter: TrafficMeter, gpu: Gpu | None = None
-) -> object:
-    """The result of a call that `meter` watches.
+@contextmanager
+def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator[None]:
+    """Context manager in which `meter` watches what runs.
 
     fn: what messages name. gpu: what launchers plan for; None for their default. Raises what
     `count` raises.
@@ -244,13 +224,11 @@ def run_metered(
     ):
         token = _counting.set(True)
         try:
-            result = call()
+            yield
         except Exception as error:
             raise _cause(error) from None
         finally:
             _counting.reset(token)
-    check_finished(result, CountError)
-    return result
 
 
 @dataclass
@@ -323,6 +301,15 @@ def differentiable(arguments: Arguments) -> Arguments:
         return x.detach().requires_grad_() if has_gradient else x
 
     return arguments.map(leaf)
+
+
+def backward_of(result: object) -> Callable[[], object]:
+    """The backward pass from a result. Raises CountError if there is none."""
+    outputs = [x for x in tensors_in([result]) if x.requires_grad]
+    if not outputs:
+        raise CountError("no result has a gradient, so there is no backward pass to count")
+    options: Any = {"allow_unused": True, "grad_outputs": gradients_of(outputs)}
+    return partial(torch.autograd.grad, outputs, leaves_of(outputs), **options)
 
 
 def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:

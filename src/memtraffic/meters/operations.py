@@ -1,12 +1,13 @@
 """What an operation of PyTorch reads and writes: each operand and each result once, whole.
 
 Views and allocations are free. An operation with an index touches the elements that its index
-names. An operation that this module does not know is an error that names it.
+names. An operation that this module does not know is an error that names it, and `rule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +21,9 @@ from memtraffic.tensors import held
 from memtraffic.torch_adapter import OPDEFS
 
 Move: TypeAlias = tuple[Side, Number, int]  # elements, and bytes of each
+Moved: TypeAlias = Tensor | tuple[int, torch.dtype]  # a tensor as a whole, or some elements
+Sides: TypeAlias = tuple[Iterable[Moved], Iterable[Moved]]  # what is read, and what is written
+Rule: TypeAlias = Callable[..., Sides]
 
 _ALLOCATIONS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
@@ -47,22 +51,30 @@ _WHOLE = frozenset(
     "native_group_norm_backward masked_select pixel_shuffle pixel_unshuffle rot90".split()
 )
 _CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
-# Read the elements that an index names, and make a result of them.
-_PICKS = frozenset({"embedding", "gather", "index", "index_select", "take"})
-# Write elements where an index says, and the argument that holds what they write.
-_PUTS = {
-    "index_add": "source",
-    "index_copy": "source",
-    "index_put": "values",
-    "_index_put_impl": "values",
-    "scatter": "src",
-    "scatter_add": "src",
-}
-_ADDS = frozenset({"index_add", "scatter_add"})  # to what is there, and so they read it, too
-# One element per target, except where the target is the one to ignore, and the way back.
-_LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
-_LOSSES_BACKWARD = frozenset({"nll_loss_backward", "nll_loss2d_backward"})
-_INDEXED = _LOSSES | _LOSSES_BACKWARD | {*_PICKS, *_PUTS, "embedding_dense_backward"}
+_rules: dict[str, Rule] = {}  # by the name of an operation's schema
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: the function says what operations move, in every count from now on.
+
+    >>> from memtraffic import count
+    >>> @rule("aten::histc")
+    ... def histogram(result, self, **options):
+    ...     return [self], [result]
+    >>> print(count(torch.histc, torch.ones(3, 5)))
+    reads 15 elements, writes 100 elements, in 1 operation
+
+    names: as schemas of PyTorch have them, `aten::mul_` for `mul` in place. The function is called
+    with what the operation returned, and with its arguments by the names of its schema, such as
+    `self`. It returns what is read and what is written: tensors that are moved whole, and pairs of
+    a number of elements and their dtype.
+    """
+
+    def register(function: Rule) -> Rule:
+        _rules.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 def python_function(
@@ -92,24 +104,29 @@ def perform(
     """
     if "c10d" in func.namespace:  # of torch.distributed
         return collective(func, args, kwargs)
-    name, (read, written) = operation_name(func), _operands(func, args, kwargs)
+    name = operation_name(func)
+    if (own := _rules.get(func._schema.name)) is not None:
+        result = func(*args, **kwargs)
+        schema = [spec for spec in func._schema.arguments if not spec.is_out]
+        named = {spec.name: spec.default_value for spec in schema}
+        read, written = own(result, **named | dict(zip(named, args, strict=False)) | kwargs)
+        return result, name, _moves("read", read) + _moves("written", written)
+    operands, written = _operands(func, args, kwargs)
     result = func(*args, **kwargs)
-    if read is None:
+    if operands is None:
         return result, name, None
     results = result if len(func._schema.returns) > 1 else (result,)
-    if name in _INDEXED:
-        return result, name, list(_indexed(func, args, kwargs, results))
     if name in _CPU_BUFFERED:
         results = results[:1]
     for spec, tensor in zip(func._schema.returns, results, strict=False):
         if spec.alias_info is None:
             written += tensors_in([tensor])
-    return result, name, _moves("read", read) + _moves("written", written)
+    return result, name, _moves("read", operands) + _moves("written", written)
 
 
-def _moves(side: Side, tensors: Iterable[Tensor]) -> list[Move]:
-    """The move of each tensor as a whole."""
-    return [(side, held(tensor), tensor.element_size()) for tensor in tensors]
+def _moves(side: Side, moved: Iterable[Moved]) -> list[Move]:
+    pairs = ((held(it), it.dtype) if isinstance(it, Tensor) else it for it in moved)
+    return [(side, elements, dtype.itemsize) for elements, dtype in pairs]
 
 
 def _operands(
@@ -121,14 +138,14 @@ def _operands(
         name in _ALLOCATIONS | _ALIASES or func.is_view or torch.Tag.inplace_view in func.tags
     )
     known = moves_nothing or (
-        name in _FILLS
-        or name in _WHOLE
-        or operation_name(func) in _WHOLE | _INDEXED
-        or _is_elementwise(func)
+        name in _FILLS or name in _WHOLE or operation_name(func) in _WHOLE or _is_elementwise(func)
     )
     operands = tensors_in([*args, *kwargs.values()])
     if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
-        raise CountError(f"{func} is not an operation whose traffic is known")
+        raise CountError(
+            f"{func} is not an operation whose traffic is known: say what it moves with "
+            f"memtraffic.meters.operations.rule({func._schema.name!r})"
+        )
     if moves_nothing:
         return None, []
     read: list[Tensor] = []
@@ -159,65 +176,73 @@ def _name(func: Any) -> str:
     return str(func.overloadpacket.__name__).removeprefix("_foreach_")
 
 
-def _indexed(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Tensor]
-) -> Iterator[Move]:
-    """What an operation of `_INDEXED` moved: the elements that its index names, and the index.
-
-    Raises CountError if that needs values, and the tensors have none.
-    """
-    values = {spec.name: spec.default_value for spec in func._schema.arguments if not spec.is_out}
-    values |= dict(zip(values, args, strict=False)) | kwargs
-    name, result = operation_name(func), results[0]
-    index = tensors_in(values.get(key) for key in ("index", "indices", "target"))
-    yield from _moves("read", index)
-    if name in _PICKS:
-        yield "read", result.numel(), result.element_size()
-        yield "written", result.numel(), result.element_size()
-    elif name in _PUTS:
-        yield from _put(name, values, result, in_place=_name(func).endswith("_"))
-    elif name == "embedding_dense_backward":
-        gradient = values["grad_output"]
-        named = _unlike(values["indices"], values["padding_idx"])
-        yield "read", named * gradient.shape[-1], gradient.element_size()
-        yield "written", result.numel(), result.element_size()
-    else:
-        yield from _loss(values, results, backward=name in _LOSSES_BACKWARD)
+# ---- operations with an index: they touch the elements that it names, and read it once
 
 
-def _put(name: str, values: dict[str, Any], result: Tensor, in_place: bool) -> Iterator[Move]:
-    """What an operation of `_PUTS` moved besides its index; out of place, it copies first."""
-    source, itemsize = values.get(_PUTS[name]), result.element_size()
+def _index(arguments: dict[str, Any]) -> list[Moved]:
+    return [*tensors_in(arguments.get(key) for key in ("index", "indices", "target"))]
+
+
+@rule("aten::embedding", "aten::gather", "aten::index", "aten::index_select", "aten::take")
+def _picked(result: Tensor, **arguments: Any) -> Sides:
+    return [*_index(arguments), result], [result]
+
+
+# Of those that write, the argument that holds what they write.
+_PUTS = {
+    "index_add": "source",
+    "index_copy": "source",
+    "index_put": "values",
+    "_index_put_impl": "values",
+    "scatter": "src",
+    "scatter_add": "src",
+}
+_ADDS = frozenset({"index_add", "scatter_add"})  # to what is there, and so they read it, too
+
+
+def _put(name: str, result: Tensor, /, **arguments: Any) -> Sides:
+    """Out of place, `name` copies first."""
+    in_place, base = name.endswith("_"), name.removesuffix("_")
+    source = arguments.get(_PUTS[base])
     if "index_put" in name:
-        places = torch.ops.aten.index.Tensor(result, values["indices"]).numel()
+        places = torch.ops.aten.index.Tensor(result, arguments["indices"]).numel()
     else:
-        places = values["index" if name.startswith("scatter") else "source"].numel()
+        places = arguments["index" if name.startswith("scatter") else "source"].numel()
+    read = _index(arguments)
     if isinstance(source, Tensor):  # not a number
-        yield "read", min(places, held(source)), source.element_size()
+        read.append((min(places, held(source)), source.dtype))
     if not in_place:
-        yield "read", result.numel(), itemsize
-        yield "written", result.numel(), itemsize
-        return
-    if name in _ADDS or values.get("accumulate") or values.get("reduce"):
-        yield "read", places, itemsize
-    yield "written", places, itemsize
+        return [*read, result], [result]
+    if base in _ADDS or arguments.get("accumulate") or arguments.get("reduce"):
+        read.append((places, result.dtype))
+    return read, [(places, result.dtype)]
 
 
-def _loss(values: dict[str, Any], results: Sequence[Tensor], backward: bool) -> Iterator[Move]:
-    """What a negative log likelihood, or its backward pass, moved besides its targets."""
-    named = _unlike(values["target"], values["ignore_index"])
-    x, weight = values["self"], values["weight"]
-    if weight is not None:
-        yield "read", named, weight.element_size()
-    if backward:
-        gradient = values["grad_output"]
-        yield "read", min(named, held(gradient)), gradient.element_size()
-        if values["reduction"] == 1:  # a mean, over the sum of the weights
-            yield "read", 1, x.element_size()
-    else:
-        yield "read", named, x.element_size()
-    for result in results:
-        yield "written", result.numel(), result.element_size()
+for _each in (*_PUTS, *(f"{name}_" for name in _PUTS)):
+    rule(f"aten::{_each}")(functools.partial(_put, _each))
+
+
+# A loss reads one element per target, except where the target is the one to ignore.
+@rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def _loss(
+    result: tuple[Tensor, Tensor], target: Tensor, ignore_index: int, **arguments: Any
+) -> Sides:
+    x, weight = arguments["self"], arguments["weight"]
+    named = _unlike(target, ignore_index)
+    weights = [] if weight is None else [(named, weight.dtype)]
+    return [target, *weights, (named, x.dtype)], [*result]
+
+
+@rule("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def _loss_backward(
+    result: Tensor, grad_output: Tensor, target: Tensor, ignore_index: int, **arguments: Any
+) -> Sides:
+    weight, named = arguments["weight"], _unlike(target, ignore_index)
+    read: list[Moved] = [target, (min(named, held(grad_output)), grad_output.dtype)]
+    read += [] if weight is None else [(named, weight.dtype)]
+    if arguments["reduction"] == 1:  # a mean, over the sum of the weights
+        read.append((1, result.dtype))
+    return read, [result]
 
 
 def _unlike(index: Tensor, ignored: int) -> int:

@@ -161,10 +161,6 @@ def polynomial(coefficients: Mapping[str, Fraction]) -> str:
             continue
         text += (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
         size = str(abs(value))
-        if term == "1":
-            text += size
-        elif "/" in size:
-            text += f"({size}){term}"
-        else:
-            text += term if size == "1" else size + term
+        factor = "" if size == "1" else f"({size})" if "/" in size else size
+        text += size if term == "1" else factor + term
     return text or "0"

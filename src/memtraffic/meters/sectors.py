@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from memtraffic import device
@@ -35,10 +36,10 @@ from memtraffic.compile.compiler import read_code, read_launches, read_resources
 from memtraffic.compile.launches import launch_of
 from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
-from memtraffic.functions import as_function, function_name
+from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.meters.caches import Array, Caches, Trace, check_known, replay
-from memtraffic.meters.count import TrafficMeter, run_metered, run_passes
+from memtraffic.meters.count import TrafficMeter, backward_of, differentiable, metered
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import resident_programs
 from memtraffic.tensors import SECTOR_BYTES
@@ -226,15 +227,18 @@ def sectors(
     """
     gpu = find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    meters: list[_SectorMeter] = []
     if caches:
         check_known(gpu, caches)
-
-    def run(call: Callable[[], object]) -> object:
+    meters = [_SectorMeter(gpu, caches)]
+    if backward:
+        arguments = differentiable(arguments)
+    with metered(fn, meters[0], gpu), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
+        result = arguments.call(function)
+        check_finished(result, CountError)
+    if backward:
         meters.append(_SectorMeter(gpu, caches))
-        return run_metered(call, fn, meters[-1], gpu)
-
-    run_passes(function, arguments, backward, run)
+        with metered(fn, meters[1], gpu):
+            backward_of(result)()
     if not any(meter.kernels for meter in meters):
         hint = device.stand_in_hint()
         raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{hint}")
