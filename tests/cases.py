@@ -1,8 +1,42 @@
-"""A table of cases by their names, which become the ids of the tests."""
+"""Tables of cases, and what several test files assert."""
+
+from collections import Counter
+from functools import partial
 
 import pytest
+import torch
+
+from memtraffic.tensors import span
+from memtraffic.testing import assert_correct
+
+assert_softmax = partial(assert_correct, "softmax")  # of a function, and a matrix
 
 
 def cases(names, table):
     """Parametrises a test: names of its parameters, and a dict from ids to their values."""
     return pytest.mark.parametrize(names, list(table.values()), ids=list(table))
+
+
+def assert_touches_once(traffic, argument, elements):
+    """Assert that Triton kernels touched each element of `argument` exactly once, and no others.
+
+    traffic: what `count(..., trace=True)` returned. argument: the name of the kernel's pointer,
+    such as `x_ptr`. elements: how many there are, one beside the other, or the tensor that they lie
+    in.
+    """
+    touched = Counter(
+        offset
+        for access in traffic.accesses
+        if access.argument == argument
+        for offset in access.offsets
+    )
+    if isinstance(elements, torch.Tensor):
+        offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
+        expected = Counter(offsets.flatten().tolist())
+    else:
+        expected = Counter(range(elements))
+    missing, extra = expected - touched, touched - expected
+    assert not missing and not extra, (
+        f"{argument}: {missing.total()} elements missed, {extra.total()} touched too often or "
+        f"outside, the first at {min(missing or extra, default=None)}"
+    )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import assert_softmax, assert_touches_once
 
 from memtraffic import device, testing
 from memtraffic.kernels.softmax import fused, masked
@@ -15,11 +16,8 @@ from memtraffic.testing import (
     assert_correct,
     assert_row_sums,
     assert_sectors,
-    assert_softmax,
-    assert_touches_once,
     bounds_checked,
     is_correct,
-    is_softmax,
     poisoned_memory,
 )
 
@@ -126,10 +124,10 @@ def test_assert_row_sums_sees_many_small_elements_that_are_missing():
     assert_close(most_are_zero(x), torch.softmax(x.double(), dim=1), x.dtype)
     with pytest.raises(AssertionError, match=r"^1 of 2 rows add up wrongly.* \(1,\)"):
         assert_softmax(most_are_zero, x)
-    assert is_softmax(lambda x: torch.softmax(x, dim=1), x)
+    assert is_correct("softmax", lambda x: torch.softmax(x, dim=1), x)
 
 
-# ---- assert_softmax
+# ---- assert_correct
 
 
 def right(x):
@@ -151,15 +149,15 @@ def changes_its_input(x):
         pytest.param(lambda x: (right(x),), id="tuple"),
     ],
 )
-def test_assert_softmax_refuses(fn):
-    assert is_softmax(right, matrix(3, 5))
-    assert not is_softmax(fn, matrix(3, 5))
+def test_assert_correct_refuses(fn):
+    assert is_correct("softmax", right, matrix(3, 5))
+    assert not is_correct("softmax", fn, matrix(3, 5))
     x = torch.tensor([[float("nan"), 0.0, 1.0]], device=DEVICE)
-    assert is_softmax(right, x) and not is_softmax(torch.zeros_like, x)
-    assert not is_softmax(lambda x: (right(x), x.nan_to_num_())[0], x)
+    assert is_correct("softmax", right, x) and not is_correct("softmax", torch.zeros_like, x)
+    assert not is_correct("softmax", lambda x: (right(x), x.nan_to_num_())[0], x)
 
 
-def test_assert_softmax_refuses_a_row_that_nobody_wrote():
+def test_assert_correct_refuses_a_row_that_nobody_wrote():
     def first_row_only(x):
         y = torch.empty_like(x)
         y[0] = torch.softmax(x[0], dim=0)
@@ -338,10 +336,7 @@ def compiled(monkeypatch):
     return answer
 
 
-OPTIONS = {
-    "spill_bytes": 0, "load_bits": 128, "store_bits": 128, "max_registers": 32,
-    "max_shared_bytes": 64,
-}  # fmt: skip
+OPTIONS = {"spill_bytes": 0, "load_bits": 128, "store_bits": 128}
 
 
 @pytest.mark.parametrize(
@@ -351,8 +346,6 @@ OPTIONS = {
         ({"load_bits": {128: 1, 32: 1}}, "moves 128 bits per load"),
         ({"load_bits": {}}, "moves 128 bits per load"),
         ({"store_bits": {64: 1}}, "moves 128 bits per store"),
-        ({"registers": 33}, "at most 32 registers"),
-        ({"shared_bytes": 65}, "at most 64 bytes of shared memory"),
         ({"unlaunchable": "too large"}, "can be launched.*cannot be launched: too large"),
     ],
 )
@@ -384,31 +377,17 @@ def test_assert_close_allows_the_best_subnormal():
 
 
 def test_assert_sectors():
-    assert_sectors(fused.softmax, shape=(4, 1024), per_request=16, moved_per_wanted=1)
-    with pytest.raises(ValueError, match="give per_request or moved_per_wanted"):
-        assert_sectors(fused.softmax, shape=(4, 1024))
+    assert_sectors(fused.softmax, shape=(4, 1024), moved_per_wanted=1)
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        (
-            {"per_request": 4},
-            r"masked\.softmax touches more than 4 sectors per request for sm_80: "
-            r"_softmax_masked_kernel, masked\.py:\d+, load of 32 bits a lane: a request touches "
-            r"28\.57 sectors \(112 requests, 3,200 sectors, .*\), at `x = tl\.load\(",
-        ),
-        (
-            {"per_request": 32, "moved_per_wanted": 3.9},
-            r"masked\.softmax moves more than 3\.9 times what it wants for sm_80: .* at `x = tl",
-        ),
-    ],
-)
-def test_assert_sectors_says_where(limits, message):
+def test_assert_sectors_says_where():
+    message = (
+        r"masked\.softmax moves more than 1 times what it wants for sm_80: "
+        r"_softmax_masked_kernel, masked\.py:\d+, load of 32 bits a lane: a request touches "
+        r"\d\.\d+ sectors \(104 requests, .*\), at `x = tl\.load\("
+    )
     with pytest.raises(AssertionError, match=message):
-        assert_sectors(
-            masked.softmax, shape=(4, 800), layout="transposed", target=["sm_80"], **limits
-        )
+        assert_sectors(masked.softmax, shape=(4, 801), target=["sm_80"], moved_per_wanted=1)
 
 
 @pytest.mark.slow

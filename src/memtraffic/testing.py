@@ -21,12 +21,9 @@ from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu, find_gpus
-from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.meters.count import Traffic
 from memtraffic.meters.counts import SIDES, Counts, shape_text
 from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
-from memtraffic.tensors import span
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Reach
 
@@ -193,54 +190,19 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
 
 
 def is_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> bool:
-    """Whether `assert_correct` accepts `fn` on these inputs. What `fn` raises is passed on."""
+    """Whether `assert_correct` accepts `fn` on these inputs. What `fn` raises is passed on.
+
+    >>> x = torch.zeros(3, 5)
+    >>> is_correct("softmax", lambda x: torch.softmax(x, dim=1), x)
+    True
+    >>> is_correct("softmax", torch.zeros_like, x)
+    False
+    """
     try:
         assert_correct(op, fn, *inputs)
     except AssertionError:
         return False
     return True
-
-
-def assert_softmax(fn: Callable[..., Tensor], x: Tensor) -> None:
-    """Assert that `fn(x)` is the softmax of each row of `x`, as `assert_correct` judges it."""
-    assert_correct(SOFTMAX, fn, x)
-
-
-def is_softmax(fn: Callable[..., Tensor], x: Tensor) -> bool:
-    """Whether `assert_softmax` accepts `fn` on `x`.
-
-    >>> is_softmax(lambda x: torch.softmax(x, dim=1), torch.zeros(3, 5))
-    True
-    >>> is_softmax(torch.zeros_like, torch.zeros(3, 5))
-    False
-    """
-    return is_correct(SOFTMAX, fn, x)
-
-
-def assert_touches_once(traffic: Traffic, argument: str, elements: int | Tensor) -> None:
-    """Assert that Triton kernels touched each element of `argument` exactly once, and no others.
-
-    traffic: what `count(..., trace=True)` returned. argument: the name of the kernel's pointer,
-    such as `x_ptr`. elements: how many there are, one beside the other, or the tensor that they lie
-    in.
-    """
-    touched = Counter(
-        offset
-        for access in traffic.accesses
-        if access.argument == argument
-        for offset in access.offsets
-    )
-    if isinstance(elements, Tensor):
-        offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
-        expected = Counter(offsets.flatten().tolist())
-    else:
-        expected = Counter(range(elements))
-    missing, extra = expected - touched, touched - expected
-    _require(
-        not missing and not extra,
-        f"{argument}: {missing.total()} elements missed, {extra.total()} touched too often or "
-        f"outside, the first at {min(missing or extra, default=None)}",
-    )
 
 
 # ---- traffic
@@ -358,8 +320,6 @@ def assert_resources(
     spill_bytes: int | None = 0,
     load_bits: int | None = None,
     store_bits: int | None = None,
-    max_registers: int | None = None,
-    max_shared_bytes: int | None = None,
 ) -> None:
     """Assert what every kernel that `fn` launches uses, compiled for `target`.
 
@@ -368,8 +328,7 @@ def assert_resources(
 
     inputs, shape: as for `memtraffic.resources`. target: a GPU or several, or their names; none of
     them need be here; by default the one that is. spill_bytes: per thread. load_bits, store_bits:
-    what every load from, and every store to, global memory moves per thread. max_registers: per
-    thread. max_shared_bytes: per program. None is not compared.
+    what every load from, and every store to, global memory moves per thread. None is not compared.
 
     Raises AssertionError, which says what was found, also for a kernel that the target cannot
     launch; and what `memtraffic.resources` raises.
@@ -381,10 +340,6 @@ def assert_resources(
         for kernel in resources(fn, inputs, shape, target=gpu):
             moved = {"load": set(kernel.load_bits), "store": set(kernel.store_bits)}
             facts = {
-                f"uses at most {max_registers} registers per thread": max_registers is None
-                or kernel.registers <= max_registers,
-                f"uses at most {max_shared_bytes} bytes of shared memory": max_shared_bytes is None
-                or kernel.shared_bytes <= max_shared_bytes,
                 f"spills {spill_bytes} bytes per thread": spill_bytes is None
                 or kernel.spill_bytes == spill_bytes,
                 "can be launched": not kernel.unlaunchable,
@@ -405,41 +360,28 @@ def assert_sectors(
     inputs: AnyInputs = None,
     shape: Sequence[int] | None = None,
     *,
-    per_request: float | None = None,
-    moved_per_wanted: float | None = None,
+    moved_per_wanted: float,
     target: str | Gpu | Sequence[str | Gpu] = "sm_90",
-    dtype: str = "float32",
-    layout: str = "packed",
 ) -> None:
     """Assert how few sectors (by AMD, cache lines) each load and store of `fn`'s kernels touches.
 
     >>> from memtraffic.kernels.softmax import fused
-    >>> assert_sectors(fused.softmax, shape=(4, 1024), per_request=16, moved_per_wanted=1)
+    >>> assert_sectors(fused.softmax, shape=(4, 1024), moved_per_wanted=1)
 
-    per_request: what a warp's load or store may touch on average: 4 is the least with 4 bytes a
-    lane, 16 with 16. moved_per_wanted: the bytes of the sectors over those of the elements whose
-    mask is true; less than 1 where lanes share an element. None is not compared. Other arguments
-    are those of `memtraffic.sectors`; target may be several.
+    moved_per_wanted: the bytes of the sectors over those of the elements whose mask is true; less
+    than 1 where lanes share an element. Other arguments are those of `memtraffic.sectors`; target
+    may be several.
 
-    Raises AssertionError, which says which line of the source a warp touches more at; ValueError
-    where nothing is to be compared; and what `memtraffic.sectors` raises.
+    Raises AssertionError, which says which line of the source touches more; and what
+    `memtraffic.sectors` raises.
     """
     from memtraffic.meters.sectors import sectors
 
-    if per_request is None and moved_per_wanted is None:
-        raise ValueError("assert_sectors: give per_request or moved_per_wanted")
-    name = function_name(fn)
     for gpu in find_gpus(target):
-        found = sectors(fn, inputs, shape, target=gpu, dtype=dtype, layout=layout)
+        found = sectors(fn, inputs, shape, target=gpu)
         for access in found.accesses:
             _require(
-                per_request is None or access.sectors_per_request <= per_request,
-                f"{name} touches more than {per_request} sectors per request for {found.target}: "
-                f"{access}",
-            )
-            wanted = access.wanted_bytes
-            _require(
-                moved_per_wanted is None or access.fetched_bytes <= moved_per_wanted * wanted,
-                f"{name} moves more than {moved_per_wanted} times what it wants for "
+                access.fetched_bytes <= moved_per_wanted * access.wanted_bytes,
+                f"{function_name(fn)} moves more than {moved_per_wanted} times what it wants for "
                 f"{found.target}: {access}",
             )

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import assert_softmax
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -11,7 +12,6 @@ from memtraffic.tensors import matrix
 from memtraffic.testing import (
     assert_close,
     assert_correct,
-    assert_softmax,
     assert_traffic,
 )
 from memtraffic_book import exhibits

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
+from cases import assert_softmax, assert_touches_once
 
 from memtraffic import count, device
-from memtraffic.testing import assert_softmax, assert_touches_once
 
 INTRO = (Path(__file__).resolve().parents[2] / "book" / "intro.md").read_text("utf-8")
 

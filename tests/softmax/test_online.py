@@ -1,6 +1,7 @@
 from itertools import product
 
 import torch
+from cases import assert_softmax
 
 from memtraffic import device
 from memtraffic.compile import capture_launches
@@ -8,7 +9,6 @@ from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import online
 from memtraffic.kernels.softmax.online import online_tile
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax
 
 DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from cases import assert_softmax, assert_touches_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
@@ -23,7 +24,7 @@ from memtraffic.kernels.tiling import MAX_ROW, Tiling
 from memtraffic.meters.count import count
 from memtraffic.op import Op
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_correct, assert_softmax, assert_touches_once
+from memtraffic.testing import assert_correct
 
 DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")

@@ -3,6 +3,7 @@ from itertools import product
 
 import pytest
 import torch
+from cases import assert_softmax, assert_touches_once
 
 from memtraffic import device, residency
 from memtraffic.compile import capture_launches, compile_launches
@@ -14,7 +15,6 @@ from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.tiling import common_divisor, tile_shape
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, assert_touches_once
 
 H200 = find_gpu("H200")
 

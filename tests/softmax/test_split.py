@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import assert_softmax, assert_touches_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from memtraffic.kernels.softmax.split import Split, best_split, split_row
 from memtraffic.kernels.tiling import shifted_vector
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax, assert_touches_once
 from memtraffic.triton_adapter.turns import Turns
 
 DEVICE, H200 = device.default(), find_gpu("H200")

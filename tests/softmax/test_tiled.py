@@ -1,4 +1,5 @@
 import pytest
+from cases import assert_softmax
 
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.device import planning_gpu
@@ -7,7 +8,6 @@ from memtraffic.kernels.tiling import tile_shape
 from memtraffic.meters.count import count
 from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax
 
 
 def test_softmax_launches_no_more_programs_than_tiles(monkeypatch):

@@ -17,7 +17,7 @@ from memtraffic.kernels.softmax import online, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.residency import Occupancy
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_softmax
+from memtraffic.testing import assert_correct
 from memtraffic_book import claim, experiment, experiments, figures, glue, prove, tables, units
 from memtraffic_book.recording import speeds
 from memtraffic_book.units import format_share as percent
@@ -193,7 +193,7 @@ def examine_minus_infinity(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether `fn` is right where a row begins with -inf, and reads 2MN. Raises if not."""
     x = matrix(3, 2500)
     x[1, :2048] = -float("inf")
-    assert_softmax(fn, x)
+    assert_correct("softmax", fn, x)
     return prove.exam(fn, reads="2MN")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memtraffic.benchmark.decision import CANDIDATES, choose
 from memtraffic.tensors import matrix
-from memtraffic.testing import is_softmax
+from memtraffic.testing import is_correct
 from memtraffic_book import claim, experiments, figures, glue, prove, tables, units
 from memtraffic_book.chapters import naive
 from memtraffic_book.recording import speeds
@@ -305,9 +305,9 @@ def draw_map() -> None:
 def right_by_the_table_alone(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether a softmax is right at multiples of 128 columns, and wrong at 781."""
     for n in (256, 384, 640):
-        if not is_softmax(fn, matrix(5, n)):
+        if not is_correct("softmax", fn, matrix(5, n)):
             raise AssertionError(f"it is wrong at {n} columns, a width of the table")
-    if is_softmax(fn, matrix(5, 781)):
+    if is_correct("softmax", fn, matrix(5, 781)):
         raise AssertionError("it is right at 781 columns, too")
     return True
 
