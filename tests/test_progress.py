@@ -1,5 +1,4 @@
 import io
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +47,6 @@ def test_progress_in_a_notebook_shows_the_first_step_of_a_loop(stderr, monkeypat
     [
         pytest.param(module, "DELAY", 1e9, id="short"),
         pytest.param(Terminal, "isatty", lambda self: False, id="no-terminal"),
-        pytest.param(module, "find_spec", lambda name: None, id="no-tqdm"),
         pytest.param(module, "enable", lambda: None, id="not-enabled-by-a-command"),
     ],
 )
@@ -65,8 +63,3 @@ def test_progress_bar_shows_the_steps_done(stderr):
         for done in (3, 3, 6):
             show(done, 8)
     assert "counting:" in stderr.getvalue() and "/8" in stderr.getvalue()
-
-
-def test_progress_needs_tqdm_only_when_enabled(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert list(progress("abc", "timing")) == ["a", "b", "c"]

@@ -31,36 +31,21 @@ def as_function(fn: Any) -> Callable[..., Any]:
         if issubclass(fn, torch.autograd.Function):
             return fn.apply
         if not issubclass(fn, torch.nn.Module):
-            kinds = "a function, an nn.Module or a torch.autograd.Function"
-            raise TypeError(
-                f"{name} is a class that computes nothing when it is called: give {kinds}"
-            )
-        try:
-            return fn().to(device.default())
-        except TypeError as error:
-            instance = "give an object of it, such as layer = Layer(128)"
-            raise TypeError(
-                f"{name} cannot be made without arguments ({error}): {instance}"
-            ) from error
+            raise TypeError(f"{name} is a class that computes nothing when it is called")
+        return fn().to(device.default())
     if not callable(fn):
         raise TypeError(f"{name} is {type(fn).__name__}, not a function")
     if type(fn).__module__.startswith("triton."):
         kernel = getattr(fn, "__name__", name)
         raise TypeError(f"{kernel} is a Triton kernel: give the function that launches it")
     called = fn, type(fn).__call__, getattr(fn, "forward", None)  # the last of an nn.Module
-    if any(map(inspect.iscoroutinefunction, called)):
-        kind, run = "a coroutine function", "asyncio.run({}(x))"
-    elif any(map(inspect.isasyncgenfunction, called)):
-        kind, run = "an asynchronous generator function", "asyncio.run(consume({}(x)))"
-    elif any(map(inspect.isgeneratorfunction, called)):
-        kind, run = "a generator function", "list({}(x))"
-    else:
-        return fn
-    call = run.format(name.rpartition(".")[2])
-    raise TypeError(
-        f"{name} is {kind}, which does its work after it has returned: "
-        f"give a function that waits for it, such as lambda x: {call}"
-    )
+    late = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(is_late(it) for is_late in late for it in called):
+        raise TypeError(
+            f"{name} does its work after it has returned: give a function that waits for it, such "
+            "as lambda x: asyncio.run(fn(x)) or lambda x: list(fn(x))"
+        )
+    return fn
 
 
 def check_finished(result: object, error: type[Exception] = TypeError) -> None:

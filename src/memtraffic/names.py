@@ -6,7 +6,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from memtraffic.errors import unknown
@@ -84,8 +84,7 @@ def _current_folder_on_path() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):
-            sys.path.remove(folder)
+        sys.path.remove(folder)
 
 
 def import_path(fn: Callable[..., Any] | str) -> str:

@@ -6,7 +6,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -66,7 +66,7 @@ def least_bytes(inputs: Iterable[Tensor], result: object) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """An operation: the inputs it takes, the result it must have, and the kernels that compute it.
+    """An operation: the inputs it takes, and the result it must have.
 
     >>> op = Op("scale", "M,N N", reference=torch.mul)
     >>> op.sizes, op.least_bytes(op.arguments((3, 5)))
@@ -76,8 +76,7 @@ class Op:
     of sizes, see `inputs.of_function`; or the arguments themselves. reference: the result, computed
     from inputs that are float64. roundings: how many ulps of its row's largest element a result may
     be off. magnitude: where a result is a sum of larger terms, theirs, from the same inputs; ulps
-    are of these, then. checks_row_sums: whether the sum of each row is checked as well. kernels: by
-    name, the functions that compute it, as `module:function`.
+    are of these, then. checks_row_sums: whether the sum of each row is checked as well.
 
     Raises InputsError for a specification that cannot be read, TypeError for a function that takes
     no sizes.
@@ -89,7 +88,6 @@ class Op:
     roundings: float = 4
     magnitude: Callable[..., Tensor] | None = None
     checks_row_sums: bool = False
-    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self.made  # what cannot be read is an error here

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,12 +14,12 @@ _enabled = _at_once = False
 
 
 def enable(notebook: bool = False) -> None:
-    """Shows progress from now on, if stderr is a terminal and tqdm is installed.
+    """Shows progress from now on, if stderr is a terminal.
 
     notebook: show it in a notebook, too, and of a loop from its first step on: it may be long.
     """
     global _enabled, _at_once
-    _enabled = (notebook or sys.stderr.isatty()) and find_spec("tqdm") is not None
+    _enabled = notebook or sys.stderr.isatty()
     _at_once = notebook
 
 
