@@ -34,7 +34,7 @@ class Threads:
 
     ptx: of one kernel. arguments: numbers and addresses, in the kernel's order. program, grid:
     three numbers each. threads: of a program. An access is a kind, the addresses, the bits that
-    each thread moves, and which threads take part. shared: the same of shared memory.
+    each thread moves, and which threads take part.
     """
 
     def __init__(self, ptx, arguments, program, grid, threads):
@@ -44,7 +44,7 @@ class Threads:
         self.memory = dict(zip(names, [*arguments, 0, 0, 0], strict=False))
         self.lines = [line.strip() for line in code.replace("{\n", "\n").splitlines()]
         self.labels = {line[:-1]: at for at, line in enumerate(self.lines) if line.endswith(":")}
-        self.threads, self.accesses, self.shared = threads, [], []
+        self.threads, self.accesses = threads, []
         self.registers = {"%tid.x": np.arange(threads, dtype=np.uint64)}
         for axis, number, size in zip("xyz", program, grid, strict=True):
             self.registers[f"%ctaid.{axis}"] = np.full(threads, number, dtype=np.uint64)
@@ -56,8 +56,8 @@ class Threads:
 
     def get(self, operand, kind):
         """The values of an operand, read as numbers of a type; None if they are not known."""
-        if operand == "global_smem":
-            return np.zeros(self.threads, dtype=np.int64)
+        if operand == "global_smem":  # where shared memory begins
+            return None
         if not operand.startswith("%"):
             return np.full(self.threads, int(operand, 0), dtype=np.int64)
         value = self.registers.get(operand)  # none of what instructions make that are not known
@@ -93,8 +93,9 @@ class Threads:
             return operands[0] if active[0] else None
         if name in ("ld", "st") and "global" in suffixes:
             self.access(name, suffixes, operands, active)
-        elif name in ("ld", "st", "ldmatrix", "stmatrix") and "shared" in suffixes:
-            self.access_shared(name, suffixes, operands, active)
+        elif name in ("ld", "ldmatrix") and "shared" in suffixes:
+            for register in operands[: int((re.search(r"[vx](\d)\b", found[3]) or [1, 1])[1])]:
+                self.put(register, None, 0)
         elif name in ("ld", "mov") and "param" in suffixes:
             value = np.full(self.threads, self.memory[operands[1]])
             self.put(operands[0], value, width(suffixes[-1]))
@@ -115,18 +116,6 @@ class Threads:
                 at = int(addresses[thread]) + i * bits // 8
                 value[thread] = int.from_bytes(ctypes.string_at(at, bits // 8), "little")
             self.put(register, value, bits)
-
-    def access_shared(self, name, suffixes, operands, active):
-        count = int((re.search(r"[vx](\d)\b", ".".join(suffixes)) or [1, 1])[1])
-        stores, rows = name.startswith("st"), name.endswith("matrix")
-        registers = operands[-count:] if stores else operands[:count]
-        base, *offset = operands[:-count] if stores else operands[count:]
-        address = self.get(base, "b32") + (int(offset[0]) if offset else 0)
-        if rows:  # of 16 bytes, which eight lanes name for each matrix
-            active = active & (np.arange(self.threads) % WARP < 8 * count)
-        self.shared.append((address, 128 if rows else count * width(suffixes[-1]), active))
-        for register in () if stores else registers:
-            self.put(register, None, 0)
 
     def compute(self, name, suffixes, operands, active):
         """Arithmetic with whole numbers; what anything else makes is not known."""
@@ -180,20 +169,4 @@ def totals(accesses):
                     touched |= {at // SECTOR for at in range(first, end)}
             found[f"{kind}_requests"] += bool(touched)
             found[f"{kind}_sectors"] += len(touched)
-    return found
-
-
-def conflicts(shared):
-    """The bank conflicts of accesses, warp by warp and lane by lane."""
-    found = 0
-    for address, bits, active in shared:
-        together = min(WARP, WARP * 32 // bits)
-        for first in range(0, len(address), together):
-            words = {bank: set() for bank in range(32)}
-            for thread in range(first, first + together):
-                begin = int(address[thread])
-                for word in range(begin // 4, -(-(begin + bits // 8) // 4)):
-                    if active[thread]:
-                        words[word % 32].add(word)
-            found += max(0, max(map(len, words.values())) - 1)
     return found

@@ -28,8 +28,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from notebooks import code_cells, exercise_cell, load, solved, tags
 
-from memtraffic.compile import Launch
-from memtraffic.compile.launches import launch_of
+from memtraffic.compile.launches import Launch, launch_of
 from memtraffic.errors import CountersUnavailable
 from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic.meters.counters import DENIED

@@ -34,31 +34,29 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (9613, 7935),
+    "library": (9070, 7408),
     "benchmark": (600, 532),
-    "compile": (856, 782),
+    "compile": (556, 498),
     "kernels": (3023, 2194),
-    "meters": (1974, 1738),
+    "meters": (1731, 1495),
     "residency": (228, 173),
     "triton_adapter": (1159, 1062),
     "rest of the library": (1773, 1454),
     "chapters": (2713, 1971),
-    "rest of the book": (3521, 2961),
+    "rest of the book": (3478, 2932),
     "cells": (933, 906),
     "book/_ext": (775, 701),
     "book/_static": (426, 0),
     "examples": (542, 512),
-    "tests": (18288, 13878),
+    "tests": (17906, 13621),
     "conftest.py": (101, 96),
 }
 # Public names without a page or an example, experiments without a page, and modules that tests
 # alone import. None may be added, and whoever mends one takes it out.
 EXCEPTIONS = {
-    "bank_conflicts",
     "memtraffic.benchmark.BASELINES",
     "memtraffic.benchmark.copies",
     "memtraffic.benchmark.roof.copy_bandwidth",
-    "sectors_survey",
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

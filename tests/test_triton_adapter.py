@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from memtraffic import device
-from memtraffic.compile import Launch, capture_launches, compile_launches, worker
+from memtraffic.compile import capture_launches, compile_launches, worker
+from memtraffic.compile.launches import Launch
 from memtraffic.device import this_gpu
 from memtraffic.errors import LaunchError
 from memtraffic.gpus import find_gpu

@@ -24,7 +24,6 @@ from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic_book import many_gpus, marked_counters
 from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import (
-    count_conflicts,
     count_sectors,
     count_surveyed,
     count_surveyed_sectors,
@@ -147,7 +146,6 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("sectors", 0.1, 0): "l2_write_sectors",
     ("requests", 0, 0): _of_sectors("requests"),
     ("sectors", 0, 0): _of_sectors("sectors"),
-    ("conflicts", 0, 0): "bank_conflicts predicted_bank_conflicts",
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms",
     ("programs", 0, 0): "programs",
@@ -319,8 +317,6 @@ _METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:soft
 METERED = dict.fromkeys(_METERED, "softmax")
 OTHERS_METERED = dict.fromkeys(OUR_BACKWARD.values(), "softmax_backward")
 SURVEYED = dict(sizes={"M": 160, "N": 128}, dtype="float32")
-# Sums of columns have bank conflicts.
-CONFLICTING = {**METERED, **OTHERS_METERED, f"{_EXHIBITS}sum_tiles": "M,N"}
 MIXED = [[70, 781], [64, 1000], [70, 1024], [17, 4097], [16, 8320]]
 # A reader's kernels, and what they are called with.
 SQUARE, WEIGHTED = [8192, 8192], dict(inputs="M,N N")
@@ -363,10 +359,6 @@ COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
     count_surveyed: columns(
         f"package version kernel direction at launches {AMOUNTS} missing", **_TUNED
     ),
-    count_conflicts: (
-        *columns("fn inputs shape dtype layout bank_conflicts predicted_bank_conflicts"),
-        Column("refused", tolerance=None),
-    ),
     **dict.fromkeys(
         (count_sectors, count_surveyed_sectors),
         columns(f"fn inputs shape dtype layout {PREDICTED} refused", refused=None),
@@ -386,7 +378,7 @@ NEEDS: dict[Measure | str, Needs] = {
     m.decide: Needs(gib=40, gb_per_s=10_000),
     many_gpus.sharded_times: Needs(vendor="nvidia", gpus=2),
     **dict.fromkeys((m.counters, m.count_cases, m.count_layouts, m.step_counters), _NCU),
-    **dict.fromkeys((count_surveyed, count_sectors, count_surveyed_sectors, count_conflicts), _NCU),
+    **dict.fromkeys((count_surveyed, count_sectors, count_surveyed_sectors), _NCU),
 }
 
 
@@ -444,9 +436,7 @@ _ALL = (  # in the order of the book
     _sectors("sectors_packed", METERED, MIXED),
     _sectors("sectors_layouts", METERED, MIXED[:3:2], layouts=[*MEMORY_LAYOUTS][1:]),
     _sectors("sectors_others", OTHERS_METERED, MIXED),
-    _one("sectors_survey", count_surveyed_sectors, **SURVEYED, table="kernels.csv"),
     _one("sectors_blind", count_surveyed_sectors, **SURVEYED, table="blind.csv"),
-    _one("bank_conflicts", count_conflicts, calls=CONFLICTING, shapes=MIXED[:3], dtypes=DTYPES),
     *_typed("tiled_layouts", m.bench_layouts, **TILED),
     _one("tiled_rows_float32", m.bench_option, **TILE_ROWS, dtype="float32"),
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),

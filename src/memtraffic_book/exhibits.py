@@ -149,27 +149,6 @@ def transpose(x: Tensor) -> Tensor:
     return y
 
 
-# ---- sectors: a sum whose parts cross warps in shared memory, with bank conflicts
-
-
-@triton.jit
-def _sum_tiles_kernel(y_ptr, x_ptr, m, n, ROWS: tl.constexpr, COLS: tl.constexpr):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    mask = (rows < m) & (cols < n)[None, :]
-    x = tl.load(x_ptr + rows * n + cols[None, :], mask=mask, other=0.0)
-    tl.store(y_ptr + tl.program_id(0) * n + cols, tl.sum(x, axis=0), mask=cols < n)
-
-
-def sum_tiles(x: Tensor) -> Tensor:
-    """The sums of the columns of every 64 packed rows."""
-    m, n = x.shape
-    y = torch.empty(triton.cdiv(m, 64), n, dtype=x.dtype, device=x.device)
-    with device_guard(x):
-        _sum_tiles_kernel[(len(y), triton.cdiv(n, 128))](y, x, m, n, ROWS=64, COLS=128)
-    return y
-
-
 # ---- chunks
 
 

@@ -38,7 +38,6 @@ from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
-NOT_CALLED = ("triton-tutorials", "torch")  # packages of the survey
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 SECONDS = 240  # that a process may take for one call, and to predict it
@@ -112,7 +111,6 @@ def count_sectors(
     shapes: Sequence[Sequence[int] | Mapping[str, int]],
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    counters: Mapping[str, str] = COUNTERS,
 ) -> pd.DataFrame:
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
@@ -121,7 +119,7 @@ def count_sectors(
     it is made in the one process that is counted, which is given the choices, too, and compiles
     nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
     `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
-    `shape`, `dtype`, `layout`; each of `counters`, of the kernels that are predicted; each of them
+    `shape`, `dtype`, `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them
     after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
@@ -142,21 +140,18 @@ def count_sectors(
     predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
     predicted = {i: it for i, it in predicted.items() if i not in failed}
     refused |= failed
-    for i in [i for i, it in predicted.items() if not counters.keys() <= it[1].keys()]:
-        del predicted[i]
-        refused[i] = "not known: conflicts in a loop, or at addresses that change in one"
-    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()}, counters)
+    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()}, COUNTERS)
     refused |= failed
     rows = []
     for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
         row |= {"dtype": dtype, "layout": layout}
-        numbers = dict.fromkeys((*counters, *(f"predicted_{name}" for name in counters)), 0)
+        numbers = dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
         if i not in refused:
             _, totals, kernels = predicted[i]
             ours = parts[i][parts[i]["kernel"].isin(kernels)]
-            numbers |= {name: int(ours[name].sum()) for name in counters}
-            numbers |= {f"predicted_{name}": totals[name] for name in counters}
+            numbers |= {name: int(ours[name].sum()) for name in COUNTERS}
+            numbers |= {f"predicted_{name}": totals[name] for name in COUNTERS}
         rows.append(row | numbers | {"refused": refused.get(i, "")})
     return pd.DataFrame(rows)
 
@@ -223,19 +218,6 @@ def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     return outcome
 
 
-# Of loads and of stores: that of all accesses also counts waits for shuffles and other data. So do
-# these at times: where several programs share an SM, and in one backward 2 in each program.
-_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_"
-CONFLICTS = {"bank_conflicts": f"{_CONFLICTS}ld.sum,{_CONFLICTS}st.sum"}
-
-
-def count_conflicts(
-    calls: Mapping[str, str], shapes: Sequence[Sequence[int]], dtypes: Sequence[str]
-) -> pd.DataFrame:
-    """What `count_sectors` says of bank conflicts in shared memory; it raises the same."""
-    return count_sectors(calls, shapes, dtypes, ["packed"], counters=CONFLICTS)
-
-
 def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[int]:
     """The numbers for the sizes of such inputs."""
     return [shape[size] for size in find_op(inputs).sizes] if isinstance(shape, Mapping) else shape
@@ -244,23 +226,13 @@ def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[in
 def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> pd.DataFrame:
     """What `count_sectors` says of each kernel of a table that some sizes and a path describe.
 
-    sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. A row is
-    left out if it has other letters or fixed arguments, or is of what cannot be called by its path:
-    tutorials, which are files, and functions of PyTorch, whose kernels `torch.compile` generates.
-    What is `refused` because its package is not installed starts with `ABSENT`.
+    sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. What is
+    `refused` because its package is not installed starts with `ABSENT`.
     """
     with (SURVEY / table).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["fixed"]]
-    called = {
-        row["path"]: row
-        for row in rows
-        if {*find_op(row["inputs"]).sizes} <= {*sizes} and row["package"] not in NOT_CALLED
-    }
+        called = {row["path"]: row for row in csv.DictReader(file)}
     calls = {path: row["inputs"] for path, row in called.items()}
-    survey = _survey()
-    with tempfile.TemporaryDirectory() as cache:
-        with mock.patch.dict(os.environ, survey.flag_gems_settings(cache)):
-            frame = count_sectors(calls, [sizes], [dtype], ["packed"])
+    frame = count_sectors(calls, [sizes], [dtype], ["packed"])
     packages = frame["fn"].map(lambda path: called[path]["package"])
     absent = packages[~packages.map(_is_installed)]
     frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"
@@ -314,9 +286,7 @@ def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], 
     with _as_chosen(chosen, predicted=True) as ran:
         found = sectors(*called, target=target)
     _check_same(ran, chosen)
-    conflicts = found.bank_conflicts
-    totals = found.totals | ({} if conflicts is None else {"bank_conflicts": conflicts})
-    return totals, sorted({access.kernel for access in found.accesses})
+    return found.totals, sorted({access.kernel for access in found.accesses})
 
 
 def _call() -> None:

@@ -39,7 +39,7 @@ def test_columns_are_named_once_and_say_how_they_are_compared():
 
 def test_needs_are_those_of_the_functions_that_measure():
     """What reads counters needs ncu; a vendor's own calculator needs that vendor's GPU."""
-    counting = {id for id in EXPERIMENTS if re.search("counters|sectors|conflicts", id)}
+    counting = {id for id in EXPERIMENTS if re.search("counters|sectors", id)}
     assert counting == {id for id, it in EXPERIMENTS.items() if it.needs.commands == ("ncu",)}
     vendors = {id for id, it in EXPERIMENTS.items() if it.needs.vendor == "nvidia"}
     assert vendors == counting | {"occupancy_driver", "many_gpus"}

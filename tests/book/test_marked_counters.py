@@ -225,31 +225,23 @@ def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
 
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
     def count(calls, *how):
-        assert os.environ["GEMS_VENDOR"] == "nvidia"
         assert how == ([sizes], ["bfloat16"], ["packed"])
         asked.append(calls)
         return pd.DataFrame({"fn": [*calls], "refused": "cannot be predicted"})
 
     def version(package):
-        if package in gone.values():
+        if package == "flashnn":
             raise PackageNotFoundError
 
     asked, sizes = [], {"M": 160, "N": 128}
-    gone = {"fla": "fla-core", "conch": "conch-triton-kernels"}
     monkeypatch.setattr(marked_counters, "count_sectors", count)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
-    frame = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "kernels.csv")
-    assert "lightllm.models.llama.triton_kernel.rmsnorm:rmsnorm_forward" in asked[0]
-    assert asked[1]["liger_kernel.transformers.functional:liger_softmax"] == "M,N"
-    assert "flag_gems.ops:layer_norm" not in asked[1]  # of fixed arguments
-    assert len(frame) >= 70
-    packages = frame["fn"].str.partition(".")[0]
-    assert {*packages} == {"liger_kernel", "flag_gems", "fla", "conch"}
+    frame = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
+    assert asked[0]["lightllm.models.llama.triton_kernel.rmsnorm:rmsnorm_forward"] == "M,N N, 1e-6"
     absent = [recording.is_absent(row) for row in frame.to_dict("records")]
-    assert absent == [*packages.isin([*gone])]
-    whys = {it: f"absent: {package} is not installed" for it, package in gone.items()}
-    assert [whys.get(it, "cannot be predicted") for it in packages] == [*frame["refused"]]
+    with (marked_counters.SURVEY / "blind.csv").open(encoding="utf-8") as file:
+        assert absent == [row["package"] == "flashnn" for row in csv.DictReader(file)]
+    assert {*frame["refused"]} == {"absent: flashnn is not installed", "cannot be predicted"}
 
 
 def test_every_blind_kernel_has_a_call():
@@ -293,7 +285,7 @@ PREDICTED = [f"predicted_{name}" for name in COUNTERS]
 
 def test_sectors_are_those_that_a_gpu_counted():
     """Of all kernels that can be predicted, the book's and others'."""
-    ours, others = recorded_sectors(*OF_THE_BOOK), recorded_sectors("sectors_survey")
+    ours = recorded_sectors(*OF_THE_BOOK)
     ours = ours[~ours["refused"].str.contains("not a power of two|columns lie")]  # by the rung
     refused = ours[ours["refused"] != ""]
     assert set(refused["fn"]) == {"persistent"} and len(refused) < len(ours) / 10
@@ -303,23 +295,6 @@ def test_sectors_are_those_that_a_gpu_counted():
     blind = recorded_sectors("sectors_blind")  # of packages that had never been tried
     blind = blind[blind["refused"] == ""]
     assert len(blind) >= 30 and off(blind).empty
-    known = others[others["refused"] == ""]
-    assert len(known) >= 0.9 * len(others) >= 60 and off(known).empty
-
-
-def test_bank_conflicts_are_those_that_a_gpu_counted():
-    counters = marked_counters.CONFLICTS["bank_conflicts"].split(",")
-    assert sorted(it[-6:] for it in counters) == ["ld.sum", "st.sum"]
-    frame = recorded_sectors("bank_conflicts")
-    assert set(frame[frame["refused"] != ""]["fn"]) == {"fused", "persistent"}
-    known = frame[frame["refused"] == ""]
-    assert len(known) >= 40 and known["bank_conflicts"].any()
-    [waits] = known[known["bank_conflicts"] != known["predicted_bank_conflicts"]].to_dict("records")
-    assert (waits["fn"], waits["shape"], waits["dtype"]) == (
-        "memtraffic_book.exhibits:backward_ours", "70x781", "float32",
-    )  # fmt: skip
-    # Each program of it waits twice for other data, if it is alone on its SM.
-    assert (waits["bank_conflicts"], waits["predicted_bank_conflicts"]) == (2 * 70, 0)
 
 
 @pytest.mark.slow

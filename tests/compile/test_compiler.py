@@ -17,7 +17,6 @@ import kernels
 from blocked_kernels import matmul
 
 from memtraffic.compile import (
-    Launch,
     assembly,
     capture_launches,
     compile_launches,
@@ -26,6 +25,7 @@ from memtraffic.compile import (
     worker,
 )
 from memtraffic.compile.compiler import _unlaunchable
+from memtraffic.compile.launches import Launch
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic.residency import Resources
 

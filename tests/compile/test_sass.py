@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from memtraffic.compile import sass
+from memtraffic.compile.compiler import _name
 from memtraffic.gpus import find_gpu
 
 
@@ -36,7 +37,7 @@ def test_bits(suffixes, expected):
     ],
 )
 def test_name_is_without_the_predicate(instruction, expected):
-    assert sass.name(instruction) == expected
+    assert _name(instruction) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import torch
 
 from memtraffic import sectors
 from memtraffic.compile.accesses import CompiledAccess
-from memtraffic.compile.compiler import read_code, read_launches
+from memtraffic.compile.compiler import compiled_code
 from memtraffic.compile.launches import launch_of
 from memtraffic.compile.layouts import Layout
-from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError, UnknownGpuError
 from memtraffic.functions import as_function
 from memtraffic.gpus import find_gpu
@@ -64,7 +63,7 @@ def test_count_sectors_lane_by_lane(seed):
 def test_places_by_hand(types, loops, starts, active, outcome, monkeypatch):
     """Of a warp each of whose lanes moves two numbers, beside a place that is compiled once."""
     monkeypatch.setattr(meter, "BATCH", 64)
-    pairs, elements = Layout((64,), (1,), (2, 4, 8, 16, 32), ()), np.arange(64)
+    pairs, elements = Layout((1,), (2, 4, 8, 16, 32), ()), np.arange(64)
     each = [CompiledAccess("load", (), pairs, 64, loops, it) for it in types]
     how = Site("here.py", (1, 0), (1, 9)), "load"
     places = [meter._Place(*how, some, 1, find_gpu("sm_90")) for some in (each, each[:1])]
@@ -126,15 +125,11 @@ def test_sectors_refuses(call, target, error, match):
 
 
 class Beside(meter._SectorMeter):
-    """Counts what the threads of a compiled kernel do, beside what is predicted.
+    """Counts what the threads of a compiled kernel do, beside what is predicted."""
 
-    merged: numbers of loads in PTX, in its order, that are not in the machine code.
-    """
-
-    def __init__(self, gpu, merged=()):
+    def __init__(self, gpu):
         super().__init__(gpu)
-        self.merged = merged
-        self.counted = dict.fromkeys((*meter.COUNTERS, "bank_conflicts"), 0)
+        self.counted = dict.fromkeys(meter.COUNTERS, 0)
 
     @contextmanager
     def launch(self, kernel, tensors):
@@ -145,19 +140,15 @@ class Beside(meter._SectorMeter):
             grid = interpreter_builder.grid_dim
             for program in sorted(self.programs):
                 run = ptx.Threads(self.text, self.given, program, grid, 32 * self.warps)
-                loads = [access for access in run.accesses if access[0] == "ld"]
-                left_out = [loads[number] for number in self.merged]
-                made = [it for it in run.accesses if not any(it is other for other in left_out)]
-                for name, number in ptx.totals(made).items():
+                for name, number in ptx.totals(run.accesses).items():
                     self.counted[name] += number
-                self.counted["bank_conflicts"] += ptx.conflicts(run.shared)
 
     def launched(self, kernel, args, options):
         super().launched(kernel, args, options)
         launch = launch_of(kernel, args, options)
-        [code] = read_launches([(launch, self.gpu)], read_code)
+        [code] = compiled_code([(launch, self.gpu)])
         self.text = code.assembly
-        assert code.store_bits
+        assert code.resources.store_bits
         named = dict(zip(kernel.arg_names, args, strict=False)) | options
         self.given = [
             named[name].data_ptr() if hasattr(named[name], "data_ptr") else int(named[name])
@@ -166,14 +157,13 @@ class Beside(meter._SectorMeter):
         ]
 
 
-def predicted_and_counted(fn, inputs, *merged, shape=None, dtype="float32", layout="packed"):
+def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packed"):
     # Its threads read their memory, so it is that of a CPU.
     arguments = find_op(inputs).arguments(shape, dtype, layout).map(torch.Tensor.cpu)
-    beside = Beside(find_gpu("sm_90"), merged)
+    beside = Beside(find_gpu("sm_90"))
     with metered(fn, beside, beside.gpu):
         arguments.call(as_function(fn))
-    found = beside.sectors()
-    return found.totals | {"bank_conflicts": found.bank_conflicts}, beside.counted
+    return beside.sectors().totals, beside.counted
 
 
 KERNELS = {
@@ -182,7 +172,6 @@ KERNELS = {
     "bfloat16": (lambda x: sector_kernels.few(x, 512, 500), "1024,:bf16"),
     "a single number": (sector_kernels.scalar, "8,"),
     "a load for the address of a load": (sector_kernels.nested, "500,"),
-    "two loads, and again with masks": (sector_kernels.pair, "1024,", *range(5, 9), *range(13, 17)),
     "functions": (sector_kernels.called, "1024,"),
     "a loop": (sector_kernels.loop, "1024,"),
     "a tile": (sector_kernels.tile, "33,50"),
@@ -194,12 +183,6 @@ KERNELS = {
     "a product by a warp, and a sum": (sector_kernels.linear, "32,32:fp16 32,32:fp16 32,"),
     "a product by more warps, and a sum": (sector_kernels.linear, "64,64:bf16 64,64:bf16 64,:bf16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
-    "a load that is made again, and merged": (sector_kernels.loss, "9,100 9:int64<100", 1),
-    "a single number again, and merged": (sector_kernels.number_again, "4,", 1),
-    "rows that are the same again": (sector_kernels.groups, "8,128", 2, 3),
-    "a column, in copies": (sector_kernels.gathered, "8,64 8:int32<8", 1, 2, 3),
-    "windows that overlap": (sector_kernels.windows, "256,", *range(1, 11)),
-    "a block longer than its row": (sector_kernels.padded, "200,"),
     "a load that is made again in a loop": (sector_kernels.state, "16, 5,6"),
 }
 
@@ -227,58 +210,6 @@ def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
     assert predicted == counted
 
 
-# ---- shared memory
-
-KERNEL = """
-.visible .entry kernel(.param .u64 kernel_param_0) {{
-    mov.u32 %r1, %tid.x;
-    ld.param.u32 %r9, [kernel_param_0];
-    @%p9 bra $L__BB0_2;
-    mov.b32 %r5, 1;
-$L__BB0_2:
-    {}
-    ret;
-}}
-"""
-# Conflicts where the lanes of two warps whose number is so compared with 5 want the same bank.
-COMPARED = {"lt": 4, "lo": 4, "le": 5, "eq": 0, "ne": 30 + 31, "gt": 25 + 31, "ge": 26 + 31}
-LOAD = "ld.shared.b32 %r6, [%r4];"
-STRIDED = "shl.b32 %r2, %r1, 7; mov.b32 %r3, global_smem; add.s32 %r4, %r3, %r2;"
-
-
-@pytest.mark.parametrize(
-    ("steps", "conflicts"),
-    [
-        (f"{STRIDED} st.shared.b32 [%r4+16], %r1;", 2 * 31),  # all lanes of two warps in a bank
-        (f"{STRIDED} st.shared.v2.b32 [%r4], {{%r1, %r1}};", 4 * 15),  # in two turns
-        *((f"{STRIDED} setp.{it}.u32 %p1, %r1, 5; @%p1 {LOAD}", n) for it, n in COMPARED.items()),
-        (f"{STRIDED} setp.lt.u32 %p1, %r1, 5; @!%p1 {LOAD}", 31 + 26),
-        (f"{STRIDED} ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r6, %r7}}, [%r4];", 4 * 7),
-        ("ld.shared.b32 %r6, [global_smem];", 0),  # all lanes want the same word
-        ("shl.b32 %r2, %r1, 1; st.shared.b16 [%r2], %rs1;", 0),
-        (f"{STRIDED} mov.b32 %r4, %r3; st.shared.b32 [%r4], %r1;", None),  # either of two
-        ("add.s32 %r2, %r1, %r9; st.shared.b32 [%r2], %r1;", None),  # of a launch's argument
-        (f"{STRIDED} $L__BB0_3: st.shared.b32 [%r4], %r1; @%p2 bra $L__BB0_3;", None),
-        ("$L__BB0_3: st.shared.b32 [global_smem], %r1; @%p2 bra $L__BB0_3;", 0),
-    ],
-)
-def test_bank_conflicts_by_hand(steps, conflicts):
-    ptx = KERNEL.format(steps.replace("; ", ";\n").replace(": ", ":\n"))
-    assert bank_conflicts(ptx, 2) == conflicts
-
-
-@pytest.mark.slow
-def test_sectors_tells_of_bank_conflicts():
-    calls = [sector_kernels.few, sector_kernels.columns, sector_kernels.columns]
-    each = [sectors(call, "64,128:bf16").bank_conflicts for call in calls]
-    found = sectors(lambda x: [call(x) for call in calls], "64,128:bf16")
-    assert found.bank_conflicts == sum(each) > 0
-    assert [it.launch for it in found.accesses] == [0, 0, 1, 1, 2, 2]
-    assert f"{found.bank_conflicts:,} bank conflicts in shared memory" in str(found)
-    found = sectors(sector_kernels.columns, "64,128", target="gfx942")
-    assert found.bank_conflicts is None and "bank conflicts" not in str(found)
-
-
 # ---- what is refused, and what is left out
 
 
@@ -288,6 +219,13 @@ def test_sectors_tells_of_bank_conflicts():
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.half, "1024,", "of 8 loads in PTX, 0 load the same .* the 4 of"),
         (sector_kernels.recurrent, "64,128", "of 8 loads in PTX, 7 load the same .* the 8 of"),
+        (sector_kernels.pair, "1024,", "are among the . of the machine code"),
+        (sector_kernels.loss, "9,100 9:int64<100", "are among the . of the machine code"),
+        (sector_kernels.number_again, "4,", "of 2 loads in PTX, . load the same again"),
+        (sector_kernels.groups, "8,128", "of 4 loads in PTX, . load the same again"),
+        (sector_kernels.gathered, "8,64 8:int32<8", "are among the . of the machine code"),
+        (sector_kernels.windows, "256,", "the loads of sector_kernels.py:.* differ in width"),
+        (sector_kernels.padded, "200,", "are among the . of the machine code"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
         (lambda k, v: sector_kernels.state(k, v, 2), "16, 5,6", "2 instructions are spread differ"),
@@ -311,17 +249,6 @@ def test_sectors_refuses_loads_that_not_every_program_makes():
     for call in (sector_kernels.delayed, sector_kernels.silent):
         with pytest.raises(CountError, match="1 loads come after a branch, and"):
             sectors(call, [starts.clamp(max=1), starts])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "made"),
-    [("1,128", 1), ("4,128", 1), ("8,128", 2), ("16,128", 4), ("8,128:bf16", 1)],
-)
-def test_sectors_of_rows_that_the_assembler_loads_once(inputs, made):
-    """Each of four warps has every fourth of 16 rows, or pair of them, of 16 bytes a lane."""
-    found = sectors(sector_kernels.groups, inputs)
-    assert (found.load_requests, found.load_sectors) == (4 * made, 4 * made * 16)
-    assert (found.store_requests, found.store_sectors) == (16, 16 * 16)
 
 
 def test_sectors_of_the_first_autotuning_configuration():
@@ -348,8 +275,8 @@ from memtraffic import resources, sectors
 
 spec = spec_from_file_location("found_by_no_import", sys.argv[1])
 spec.loader.exec_module(kernels := module_from_spec(spec))
-[used] = resources(kernels.pair, "1024,", target="sm_90")
-print(used.kernel, sectors(kernels.pair, "1024,").totals)
+[used] = resources(kernels.few, "64,", target="sm_90")
+print(used.kernel, sectors(kernels.few, "64,").totals)
 """
 
 
@@ -363,7 +290,7 @@ def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"_pair_kernel {sectors(sector_kernels.pair, '1024,').totals}"
+    assert done.stdout.strip() == f"_few_kernel {sectors(sector_kernels.few, '64,').totals}"
 
 
 PLACED = """

@@ -5,19 +5,7 @@ This needs neither a GPU nor a driver: Triton contains the compilers (LLVM for A
 process does it there.
 """
 
-from memtraffic.compile.compiler import (
-    assembly,
-    compile_launches,
-    occupancy,
-    resources,
-)
-from memtraffic.compile.launches import Launch, capture_launches
+from memtraffic.compile.compiler import assembly, compile_launches, occupancy, resources
+from memtraffic.compile.launches import capture_launches
 
-__all__ = [
-    "Launch",
-    "assembly",
-    "capture_launches",
-    "compile_launches",
-    "occupancy",
-    "resources",
-]
+__all__ = ["assembly", "capture_launches", "compile_launches", "occupancy", "resources"]

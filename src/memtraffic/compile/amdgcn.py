@@ -24,15 +24,6 @@ def instructions(assembly: str, kernel: str) -> list[str]:
     return re.findall(r"^\t([a-z].*?)(?:\s*;.*)?$", code, re.MULTILINE)
 
 
-def name(instruction: str) -> str:
-    """The name of an instruction.
-
-    >>> name("v_exp_f32_e32 v4, v4")
-    'v_exp_f32_e32'
-    """
-    return instruction.split()[0]
-
-
 def bits(suffix: str) -> int:
     """How many bits one lane moves, by the end of the instruction's name.
 

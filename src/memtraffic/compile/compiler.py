@@ -11,12 +11,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from memtraffic import device
 from memtraffic.compile import amdgcn, sass, ttgir, worker
@@ -31,9 +30,7 @@ from memtraffic.residency import Occupancy, Resources, rules_of
 from memtraffic.triton_adapter.compile import check_options, compile_source
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
-T = TypeVar("T")
-N = TypeVar("N", int, str)
-_READERS = {"nvidia": sass, "amd": amdgcn}
+_READERS = {"nvidia": (sass, "ptx"), "amd": (amdgcn, "amdgcn")}
 
 
 def resources(
@@ -86,8 +83,7 @@ def occupancy(
     The arguments and errors are those of `resources`.
     """
     gpu = _gpu(target)
-    kernels = resources(fn, inputs, shape, target=gpu, **options)
-    return [Occupancy.of(kernel, gpu) for kernel in kernels]
+    return [Occupancy.of(it, gpu) for it in resources(fn, inputs, shape, target=gpu, **options)]
 
 
 def assembly(
@@ -112,10 +108,9 @@ def assembly(
     keep: a regular expression; only lines in which it is found are kept. Other arguments and errors
     are those of `resources`.
     """
-    texts = read_launches(_jobs(fn, inputs, shape, _gpu(target), **options), _instructions)
-    return [
-        "\n".join(line for line in text.splitlines() if re.search(keep, line)) for text in texts
-    ]
+    found = compiled_code(_jobs(fn, inputs, shape, _gpu(target), **options))
+    texts = [code.machine_code.splitlines() for code in found]
+    return ["\n".join(line for line in text if re.search(keep, line)) for text in texts]
 
 
 def _jobs(
@@ -140,8 +135,8 @@ def _jobs(
         raise NoKernelError(
             f"{function_name(fn)} launched no Triton kernel{device.stand_in_hint()}"
         )
-    options = {"num_warps": num_warps, "num_stages": num_stages, "waves_per_eu": waves_per_eu}
-    chosen = {name: value for name, value in options.items() if value is not None}
+    given = ("num_warps", num_warps), ("num_stages", num_stages), ("waves_per_eu", waves_per_eu)
+    chosen = {name: value for name, value in given if value is not None}
     rules_of(gpu).check_options(chosen, gpu)
     return [(replace(launch, options=launch.options | chosen), gpu) for launch in launches]
 
@@ -152,34 +147,29 @@ def _gpu(target: str | Gpu | None) -> Gpu:
     return this_gpu() if target is None else find_gpu(target)
 
 
-Jobs = Sequence[tuple[Launch, str | Gpu]]
-
-
-def compile_launches(jobs: Jobs) -> list[Resources]:
+def compile_launches(jobs: Iterable[tuple[Launch, str | Gpu]]) -> list[Resources]:
     """The `Resources` of each of `jobs`, which are pairs of a `Launch` and a target.
 
     Raises as `resources` does.
     """
-    return read_launches(jobs, read_resources)
+    known = [(launch, find_gpu(target)) for launch, target in jobs]
+    return [code.resources for code in compiled_code(known)]
 
 
-def read_launches(jobs: Jobs, read: Callable[[CompiledKernel, Launch, Gpu], T]) -> list[T]:
-    """What `read` makes of each of `jobs`, compiled. Raises as `resources` does.
-
-    read: a function of a module, as another process may have to call it.
-    """
-    known = [(launch, _gpu(target)) for launch, target in jobs]
-    if not device.INTERPRETED or not known:
-        return _compile_all(known, read)
-    for launch, _ in known:
+def compiled_code(jobs: Sequence[tuple[Launch, Gpu]]) -> list[Code]:
+    """What the compiler writes of each of `jobs`. Raises as `resources` does."""
+    if not device.INTERPRETED or not jobs:
+        return _compile_all(jobs)
+    for launch, _ in jobs:
         if launch.module == "__main__" or "<" in launch.qualname:
             raise CompileError(
                 f"{launch.qualname} is defined in a cell or a script. Where kernels are "
                 "interpreted, another process compiles them: put the kernel into a file that it "
                 "can import"
             )
-    folders = dict.fromkeys(_folder(launch.module) for launch, _ in known)
-    return worker.WORKER.call(filter(None, folders), _compile_all, known, read)
+    folders = dict.fromkeys(_folder(launch.module) for launch, _ in jobs)
+    found: list[Code] = worker.WORKER.call(filter(None, folders), _compile_all, jobs)
+    return found
 
 
 def _folder(module: str) -> str:
@@ -188,19 +178,14 @@ def _folder(module: str) -> str:
     if not file:
         return ""
     depth = module.count(".") + (Path(file).name == "__init__.py")
-    folder = str(Path(file).resolve().parents[depth])
-    return "" if folder in sys.path else folder
+    return str(Path(file).resolve().parents[depth])
 
 
-def _compile_all(
-    jobs: Sequence[tuple[Launch, Gpu]], read: Callable[[CompiledKernel, Launch, Gpu], T]
-) -> list[T]:
-    with ThreadPoolExecutor() as pool:  # disassembles one kernel while the next one is compiled
-        answers = [pool.submit(read, *_compile(*job)) for job in jobs]
-    return [answer.result() for answer in answers]
+def _compile_all(jobs: Sequence[tuple[Launch, Gpu]]) -> list[Code]:
+    return [_read(_compile(*job), *job) for job in jobs]
 
 
-def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
+def _compile(launch: Launch, gpu: Gpu) -> CompiledKernel:
     what = f"{launch.qualname} does not compile for {gpu.target}"
     try:
         check_options(launch.options, gpu)
@@ -209,49 +194,44 @@ def _compile(launch: Launch, gpu: Gpu) -> tuple[CompiledKernel, Launch, Gpu]:
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
         kernel = launch.function or attrgetter(launch.qualname)(import_module(launch.module))
-        return compile_source(kernel, *facts, gpu), launch, gpu
+        return compile_source(kernel, *facts, gpu)
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(f"{what}: {error}") from error
 
 
-def _instructions(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> str:
-    """The machine code, an instruction a line."""
-    return "\n".join(_READERS[gpu.vendor].read(compiled.asm, compiled.name, gpu)[1])
-
-
-def read_code(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
-    """The forms of a kernel that say how it reaches memory."""
-    reader, machine_code = _READERS[gpu.vendor], _instructions(compiled, launch, gpu)
-    lines = machine_code.splitlines()
-    assembly = {"nvidia": "ptx", "amd": "amdgcn"}[gpu.vendor]
-    loads, stores = (frozenset(_widths(lines, it, reader)) for it in (reader.LOAD, reader.STORE))
-    texts = compiled.asm["ttgir"], compiled.asm[assembly]
-    return Code(compiled.name, *texts, loads, stores, machine_code)
-
-
-def read_resources(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Resources:
-    """What a compiled kernel uses."""
-    reader, ir = _READERS[gpu.vendor], compiled.asm["ttgir"]
+def _read(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
+    """The forms of a compiled kernel, and what it uses."""
+    reader, text = _READERS[gpu.vendor]
+    ir = compiled.asm["ttgir"]
     usage, lines = reader.read(compiled.asm, compiled.name, gpu)
     warps, shared = launch.options["num_warps"], shared_bytes(compiled)
-    return Resources(
+    loads, stores = (
+        Counter(reader.bits(end) for line in lines for end in re.findall(pattern, line))
+        for pattern in (reader.LOAD, reader.STORE)
+    )
+    used = Resources(
         kernel=compiled.name,
         target=gpu.target,
         num_warps=warps,
         shared_bytes=shared,
         unlaunchable=_unlaunchable(warps * gpu.warp_size, shared, gpu),
-        load_bits=_widths(lines, reader.LOAD, reader),
-        store_bits=_widths(lines, reader.STORE, reader),
-        instructions=_count(map(reader.name, lines)),
+        load_bits=dict(sorted(loads.items())),
+        store_bits=dict(sorted(stores.items())),
+        instructions=dict(sorted(Counter(map(_name, lines)).items())),
         layout=ttgir.first_load_layout(ir),
         schedule=ttgir.schedule(ir),
         **usage,
     )
+    return Code(used, ir, compiled.asm[text], "\n".join(lines))
 
 
-def _widths(lines: Iterable[str], pattern: str, reader: Any) -> dict[int, int]:
-    """How many instructions of machine code match a pattern, by the bits that each moves a lane."""
-    return _count(reader.bits(end) for line in lines for end in re.findall(pattern, line))
+def _name(instruction: str) -> str:
+    """The name of an instruction, without the predicate before it.
+
+    >>> _name("@!UP1 UMOV UR4, 0x1"), _name("v_exp_f32_e32 v4, v4")
+    ('UMOV', 'v_exp_f32_e32')
+    """
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 
 
 def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:
@@ -264,8 +244,3 @@ def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:
         most = gpu.shared_per_program
         reasons.append(f"{shared_bytes} bytes shared per program, and {gpu.target} has {most}")
     return "; ".join(reasons)
-
-
-def _count(values: Iterable[N]) -> dict[N, int]:
-    """How often each of `values` occurs, sorted by value."""
-    return dict(sorted(Counter(values).items()))

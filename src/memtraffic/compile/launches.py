@@ -59,12 +59,8 @@ def capture_launches(
     gpu: the GPU that `fn` plans its launches for. Raises TypeError for an argument that Triton does
     not take, and for a result whose work is still to be done; what `fn` itself raises is passed on.
     """
-    found = []
-
-    def record(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        found.append(launch_of(kernel, args, options))
-
-    with device.capturing_launches(gpu), capturing(record):
+    found: list[Launch] = []
+    with device.capturing_launches(gpu), capturing(lambda *it: found.append(launch_of(*it))):
         result = fn(*tensors)
     check_finished(result)
     return found

@@ -25,51 +25,39 @@ _TYPE = re.compile(r"tensor<([\dx]+)x(?:!tt\.ptr<.*?>|\w+), (.*)>$")
 class Layout:
     """A linear layout of a block.
 
-    shape: of the block, whose sizes are powers of two. registers, lanes, warps: the bases, one for
-    each bit, the lowest first: an element as its place in the block, row after row. A base of 0,
-    or one that the bases before it add up to, holds another copy.
+    registers, lanes, warps: the bases, one for each bit, the lowest first: an element as its place
+    in the block, row after row. A base of 0, or one that the bases before it add up to, holds
+    another copy.
     """
 
-    shape: Shape
     registers: tuple[int, ...]
     lanes: tuple[int, ...]
     warps: tuple[int, ...]
 
     @functools.cached_property
-    def copies(self) -> tuple[int, ...]:
-        """The bits of the register's, lane's and warp's number that only make further copies."""
-        rows: list[int] = []  # the bases so far, each without the highest bits of those before it
-        masks = []
-        for bases in (self.registers, self.lanes, self.warps):
-            mask = 0
-            for bit, base in enumerate(bases):
-                for row in rows:
-                    base = min(base, base ^ row)
-                if base:
-                    rows.append(base)
-                else:
-                    mask |= 1 << bit
-            masks.append(mask)
-        return tuple(masks)
+    def _held(self) -> tuple[Indices, Indices]:
+        """What is held, by warp, register and lane, and whether it is the first copy of that.
 
-    def elements(self, vector: int = 1, copies: bool = False) -> Indices:
+        The first is in the lowest register of the lowest lane of the lowest warp that has one.
+        """
+        warps, lanes, registers = map(_combined, (self.warps, self.lanes, self.registers))
+        held = warps[:, None, None] ^ lanes[:, None] ^ registers
+        first = np.zeros(held.shape, dtype=bool)
+        first.flat[np.unique(held, return_index=True)[1]] = True
+        return held.swapaxes(1, 2), first.swapaxes(1, 2)
+
+    def elements(self, vector: int = 1) -> Indices:
         """The first element of each access of `vector` registers, by warp, access and lane.
 
-        copies: with those of registers that hold a copy of another register, for which the compiler
-        may use the other one. Shape: (warps, accesses, lanes).
+        Without those of registers that hold a copy of another register, for which the compiler uses
+        the other one. Shape: (warps, accesses, lanes).
         """
-        registers = np.arange(0, 2 ** len(self.registers), vector)
-        left_out = 0 if copies else self.copies[0] & ~(vector - 1)
-        registers = registers[registers & left_out == 0]
-        warps, held, lanes = map(_combined, (self.warps, self.registers, self.lanes))
-        return warps[:, None, None] ^ held[registers, None] ^ lanes
+        held, first = self._held
+        return held[:, ::vector][:, first[0, ::vector, 0]]
 
     def holders(self) -> Indices:
         """Which lanes of which warps hold the first copy of what they hold: (warps, 1, lanes)."""
-        _, lane_copies, warp_copies = self.copies
-        lanes = np.arange(2 ** len(self.lanes)) & lane_copies == 0
-        warps = np.arange(2 ** len(self.warps)) & warp_copies == 0
-        return warps[:, None, None] & lanes
+        return self._held[1][:, :1]
 
 
 def _combined(bases: Sequence[int]) -> Indices:
@@ -93,7 +81,6 @@ def read_layouts(ttgir: str, types: Sequence[str]) -> list[Layout | None]:
 
 def _flat(block: tuple[Shape, str], linear: Any) -> Layout:
     """A layout whose bases are places in the block, row after row, in place of indices."""
-    shape, _ = block
     parts = linear.reg_bases, linear.lane_bases, linear.warp_bases
-    places = (tuple(int(np.ravel_multi_index(base, shape)) for base in part) for part in parts)
-    return Layout(shape, *places)
+    shape, _ = block
+    return Layout(*(tuple(int(np.ravel_multi_index(it, shape)) for it in part) for part in parts))

@@ -45,24 +45,11 @@ def instructions(code: str) -> list[str]:
     return re.findall(r"^\s+/\*\w{4,}\*/\s+(.*?)\s*(?:[&?][^;]*)?;", code, re.MULTILINE)
 
 
-def name(instruction: str) -> str:
-    """The name of an instruction, without the predicate before it.
-
-    >>> name("@!UP1 UMOV UR4, 0x1")
-    'UMOV'
-    """
-    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
-
-
 def bits(suffixes: str) -> int:
     """How many bits one thread moves, by the suffixes of the instruction.
 
     >>> bits(".128.CONSTANT"), bits(""), bits(".U16")
     (128, 32, 16)
     """
-    for suffix in suffixes.split("."):
-        if suffix in ("64", "128", "256"):
-            return int(suffix)
-        if suffix in ("U8", "S8", "U16", "S16"):
-            return int(suffix[1:])
-    return 32
+    found = re.search(r"\.[US]?(8|16|64|128|256)\b", suffixes)
+    return int(found[1]) if found else 32

@@ -12,24 +12,22 @@ def first_load_layout(ttgir: str) -> BlockedLayout | None:
     load = re.search(
         r"(?:tt\.load|async_copy_global_to_local|buffer_load) .*?tensor<[^#\n]*?(#\w+)>", ttgir
     )
-    name = re.escape(load[1]) if load else ""
-    found = load and re.search(rf"^{name} = #ttg\.blocked<\{{(.*?)\}}>", ttgir, re.MULTILINE)
+    found = load and re.search(rf"^{load[1]} = #ttg\.blocked<\{{(.*?)\}}>", ttgir, re.MULTILINE)
     if not found:
         return None
-    sizes = {
-        key: tuple(map(int, values.split(",")))
-        for key, values in re.findall(r"(\w+) = \[([\d, ]+)\]", found[1])
-    }
-    return BlockedLayout(sizes["sizePerThread"], sizes["threadsPerWarp"], sizes["warpsPerCTA"])
+    sizes = dict(re.findall(r"(\w+) = \[([\d, ]+)\]", found[1]))
+    names = "sizePerThread", "threadsPerWarp", "warpsPerCTA"
+    return BlockedLayout(*(tuple(map(int, sizes[name].split(","))) for name in names))
 
 
 _STEPS = {
-    r"(?:tt\.|buffer_)load ": "load",
-    r"ttg\.async_copy_global_to_local ": "copy",
-    r"ttg\.async_wait .*?num = (\d+)": "wait",
+    r"scf\.for ": "for",
+    r"(?:tt\.|buffer_)load .*tensor<": "load",
+    r"ttg\.async_copy_global_to_local .*tensor<": "copy",
+    r"ttg\.async_wait .*?num = (\d+)": "wait {}",
     r'"tt\.reduce"': "reduce",
-    r"math\.exp2? ": "exp",
-    r"(?:tt\.|buffer_)store ": "store",
+    r"math\.exp2? .*tensor<": "exp",
+    r"(?:tt\.|buffer_)store .*tensor<": "store",
 }
 
 
@@ -39,19 +37,15 @@ def schedule(ttgir: str) -> tuple[str, ...]:
     A step is "load", "copy" (an asynchronous one), "wait 2" (until two copies are still in flight),
     "reduce", "exp", "store", or "for" and "end" around the steps of a loop.
     """
-    steps, loops = [], []
+    steps: list[str] = []
+    loops: list[str] = []  # the indent of each that is open
     for line in ttgir.splitlines():
-        indent = line[: len(line) - len(line.lstrip())]
-        if "scf.for " in line:
-            steps.append("for")
-            loops.append(indent)
-        elif loops and line.startswith(loops[-1] + "}"):
+        if loops and line.startswith(loops[-1] + "}"):
             steps.append("end")
             loops.pop()
         for pattern, step in _STEPS.items():
-            found = re.search(pattern, line)
-            if found and step == "wait":
-                steps.append(f"wait {found[1]}")
-            elif found and (step == "reduce" or "tensor<" in line):
-                steps.append(step)
+            if found := re.search(pattern, line):
+                steps.append(step.format(*found.groups()))
+                if step == "for":
+                    loops.append(line[: len(line) - len(line.lstrip())])
     return tuple(steps)

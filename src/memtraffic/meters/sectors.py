@@ -7,8 +7,7 @@ the compiler wrote for this very launch, the last from Triton's interpreter. Not
 
 What the hardware does is modelled as follows. An instruction of a warp none of whose lanes is
 active makes no request. Lanes that hold copies of an element all load it, and one of them stores
-it. A number that is no block is loaded by every lane of every warp, and stored by one lane. A
-thread's loads from one address are one, where NVIDIA's assembler has merged them.
+it. A number that is no block is loaded by every lane of every warp, and stored by one lane.
 
 Of AMD's GPUs the same is said, with whole lines of the vector cache for sectors. That is not
 confirmed on hardware: no such GPU has counted it.
@@ -22,30 +21,28 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from memtraffic import device
 from memtraffic.compile.accesses import CompiledAccess, Kind, delayed_loads, describe, read_accesses
-from memtraffic.compile.compiler import read_code, read_launches, read_resources
+from memtraffic.compile.compiler import compiled_code
 from memtraffic.compile.launches import launch_of
-from memtraffic.compile.shared import bank_conflicts
 from memtraffic.errors import CountError, NoKernelError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu, find_gpu
-from memtraffic.meters.caches import Array, Caches, Trace, check_known, replay
-from memtraffic.meters.count import TrafficMeter, backward_of, differentiable, metered
+from memtraffic.meters.count import TrafficMeter, metered
 from memtraffic.op import AnyInputs, find_op
-from memtraffic.residency import resident_programs
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.interpret import Site
 from memtraffic.triton_adapter.launch import Grid, Kernel
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 BATCH = 2**21  # elements of blocks that are looked at together
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
@@ -117,11 +114,6 @@ class Sectors:
     atomics: the lines with atomic operations, which other counters count. assumed: the autotuned
     kernels of whose configurations the first was taken, as what a GPU chooses is not known.
     confirmed: whether GPUs of the vendor have counted what was predicted for them.
-    bank_conflicts: the further passes that loads and stores of shared memory take, as of
-    `compile.shared`; `l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld` and `_st` count these,
-    and at times waits for other data. None if that is not known, as in a loop with some, or by AMD.
-    caches: what L1 and L2 keep of it. backward: of the backward pass, which is not part of the
-    rest. Both are None if they were not asked for.
     """
 
     target: str
@@ -130,9 +122,6 @@ class Sectors:
     atomics: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     confirmed: bool = True
-    bank_conflicts: int | None = None
-    caches: Caches | None = None
-    backward: Sectors | None = None
 
     load_requests = _total("load", "requests", "Loads of warps, each made by at least one lane.")
     load_sectors = _total("load", "sectors", "Sectors that loads touch, each one's by itself.")
@@ -146,12 +135,8 @@ class Sectors:
 
     def as_dict(self) -> dict[str, Any]:
         """The totals, and the fields of each access, for JSON."""
-        found = {"target": self.target, **self.totals, **vars(self)}
-        found["accesses"] = self.frame.to_dict("records")
-        for name in ("caches", "backward"):
-            part = found.pop(name)
-            found |= {name: part.as_dict()} if part else {}
-        return found
+        accesses = self.frame.to_dict("records")
+        return {"target": self.target, **self.totals, **vars(self), "accesses": accesses}
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -164,8 +149,6 @@ class Sectors:
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
-        if self.backward:
-            return f"forward:\n{replace(self, backward=None)}\nbackward:\n{self.backward}"
         if not self.accesses:
             return f"for {self.target}: no load or store of a Triton kernel"
         frame = self.frame
@@ -175,11 +158,7 @@ class Sectors:
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
-        if self.bank_conflicts is not None:
-            totals += f", {self.bank_conflicts:,} bank conflicts in shared memory"
         lines = [table, f"for {self.target}: {totals}"]
-        if self.caches:
-            lines.append(str(self.caches))
         if not self.confirmed:
             lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
         if self.atomics:
@@ -199,8 +178,6 @@ def sectors(
     target: str | Gpu = "sm_90",
     dtype: str = "float32",
     layout: str = "packed",
-    backward: bool = False,
-    caches: bool | int = False,
 ) -> Sectors:
     """Predicts the requests and the sectors of each load and store of the kernels of `fn`.
 
@@ -209,41 +186,28 @@ def sectors(
     >>> found.load_requests, found.load_sectors, found.store_sectors
     (200, 1712, 956)
 
-    fn, inputs, shape, dtype, layout, backward: as for `memtraffic.count`. target: a GPU, or the
-    name of one, such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it,
-    and each launch is compiled for it as Triton would: with the alignment of these tensors, and
-    with what is known of these numbers. A tensor's memory is taken to start with a sector, as what
-    PyTorch allocates does. An autotuned kernel has the configuration that it chose on a GPU before,
-    in this process; without one, the first that it would try. caches: also predicts the bytes
-    between L1, L2 and DRAM, see `meters.caches`. A number is that of programs which each launch
-    would have, whose accesses are further steps of those that were made: 4096 of 64 rows tells of
-    a matrix of 4096.
+    fn, inputs, shape, dtype, layout: as for `memtraffic.count`. target: a GPU, or the name of one,
+    such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it, and each is
+    compiled for it as Triton would: with the alignment of these tensors, and with what is known of
+    these numbers. A tensor's memory is taken to start with a sector, as what PyTorch allocates
+    does. An autotuned kernel has the configuration that it chose on a GPU before, in this process;
+    without one, the first that it would try.
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
     CountError for one that copies asynchronously (cp.async) or by descriptor (TMA), waits for other
     programs or reads what they add to, or whose accesses cannot be told apart in the compiled code,
-    or are moved there behind a branch, or, with `caches`, for a GPU whose caches are not known and
-    for accesses that take no equal steps; and what `count` and `resources` raise.
+    or of which NVIDIA's assembler may leave some out or move them behind a branch; and what `count`
+    and `resources` raise.
     """
     gpu = find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    if caches:
-        check_known(gpu, caches)
-    meters = [_SectorMeter(gpu, caches)]
-    if backward:
-        arguments = differentiable(arguments)
-    with metered(fn, meters[0], gpu), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
-        result = arguments.call(function)
-        check_finished(result, CountError)
-    if backward:
-        meters.append(_SectorMeter(gpu, caches))
-        with metered(fn, meters[1], gpu):
-            backward_of(result)()
-    if not any(meter.kernels for meter in meters):
+    meter = _SectorMeter(gpu)
+    with metered(fn, meter, gpu):
+        check_finished(arguments.call(function), CountError)
+    if not meter.kernels:
         hint = device.stand_in_hint()
         raise NoKernelError(f"{function_name(fn)} launched no Triton kernel{hint}")
-    first, *second = (meter.sectors() for meter in meters)
-    return replace(first, backward=second[0]) if second else first
+    return meter.sectors()
 
 
 # ---- the hardware
@@ -279,14 +243,12 @@ def count_access(
     """
     store, lanes = access.kind == "store", gpu.warp_size
     if access.layout is None:
-        requests = 0 if access.merged else 1 if store else warps
-        first = last = np.zeros((requests, lanes), dtype=np.int64)
+        first = last = np.zeros((1 if store else warps, lanes), dtype=np.int64)
         taking_part = np.ones(lanes, dtype=bool)  # as much as if one lane stored
         moved = itemsize
     else:
         vector = max(1, access.bits // (8 * itemsize))
-        elements = access.layout.elements(vector, access.copies)
-        elements = np.delete(elements, [*access.merged], axis=1)
+        elements = access.layout.elements(vector)
         taking_part = np.broadcast_to(access.layout.holders() if store else True, elements.shape)
         first = elements.reshape(-1, elements.shape[-1])
         taking_part = taking_part.reshape(first.shape)
@@ -407,26 +369,22 @@ class _Place:
 class _SectorMeter(TrafficMeter):
     """Compiles each launch, and counts the sectors of each block of the interpreted kernel."""
 
-    def __init__(self, gpu: Gpu, caches: bool | int = False) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         super().__init__(trace=False)
-        self.gpu, self.replays = gpu, caches
-        self.caches: list[Caches] = []
+        self.gpu = gpu
         self.found: list[AccessSectors] = []
         self.kernels: list[str] = []  # of each launch
         self.atomics: list[str] = []
         self.assumed: list[str] = []
         # By launch, as text.
-        self.code: dict[str, tuple[list[CompiledAccess], int | None, int]] = {}
-        self.conflicts: int | None = 0
+        self.code: dict[str, tuple[list[CompiledAccess], int]] = {}
 
     def sectors(self) -> Sectors:
         """What it has seen."""
         names = (op.name for op in self.traffic.ops if op.name not in self.kernels)
         others, atomics = [*dict.fromkeys(names)], [*dict.fromkeys(self.atomics)]
         confirmed, assumed = self.gpu.vendor == "nvidia", [*dict.fromkeys(self.assumed)]
-        caches = functools.reduce(operator.add, self.caches) if self.caches else None
-        notes = others, atomics, assumed, confirmed, self.conflicts, caches
-        return Sectors(self.gpu.target, self.found, *notes)
+        return Sectors(self.gpu.target, self.found, others, atomics, assumed, confirmed)
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
@@ -441,13 +399,6 @@ class _SectorMeter(TrafficMeter):
                 with self._named(kernel, place):
                     place.check(self.places.values())
                     self.found.append(place.finish(len(self.kernels), kernel, self.path))
-            if self.accessed and self.accessed.made:
-                stores = (it.sectors for it in self.places.values() if it.kind == "store")
-                self.caches.append(replay(self.accessed, self.gpu, sum(stores), self.replays))
-            if self.conflicts is None or self.conflicts_each is None:
-                self.conflicts = None
-            else:
-                self.conflicts += self.conflicts_each * len(self.programs)
         self.kernels.append(kernel)
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
@@ -473,16 +424,9 @@ class _SectorMeter(TrafficMeter):
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)
         if (key := repr(launch)) not in self.code:
-            [code] = read_launches([(launch, self.gpu)], read_code)
-            conflicts = None
-            if self.gpu.vendor == "nvidia":
-                conflicts = bank_conflicts(code.assembly, launch.options["num_warps"])
-            self.code[key] = read_accesses(code), conflicts, delayed_loads(code)
-        self.compiled, self.conflicts_each, self.delayed = self.code[key]
-        self.accessed: Trace | None = None
-        if self.replays:
-            [used] = read_launches([(launch, self.gpu)], read_resources)
-            self.accessed = Trace(max(1, resident_programs(used, self.gpu)), used.shared_bytes)
+            [code] = compiled_code([(launch, self.gpu)])
+            self.code[key] = read_accesses(code), delayed_loads(code)
+        self.compiled, self.delayed = self.code[key]
         self.warps = launch.options["num_warps"]
         self.path = kernel.fn.__code__.co_filename
 
@@ -516,8 +460,6 @@ class _SectorMeter(TrafficMeter):
                     "programs add to what it reads, and their order decides what it is"
                 )
             place.add(program, (addresses, mask), itemsize)
-        if self.accessed and place.compiled:
-            self.accessed.add(program, kind == "written", touched, self.starts)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""
