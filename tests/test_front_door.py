@@ -67,7 +67,7 @@ ORDER = [
     {"residency"},
     {"kernels"},  # which must not start what compiles for other GPUs
     {"compile"},
-    {"stand_in", "meters", "testing", "processes"},
+    {"stand_in", "meters", "testing"},
     {"benchmark"},
     {"cli"},
     {"__main__"},

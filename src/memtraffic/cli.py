@@ -255,7 +255,7 @@ def count_table(traffic: Traffic, as_json: bool) -> str:
     ops = [asdict(op) for op in traffic.ops]
     totals = {it.name: getattr(traffic, it.name) for it in fields(OpTraffic) if it.name != "name"}
     if as_json:
-        return json.dumps(totals | {"ops": ops}, default=float)
+        return json.dumps(totals | {"ops": ops})
     frame = pd.DataFrame([*ops, {"name": "total"} | totals]).set_index("name").rename_axis(None)
     frame = frame.loc[:, frame.any()].rename(columns=lambda name: name.replace("_", " "))
     return frame.to_string(formatters=["{:,}".format] * len(frame.columns))

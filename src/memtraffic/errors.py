@@ -57,10 +57,6 @@ class LaunchError(MemtrafficError, RuntimeError):
     """No GPU can make this launch; the message says why."""
 
 
-class RanksError(MemtrafficError, RuntimeError):
-    """Ranks of a process group do not fit together, or one failed; the message says which."""
-
-
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """What to say of a name that is not known; it may be a misspelling of one that is.
 

@@ -116,14 +116,6 @@ def symmetric_words(n: int, device: torch.device, group: Any) -> tuple[object, t
     return (mine, link), tuple(link.get_buffer(rank, (n,), torch.int64) for rank in ranks)
 
 
-def process_group(named: Any) -> Any:
-    """The process group that an operation was given: as it is, in a box, or by its name."""
-    if isinstance(named, str):
-        groups: Any = dist.distributed_c10d
-        return groups._resolve_process_group(named)
-    return named if isinstance(named, dist.ProcessGroup) else dist.ProcessGroup.unbox(named)
-
-
 # ---- torch.compile
 
 

@@ -13,12 +13,12 @@ import torch.distributed as dist
 import memtraffic
 from memtraffic.benchmark.baselines import copy
 from memtraffic.benchmark.timing import summary
-from memtraffic.device import default, planning_gpu
-from memtraffic.kernels.softmax.linked import linked_tile
+from memtraffic.device import default
+from memtraffic.kernels.softmax.linked import MAX_COLS, Link, linked_softmax
 from memtraffic.kernels.softmax.sharded import sharded_softmax
-from memtraffic.processes import run_ranks
 from memtraffic.tensors import matrix
 from memtraffic.torch_adapter import sleep_on_gpu
+from memtraffic_book.processes import run_ranks
 
 COPY, ALONE, ONE, TWO, DTENSOR = "copy", "own part", "one kernel", "two kernels", "DTensor"
 UNTIMED = 3  # first calls, which compile
@@ -34,10 +34,10 @@ def sharded_times(
     The columns are impl, m, n of a rank, dtype, and the median and the 20th and 80th percentile of
     `repeats` calls that all ranks begin together; a call ends when the slowest rank ends. `impl`:
     "copy" and "own part", a copy of one rank's part and its softmax without the others; "one
-    kernel" and "two kernels", the rungs of `sharded_softmax`; "DTensor", `torch.softmax` of a
+    kernel", `linked_softmax`; "two kernels", `sharded_softmax`; "DTensor", `torch.softmax` of a
     DTensor. There is no row for the one kernel where a program cannot hold its columns, nor
     without a GPU for each rank: there the ranks are processes that talk by gloo, and the times are
-    those of the interpreter. Raises RanksError where a rank fails or is not done in time.
+    those of the interpreter. Raises what `run_ranks` raises.
     """
     cases = [(n_rows, width, dtype, repeats) for dtype in dtypes for width in widths]
     found = run_ranks(_times, ranks, (cases,), timeout=TIMEOUT)
@@ -66,9 +66,9 @@ def _impls(n_rows: int, width: int, dtype: str) -> Iterator[tuple[str, Callable[
     x = matrix(n_rows, width, dtype, device=device)
     yield COPY, partial(copy, x)
     yield ALONE, partial(memtraffic.softmax, x)
-    if device.type == "cuda" and linked_tile(width, x.element_size(), planning_gpu(x)):
-        yield ONE, partial(sharded_softmax, x, run_check=False, rung="one kernel")
-    yield TWO, partial(sharded_softmax, x, run_check=False, rung="collective")
+    if device.type == "cuda" and width <= MAX_COLS:
+        yield ONE, partial(linked_softmax, x, Link(n_rows, device))
+    yield TWO, partial(sharded_softmax, x)
     mesh = DeviceMesh(device.type, list(range(dist.get_world_size())))
     whole = DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
     yield DTENSOR, partial(torch.softmax, whole, 1)

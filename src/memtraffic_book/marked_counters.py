@@ -23,19 +23,20 @@ from unittest import mock
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from memtraffic import device
 from memtraffic.benchmark.loop import ABSENT
-from memtraffic.errors import CountersError, RanksError
+from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function, import_path
 from memtraffic.op import find_op
-from memtraffic.processes import run_ranks
 from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import autotuners
+from memtraffic_book.processes import run_ranks
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
@@ -213,7 +214,7 @@ def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """`_attempt` in a process of its own, which is ended after `SECONDS`."""
     try:
         [outcome] = run_ranks(_attempt, 1, (fn, *arguments), timeout=SECONDS)
-    except RanksError as error:
+    except (ProcessExitedException, ProcessRaisedException, TimeoutError) as error:
         return None, shorten(str(error), 200)
     return outcome
 

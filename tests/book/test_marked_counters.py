@@ -217,10 +217,10 @@ def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
     found, failed = marked_counters._each(eval, jobs)
     assert found == {3: 2}
     assert failed.pop(5) == "ZeroDivisionError: division by zero"
-    assert failed.pop(8).startswith("rank 0 of 1 ended with status 7") and not failed
+    assert failed.pop(8) == "process 0 terminated with exit code 7" and not failed
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
     found, failed = marked_counters._each(eval, {0: ("__import__('time').sleep(600)",)})
-    assert found == {} and failed.pop(0).startswith("rank 0 of 1 still ran after 0.1 s")
+    assert found == {} and failed.pop(0) == "ranks [0] of 1 still ran after 0.1 s"
 
 
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):

@@ -1,12 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from memtraffic import device, resources
-from memtraffic.errors import RanksError
 from memtraffic.kernels.softmax import linked
-from memtraffic.kernels.softmax.linked import Link, linked_kernel, linked_softmax
+from memtraffic.kernels.softmax.linked import linked_kernel, linked_softmax
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close
@@ -29,9 +30,9 @@ def in_turn_kernel(
     for i in tl.static_range(RANKS):
         if tl.program_id(1) == i:
             linked_kernel(
-                ys[i], widths[i], 1, xs[i], widths[i], 1, boxes, states_ptr + 4 * i, failed_ptr,
+                ys[i], xs[i], widths[i], 1, boxes, boxes[i], states_ptr + 4 * i, failed_ptr,
                 n_rows, widths[i], capacity, i, looks,
-                RANKS, SLOTS, BLOCK, CHUNKS, 0, 1, False,
+                RANKS, SLOTS, BLOCK, CHUNKS, 0, False,
             )  # fmt: skip
 
 
@@ -114,48 +115,38 @@ def test_linked_kernel_gives_nan_where_a_rank_does_not_come():
     assert ranks.states.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]  # later programs look once
 
 
-def on_two_gpus(x):
-    boxes = tuple(torch.zeros(4 * 2 * 8192, dtype=torch.int64, device=x.device) for _ in range(2))
-    state, failed = (torch.zeros(n, dtype=torch.int32, device=x.device) for n in (4, 1))
-    return linked_softmax(x, Link(8192, boxes, state, failed), 0)
+@pytest.fixture
+def link(monkeypatch):
+    """That of one of two ranks of 8192 rows, whose memory is here."""
+    monkeypatch.setattr(linked.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
+    boxes = [torch.zeros(4 * 2 * 8192, dtype=torch.int64, device=device.default()) for _ in "ab"]
+    monkeypatch.setattr(linked, "symmetric_words", lambda n, device, group: (None, (*boxes,)))
+    return linked.Link(8192, device.default())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "n_cols"), [("float32", 16384), ("float32", 32768), ("bfloat16", 32768)]
 )
-def test_linked_softmax_compiles_for_hopper_without_spills(dtype, n_cols):
-    [kernel] = resources(on_two_gpus, "M,N", (8192, n_cols), dtype=dtype, target="sm_90")
+def test_linked_softmax_compiles_for_hopper_without_spills(dtype, n_cols, link):
+    [kernel] = resources(
+        partial(linked_softmax, link=link), "M,N", (8192, n_cols), dtype=dtype, target="sm_90"
+    )
     assert kernel.spill_bytes == 0
     n_loads = n_cols * getattr(torch, dtype).itemsize // 16 // (32 * kernel.num_warps)
     assert kernel.load_bits[128] == n_loads
 
 
-def test_linked_softmax_refuses_what_a_program_cannot_hold():
-    with pytest.raises(ValueError, match="cannot hold 32769 columns"):
-        on_two_gpus(torch.ones(1, 32769, device=device.default()))
+@pytest.mark.parametrize(
+    ("m", "n", "told"), [(1, 32769, "32769 columns"), (8193, 1, "8193 rows, .* link is for 8192")]
+)
+def test_linked_softmax_refuses_what_a_program_or_the_link_cannot_hold(m, n, told, link):
+    with pytest.raises(ValueError, match=told):
+        linked_softmax(torch.ones(m, n, device=device.default()), link)
 
 
-def test_link_of_ranks_without_symmetric_memory_names_the_other_rung(monkeypatch):
-    monkeypatch.setattr(linked, "_links", {})
-    monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(linked.dist, "all_reduce", lambda fine, **how: None)
-    with pytest.raises(RanksError, match="symmetric memory on cpu, so ask for rung='collective'"):
-        linked.link_of(None, torch.device("cpu"), 8)
-
-
-def test_link_of_ranks_of_which_another_has_no_symmetric_memory(monkeypatch):
-    monkeypatch.setattr(linked, "_links", {})
-    monkeypatch.setattr(linked.dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(linked, "symmetric_words", lambda *how: (None, ()))
-    monkeypatch.setattr(linked.dist, "all_reduce", lambda fine, **how: fine.zero_())
-    with pytest.raises(RanksError, match="it is another rank"):
-        linked.link_of(None, torch.device("cpu"), 8)
-    assert linked._links == {(None, torch.device("cpu")): None}
-
-
-def test_link_that_failed_says_so(monkeypatch):
-    failed = Link(8, (), torch.zeros(4), torch.ones(1, dtype=torch.int32))
-    monkeypatch.setattr(linked, "_links", {(None, torch.device("cpu")): failed})
-    with pytest.raises(RanksError, match="waited for another in vain"):
-        linked.link_of(None, torch.device("cpu"), 8)
+def test_linked_softmax_says_that_an_earlier_call_failed(link):
+    link.failed.fill_(1)
+    with pytest.raises(RuntimeError, match="a rank waited in vain"):
+        linked_softmax(torch.ones(1, 8, device=device.default()), link)

@@ -1,6 +1,6 @@
 """Counts, element by element, what a function reads from memory and writes to it.
 
-A function may mix four kinds of work, and all are counted:
+A function may mix three kinds of work, and all are counted:
 
 - A PyTorch operation reads each of its operands once and writes each of its results once. Views and
   allocations are free. An expanded operand counts the elements it really holds. This is what the
@@ -10,8 +10,6 @@ A function may mix four kinds of work, and all are counted:
 - A PyTorch operation with an index, such as `gather` or an embedding, touches only the elements
   that its index names: each of them as often as it is named, and the index itself once. So its
   traffic depends on the index, and is what a loop that goes through it one by one would move.
-- A collective of `torch.distributed` reads and writes, too, and it sends and receives over the link
-  of the rank that counts. `collectives` says how much.
 - A Triton kernel runs in Triton's interpreter. Each element that a load or store touches counts
   each time its mask is true: a kernel that reads a row three times counts it three times.
 
@@ -42,8 +40,7 @@ from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.collectives import Number, Side
-from memtraffic.meters.operations import perform, python_function
+from memtraffic.meters.operations import Side, perform, python_function
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
@@ -70,23 +67,16 @@ _work: ContextVar[Work | None] = ContextVar("work", default=None)
 
 @dataclass
 class OpTraffic:
-    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel.
-
-    sent, received: over the link to the other ranks of a process group, as of `collectives`.
-    """
+    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel."""
 
     name: str
     read_elements: int = 0
     written_elements: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
-    sent_elements: Number = 0
-    received_elements: Number = 0
-    sent_bytes: Number = 0
-    received_bytes: Number = 0
 
-    def add(self, side: Side, elements: Number, itemsize: int) -> None:
-        """Adds `elements` of `itemsize` bytes each to what was read, written, sent or received."""
+    def add(self, side: Side, elements: int, itemsize: int) -> None:
+        """Adds `elements` of `itemsize` bytes each to what was read or written."""
         for unit, more in (("elements", elements), ("bytes", elements * itemsize)):
             name = f"{side}_{unit}"
             setattr(self, name, getattr(self, name) + more)
@@ -135,18 +125,12 @@ class Traffic:
     written_elements = _total("written_elements", "Elements written by all operations.")
     read_bytes = _total("read_bytes", "Bytes read by all operations.")
     written_bytes = _total("written_bytes", "Bytes written by all operations.")
-    sent_elements = _total("sent_elements", "Elements that this rank sends in all collectives.")
-    received_elements = _total("received_elements", "Elements that this rank receives in them.")
-    sent_bytes = _total("sent_bytes", "Bytes that this rank sends in all collectives.")
-    received_bytes = _total("received_bytes", "Bytes that this rank receives in them.")
 
     def __str__(self) -> str:
         if not self.ops:
             return f"reads 0 elements, writes 0 elements: {nothing_ran()}"
         operations = "1 operation" if len(self.ops) == 1 else f"{len(self.ops)} operations"
         text = f"reads {self.read_elements} elements, writes {self.written_elements} elements, "
-        if self.sent_elements or self.received_elements:
-            text += f"sends {self.sent_elements}, receives {self.received_elements}, "
         text += f"in {operations}"
         return f"forward: {text}\nbackward: {self.backward}" if self.backward else text
 

@@ -80,10 +80,6 @@ SIDES = {
     "writes": "written_elements",
     "read_bytes": "read_bytes",
     "write_bytes": "written_bytes",
-    "sends": "sent_elements",
-    "receives": "received_elements",
-    "send_bytes": "sent_bytes",
-    "receive_bytes": "received_bytes",
 }
 REFUSALS = (ValueError, AssertionError, NotImplementedError)
 
@@ -477,7 +473,7 @@ class Counts:
         return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
 
     def describe(self, which: int, side: str) -> str:
-        """What a pass reads, writes, sends or receives, as a formula or as what is nearest to one.
+        """What a pass reads or writes, as a formula or as what is nearest to one.
 
         Then it also says at which shapes it is something else.
         """

@@ -33,11 +33,10 @@ class Formula:
 
     reads, writes: in elements, the coefficients of the products, such as MN, M, N and 1, where BHSS
     is B times H times the square of S. read_bytes, write_bytes: the same in bytes, for the dtypes
-    that it was solved with. sends, receives, send_bytes, receive_bytes: what goes over the link of
-    this rank in collectives, for as many ranks as there are. fitted, checked: the shapes that the
-    formula was solved and checked at. refused: the shapes that the function refused, each followed
-    by its reason. symbols: the sizes. backward: the formula of the backward pass, where it was
-    asked for. notes: what a reader should know of the counts, as sentences.
+    that it was solved with. fitted, checked: the shapes that the formula was solved and checked at.
+    refused: the shapes that the function refused, each followed by its reason. symbols: the sizes.
+    backward: the formula of the backward pass, where it was asked for. notes: what a reader should
+    know of the counts, as sentences.
     """
 
     reads: Polynomial
@@ -49,16 +48,10 @@ class Formula:
     backward: Formula | None = None
     read_bytes: Polynomial = field(default_factory=dict)
     write_bytes: Polynomial = field(default_factory=dict)
-    sends: Polynomial = field(default_factory=dict)
-    receives: Polynomial = field(default_factory=dict)
-    send_bytes: Polynomial = field(default_factory=dict)
-    receive_bytes: Polynomial = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"reads {polynomial(self.reads)}, writes {polynomial(self.writes)}"
-        if any(self.sends.values()) or any(self.receives.values()):
-            text += f", sends {polynomial(self.sends)}, receives {polynomial(self.receives)}"
         return text if self.backward is None else f"forward: {text}\nbackward: {self.backward}"
 
     def elements(self, *shape: int) -> tuple[int | Fraction, int | Fraction]:

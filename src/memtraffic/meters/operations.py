@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch import Tensor
 from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
-from memtraffic.meters.collectives import Number, Side, collective
 from memtraffic.tensors import held
 from memtraffic.torch_adapter import OPDEFS
 
-Move: TypeAlias = tuple[Side, Number, int]  # elements, and bytes of each
+Side: TypeAlias = Literal["read", "written"]
+Move: TypeAlias = tuple[Side, int, int]  # elements, and bytes of each
 Moved: TypeAlias = Tensor | tuple[int, torch.dtype]  # a tensor as a whole, or some elements
 Sides: TypeAlias = tuple[Iterable[Moved], Iterable[Moved]]  # what is read, and what is written
 Rule: TypeAlias = Callable[..., Sides]
@@ -102,8 +102,6 @@ def perform(
 
     Raises CountError for an operation whose traffic is not known.
     """
-    if "c10d" in func.namespace:  # of torch.distributed
-        return collective(func, args, kwargs)
     name = operation_name(func)
     if (own := _rules.get(func._schema.name)) is not None:
         result = func(*args, **kwargs)

@@ -8,7 +8,6 @@ and receives 2M(G - 1) words of 64 bits. Ends where a program no longer holds it
 32,768 on an H200.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import device as runtime
-from memtraffic.device import planning_gpu
-from memtraffic.errors import RanksError
-from memtraffic.gpus import Gpu
+from memtraffic.device import captured_gpu, device_guard, planning_gpu, runs_on_gpu
 from memtraffic.kernels.chunking import (
     load_chunks,
     max_of_chunks,
@@ -29,14 +25,18 @@ from memtraffic.kernels.chunking import (
     store_chunk,
 )
 from memtraffic.kernels.exchange import low_of
-from memtraffic.kernels.launch import takes_ptx
-from memtraffic.kernels.softmax.planning import Tile, row_tile
+from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.split import LOWEST
-from memtraffic.kernels.tiling import common_divisor
 from memtraffic.torch_adapter import symmetric_words
 
-NARROWEST = 2048  # columns; narrower parts are masked
+MAX_COLS = 32768
 LOOKS = 2**27  # at a word that is not there yet: about a minute
+# By the bytes of an element, from a sweep of `memtraffic.softmax` on an H200: the widest
+# row, in columns, of each chunk and number of warps of 32 lanes.
+TILES = {
+    4: {8192: (512, 4), MAX_COLS: (2048, 16)},
+    2: {16384: (1024, 4), MAX_COLS: (4096, 8)},
+}
 
 
 # A word holds a number, and in its upper half the launch that it belongs to, counted from
@@ -94,35 +94,30 @@ def is_late(words, used, launch):
 
 @triton.jit
 def linked_kernel(
-    y_ptr, y_row_stride, y_col_stride,
+    y_ptr,  # packed
     x_ptr, x_row_stride, x_col_stride,
     boxes,  # of each rank, in its memory: (2, G, capacity, 2) words of 64 bits, 0 at first
+    box_ptr,  # that of this rank
     state_ptr,  # of this rank: rows that started and ended, launches, the last that failed
     failed_ptr,  # becomes 1 if a rank does not come
     n_rows, n_cols,
     capacity,  # rows of a box, at least n_rows
-    rank,
-    looks,
+    rank, looks,
     RANKS: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
-    ALIGN: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
     x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
-    y_col_stride = tl.cast(y_col_stride, tl.int64)
     row = tl.atomic_add(state_ptr, 1, sem="relaxed").to(tl.int64)
     launch = tl.load(state_ptr + 2) + 1
     looks = tl.where(tl.load(state_ptr + 3) == launch, 1, looks)  # a rank is gone
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
     x_ptr += row * x_row_stride + cols * x_col_stride
-    y_ptr += row * y_row_stride + cols * y_col_stride
+    y_ptr += row * n_cols + cols
     live = n_cols > 0
     chunks = load_chunks(
         x_ptr, x_col_stride, live, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE
@@ -139,13 +134,9 @@ def linked_kernel(
     for i in tl.static_range(RANKS):
         at = boxes[i] + 2 * ((first + rank) * capacity + row)
         tl.atomic_xchg(at + both, words, sem="relaxed", scope="sys")
-    mine = boxes[0]
-    for i in tl.static_range(1, RANKS):
-        if i == rank:
-            mine = boxes[i]
     slots = tl.arange(0, SLOTS)  # (SLOTS,)
     used = slots < RANKS
-    at = mine + 2 * ((first + slots) * capacity + row)
+    at = box_ptr + 2 * ((first + slots) * capacity + row)
     max_words = await_words(at, used, launch, looks, PTX)
     late = is_late(max_words, used, launch)
     sum_words = await_words(at + 1, used, launch, tl.where(late > 0, 1, looks), PTX)
@@ -161,125 +152,58 @@ def linked_kernel(
         scale = float("nan")
     for i in tl.static_range(CHUNKS):
         y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
-        store_chunk(y_ptr, y_col_stride, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+        store_chunk(y_ptr, 1, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
     if tl.atomic_add(state_ptr + 1, 1, sem="acq_rel") == n_rows - 1:
         tl.store(state_ptr + tl.arange(0, 2), 0)
         tl.store(state_ptr + 2, launch)
 
 
-@dataclass
 class Link:
-    """What the ranks of a group write to each other: arguments of `linked_kernel`.
+    """What the ranks of a group write to one another: arguments of `linked_kernel`.
 
-    owner: of the memory of the boxes. stream: of the last launch.
+    All ranks of the group make one together, and it serves calls of up to `n_rows` rows
+    while the group exists. Raises RuntimeError where PyTorch has no symmetric memory for
+    the device, or a GPU no access to that of another.
     """
 
-    capacity: int
-    boxes: tuple[Tensor, ...]
-    state: Tensor
-    failed: Tensor
-    owner: Any = field(repr=False, default=None)
-    stream: Any = field(repr=False, default=None)
+    def __init__(self, n_rows: int, device: torch.device, group: Any = None) -> None:
+        self.capacity, self.rank = n_rows, dist.get_rank(group)
+        words = 4 * dist.get_world_size(group) * n_rows
+        self.owner, self.boxes = symmetric_words(words, device, group)
+        self.state = torch.zeros(4, dtype=torch.int32, device=device)
+        # Pinned, so that the host reads it without waiting.
+        self.failed = torch.zeros(
+            1, dtype=torch.int32, pin_memory=torch.cuda.is_available()
+        )
 
 
-# None where the ranks found that they cannot have one.
-_links: dict[tuple[Any, torch.device], Link | None] = {}
+def linked_softmax(x: Tensor, link: Link, looks: int = LOOKS) -> Tensor:
+    """Softmax of the rows of which each rank has some columns, in one launch.
 
+    x: this rank's columns, of shape (M, N), N to MAX_COLS, float32, float16 or bfloat16, of
+    any strides. All ranks have the same M and the same dtype; N may differ, and be 0.
+    Calls with one `link` are made in the same order on each rank, and on one stream; a CUDA
+    graph that holds one is replayed in that order, and on that stream, too.
 
-def has_failed(group: Any, device: torch.device) -> RanksError | None:
-    """What is wrong with the `Link` of a group; None if nothing is, or there is no link."""
-    link = _links.get((group, device))
-    if link is None or not link.failed.item():
-        return None
-    return RanksError(
-        "sharded softmax: in an earlier call, a rank waited for another in vain; the result "
-        "of that call is NaN"
-    )
-
-
-def may_link(x: Tensor, n_cols: int, group: Any) -> bool:
-    """Whether this rank, as far as it knows, can run `linked_kernel` on `n_cols` columns."""
-    if (
-        not x.is_cuda
-        or x.dtype == torch.float64
-        or _links.get((group, x.device), x) is None
-    ):
-        return False
-    gpu = planning_gpu(x)
-    tile = linked_tile(n_cols, x.element_size(), gpu)
-    return takes_ptx(gpu) and n_cols >= NARROWEST and tile is not None
-
-
-def link_of(group: Any, device: torch.device, n_rows: int) -> Link:
-    """The `Link` of a group. It is made anew for more rows, by all of its ranks together.
-
-    Raises RanksError where an earlier launch failed; and on each rank where one of them has
-    no symmetric memory.
+    Returns this rank's columns of the softmax, contiguous; NaN where another rank did not
+    come, and then the next call raises RuntimeError. That is also raised for a tensor that
+    requires a gradient, TypeError for another dtype or device, ValueError for another shape.
     """
-    if problem := has_failed(group, device):
-        raise problem
-    link = _links.get((group, device))
-    if link is None or link.capacity < n_rows:
-        capacity, ranks = triton.next_power_of_2(n_rows), dist.get_world_size(group)
-        try:
-            owner, boxes = symmetric_words(4 * ranks * capacity, device, group)
-        except (ImportError, RuntimeError) as error:
-            problem = RanksError(str(error))
-        fine = torch.tensor([problem is None], dtype=torch.int32, device=device)
-        dist.all_reduce(fine, op=dist.ReduceOp.MIN, group=group)
-        if not fine.item():
-            _links[group, device] = None
-            raise RanksError(
-                f"sharded softmax: not all ranks have symmetric memory on {device.type}, so "
-                f"ask for rung='collective': {problem or 'it is another rank'}"
-            ) from problem
-        state = torch.zeros(4, dtype=torch.int32, device=device)
-        failed = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        link = _links[group, device] = Link(capacity, boxes, state, failed, owner)
-    return link
-
-
-def linked_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tile | None:
-    """The tile of a program; None where it cannot hold so many columns.
-
-    >>> from memtraffic.gpus import find_gpu
-    >>> linked_tile(16384, 4, find_gpu("H200")), linked_tile(32769, 4, find_gpu("H200"))
-    (Tile(rows=1, block=2048, chunks=8, num_warps=16), None)
-    """
-    return row_tile(max(n_cols, NARROWEST), itemsize, 1, gpu)
-
-
-def _await_last(link: Link, x: Tensor) -> None:
-    """Lets the current stream wait for the last launch, with which this one shares words."""
-    if runtime.HAS_GPU and x.is_cuda and not torch.cuda.is_current_stream_capturing():
-        stream = torch.cuda.current_stream(x.device)
-        if link.stream not in (None, stream):
-            stream.wait_stream(link.stream)
-        link.stream = stream
-
-
-def linked_softmax(x: Tensor, link: Link, rank: int, looks: int = LOOKS) -> Tensor:
-    """This rank's columns of the softmax, in one launch.
-
-    x: of shape (M, N), float32, float16 or bfloat16. Calls with one `link` are made in the
-    same order on each rank; on another stream, one waits for the last. A CUDA graph that
-    holds one is replayed in that order, too, and on the stream of the others. Raises
-    ValueError for too many columns.
-    """
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
-    tile = linked_tile(n_cols, x.element_size(), gpu)
-    if tile is None:
-        raise ValueError(f"sharded softmax: one program cannot hold {n_cols} columns")
-    lanes, ranks = tile.num_warps * gpu.warp_size, len(link.boxes)
-    if n_rows:
-        with runtime.device_guard(x):
-            _await_last(link, x)
-            linked_kernel[(n_rows,)](
-                y, *y.stride(), x, *x.stride(), link.boxes, link.state, link.failed,
-                n_rows, n_cols, link.capacity, rank, looks, RANKS=ranks,
-                SLOTS=max(lanes, triton.next_power_of_2(ranks)), BLOCK=tile.block,
-                CHUNKS=tile.chunks, WHOLE=n_cols // tile.block, ALIGN=common_divisor(x, y),
-                PTX=takes_ptx(gpu), num_warps=tile.num_warps,
-            )  # fmt: skip
+    y, (n_rows, n_cols) = check_operands("linked", x, None, MAX_COLS), x.shape
+    if n_rows > link.capacity:
+        raise ValueError(f"linked: {n_rows} rows, and the link is for {link.capacity}")
+    if link.failed.item():
+        raise RuntimeError("linked: an earlier call gave NaN: a rank waited in vain")
+    gpu, tiles = planning_gpu(x), TILES[x.element_size()]
+    block, num_warps = next(tiles[widest] for widest in tiles if n_cols <= widest)
+    compiled = runs_on_gpu() or captured_gpu() is not None
+    with device_guard(x):
+        linked_kernel[(n_rows,)](
+            y, x, *x.stride(), link.boxes, link.boxes[link.rank], link.state, link.failed,
+            n_rows, n_cols, link.capacity, link.rank, looks, RANKS=len(link.boxes),
+            SLOTS=max(32 * num_warps, triton.next_power_of_2(len(link.boxes))),
+            BLOCK=block, CHUNKS=max(1, triton.cdiv(n_cols, block)), WHOLE=n_cols // block,
+            PTX=compiled and gpu.vendor == "nvidia",
+            num_warps=32 * num_warps // gpu.warp_size,
+        )  # fmt: skip
     return y
