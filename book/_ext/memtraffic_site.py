@@ -14,11 +14,11 @@ import html
 import json
 import re
 import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import plain_files
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
@@ -27,6 +27,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
+RUNGS = ROOT / "src" / "memtraffic" / "kernels" / "softmax"
 SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
@@ -57,9 +58,9 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     holds; without, the reader downloads the same notebook and uploads it.
     """
     parts = [f"About {minutes} minute{'s' * (minutes > 1)}"]
-    if name in plain_files.KERNELS:
-        file = plain_files.file_name(name)
-        parts.append(f'<a href="{file}" download>the kernel in one plain file</a>')
+    if (RUNGS / f"{name}.py").exists():
+        file = f'<a href="{name}.py" download>the kernel\'s file</a>'
+        parts.append(f"{file}, which needs the package <code>memtraffic</code>")
     address = colab_address(name, repository)
     if address:
         parts.append(f'<a href="{address}">Run this chapter on Colab</a>')
@@ -438,7 +439,9 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
     folder = Path(app.outdir)
-    plain_files.write_plain_files(folder / "book")
+    for rung in RUNGS.glob("*.py"):  # which the page of the same name offers
+        if (folder / "book" / f"{rung.stem}.html").exists():
+            shutil.copy(rung, folder / "book")
     title = html.escape(app.config.html_title)
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
     moved = {"index": f"{app.config.root_doc}.html"}

@@ -40,7 +40,7 @@ def test_short_code_stays_in_one_piece():
 def test_line_with_an_address_is_one_click():
     line = site.chapter_line("occupancy", 12, ADDRESS)
     assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
-    assert "upload" not in line and "softmax_" not in line
+    assert "upload" not in line and ".py" not in line
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,16 @@ def test_shared_link_shows_a_card_where_the_site_has_an_address(base):
 
 
 @pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])
-def test_missing_page_leads_home_where_the_site_has_an_address(base, tmp_path):
+def test_files_beside_the_pages(base, tmp_path):
+    """A missing page leads home where the site has an address; a rung is offered as it is."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "naive.html").touch()
     made = app(baseurl=base)
     made.builder, made.outdir = SimpleNamespace(format="html"), tmp_path
     site.write_files(made, None)
+    [offered] = tmp_path.rglob("*.py")
+    rung = site.ROOT / "src/memtraffic/kernels/softmax/naive.py"
+    assert offered.parent.name == "book" and offered.read_bytes() == rung.read_bytes()
     missing = tmp_path / "404.html"
     assert missing.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")

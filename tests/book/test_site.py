@@ -225,14 +225,17 @@ def test_buttons_lead_to_the_repository_or_are_not_there(page, name):
 
 @per_chapter
 def test_line_under_the_title(site, page, name):
-    """How long the chapter takes, its kernel in one file, and where to run it."""
+    """How long the chapter takes, its kernel's file as the package has it, and where to run it."""
     text = (site / f"{name}.html").read_text("utf-8")
     [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', text, re.S)
     line = Page(line)
     assert re.match(r"About [1-9]\d? minutes? ", line.seen)
     assert "Run this chapter on Colab" in line.seen
-    if Path(name).name in KERNELS:
-        assert f"softmax_{Path(name).name}.py" in line.links
+    file = f"{Path(name).name}.py"
+    assert (file in line.links) == (Path(name).name in KERNELS)
+    if file in line.links:
+        rung = ROOT / "src" / "memtraffic" / "kernels" / "softmax" / file
+        assert (site / "book" / file).read_bytes() == rung.read_bytes()
     assert any(link.endswith(f"{name}.ipynb") for link in line.links)
     assert ("upload it" in line.seen) == (f"../_sources/{name}.ipynb" in line.links)
 
