@@ -16,7 +16,7 @@ from another_process import run_python
 from memtraffic import benchmark, device
 from memtraffic.benchmark import timing
 from memtraffic.benchmark.copying import fastest_copy
-from memtraffic.benchmark.roof import copy_bandwidth, matmul_rate, roof
+from memtraffic.benchmark.roof import roof
 from memtraffic.device import planning_gpu, this_gpu
 from memtraffic.gpus import GPUS, NvidiaGpu, find_gpu
 
@@ -83,8 +83,6 @@ def test_interpreted_is_decided_before_triton_is_imported(imports, status, said)
         ("time_interleaved", lambda: timing.time_interleaved([lambda: None])),
         ("time_interleaved", lambda: fastest_copy(torch.ones(4, 6))),
         ("roof", roof),
-        ("copy_bandwidth", copy_bandwidth),
-        ("matmul_rate", matmul_rate),
         ("gpu_name", device.gpu_name),
     ],
 )

@@ -30,7 +30,7 @@ COMPARED = {
         *("compile(persistent reduction)", "naive", "fused", "masked", "tiled", "persistent"),
         "memtraffic.softmax",
     ),
-    "softmax_backward": ("copy", "torch.softmax backward", "memtraffic.softmax backward"),
+    "softmax_backward": ("copy", "torch.softmax backward"),
 }
 
 

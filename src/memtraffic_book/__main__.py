@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from memtraffic import device, progress
+from memtraffic import progress
 from memtraffic_book import build, drift
 
 
@@ -28,14 +27,6 @@ def parser() -> argparse.ArgumentParser:
     )
     notebooks.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="all by default")
 
-    held = commands.add_parser(
-        "held-out", help="on a GPU: race ours and others at shapes drawn by chance"
-    )
-    held.add_argument("--count", type=int, default=12, help="of cases (default: 12)")
-    held.add_argument("--seed", type=int, help="of the draw; by default another one each time")
-    held.add_argument("--compiled", action="store_true", help="torch.compile, too")
-    held.add_argument("--csv", type=Path, help="write all times there, too")
-
     commands.add_parser("map", help="draw the maps of the speed at each width, from the recording")
     commands.add_parser("moving", help="draw the figures that move")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
@@ -54,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise RuntimeError("measured again, these drifted:\n" + "\n".join(sentences))
         elif args.command == "notebooks":
             build.execute_notebooks(args.paths)
-        elif args.command == "held-out":
-            return race(args)
         elif args.command == "map":
             print("\n".join(map(str, build.draw_maps())))
         elif args.command == "moving":
@@ -66,22 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"memtraffic_book: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def race(args: argparse.Namespace) -> int:
-    """Races at shapes drawn by chance; returns 1 where ours is slower than it should be."""
-    from memtraffic_book import held_out
-
-    device.require_gpu("held-out")
-    seed = random.randrange(2**32) if args.seed is None else args.seed
-    cases = held_out.draw(args.count, seed)
-    frame = held_out.measure(cases, compiled=args.compiled)
-    if args.csv:
-        frame.to_csv(args.csv, index=False)
-    found = held_out.verdicts(frame)
-    print(found.to_string(index=False, float_format="{:.3f}".format))
-    print(f"{held_out.summary(found, len(cases))} Drawn with --seed {seed}.")
-    return int(not found["met"].all())
 
 
 if __name__ == "__main__":

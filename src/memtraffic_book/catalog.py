@@ -168,12 +168,12 @@ def columns(names: str, **tolerances: float | None) -> tuple[Column, ...]:
 SPREAD = "us us_p20 us_p80"
 TIMES = f"m n dtype {SPREAD} gb_per_s"
 BENCH = columns(f"impl {TIMES}")
-COMPARED = columns(  # the note is in place of a time; a peer may be absent, see drift.py
-    f"impl m n dtype {SPREAD} us_reversed gb_per_s version note", version=None, note=None
-)
-DECIDED = (
-    *COMPARED,
-    *columns("eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"),
+JUDGED = f"impl m n dtype {SPREAD} us_reversed gb_per_s"
+COMPARED = columns(f"{JUDGED} note", note=None)  # in place of a time
+DECIDED = columns(  # a package may be absent, see drift.py
+    f"{JUDGED} version note eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80",
+    version=None,
+    note=None,
 )
 AMOUNTS = " ".join(marked_counters.AMOUNTS)
 PREDICTED = " ".join((*SECTORS, *(f"predicted_{name}" for name in SECTORS)))

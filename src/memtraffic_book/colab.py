@@ -36,12 +36,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = "application/papermill.record/text/plain"
 FOLDERS = ("book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book")
-# These make the book, or race it.
+# These make the book.
 LEFT_OUT = (
     "__main__.py",
     "build.py",
     "colab.py",
-    "held_out.py",
     "figures/moving.py",
 )
 # For text, which has no words of two or four bytes.

@@ -6,10 +6,11 @@ All but `compile_for_targets` need a GPU: `catalog.Experiment.run` asks for it.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import itertools
+import runpy
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor
 
 from memtraffic import benchmark, device, gpus
-from memtraffic.benchmark import decision
-from memtraffic.benchmark.baselines import BACKWARD, copy
+from memtraffic.benchmark.baselines import copy
 from memtraffic.compile import resources
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
-PEERS = {"Liger": "liger-kernel", "FlagGems": "flag-gems", "QuACK": "quack-kernels"}  # at PyPI
+DECIDE = Path(__file__).parents[2] / "examples" / "decide" / "decide.py"
 FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
 
 
@@ -157,39 +157,15 @@ def compare(
     dtype: str = "float32",
     budget: float = 0.1,
 ) -> pd.DataFrame:
-    """`benchmark.bench`, judged; where nothing was timed, times are 0, as CSV has no NaN.
-
-    The column `version` is that of a peer, whose name a label has to be.
-    """
-    return _with_versions(
-        benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
-    )
-
-
-def peer_version(name: str) -> str:
-    """The version of the package that an implementation is of; "" if it is of none, or not here."""
-    try:
-        return importlib.metadata.version(PEERS[name.removesuffix(BACKWARD)])
-    except (KeyError, importlib.metadata.PackageNotFoundError):  # or on the path, not installed
-        return ""
-
-
-def _with_versions(frame: pd.DataFrame) -> pd.DataFrame:
-    versions = {label: peer_version(label) for label in {*frame["impl"]}}
-    place = frame.columns.get_loc("note")
-    frame.insert(place, "version", frame["impl"].map(versions))
+    """`benchmark.bench`, judged; where nothing was timed, times are 0, as CSV has no NaN."""
+    frame = benchmark.bench(impls, inputs, shapes, dtype=dtype, judge=True, budget=budget)
     return frame.fillna(dict.fromkeys(frame.columns.difference(["note"]), 0.0))
 
 
-def decide(
-    shapes: Sequence[Sequence[int]], dtype: str, gradient: bool = False, budget: float = 0.1
-) -> pd.DataFrame:
-    """`decision.decide` at several shapes, with versions and without NaN as in `compare`."""
-    frames = [
-        decision.decide(shape, dtype=dtype, gradient=gradient, budget=budget)
-        for shape in progress(shapes, "deciding")
-    ]
-    return _with_versions(pd.concat(frames, ignore_index=True))
+def decide(shapes: Sequence[Sequence[int]], **options: Any) -> pd.DataFrame:
+    """What `decide` of the example measures at several shapes."""
+    measured: pd.DataFrame = runpy.run_path(str(DECIDE))["decide"](shapes, **options)
+    return measured
 
 
 def counters(impls: Impls, shape: Sequence[int], **options: Any) -> pd.DataFrame:

@@ -59,7 +59,7 @@ def test_bench_finds_mistakes_before_it_times(timed):
 
 
 def test_bench_has_a_row_for_each_shape_and_name(timed):
-    frame = bench(["copy", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16", cold=False)
+    frame = bench(["copy", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
     assert list(frame.columns) == ["impl", "m", "n", "dtype", *TIMES]
     assert keys(frame) == [
         ("copy", 4, 8, "bfloat16"),
@@ -70,20 +70,20 @@ def test_bench_has_a_row_for_each_shape_and_name(timed):
     assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
     assert frame["gb_per_s"].tolist() == pytest.approx([0.128, 0.064, 0.128, 0.064])
     assert [options for _, options in timed] == [
-        {"cold": False, "budget": 0},  # the trial of copies
-        {"cold": False, "budget": 0.3},
+        {"budget": 0},  # the trial of copies
+        {"budget": 0.3},
     ] * 2
 
 
 def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
     tried = []
-    fastest = lambda x, cold: tried.append((x, cold)) or x.clone  # noqa: E731
+    fastest = lambda x: tried.append(x) or x.clone  # noqa: E731
     monkeypatch.setattr(loop, "fastest_copy", fastest)
     bench({"naive": "naive", "roof": copy}, shapes=[(4, 8)], budget=0.1)
     [([rung, copied], options)] = timed
-    assert options == {"cold": True, "budget": 0.1}
-    assert rung.args[0] is tried[0][0] and tried[0][1]
-    assert copied == tried[0][0].clone
+    assert options == {"budget": 0.1}
+    assert rung.args[0] is tried[0]
+    assert copied == tried[0].clone
 
 
 def test_bench_of_functions_by_name(timed):
@@ -94,7 +94,7 @@ def test_bench_of_functions_by_name(timed):
     [(calls, options)] = timed
     assert calls[1].func is calls[2].func is naive.softmax
     assert all(call.args[0] is calls[0].args[0] for call in calls)
-    assert options == {"cold": True, "budget": 0.3}
+    assert options == {"budget": 0.3}
 
 
 def test_bench_of_an_op_with_two_inputs(timed):
@@ -154,7 +154,7 @@ def test_bench_judged_has_a_row_for_each_shape_and_name(timed):
     assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 8 * 2 / 1e3)
     assert set(frame["note"]) == {""}
     assert [options for _, options in timed if options["budget"]] == [
-        {"cold": True, "budget": 0.1, "reverse": True}
+        {"budget": 0.1, "reverse": True}
     ] * 2
 
 

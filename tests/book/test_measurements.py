@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from memtraffic import device, gpus, residency
-from memtraffic.benchmark import decision
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import naive, persistent
 from memtraffic.kernels.tiling import tile_shape
@@ -233,26 +231,6 @@ SMALL = {
 def test_experiments_in_small(id, timed):
     """As far as they go without a GPU: each implementation takes its inputs and options."""
     run(id, **SMALL[id])
-
-
-@pytest.mark.parametrize("gradient", ["", "_gradient"])
-@pytest.mark.slow
-def test_decide_names_what_is_absent_and_leaves_no_holes(gradient, timed, monkeypatch):
-    """Everything but the GPU's graphs, its clock and the compiler runs, at two widths."""
-    for package in ("flag_gems", "liger_kernel"):  # as if they were not installed
-        monkeypatch.setitem(sys.modules, package, None)
-    names = ("torch.softmax", "Liger", "FlagGems", "memtraffic.softmax")
-    monkeypatch.setattr(decision, "CANDIDATES", names)
-    monkeypatch.setattr(decision, "_graphs", lambda calls: calls)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    frame = run(f"decision{gradient}_float32", shapes=[[4, 8], [4, 49]])
-    assert list(frame["impl"]) == ["copy", *names] * 2
-    absent = frame["impl"].isin(["Liger", "FlagGems"])
-    assert frame.loc[absent, "note"].str.startswith("absent").all()
-    for column in ("us", "eager_us", "graph_us"):
-        assert (
-            (frame[column] > 0) == ~absent & ((frame["impl"] != "copy") | (column == "us"))
-        ).all()
 
 
 # ---- by hardware counters

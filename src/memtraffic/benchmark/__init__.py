@@ -5,15 +5,13 @@ write each element once, 2MN elements, so a function that moves more than that s
 bandwidth, not a higher one.
 """
 
-from memtraffic.benchmark.baselines import BASELINES, find_implementation
-from memtraffic.benchmark.copying import copies, fastest_copy
+from memtraffic.benchmark.baselines import find_implementation
+from memtraffic.benchmark.copying import fastest_copy
 from memtraffic.benchmark.loop import bench
 from memtraffic.benchmark.timing import summary, time_interleaved
 
 __all__ = [
-    "BASELINES",
     "bench",
-    "copies",
     "fastest_copy",
     "find_implementation",
     "summary",

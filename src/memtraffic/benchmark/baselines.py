@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memtraffic.benchmark import packages
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax import op as softmax
 from memtraffic.names import import_function
@@ -29,11 +28,6 @@ def copy(x: Tensor, y: Tensor | None = None) -> Tensor:
 def torch_softmax(x: Tensor) -> Tensor:
     """PyTorch's own softmax of each row."""
     return torch.softmax(x, dim=1)
-
-
-def own_softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """The backward of `memtraffic.softmax`, as its autograd function calls it."""
-    return softmax.backward(dy, y, 1, y.dtype)
 
 
 def compiled_softmax(x: Tensor) -> Tensor:
@@ -58,7 +52,6 @@ def compiled_persistent_reduction(x: Tensor) -> Tensor:
         return _compile(3)(x)
 
 
-BACKWARD = " backward"  # what the name of an implementation of the backward ends in
 PTXAS = "TRITON_PTXAS_PATH"
 _inductor: dict[str, str] = {}  # what Inductor has set
 
@@ -99,20 +92,12 @@ BASELINES: dict[str, Callable[..., Tensor]] = {
     "compile(naive)": compiled,
     "compile(persistent reduction)": compiled_persistent_reduction,
     "memtraffic.softmax": softmax.softmax,
+    "torch.softmax backward": softmax_backward,
 }
-BACKWARD_BASELINES: dict[str, Callable[..., Tensor]] = {
-    f"torch.softmax{BACKWARD}": softmax_backward,
-    f"memtraffic.softmax{BACKWARD}": own_softmax_backward,
-}
-PACKAGES: dict[str, Callable[..., Tensor]] = {
-    **packages.FORWARD,
-    **{name + BACKWARD: fn for name, fn in packages.BACKWARD.items()},
-}
-_NAMED = {**BASELINES, **BACKWARD_BASELINES, **PACKAGES}
 
 
 def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function with this name: a baseline, a package's, a rung, or `module:function`.
+    """The function with this name: a baseline, a rung, or `module:function`.
 
     >>> find_implementation("copy").__name__
     'copy'
@@ -121,4 +106,4 @@ def find_implementation(name: str | Callable[..., Any]) -> Callable[..., Any]:
     """
     if callable(name):
         return name
-    return _NAMED.get(name) or import_function(name)
+    return BASELINES.get(name) or import_function(name)

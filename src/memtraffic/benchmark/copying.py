@@ -54,12 +54,12 @@ def copies(x: Tensor, other: Tensor | None = None) -> dict[str, Copy]:
     return found
 
 
-def fastest_copy(x: Tensor, other: Tensor | None = None, *, cold: bool = True) -> Copy:
+def fastest_copy(x: Tensor, other: Tensor | None = None) -> Copy:
     """The fastest of `copies`, found by timing each of them 32 times.
 
     Time the result again, beside what it is compared with: the least of several medians is a little
-    too low. cold: as for `time_interleaved`. Raises RuntimeError without a GPU.
+    too low. Raises RuntimeError without a GPU.
     """
     found = list(copies(x, other).values())
-    samples = time_interleaved(found, cold=cold, budget=0)
+    samples = time_interleaved(found, budget=0)
     return min(zip(map(statistics.median, samples), range(len(found)), found, strict=True))[2]

@@ -30,11 +30,7 @@ TIMES = ("us", "us_p20", "us_p80", "us_reversed", "gb_per_s")
 
 
 def bind(
-    fn: Callable[..., Any],
-    inputs: Sequence[Any],
-    keywords: Mapping[str, Any] | None = None,
-    *,
-    cold: bool = True,
+    fn: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None
 ) -> Callable[[], object]:
     """The call of `fn` that is timed; the fastest of several copies where `fn` is `copy`.
 
@@ -48,7 +44,7 @@ def bind(
         raise ValueError(f"copy takes one tensor, or two of one shape, not {shapes}")
     if shapes[0] != shapes[-1]:
         raise ValueError(f"copy takes two tensors of one shape, not of {shapes}")
-    return fastest_copy(*inputs, cold=cold)
+    return fastest_copy(*inputs)
 
 
 def describe_shape(op: Op, shape: Sequence[int], dtype: str) -> dict[str, Any]:
@@ -65,7 +61,6 @@ def bench(
     layout: str = "packed",
     judge: bool = False,
     beside_copy: bool = False,
-    cold: bool = True,
     budget: float = 0.3,
 ) -> pd.DataFrame:
     """Times implementations of an operation: one row for each shape and implementation.
@@ -77,7 +72,7 @@ def bench(
     the fastest of several copies at each shape, `fastest_copy`. inputs: an `Op`, by default the
     softmax of a matrix; or what each function is called with, such as "M,N N:bf16", see
     `op.find_op`. shapes: one number for each size. layout: of matrices, as of
-    `tensors.matrix`. cold, budget: as for `time_interleaved`.
+    `tensors.matrix`. budget: as for `time_interleaved`.
 
     Columns: `impl`; the sizes (`m` and `n` for a softmax) and `dtype`; `us`, `us_p20` and `us_p80`,
     the median and the 20th and 80th percentile in microseconds; `gb_per_s`, the least traffic over
@@ -110,10 +105,10 @@ def bench(
         key = describe_shape(made_by, shape, dtype)
         make = functools.partial(made_by.arguments, shape, dtype, layout)
         if not judge or op is None:
-            timed = _time(fns, op, make(), beside_copy, cold, budget)
+            timed = _time(fns, op, make(), beside_copy, budget)
             rows += [{"impl": name} | key | found for name, found in timed.items()]
             continue
-        times, notes = _judge_and_time(fns, op, make, cold, budget)
+        times, notes = _judge_and_time(fns, op, make, budget)
         none = dict.fromkeys(TIMES, float("nan"))
         for name in fns:
             note = {"note": notes.get(name, "")}
@@ -126,7 +121,6 @@ def _time(
     op: Op | None,
     arguments: Arguments,
     beside_copy: bool,
-    cold: bool,
     budget: float,
 ) -> dict[str, dict[str, float]]:
     """The times of `fns` on the same arguments, which are those of `op` if there is one."""
@@ -135,24 +129,20 @@ def _time(
     if beside_copy:
         if not arguments.tensors:
             raise ValueError("bench: the inputs have no tensor, so there is no copy beside")
-        calls["copy"] = fastest_copy(arguments.tensors[0], cold=cold)
-    calls |= {name: bind(fn, positional, keywords, cold=cold) for name, fn in fns.items()}
+        calls["copy"] = fastest_copy(arguments.tensors[0])
+    calls |= {name: bind(fn, positional, keywords) for name, fn in fns.items()}
     if beside_copy:
         n_bytes = 2 * arguments.tensors[0].nbytes
     elif op:
         n_bytes = op.least_bytes(arguments)
     else:
         n_bytes = least_bytes(arguments.tensors, next(iter(calls.values()))())
-    samples = time_interleaved(list(calls.values()), cold=cold, budget=budget)
+    samples = time_interleaved(list(calls.values()), budget=budget)
     return {name: summary(times, n_bytes) for name, times in zip(calls, samples, strict=True)}
 
 
 def _judge_and_time(
-    fns: Mapping[str, Callable[..., Any]],
-    op: Op,
-    make: Callable[[], Arguments],
-    cold: bool,
-    budget: float,
+    fns: Mapping[str, Callable[..., Any]], op: Op, make: Callable[[], Arguments], budget: float
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     """The times of those of `fns` that are right at a shape, and notes on the others."""
     calls: dict[str, Callable[[], object]] = {}
@@ -168,7 +158,7 @@ def _judge_and_time(
         try:
             if fn is not copy and (note := judge_result(op, _settled(name, fn, inputs), *inputs)):
                 notes[name] = note
-            calls[name] = bind(fn, inputs, cold=cold)
+            calls[name] = bind(fn, inputs)
         except AssertionError as error:
             notes[name] = _reason("wrong", error)
         except ImportError as error:
@@ -176,7 +166,7 @@ def _judge_and_time(
         except Exception as error:  # a compiler raises what it likes
             notes[name] = _reason("refused", error)
     try:
-        samples = time_interleaved(list(calls.values()), cold=cold, budget=budget, reverse=True)
+        samples = time_interleaved(list(calls.values()), budget=budget, reverse=True)
     except Exception as error:
         return {}, notes | dict.fromkeys(calls, _reason("not timed", error))
     n_bytes, found = op.least_bytes(arguments), {}

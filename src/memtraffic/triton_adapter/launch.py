@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -118,21 +117,6 @@ def function_handle(compiled: CompiledKernel) -> int:
     """The driver's handle (CUfunction) of a compiled kernel, loaded on the current GPU."""
     compiled._init_handles()
     return int(compiled.function)
-
-
-def set_tuning_time(kernel: Kernel, warmup: float, rep: float) -> None:
-    """Sets how long an autotuner takes for each configuration; nothing where there is none.
-
-    kernel: it may have heuristics around its autotuner. warmup, rep: milliseconds, as of
-    `triton.testing.do_bench`.
-    """
-    from triton.runtime import Autotuner
-    from triton.testing import do_bench
-
-    while kernel is not None and not isinstance(kernel, Autotuner):
-        kernel = getattr(kernel, "fn", None)
-    if kernel is not None:
-        kernel.do_bench = functools.partial(do_bench, warmup=warmup, rep=rep)
 
 
 def starter(

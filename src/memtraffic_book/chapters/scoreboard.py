@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from memtraffic.benchmark.decision import CANDIDATES
 from memtraffic_book import claim, experiments, tables, units
 from memtraffic_book.chapters import ship
 from memtraffic_book.recording import speeds
@@ -16,7 +15,7 @@ def show_versions(frames: ship.Frames) -> None:
     """Shows the version of each package, and at how many of all cases it was timed."""
     every = pd.concat(frames.values())
     tables.show(
-        CANDIDATES,
+        every["impl"].unique()[1:],  # without the copy
         kernel=lambda name: name,
         version=lambda name: max(every.loc[every["impl"] == name, "version"].astype(str)) or "–",
         timed=lambda name: (every.loc[every["impl"] == name, "us"] > 0).sum(),
@@ -35,8 +34,7 @@ def show_versions(frames: ship.Frames) -> None:
 
 
 def _notes(every: pd.DataFrame, name: str, kind: str) -> int:
-    notes = every.loc[every["impl"] == name, "note"].astype(str)
-    return int(notes.str.startswith(kind).sum())
+    return int(ship.noted(every[every["impl"] == name], kind).sum())
 
 
 def show_times(frame: pd.DataFrame) -> None:
@@ -49,7 +47,7 @@ def show_times(frame: pd.DataFrame) -> None:
         rows_=lambda key: key[1],
         **{
             ship.short(name): lambda key, it=us[name]: _time(it[key])
-            for name in ("copy", *CANDIDATES)
+            for name in frame["impl"].unique()
         },
         call=lambda key: ship.short(calls[key]),
     )
@@ -69,7 +67,7 @@ def show_calls(frame: pd.DataFrame) -> None:
             ship.short(name): lambda key, one=eager[name], all=graph[name]: (
                 f"{_time(one[key])}, {_time(all[key])}" if one[key] else ABSENT
             )
-            for name in CANDIDATES
+            for name in frame["impl"].unique()[1:]
         },
     )
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from memtraffic.benchmark.decision import CANDIDATES, choose
+from memtraffic.benchmark.timing import choose
 from memtraffic.tensors import matrix
 from memtraffic.testing import is_correct
 from memtraffic_book import claim, experiments, figures, glue, prove, tables, units
@@ -36,7 +36,7 @@ ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
 CALLED_AT = (8, 4096)  # rows, at which a page shows what the caller sees
 SHOWN_AT = (128, 4096)  # columns
 SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
-TORCH, OURS = CANDIDATES[0], CANDIDATES[-1]
+TORCH, OURS = "torch.softmax", "memtraffic.softmax"
 WIDE, VECTOR_BYTES = 10_000_000, 16
 FLAT = 95  # % of a copy, from which on a line counts as flat
 
@@ -55,9 +55,9 @@ def short(name: str) -> str:
 
 def answers(frame: pd.DataFrame, column: str = ON_GPU) -> pd.Series[str]:
     """What to call at each shape, by columns `n` and rows `m`. column: the times that decide."""
-    keys = ["n", "m"]
-    found = {key: choose(part, column) for key, part in frame.groupby(keys)}
-    return pd.Series(found, dtype=object).rename_axis(keys)
+    parts = frame[frame["impl"] != "copy"].groupby(["n", "m"])
+    found = {key: choose(part, column) for key, part in parts}
+    return pd.Series(found, dtype=object).rename_axis(["n", "m"])
 
 
 def runs(found: pd.Series[str]) -> str:
@@ -179,7 +179,8 @@ def show_times(frames: Frames) -> None:
 
     def cell(found: tuple[pd.Series[str], pd.Series[float]], n: int, m: int) -> str:
         name = found[0][n, m]
-        return f"{short(name)} {number(found[1][n, m, name])}" if name in CANDIDATES else name
+        us = found[1].get((n, m, name))
+        return name if us is None else f"{short(name)} {number(us)}"
 
     for what, case in (("forward", ""), ("with_gradient", ", with gradient")):
         timed = {dtype: frames[dtype + case] for dtype in TYPES}
