@@ -90,14 +90,6 @@ def _descriptor_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _descriptor_add_kernel(sum_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    x = tl.make_tensor_descriptor(x_ptr, [n_rows, n_cols], [n_cols, 1], [1, BLOCK])
-    sums = tl.make_tensor_descriptor(sum_ptr, [1, n_cols], [n_cols, 1], [1, BLOCK])
-    sums.atomic_add([0, 0], x.load([row, 0]))
-
-
-@triton.jit
 def _atomic_add_kernel(sum_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     mask = cols < n_cols
@@ -325,12 +317,6 @@ def strided(x):
     return y
 
 
-def descriptor_add(x):
-    y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
-    _descriptor_add_kernel[[x.shape[0]]](y, x, *x.shape, BLOCK=width(x))
-    return y
-
-
 def atomic_add(x):
     y = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
     _atomic_add_kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x))
@@ -405,7 +391,6 @@ if HAS_BLOCK_POINTERS:
     KNOWN["block-pointer"] = (block_pointer, lambda m, n: (m * n, m * n))
 if HAS_DESCRIPTORS:
     KNOWN["descriptor"] = (descriptor, lambda m, n: (m * n, m * n))
-    KNOWN["descriptor-add"] = (descriptor_add, lambda m, n: (2 * m * n, m * n + n))
 
 
 class Copy(torch.autograd.Function):

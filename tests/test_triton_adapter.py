@@ -52,8 +52,9 @@ class Log:
     def bind(self, argument, tensor):
         self.bound[argument] = tensor
 
-    def access(self, kind, addresses, itemsize, program, grid, numbers):
-        self.accesses.append((kind, addresses, itemsize, program, grid))
+    def access(self, kind, block):
+        addresses = block.addresses[block.mask]
+        self.accesses.append((kind, addresses, block.itemsize, block.program, block.grid))
         self.bindings.append(dict(self.bound))  # each launch may have copies of its own
 
     def autotuned(self, kernel, launches):
@@ -138,7 +139,7 @@ def test_interpreting_masks_are_boolean(monkeypatch):
     """Triton 3.9 refuses others."""
     from triton.runtime import interpreter
 
-    seen, real = [], interpreter._interpreter
+    seen, real = [], interpreter._interpreter._real
 
     class Strict:
         def __getattr__(self, name):
@@ -148,7 +149,7 @@ def test_interpreting_masks_are_boolean(monkeypatch):
 
             return access
 
-    monkeypatch.setattr(interpreter, "_interpreter", Strict())
+    monkeypatch.setattr(interpreter._interpreter, "_real", Strict())
     x = zeros(1, 8)[0] + 2
     y = torch.zeros_like(x)
     traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8), ())

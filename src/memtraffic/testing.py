@@ -25,7 +25,7 @@ from memtraffic.meters.counts import SIDES, Counts, shape_text
 from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
 from memtraffic.triton_adapter.interpret import interpreting
-from memtraffic.triton_adapter.reach import Reach
+from memtraffic.triton_adapter.reach import Block, Reach
 
 MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
 
@@ -120,17 +120,9 @@ class _Bounds:
     def bind(self, argument: str, tensor: Tensor) -> None:
         self.reach.bind(argument, tensor)
 
-    def access(
-        self,
-        kind: str,
-        addresses: Any,
-        itemsize: int,
-        program: tuple[int, ...],
-        grid: object,
-        numbers: Any,
-    ) -> None:
+    def access(self, kind: str, block: Block) -> None:
         try:
-            list(self.reach.split(kind, addresses, numbers, program))
+            list(self.reach.split(kind, block))
         except AccessError as error:
             raise AssertionError(str(error)) from None
 

@@ -265,7 +265,7 @@ def test_counters_are_of_functions_that_another_process_can_import(timed, monkey
         return "report"
 
     monkeypatch.setattr(measurements.hardware, "profile", profile)
-    empty = pd.DataFrame(columns=measurements.hardware.COLUMNS)
+    empty = pd.DataFrame(columns=["kernel", *measurements.hardware.METRICS])
     monkeypatch.setattr(measurements.hardware, "parse", lambda report: empty.copy())
 
     def count_each(calls):

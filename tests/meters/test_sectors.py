@@ -27,7 +27,7 @@ from memtraffic.meters.count import metered
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.op import find_op
 from memtraffic.tensors import MEMORY_LAYOUTS
-from memtraffic.triton_adapter.interpret import Site
+from memtraffic.triton_adapter.memory import Site
 
 # ---- the hardware
 

@@ -24,14 +24,12 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NoReturn
-from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +56,8 @@ from memtraffic.triton_adapter.interpret import (
     operations,
 )
 from memtraffic.triton_adapter.launch import Grid
-from memtraffic.triton_adapter.reach import Reach
+from memtraffic.triton_adapter.patching import replaced
+from memtraffic.triton_adapter.reach import Block, Reach
 
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
@@ -201,8 +200,7 @@ def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator
         device.capturing_launches(gpu),
         interpreting(meter),
         _lock,  # after that of `interpreting`, which is none without Triton
-        _compiled_functions_refused(),
-        _conversions_seen(meter, fn),
+        _nothing_hidden(meter, fn),
         set_wrap_triton_enabled(False),  # `wrap_triton` hides a launch in an operation
         meter,
     ):
@@ -332,34 +330,18 @@ def _hidden(maker: str) -> CountError:
 
 
 @contextmanager
-def _compiled_functions_refused() -> Iterator[None]:
-    """Context manager in which a call of a compiled or scripted function raises an error."""
+def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
+    """Context manager: what a meter does not see is an error.
+
+    That is a compiled or scripted function, a tensor that becomes a NumPy array, and a thread that
+    is started. A tensor that becomes a list is read.
+    """
 
     def refuse(maker: str) -> Callable[..., NoReturn]:
         def call(*args: object, **kwargs: object) -> NoReturn:
             raise _hidden(maker)
 
         return call
-
-    with ExitStack() as stack:
-        for owner, name, maker in (
-            (torch, "compile", "torch.compile"),
-            (torch.jit.ScriptFunction, "__call__", "torch.jit.script"),
-            (ScriptMethod, "__call__", "torch.jit.script"),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, refuse(maker)))
-        # Without it there are no functions compiled before, and to import it takes two seconds.
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("fail_on_recompile"))
-        yield
-
-
-@contextmanager
-def _conversions_seen(meter: TrafficMeter, fn: object) -> Iterator[None]:
-    """Context manager: a tensor that becomes a list is read; one that NumPy gets is an error.
-
-    So is a thread that is started, because a meter sees only its own.
-    """
 
     def tolist(tensor: Tensor) -> Any:
         if meter.kernel is not None:
@@ -371,7 +353,7 @@ def _conversions_seen(meter: TrafficMeter, fn: object) -> Iterator[None]:
         ops[before:] = [op]  # in place of the copy that PyTorch makes of what is on a GPU
         return result
 
-    def refuse(tensor: Tensor, *args: Any, **options: Any) -> Any:
+    def to_numpy(tensor: Tensor, *args: Any, **options: Any) -> Any:
         if meter.kernel is not None:  # the interpreter's own
             return convert(tensor, *args, **options)
         raise CountError(
@@ -389,13 +371,19 @@ def _conversions_seen(meter: TrafficMeter, fn: object) -> Iterator[None]:
         )
 
     original, convert = torch.Tensor.tolist, torch.Tensor.numpy
-    start_thread = threading.Thread.start
-    with (
-        mock.patch.object(threading.Thread, "start", start),
-        mock.patch.object(torch.Tensor, "tolist", tolist),
-        mock.patch.object(torch.Tensor, "numpy", refuse),
-        mock.patch.object(torch.Tensor, "__dlpack__", refuse),
-    ):
+    start_thread, stance = threading.Thread.start, nullcontext()
+    # Without it there are no functions compiled before, and to import it takes two seconds.
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("fail_on_recompile")
+    scripted = refuse("torch.jit.script")
+    hidden = (
+        (torch, "compile", refuse("torch.compile")),
+        *((kind, "__call__", scripted) for kind in (torch.jit.ScriptFunction, ScriptMethod)),
+        (threading.Thread, "start", start),
+        (Tensor, "tolist", tolist),
+        *((Tensor, name, to_numpy) for name in ("numpy", "__dlpack__")),
+    )
+    with replaced(*hidden), stance:
         yield
 
 
@@ -464,25 +452,17 @@ class TrafficMeter(TorchDispatchMode):
         assert self.kernel is not None
         self.kernel.reach.bind(argument, tensor)
 
-    def access(
-        self,
-        kind: Literal["read", "written"],
-        addresses: np.ndarray[Any, Any],
-        itemsize: int,
-        program: tuple[int, int, int],
-        grid: tuple[int, int, int],
-        numbers: np.ndarray[Any, Any],
-    ) -> None:
+    def access(self, kind: Literal["read", "written"], block: Block) -> None:
         assert self.kernel is not None
-        (x, y, z), (size_x, size_y, size_z) = program, grid
+        (x, y, z), (size_x, size_y, size_z) = block.program, block.grid
         self.kernel.show((x * size_y + y) * size_z + z, size_x * size_y * size_z)
         if self.work is not None:
-            self.work.see(self.kernel, program, grid)
-        self.kernel.op.add(kind, addresses.size, itemsize)
-        for argument, offsets in self.kernel.reach.split(kind, addresses, numbers, program):
+            self.work.see(self.kernel, block.program, block.grid)
+        self.kernel.op.add(kind, int(block.mask.sum()), block.itemsize)
+        for argument, offsets in self.kernel.reach.split(kind, block):
             if self.trace:
-                touched = tuple((offsets // itemsize).tolist())
-                self.traffic.accesses.append(Access(program, kind, argument, touched))
+                touched = tuple((offsets // block.itemsize).tolist())
+                self.traffic.accesses.append(Access(block.program, kind, argument, touched))
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
         total = self.traffic

@@ -39,7 +39,6 @@ METRICS = {
     "l2_write_sectors": "lts__t_sectors_srcunit_tex_op_write.sum",
     "ns": "gpu__time_duration.sum",
 }
-COLUMNS = ("kernel", *METRICS)
 # Clocks as they are, nothing before cudaProfilerStart, and a table of all metrics in base units.
 NCU_OPTIONS = "--clock-control none --profile-from-start off --csv --page raw --print-units base"
 WARMUP = 3  # calls before the one that counts
@@ -185,9 +184,7 @@ def short_name(kernel: str) -> str:
 
 def _inputs_path(inputs: AnyInputs) -> str:
     """What another process makes the same inputs of: a specification or a name."""
-    if isinstance(inputs, str):
-        return inputs
-    made = find_op(inputs).inputs
+    made = inputs if isinstance(inputs, str) else find_op(inputs).inputs
     if isinstance(made, str):
         return made
     if not callable(made):

@@ -39,16 +39,12 @@ _OVERWRITES = _FILLS | {"copy_"}  # whatever `self` holds
 # Not elementwise, but they need each element of each operand once, and make each of each
 # result.
 _WHOLE = frozenset(
-    "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std "
-    "std_mean norm linalg_vector_norm cumsum cumprod cummax cummin logcumsumexp sort topk _softmax "
-    "_log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
-    "native_layer_norm_backward mm bmm addmm baddbmm mv dot convolution convolution_backward cat "
-    "stack flip roll tril triu constant_pad_nd _to_copy clone copy repeat repeat_interleave "
-    "floor_divide _local_scalar_dense log_sigmoid_forward log_sigmoid_backward bernoulli addmv "
-    "addr addbmm vdot complex polar glu glu_backward mse_loss mse_loss_backward huber_loss "
-    "huber_loss_backward smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy "
-    "binary_cross_entropy_backward binary_cross_entropy_with_logits native_group_norm "
-    "native_group_norm_backward masked_select pixel_shuffle pixel_unshuffle rot90".split()
+    "amax amin max min sum mean prod any all argmax argmin logsumexp var var_mean std norm "
+    "linalg_vector_norm cumsum cumprod sort topk _softmax _log_softmax _softmax_backward_data "
+    "_log_softmax_backward_data native_layer_norm native_layer_norm_backward mm bmm addmm baddbmm "
+    "mv dot convolution convolution_backward cat stack flip roll tril triu constant_pad_nd "
+    "_to_copy clone copy repeat repeat_interleave floor_divide _local_scalar_dense "
+    "log_sigmoid_forward log_sigmoid_backward bernoulli complex polar mse_loss".split()
 )
 _CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 _rules: dict[str, Rule] = {}  # by the name of an operation's schema

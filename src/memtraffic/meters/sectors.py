@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,8 +39,9 @@ from memtraffic.meters.count import TrafficMeter, metered
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic.triton_adapter.capture import Configuration
-from memtraffic.triton_adapter.interpret import Site
 from memtraffic.triton_adapter.launch import Grid, Kernel
+from memtraffic.triton_adapter.memory import BlockKind, Site
+from memtraffic.triton_adapter.reach import Block
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -430,18 +431,10 @@ class _SectorMeter(TrafficMeter):
         self.warps = launch.options["num_warps"]
         self.path = kernel.fn.__code__.co_filename
 
-    def block(
-        self,
-        kind: Literal["read", "written", "atomic"],
-        sites: tuple[Site, ...],
-        addresses: Array,
-        mask: Array,
-        itemsize: int,
-        program: Grid,
-    ) -> None:
-        self.programs.add(program)
-        mask = np.broadcast_to(mask, addresses.shape).reshape(-1)
-        addresses = self._aligned(addresses.reshape(-1))
+    def block(self, kind: BlockKind, sites: tuple[Site, ...], block: Block) -> None:
+        self.programs.add(block.program)
+        mask = np.broadcast_to(block.mask, block.addresses.shape).reshape(-1)
+        addresses = self._aligned(block.addresses.reshape(-1))
         touched = addresses[mask]
         if kind == "atomic":
             self.updated.update(touched.tolist())
@@ -459,7 +452,7 @@ class _SectorMeter(TrafficMeter):
                 raise CountError(
                     "programs add to what it reads, and their order decides what it is"
                 )
-            place.add(program, (addresses, mask), itemsize)
+            place.add(block.program, (addresses, mask), block.itemsize)
 
     def _matching(self, kind: Kind, sites: tuple[Site, ...]) -> list[CompiledAccess]:
         """The compiled accesses of a call in the source."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import os
 import re
-import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import CodeType, FrameType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-import torch
 
 from memtraffic import device
 from memtraffic.errors import LaunchError, MemtrafficError
@@ -26,103 +22,13 @@ from memtraffic.triton_adapter.capture import (
     configurations_of,
     from_equal_values,
 )
-from memtraffic.triton_adapter.launch import (
-    Grid,
-    Kernel,
-    check_arguments,
-    check_launch,
-    tensors_of,
-)
+from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch, tensors_of
 from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
+from memtraffic.triton_adapter.memory import Meter, rewritten
 from memtraffic.triton_adapter.mend import mend_interpreter
 from memtraffic.triton_adapter.patching import lock, replaced
-from memtraffic.triton_adapter.reach import marked, unmarked
+from memtraffic.triton_adapter.reach import marked
 from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
-
-Access: TypeAlias = Literal["read", "written"]
-Block: TypeAlias = Literal["read", "written", "atomic"]
-
-
-class Meter(Protocol):
-    """What `interpreting` reports to."""
-
-    def launch(self, kernel: str, tensors: list[torch.Tensor]) -> AbstractContextManager[object]:
-        """Entered for the time of one launch. tensors: its arguments as the caller gave them."""
-
-    def bind(self, argument: str, tensor: torch.Tensor) -> None:
-        """An argument as the interpreter sees it: on the CPU, where `access` has its addresses.
-
-        Called for each tensor of a tuple; a tensor descriptor stands for its base. The first of a
-        launch has number 1 in `access`.
-        """
-
-    def access(
-        self,
-        kind: Access,
-        addresses: np.ndarray[Any, Any],
-        itemsize: int,
-        program: Grid,
-        grid: Grid,
-        numbers: np.ndarray[Any, Any],
-    ) -> None:
-        """One load or store of one program: the addresses, in bytes, of the unmasked elements.
-
-        numbers: of the argument that the pointer to each was made from; 0 for none.
-        """
-
-    def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
-        """An autotuned kernel is launched: `launches` are those of its configurations.
-
-        They must be made one after the other, as they are got.
-        """
-
-
-Position: TypeAlias = tuple[int, int]  # a line and a column
-
-
-class Site(NamedTuple):
-    """Where in the source a call is made: from its first line and column to its last.
-
-    bare: whether it has no arguments. inner: from where to where the calls among its arguments go.
-    """
-
-    file: str
-    begin: Position
-    end: Position
-    bare: bool = False
-    inner: tuple[tuple[Position, Position], ...] = ()
-
-    def marks(self, file: str, line: int, column: int) -> bool:
-        """Whether the compiler marks what this call does with such a place.
-
-        That is where its last argument begins, or the call itself if it has none.
-        """
-        place = line, column
-        after = self.begin <= place if self.bare else self.begin < place
-        return (file == self.file and after and place < self.end) and not any(
-            begin < place < end for begin, end in self.inner
-        )
-
-
-class BlockMeter(Meter, Protocol):
-    """A meter that is also told of whole blocks, and of how kernels are launched."""
-
-    def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Called at the begin of each launch, after `launch`: what is launched, and with what."""
-
-    def block(
-        self,
-        kind: Block,
-        sites: tuple[Site, ...],
-        addresses: np.ndarray[Any, Any],
-        mask: np.ndarray[Any, Any],
-        itemsize: int,
-        program: Grid,
-    ) -> None:
-        """One load, store or atomic operation: the addresses, in bytes, of a whole block.
-
-        sites: of the call, and of the calls of the functions that it is in, to the kernel's.
-        """
 
 
 @contextmanager
@@ -148,32 +54,28 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     mend_interpreter()
     compile_only = jit.JITFunction.run
 
+    run_interpreted = interpreter.InterpretedFunction.run
+    call_interpreted = interpreter.InterpretedFunction.__call__
+
     # In a process that compiles, kernels and the functions they call are jitted ones. A launch
     # returns the compiled kernel, which may then be launched itself.
     def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
-        if warmup:
+        jitted = isinstance(kernel, jit.JITFunction)
+        if warmup and jitted:
             unprepare()
             return compile_only(kernel, *args, grid=grid, warmup=True, **options)
-        function = interpreter.InterpretedFunction(kernel.fn)
-        function.jitted = kernel
-        function.run(*args, grid=grid, warmup=False, **options)
-        return Relaunched(kernel, args, options)
-
-    run_interpreted = interpreter.InterpretedFunction.run
-
-    def run_reported(function: Kernel, *args: Any, **options: Any) -> Any:
-        running.append(getattr(function, "jitted", function))
+        function = interpreter.InterpretedFunction(kernel.fn) if jitted else kernel
+        running.append(kernel)
         try:
-            return run_interpreted(function, *args, **options)
+            run_interpreted(function, *args, grid=grid, warmup=warmup, **options)
         finally:
             running.pop()
+        return Relaunched(kernel, args, options) if jitted else None
 
     def launched(args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if blocks is not None:
             unprepare()  # it may compile
             blocks.launched(running[-1], args, options)
-
-    call_interpreted = interpreter.InterpretedFunction.__call__
 
     def call(function: Kernel, *args: Any, **options: Any) -> Any:
         if not running and next(tensors_of(args), None) is not None:
@@ -202,17 +104,16 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
     with (
         replaced(
-            (interpreter, "_interpreter", _Memory(interpreter, meter, blocks)),
+            (interpreter._interpreter, "meter", meter),
             (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
             (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
             (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
-            (interpreter.InterpretedFunction, "rewritten_fn", _rewritten),
-            (interpreter.InterpretedFunction, "run", run_reported),
+            (interpreter.InterpretedFunction, "rewritten_fn", rewritten),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
             (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
             *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
             (core, "warn", _warn_once),
-            (jit.JITFunction, "run", run),
+            *((kind, "run", run) for kind in (jit.JITFunction, interpreter.InterpretedFunction)),
             (jit.JITFunction, "__call__", call),
             (interpreter.InterpretedFunction, "__call__", call),
             (CompiledKernel, "__getitem__", relaunch),
@@ -240,10 +141,7 @@ def _metered_executor(
         grid: Any
 
         def __call__(self, *args: Any, **options: Any) -> None:
-            name, grid = self.fn.__name__, self.grid
-            self.grid = check_launch(name, grid, options.get("num_warps"))
-            if callable(grid):
-                self.grid = lambda constants: check_launch(name, grid(constants))
+            self.grid = check_launch(self.fn.__name__, self.grid, options.get("num_warps"))
             check_arguments(self.fn, args, options)
             tensors = list(tensors_of([*args, *options.values()]))
             # A GPU gives no warning where an exponential overflows.
@@ -263,9 +161,6 @@ def _metered_executor(
             return host_args, host_options
 
     return MeteredExecutor
-
-
-_rewritten: dict[Any, Any] = {}  # by function, what `_transformer` made of it
 
 
 def _transformer(interpreter: Any) -> Any:
@@ -399,94 +294,3 @@ def _line_of(kernel: str, error: BaseException) -> str:
             return f", at {os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
     inner = error.__cause__ if type(error).__name__ == "InterpreterError" else None
     return _line_of(kernel, inner) if inner else ""
-
-
-class _Memory:
-    """Stands for the interpreter's memory: reports each access to a meter, then makes it."""
-
-    def __init__(self, interpreter: Any, meter: Meter, blocks: BlockMeter | None) -> None:
-        self._real = interpreter._interpreter
-        self._builder = interpreter.interpreter_builder
-        self._meter, self._blocks = meter, blocks
-        self._sites = _Sites()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def _report(
-        self, kinds: tuple[Access, ...], block: Block | None, pointers: Any, mask: Any, size: int
-    ) -> None:
-        """Tells of accesses of the unmasked elements, and, if asked for, of the whole block."""
-        addresses, numbers = unmarked(np.asarray(pointers))
-        mask = np.asarray(mask, dtype=bool)
-        program, grid = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
-        for kind in kinds:
-            self._meter.access(kind, addresses[mask], size, program, grid, numbers[mask])
-        if block and self._blocks is not None:
-            self._blocks.block(block, self._sites.now(), addresses, mask, size, program)
-
-    def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-        self._report(("read",), "read", pointers, mask, np.dtype(dtype).itemsize)
-        return self._real.load(pointers, mask, other, dtype)
-
-    def store(self, pointers: Any, value: Any, mask: Any) -> Any:
-        self._report(("written",), "written", pointers, mask, value.dtype.itemsize)
-        return self._real.store(pointers, value, mask)
-
-    def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
-        self._report(("read", "written"), "atomic", pointers, mask, value.dtype.itemsize)
-        return self._real.atomic_rmw(operation, pointers, value, mask, order)
-
-    def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
-        every = np.ones(pointers.shape, dtype=bool)
-        self._report(("read",), "atomic", pointers, every, value.dtype.itemsize)
-        found = self._real.atomic_cas(pointers, expected, value, order)
-        self._report(("written",), None, pointers, found == expected, value.dtype.itemsize)
-        return found
-
-
-class _Sites:
-    """Where in a kernel's source the interpreter is."""
-
-    def __init__(self) -> None:
-        self._codes: dict[CodeType, bool] = {}  # whether they are of a kernel
-        self._found: dict[CodeType, list[Site]] = {}  # by the number of an instruction
-
-    def now(self) -> tuple[Site, ...]:
-        """The call that is being made, and those of the functions that it is in."""
-        sites: list[Site] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if code not in self._codes:
-                self._codes[code] = any(
-                    getattr(function, "__code__", None) is code for function in _rewritten.values()
-                )
-            if self._codes[code]:
-                sites.append(self._site(code, frame.f_lasti))
-            frame = frame.f_back
-        return tuple(sites)
-
-    def _site(self, code: CodeType, instruction: int) -> Site:
-        if code not in self._found:
-            self._found[code] = _calls(code)
-        return self._found[code][instruction // 2]
-
-
-def _calls(code: CodeType) -> list[Site]:
-    """What each instruction of a function belongs to, which for some of them is a call."""
-    file = os.path.basename(code.co_filename)
-    spans, calls = [], {}  # from where to where they go, and whether they have no arguments
-    for places in code.co_positions():
-        begin, end, first, last = (number or 0 for number in places)
-        spans.append(((begin, first), (end, last)))
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("CALL"):
-            calls[spans[step.offset // 2]] = step.opname == "CALL" and not step.arg
-
-    def inner(begin: Position, end: Position) -> tuple[tuple[Position, Position], ...]:
-        within = (it for it in calls if begin <= it[0] and it[1] <= end and it != (begin, end))
-        return tuple(sorted(within))
-
-    sites = {span: Site(file, *span, calls.get(span, False), inner(*span)) for span in set(spans)}
-    return [sites[span] for span in spans]

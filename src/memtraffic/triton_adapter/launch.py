@@ -26,7 +26,7 @@ MAX_GRID = 2**31 - 1, 65535, 65535
 def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
     """Returns the grid of a launch, a list as a tuple; raises LaunchError if no GPU can make it.
 
-    grid: as it is launched; one that is a function is not looked at.
+    grid: as it is launched; of a function, what it returns is checked when it is called.
     """
     if isinstance(num_warps, int) and num_warps * SMALLEST_WARP > MAX_THREADS:
         raise LaunchError(
@@ -36,7 +36,7 @@ def check_launch(kernel: str, grid: Any, num_warps: object = None) -> Any:
     if isinstance(num_warps, int) and num_warps.bit_count() != 1:
         raise LaunchError(f"{kernel}: Triton takes a power of 2 as num_warps, not {num_warps}")
     if callable(grid):
-        return grid
+        return lambda constants: check_launch(kernel, grid(constants))
     if not isinstance(grid, (tuple, list)):
         raise LaunchError(f"{kernel}: a grid is a tuple, such as ({grid},), not {grid!r}")
     for axis, (programs, most) in enumerate(zip(grid, MAX_GRID, strict=False)):

@@ -72,9 +72,6 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
         yield undo.close
 
 
-# To whole numbers: how `__nv_float2int_rd` and others round.
-_ROUNDED = {"n": torch.round, "z": torch.trunc, "d": torch.floor, "u": torch.ceil}
-
 # What CUDA's libdevice and AMD's ocml compute, by PyTorch's function of the same name, or another.
 _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
@@ -85,13 +82,7 @@ _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
     ).split()
 } | {
     "fabs": torch.abs,
-    "fdivide": torch.div,
     "finite": torch.isfinite,
-    "fma": lambda x, y, z: x * y + z,
-    "nearbyint": torch.round,
-    "powi": torch.pow,
-    "pown": torch.pow,
-    "rcp": torch.reciprocal,
     "rint": torch.round,
     "round": lambda x: torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x)),
 }
@@ -110,8 +101,6 @@ def call_library(
     name = found[1] if found else ""
     spellings = (name, re.sub("[fd]$", "", name), re.sub("^[fd]", "", name))  # tanhf, isnand, fsqrt
     compute = next((_LIBRARY[name] for name in spellings if name in _LIBRARY), None)
-    if found := re.fullmatch(r"__nv_(?:float|double)2u?(?:int|ll)_r([nzdu])", symbol):
-        compute = _ROUNDED[found[1]]
     if compute is None:
         raise NotImplementedError(f"there is no value for the library function {symbol}")
     values = compute(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args))

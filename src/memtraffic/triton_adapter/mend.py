@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from memtraffic.triton_adapter.launch import triton_version
-from memtraffic.triton_adapter.reach import Unmarked
+from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 
 
@@ -20,36 +20,18 @@ def mend_interpreter() -> None:
     Programs of a cooperative launch, which may wait for one another, take turns (`Turns`).
     Arithmetic may be in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton
     3.9, a mask may be made of a scalar and a vector. Pointers may hold the number of an argument.
-    A descriptor may add to memory.
     """
     from triton.runtime import interpreter
 
     if not hasattr(interpreter.GridExecutor, "takes_turns"):
         interpreter.GridExecutor = cooperative_executor(interpreter.GridExecutor)
-        interpreter._interpreter = Unmarked(interpreter._interpreter)
-        builder = interpreter.InterpreterBuilder
+        builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
         for name in ACCESSES:
-            access = taking_turns(name, getattr(builder, name), interpreter._interpreter)
-            setattr(builder, name, access)
-        builder.create_descriptor_reduce = _reduce_by_descriptor
+            setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
+        interpreter._interpreter = Memory(interpreter)
         _take_bfloat16(interpreter)
     if triton_version() < (3, 7):
         _take_scalar_bounds(interpreter)
-
-
-def _reduce_by_descriptor(builder: Any, kind: Any, desc: Any, value: Any, at: Any) -> Any:
-    """What `atomic_add` and others of a tensor descriptor do: atomic operations on its elements."""
-    import triton.language as tl
-    from triton._C.libtriton import ir
-    from triton.runtime.interpreter import TensorHandle
-
-    pointers, mask = desc.materialize_pointers(at)
-    dtype, name = value.dtype.scalar, kind.name
-    prefix = {"ADD": "F" * dtype.is_floating()}.get(name, "U" * dtype.is_int_unsigned())
-    operation = getattr(ir.ATOMIC_OP, prefix + name, getattr(ir.ATOMIC_OP, name))
-    masked = TensorHandle(np.asarray(mask), tl.int1)
-    sem, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
-    return builder.create_atomic_rmw(operation, pointers, value, masked, sem, scope)
 
 
 def _take_bfloat16(interpreter: Any) -> None:

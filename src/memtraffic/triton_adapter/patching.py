@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 lock = threading.RLock()
 
@@ -13,14 +14,10 @@ lock = threading.RLock()
 @contextmanager
 def replaced(*patches: tuple[Any, str, Any]) -> Iterator[None]:
     """Context manager: attributes, given as (owner, name, value), have other values meanwhile."""
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    try:
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.enter_context(mock.patch.object(owner, name, value))
         yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
 
 
 @contextmanager

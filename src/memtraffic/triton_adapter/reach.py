@@ -14,6 +14,7 @@ import torch
 
 from memtraffic.errors import AccessError
 from memtraffic.tensors import span
+from memtraffic.triton_adapter.launch import Grid
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
@@ -37,26 +38,20 @@ def unmarked(pointers: Numbers) -> tuple[Numbers, Numbers]:
     return (pointers & ADDRESS).astype(np.int64), (pointers >> np.uint64(ADDRESS_BITS)).astype(int)
 
 
-class Unmarked:
-    """Stands for the interpreter's memory: takes pointers that hold the number of an argument."""
+class Block(NamedTuple):
+    """What one load, store or atomic operation of a program touches: a block of elements.
 
-    def __init__(self, memory: Any) -> None:
-        self._real = memory
+    addresses: of each element's first byte. mask: whether it is touched. numbers: of the argument
+    that the pointer to it was made from, 0 for none. itemsize: bytes of an element. program, grid:
+    its indices, and how many there are.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def load(self, pointers: Numbers, *args: Any) -> Any:
-        return self._real.load(pointers & ADDRESS, *args)
-
-    def store(self, pointers: Numbers, *args: Any) -> Any:
-        return self._real.store(pointers & ADDRESS, *args)
-
-    def atomic_rmw(self, operation: Any, pointers: Numbers, *args: Any) -> Any:
-        return self._real.atomic_rmw(operation, pointers & ADDRESS, *args)
-
-    def atomic_cas(self, pointers: Numbers, *args: Any) -> Any:
-        return self._real.atomic_cas(pointers & ADDRESS, *args)
+    addresses: Numbers
+    mask: Numbers
+    numbers: Numbers
+    itemsize: int
+    program: Grid
+    grid: Grid
 
 
 class Argument(NamedTuple):
@@ -94,18 +89,14 @@ class Reach:
             start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         self.arguments.append(Argument(name, tensor, start, end))
 
-    def split(
-        self, kind: str, addresses: Numbers, numbers: Numbers, program: tuple[int, ...]
-    ) -> Iterator[tuple[str, Numbers]]:
-        """The accesses of one program by the argument they lie in, as bytes from its first element.
+    def split(self, kind: str, block: Block) -> Iterator[tuple[str, Numbers]]:
+        """The unmasked elements by the argument they lie in, as bytes from its first element.
 
-        numbers: of the argument that each pointer was made from, 0 for none. Raises AccessError for
-        what a pointer does not reach, unless it was made from a number and an argument may hold
-        addresses.
+        Raises AccessError for what a pointer does not reach, unless it was made from a number and
+        an argument may hold addresses.
         """
-        if not addresses.size:
-            return
-        for number in [numbers[0]] if (numbers == numbers[0]).all() else np.unique(numbers):
+        addresses, numbers = block.addresses[block.mask], block.numbers[block.mask]
+        for number in np.unique(numbers):
             left = addresses[numbers == number]
             for each in self._reached(number):
                 inside = (left >= each.start) & (left < each.end)
@@ -113,19 +104,15 @@ class Reach:
                     yield each.name, left[inside] - each.tensor.data_ptr()
                     left = left[~inside]
             if left.size and (number or not self._holds_addresses):
-                raise AccessError(self._message(kind, left, number, program))
+                raise AccessError(self._message(kind, left, number, block.program))
 
     def _reached(self, number: int) -> list[Argument]:
         if not 0 < number <= len(self.arguments):
             return [] if number else self.arguments
         own = self.arguments[number - 1]
-        storage = own.tensor.untyped_storage().data_ptr()
-        others = (
-            each
-            for each in self.arguments
-            if each is not own and each.tensor.untyped_storage().data_ptr() == storage
-        )
-        return [own, *others]
+        memory = own.tensor.untyped_storage().data_ptr()
+        same = (it for it in self.arguments if it.tensor.untyped_storage().data_ptr() == memory)
+        return [own, *same]
 
     @property
     def _holds_addresses(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from memtraffic.triton_adapter.launch import Grid
+from memtraffic.triton_adapter.reach import ADDRESS
 
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
 RUNNING = threading.RLock()  # which program of a launch runs is a state of the whole process
@@ -36,7 +37,7 @@ class Turns:
         self._waiting: list[tuple[Grid, threading.Semaphore]] = []
         self._main = threading.Semaphore(0)
         self._failure: BaseException | None = None
-        self._writes = 0
+        self.writes = 0  # how often a program wrote to memory
 
     def start(self, run: Callable[[], None]) -> None:
         """Runs a program until it hands over or ends. Raises what the program raised."""
@@ -48,15 +49,13 @@ class Turns:
     def finish(self) -> None:
         """Runs all programs to their end."""
         idle = 0  # turns since a program wrote or ended
-        while self._waiting:
-            before = self._writes, len(self._waiting)
+        while count := len(self._waiting):
+            if idle > MAX_IDLE_TURNS * count:
+                self._failure = RuntimeError(f"{count} programs wait for what none of them writes")
+            before = self.writes, count
             self._resume()
             self._check()
-            idle = idle + 1 if before == (self._writes, len(self._waiting)) else 0
-            if idle > MAX_IDLE_TURNS * len(self._waiting):
-                count = len(self._waiting)
-                self._failure = RuntimeError(f"{count} programs wait for what none of them writes")
-                self._check()
+            idle = idle + 1 if before == (self.writes, len(self._waiting)) else 0
 
     def hand_over(self) -> None:
         """Called by a program: lets the others take their turns first."""
@@ -66,10 +65,6 @@ class Turns:
         turn.acquire()
         if self._failure is not None:
             raise _Abandoned
-
-    def wrote(self) -> None:
-        """Called by a program that wrote to memory."""
-        self._writes += 1
 
     def _run(self, run: Callable[[], None]) -> None:
         try:
@@ -158,7 +153,7 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
 
     def leaves_as_found(found: Any, *args: Any) -> bool:
         is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
-        pointers = args[is_rmw].data
+        pointers = args[is_rmw].data & ADDRESS
         mask = args[mask_at].data if mask_at else np.ones(pointers.shape, dtype=bool)
         return bool(memory.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes())
 
@@ -174,7 +169,7 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
             turns.hand_over()
         result = method(builder, *args, **options)
         if not is_load and not (is_atomic and leaves_as_found(result.data, *args)):
-            turns.wrote()
+            turns.writes += 1
         return result
 
     return access

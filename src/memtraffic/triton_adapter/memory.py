@@ -1,0 +1,167 @@
+"""The interpreter's memory, which tells a meter of each access, and where in the source it is."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import traceback
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from memtraffic.triton_adapter.capture import Configuration
+from memtraffic.triton_adapter.launch import Kernel
+from memtraffic.triton_adapter.reach import ADDRESS, Block, unmarked
+
+Access: TypeAlias = Literal["read", "written"]
+BlockKind: TypeAlias = Literal["read", "written", "atomic"]
+
+
+class Meter(Protocol):
+    """What `interpreting` reports to."""
+
+    def launch(self, kernel: str, tensors: list[torch.Tensor]) -> AbstractContextManager[object]:
+        """Entered for the time of one launch. tensors: its arguments as the caller gave them."""
+
+    def bind(self, argument: str, tensor: torch.Tensor) -> None:
+        """An argument as the interpreter sees it: on the CPU, where `access` has its addresses.
+
+        Called for each tensor of a tuple; a tensor descriptor stands for its base. The first of a
+        launch has number 1 in `access`.
+        """
+
+    def access(self, kind: Access, block: Block) -> None:
+        """One load or store of one program, of the elements of a block that are not masked."""
+
+    def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
+        """An autotuned kernel is launched: `launches` are those of its configurations.
+
+        They must be made one after the other, as they are got.
+        """
+
+
+Position: TypeAlias = tuple[int, int]  # a line and a column
+
+
+class Site(NamedTuple):
+    """Where in the source a call is made: from its first line and column to its last.
+
+    bare: whether it has no arguments. inner: from where to where the calls among its arguments go.
+    """
+
+    file: str
+    begin: Position
+    end: Position
+    bare: bool = False
+    inner: tuple[tuple[Position, Position], ...] = ()
+
+    def marks(self, file: str, line: int, column: int) -> bool:
+        """Whether the compiler marks what this call does with such a place.
+
+        That is where its last argument begins, or the call itself if it has none.
+        """
+        place = line, column
+        after = self.begin <= place if self.bare else self.begin < place
+        return (file == self.file and after and place < self.end) and not any(
+            begin < place < end for begin, end in self.inner
+        )
+
+
+class BlockMeter(Meter, Protocol):
+    """A meter that is also told of whole blocks, and of how kernels are launched."""
+
+    def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Called at the begin of each launch, after `launch`: what is launched, and with what."""
+
+    def block(self, kind: BlockKind, sites: tuple[Site, ...], block: Block) -> None:
+        """One load, store or atomic operation of one program.
+
+        sites: of the call, and of the calls of the functions that it is in, to the kernel's.
+        """
+
+
+rewritten: dict[Any, Any] = {}  # by a kernel's function, what is interpreted
+
+
+class Memory:
+    """Stands for the interpreter's memory: reports each access to a meter, then makes it.
+
+    It takes pointers that hold the number of an argument. meter: None for no reports.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        self._real, self._builder = interpreter._interpreter, interpreter.interpreter_builder
+        self.meter: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def _report(
+        self,
+        kinds: tuple[Access, ...],
+        whole: BlockKind | None,
+        pointers: Any,
+        mask: Any,
+        size: int,
+    ) -> None:
+        """Tells of accesses of the unmasked elements, and, if asked for, of the whole block."""
+        if self.meter is None:
+            return
+        addresses, numbers = unmarked(np.asarray(pointers))
+        where = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
+        block = Block(addresses, np.asarray(mask, dtype=bool), numbers, size, *where)
+        for kind in kinds:
+            self.meter.access(kind, block)
+        if whole and hasattr(self.meter, "block"):
+            self.meter.block(whole, _sites(), block)
+
+    def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        self._report(("read",), "read", pointers, mask, np.dtype(dtype).itemsize)
+        return self._real.load(pointers & ADDRESS, mask, other, dtype)
+
+    def store(self, pointers: Any, value: Any, mask: Any) -> Any:
+        self._report(("written",), "written", pointers, mask, value.dtype.itemsize)
+        return self._real.store(pointers & ADDRESS, value, mask)
+
+    def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
+        self._report(("read", "written"), "atomic", pointers, mask, value.dtype.itemsize)
+        return self._real.atomic_rmw(operation, pointers & ADDRESS, value, mask, order)
+
+    def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
+        every = np.ones(pointers.shape, dtype=bool)
+        self._report(("read",), "atomic", pointers, every, value.dtype.itemsize)
+        found = self._real.atomic_cas(pointers & ADDRESS, expected, value, order)
+        self._report(("written",), None, pointers, found == expected, value.dtype.itemsize)
+        return found
+
+
+def _sites() -> tuple[Site, ...]:
+    """The call that is being made in a kernel's source, and those of the functions it is in."""
+    kernels = {getattr(function, "__code__", None) for function in rewritten.values()}
+    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code in kernels]
+    return tuple(_calls(frame.f_code)[frame.f_lasti // 2] for frame in frames)
+
+
+@functools.cache
+def _calls(code: CodeType) -> list[Site]:
+    """What each instruction of a function belongs to, which for some of them is a call."""
+    file = os.path.basename(code.co_filename)
+    spans, calls = [], {}  # from where to where they go, and whether they have no arguments
+    for places in code.co_positions():
+        begin, end, first, last = (number or 0 for number in places)
+        spans.append(((begin, first), (end, last)))
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("CALL"):
+            calls[spans[step.offset // 2]] = step.opname == "CALL" and not step.arg
+
+    def inner(begin: Position, end: Position) -> tuple[tuple[Position, Position], ...]:
+        within = (it for it in calls if begin <= it[0] and it[1] <= end and it != (begin, end))
+        return tuple(sorted(within))
+
+    sites = {span: Site(file, *span, calls.get(span, False), inner(*span)) for span in set(spans)}
+    return [sites[span] for span in spans]
