@@ -76,17 +76,16 @@ def _loop_kernel(y_ptr, x_ptr, w_ptr, n, trips, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _state_kernel(y_ptr, k_ptr, v_ptr, trips, n, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr):
+def _state_kernel(y_ptr, k_ptr, v_ptr, trips, n, K: tl.constexpr, V: tl.constexpr):
     """In a loop, the compiler loads values in the layout of a state and in that of its sums."""
     cols = tl.arange(0, V)
     mask, v_ptrs = cols < n, v_ptr + cols
     state, k = tl.zeros((V, K), tl.float32), tl.load(k_ptr + tl.arange(0, K))
-    for i in range(trips):
+    for _ in range(trips):
         v = tl.load(v_ptrs, mask=mask, other=0.0)
         v -= tl.sum(state * k[None, :], 1)
         state += v[:, None] * k[None, :]
-        if i % N == 0:
-            tl.store(y_ptr + cols, v, mask=mask)
+        tl.store(y_ptr + cols, v, mask=mask)
         v_ptrs, y_ptr = v_ptrs + n, y_ptr + n
     tl.store(y_ptr + cols, tl.sum(state, 1), mask=mask)
 
@@ -99,17 +98,6 @@ def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.conste
     x = tl.load(x_ptr + rows[:, None] * n + cols[None, :], mask=mask, other=0.0)
     w = tl.load(w_ptr + cols, mask=cols < n, other=0.0)
     tl.store(y_ptr + rows, tl.sum(x * w[None, :], axis=1), mask=rows < m)
-
-
-@triton.jit
-def _loss_kernel(y_ptr, w_ptr, x_ptr, label_ptr, n, BLOCK: tl.constexpr):
-    """The compiler loads a label once for what a warp reduces, and again for what it stores."""
-    row, one, cols = tl.program_id(0), tl.arange(0, 1), tl.arange(0, BLOCK)
-    label = tl.load(label_ptr + row + one)
-    x = tl.load(x_ptr + row * n + cols[:, None] + one[None, :], mask=(cols < n)[:, None], other=0.0)
-    chosen = tl.load(x_ptr + row * n + label)
-    tl.store(w_ptr + row + one, label != 7)
-    tl.store(y_ptr + row + one, (tl.sum(x, axis=0) - chosen) * (label != 7))
 
 
 @triton.jit
@@ -180,14 +168,6 @@ def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK
     """Rows of a block are the same ones again; NVIDIA's assembler loads each once in a thread."""
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     tl.store(y_ptr + rows * BLOCK + cols, tl.load(w_ptr + rows % GROUPS * BLOCK + cols))
-
-
-@triton.jit
-def _gathered_kernel(y_ptr, x_ptr, index_ptr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A column, of which a thread has as many copies as neighbouring elements of a row."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    index = tl.load(index_ptr + rows)
-    tl.store(y_ptr + rows * BLOCK + cols, tl.load(x_ptr + index * BLOCK + cols))
 
 
 @triton.jit
@@ -302,10 +282,9 @@ def loop(x, trips=5):
     return y
 
 
-def state(k, v, stored=1):
+def state(k, v):
     y = torch.empty(2 * v.numel(), device=v.device)
-    sizes = dict(K=k.numel(), V=8, N=stored)
-    _state_kernel[(1,)](y, k, v, *v.shape, **sizes, num_stages=1)
+    _state_kernel[(1,)](y, k, v, *v.shape, K=k.numel(), V=8, num_stages=1)
     return y
 
 
@@ -313,12 +292,6 @@ def tile(x, rows=16, block=64, **options):
     m, n = x.shape
     y = torch.empty(m, device=x.device)
     _tile_kernel[(triton.cdiv(m, rows),)](y, x, x, m, n, ROWS=rows, BLOCK=block, **options)
-    return y
-
-
-def loss(x, labels):
-    y, w = torch.empty(2, len(x), device=x.device)
-    _loss_kernel[(len(x),)](y, w, x, labels, x.shape[1], BLOCK=256)
     return y
 
 
@@ -378,12 +351,6 @@ def groups(w, rows=16):
     """A block of so many rows, in which those of a matrix repeat; four warps take a row each."""
     y = torch.empty(rows, w.shape[1], device=w.device)
     _groups_kernel[(1,)](y, w, GROUPS=w.shape[0], ROWS=rows, BLOCK=w.shape[1])
-    return y
-
-
-def gathered(x, index):
-    y = torch.empty_like(x)
-    _gathered_kernel[(1,)](y, x, index, ROWS=8, BLOCK=64)
     return y
 
 

@@ -34,11 +34,11 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (8114, 6678),
+    "library": (8100, 6669),
     "benchmark": (399, 357),
     "compile": (556, 498),
     "kernels": (2676, 1932),
-    "meters": (1595, 1410),
+    "meters": (1581, 1401),
     "residency": (228, 173),
     "triton_adapter": (1083, 1015),
     "rest of the library": (1577, 1293),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (527, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (17351, 13233),
+    "tests": (17325, 13209),
     "conftest.py": (101, 96),
 }
 NO_CODE = {

@@ -284,8 +284,8 @@ class _Place:
         self.program: Grid | None = None
         self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
-        self.types = [access.type for access in compiled]
-        self.loops = {access.loops for access in compiled}
+        self.types = {access.type for access in compiled}
+        self.in_loop = any(access.loops for access in compiled)
 
     def __str__(self) -> str:
         return f"the {self.kind} of {self.site.file}:{self.site.begin[0]}"
@@ -298,47 +298,29 @@ class _Place:
         self.wanted_bytes += itemsize * int(block[1].sum())
         self.times[program] += 1
         self.itemsize = itemsize
-        if any(self.loops):
-            for number in map(self.types.index, dict.fromkeys(self.types)):
-                self.give(number, block)
+        if self.in_loop and len(self.types) > 1:  # made again, perhaps, for another layout
+            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
+        if self.in_loop:
+            self.give(0, block)
         elif self.compiled:
             if self.blocks and program != self.program:
                 self.settle()
             self.program = program
             self.blocks.append(block)
 
-    def check(self, others: Iterable[_Place]) -> None:
-        """Raises CountError for one in a loop that is made again, perhaps, for another layout.
-
-        Unless another access of the loop says how often that runs.
-        """
-        known = any(
-            len(it.compiled) == 1 and it.loops == self.loops and it.times == self.times
-            for it in others
-        )
-        types = len({*self.types})
-        if any(self.loops) and types > 1 and not (known and types == len(self.types)):
-            raise CountError(f"its {len(self.compiled)} instructions are spread differently")
-
     def settle(self) -> None:
         """Gives the blocks of a program to the compiled accesses that move them.
 
         These are one for each time that the source's is made, as in an unrolled loop. Or the
-        compiler has made it again for another layout; or once, before a loop without changes.
+        compiler has made it once, before a loop without changes.
         """
-        times, blocks, self.blocks = len(self.blocks), self.blocks, []
-        alike = [*map(self.types.count, self.types)]  # how many are of the same type
-        if times <= alike[0] == len(alike) or times == len(alike):
-            for number, block in enumerate(blocks):
-                self.give(number, block)
-        elif {*alike} == {times} or (
-            {*alike} == {1} and all(np.array_equal(blocks[0], block) for block in blocks)
-        ):
-            for number in range(len(alike)):
-                nth = self.types[:number].count(self.types[number])
-                self.give(number, blocks[nth])
-        else:
-            raise CountError(f"a program makes it {times} times, its instructions {len(alike)}")
+        blocks, self.blocks, number = self.blocks, [], len(self.compiled)
+        if number == 1 and all(np.array_equal(blocks[0], block) for block in blocks):
+            blocks = blocks[:1]
+        if len(blocks) > number or (len(blocks) < number and len(self.types) > 1):
+            raise CountError(f"a program makes it {len(blocks)} times, its instructions {number}")
+        for number, block in enumerate(blocks):
+            self.give(number, block)
 
     def give(self, number: int, block: tuple[Array, Array]) -> None:
         """Takes a block that the compiled access of this number moves."""
@@ -398,7 +380,6 @@ class _SectorMeter(TrafficMeter):
             self._check_matched(kernel)
             for place in self.places.values():
                 with self._named(kernel, place):
-                    place.check(self.places.values())
                     self.found.append(place.finish(len(self.kernels), kernel, self.path))
         self.kernels.append(kernel)
 
