@@ -144,13 +144,16 @@ def _sites() -> tuple[Site, ...]:
     """The call that is being made in a kernel's source, and those of the functions it is in."""
     kernels = {getattr(function, "__code__", None) for function in rewritten.values()}
     frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code in kernels]
-    return tuple(_calls(frame.f_code)[frame.f_lasti // 2] for frame in frames)
+    return tuple(_calls(it.f_code, it.f_code.co_filename)[it.f_lasti // 2] for it in frames)
 
 
 @functools.cache
-def _calls(code: CodeType) -> list[Site]:
-    """What each instruction of a function belongs to, which for some of them is a call."""
-    file = os.path.basename(code.co_filename)
+def _calls(code: CodeType, path: str) -> list[Site]:
+    """What each instruction of a function belongs to, which for some of them is a call.
+
+    path: of its file, by which code of equal text differs.
+    """
+    file = os.path.basename(path)
     spans, calls = [], {}  # from where to where they go, and whether they have no arguments
     for places in code.co_positions():
         begin, end, first, last = (number or 0 for number in places)
