@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (8100, 6669),
+    "library": (8050, 6645),
     "benchmark": (399, 357),
     "compile": (556, 498),
     "kernels": (2676, 1932),
-    "meters": (1581, 1401),
+    "meters": (1531, 1378),
     "residency": (228, 173),
-    "triton_adapter": (1083, 1015),
+    "triton_adapter": (1083, 1014),
     "rest of the library": (1577, 1293),
     "chapters": (2711, 1967),
     "rest of the book": (3391, 2857),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (527, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (17325, 13209),
+    "tests": (17323, 13207),
     "conftest.py": (101, 96),
 }
 NO_CODE = {

@@ -250,7 +250,7 @@ def count(call: Call, backward: bool, as_json: bool = False) -> str:
 def count_table(traffic: Traffic, as_json: bool) -> str:
     import pandas as pd
 
-    from memtraffic.meters.count import OpTraffic
+    from memtraffic.meters.operations import OpTraffic
 
     ops = [asdict(op) for op in traffic.ops]
     totals = {it.name: getattr(traffic, it.name) for it in fields(OpTraffic) if it.name != "name"}

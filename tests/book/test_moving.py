@@ -15,7 +15,7 @@ from browser import run_script
 
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
-from memtraffic.meters.count import OpTraffic
+from memtraffic.meters.operations import OpTraffic
 from memtraffic.meters.sectors import count_sectors
 from memtraffic_book import build, recording, units
 from memtraffic_book.catalog import EXPERIMENTS

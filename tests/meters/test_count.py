@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from memtraffic import device
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
-from memtraffic.meters.count import OpTraffic, count
+from memtraffic.meters.count import count
 from memtraffic.meters.formula import formula
+from memtraffic.meters.operations import OpTraffic
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -327,13 +328,8 @@ def test_count_gathers():
 def test_count_pointers_out_of_an_int64_tensor():
     """A kernel may reach tensors that it was not given, by addresses that it was given."""
     rows = [torch.randn(4), torch.randn(4)]
-    y, traffic = torch.empty(2, 4), None
-    addresses = torch.tensor([row.data_ptr() for row in rows])
-
-    def stack_rows(addresses):
-        kernels.stacked_rows(y, addresses)
-
-    traffic = count(stack_rows, addresses, trace=True)
+    y, addresses = torch.empty(2, 4), torch.tensor([row.data_ptr() for row in rows])
+    traffic = count(lambda addresses: kernels.stacked_rows(y, addresses), addresses, trace=True)
     assert torch.equal(y, torch.stack(rows))
     assert traffic.ops == [OpTraffic("_stack_rows_kernel", 2 + 8, 8, 2 * 8 + 8 * 4, 8 * 4)]
     assert {access.argument for access in traffic.accesses} == {"addresses_ptr", "y_ptr"}

@@ -33,28 +33,17 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from memtraffic import device
+from memtraffic import device, torch_adapter
 from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.operations import Side, perform, python_function
+from memtraffic.meters.operations import OpTraffic, perform, python_function
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
-from memtraffic.torch_adapter import (
-    ScriptMethod,
-    TorchDispatchMode,
-    set_wrap_triton_enabled,
-)
+from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import Configuration
-from memtraffic.triton_adapter.interpret import (
-    cannot_interpret,
-    interpreter_cause,
-    interpreting,
-    name_kernel,
-    operations,
-)
 from memtraffic.triton_adapter.launch import Grid
 from memtraffic.triton_adapter.patching import replaced
 from memtraffic.triton_adapter.reach import Block, Reach
@@ -62,23 +51,6 @@ from memtraffic.triton_adapter.reach import Block, Reach
 _lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 _work: ContextVar[Work | None] = ContextVar("work", default=None)
-
-
-@dataclass
-class OpTraffic:
-    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel."""
-
-    name: str
-    read_elements: int = 0
-    written_elements: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    def add(self, side: Side, elements: int, itemsize: int) -> None:
-        """Adds `elements` of `itemsize` bytes each to what was read or written."""
-        for unit, more in (("elements", elements), ("bytes", elements * itemsize)):
-            name = f"{side}_{unit}"
-            setattr(self, name, getattr(self, name) + more)
 
 
 @dataclass(frozen=True)
@@ -198,10 +170,10 @@ def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator
         raise CountError("a function that is being counted cannot count")
     with (
         device.capturing_launches(gpu),
-        interpreting(meter),
+        interpret.interpreting(meter),
         _lock,  # after that of `interpreting`, which is none without Triton
         _nothing_hidden(meter, fn),
-        set_wrap_triton_enabled(False),  # `wrap_triton` hides a launch in an operation
+        torch_adapter.set_wrap_triton_enabled(False),  # it hides a launch in an operation
         meter,
     ):
         token = _counting.set(True)
@@ -221,12 +193,12 @@ class _Kernel:
     reach: Reach
     show: Callable[[int, int], object]
     accesses: int = 0
-    before: int = field(default_factory=operations)  # of the interpreter, not by this launch
+    before: int = field(default_factory=interpret.operations)  # those that are not its own
 
     @property
     def operated(self) -> int:
         """How many operations on blocks its programs have made so far."""
-        return operations() - self.before
+        return interpret.operations() - self.before
 
 
 class TooMuchWork(CountError):
@@ -296,18 +268,14 @@ def backward_of(result: object) -> Callable[[], object]:
 
 def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, parameters among them, whose gradients a backward pass from `outputs` makes."""
-    nodes: list[Any] = [
-        x.grad_fn or torch.autograd.graph.get_gradient_edge(x).node for x in outputs
-    ]
-    seen, found = set(nodes), []
-    while nodes:
-        node = nodes.pop()
-        if (variable := getattr(node, "variable", None)) is not None:
-            found.append(variable)
+    edge = torch.autograd.graph.get_gradient_edge
+    seen = {x.grad_fn or edge(x).node for x in outputs}
+    nodes: list[Any] = [*seen]
+    for node in nodes:
         following = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= following
         nodes += following
-    return found
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -320,7 +288,7 @@ def _cause(error: BaseException) -> BaseException:
     """What the counted function really raised."""
     if "fail_on_recompile" in str(error):
         return _hidden("torch.compile")
-    return interpreter_cause(error)
+    return interpret.interpreter_cause(error)
 
 
 def _hidden(maker: str) -> CountError:
@@ -344,14 +312,12 @@ def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
         return call
 
     def tolist(tensor: Tensor) -> Any:
-        if meter.kernel is not None:
+        if meter.kernel is None:
+            op = OpTraffic("tolist")
+            op.add("read", held(tensor), tensor.element_size())
+            meter.traffic.ops.append(op)
+        with torch_adapter.disable_current_modes():  # that see the copy of what is on a GPU
             return original(tensor)
-        ops, op = meter.traffic.ops, OpTraffic("tolist")
-        op.add("read", held(tensor), tensor.element_size())
-        before = len(ops)
-        result = original(tensor)
-        ops[before:] = [op]  # in place of the copy that PyTorch makes of what is on a GPU
-        return result
 
     def to_numpy(tensor: Tensor, *args: Any, **options: Any) -> Any:
         if meter.kernel is not None:  # the interpreter's own
@@ -375,10 +341,10 @@ def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
     # Without it there are no functions compiled before, and to import it takes two seconds.
     if "torch._dynamo" in sys.modules:
         stance = torch.compiler.set_stance("fail_on_recompile")
-    scripted = refuse("torch.jit.script")
+    scripted = torch.jit.ScriptFunction, torch_adapter.ScriptMethod
     hidden = (
         (torch, "compile", refuse("torch.compile")),
-        *((kind, "__call__", scripted) for kind in (torch.jit.ScriptFunction, ScriptMethod)),
+        *((kind, "__call__", refuse("torch.jit.script")) for kind in scripted),
         (threading.Thread, "start", start),
         (Tensor, "tolist", tolist),
         *((Tensor, name, to_numpy) for name in ("numpy", "__dlpack__")),
@@ -387,7 +353,7 @@ def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
         yield
 
 
-class TrafficMeter(TorchDispatchMode):
+class TrafficMeter(torch_adapter.TorchDispatchMode):
     """Sees each PyTorch operation, as a dispatch mode, and each access of an interpreted kernel."""
 
     @classmethod
@@ -399,7 +365,7 @@ class TrafficMeter(TorchDispatchMode):
         super().__init__()
         self.traffic = Traffic()
         self.trace = trace
-        self.work = _work.get()
+        self.work = _work.get() or Work()
         self.kernel: _Kernel | None = None
 
     # ---- PyTorch operations
@@ -419,12 +385,8 @@ class TrafficMeter(TorchDispatchMode):
         if (custom := python_function(func, args, kwargs)) is not None:
             with self:
                 return custom(*args, **kwargs)
-        result, name, moved = perform(func, args, kwargs)
-        if moved is not None:
-            op = OpTraffic(name)
-            for kind, elements, itemsize in moved:
-                op.add(kind, elements, itemsize)
-            self.traffic.ops.append(op)
+        result, op = perform(func, args, kwargs)
+        self.traffic.ops += [op] if op else []
         return result
 
     # ---- Triton kernels, as `Meter`
@@ -438,14 +400,11 @@ class TrafficMeter(TorchDispatchMode):
             try:
                 yield
             except Exception as error:
-                if cannot_interpret(cause := interpreter_cause(error)):
-                    raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
-                name_kernel(kernel, error)
+                interpret.name_kernel(kernel, error)
                 raise
             finally:
                 launched, self.kernel = self.kernel, None
-                if self.work is not None:
-                    self.work.operated += launched.operated
+                self.work.operated += launched.operated
         self.traffic.ops.append(launched.op)
 
     def bind(self, argument: str, tensor: Tensor) -> None:
@@ -456,8 +415,7 @@ class TrafficMeter(TorchDispatchMode):
         assert self.kernel is not None
         (x, y, z), (size_x, size_y, size_z) = block.program, block.grid
         self.kernel.show((x * size_y + y) * size_z + z, size_x * size_y * size_z)
-        if self.work is not None:
-            self.work.see(self.kernel, block.program, block.grid)
+        self.work.see(self.kernel, block.program, block.grid)
         self.kernel.op.add(kind, int(block.mask.sum()), block.itemsize)
         for argument, offsets in self.kernel.reach.split(kind, block):
             if self.trace:
@@ -465,8 +423,7 @@ class TrafficMeter(TorchDispatchMode):
                 self.traffic.accesses.append(Access(block.program, kind, argument, touched))
 
     def autotuned(self, kernel: str, launches: Iterable[Configuration]) -> None:
-        total = self.traffic
-        found: dict[str, Traffic] = {}
+        total, found = self.traffic, dict[str, Traffic]()
         try:
             for launch in launches:
                 self.traffic = Traffic()

@@ -25,14 +25,7 @@ from typing import Any, TypeAlias
 
 from memtraffic.errors import AccessError, FormulaError, InputsError
 from memtraffic.functions import as_function, function_name
-from memtraffic.meters.count import (
-    TooMuchWork,
-    Traffic,
-    Work,
-    count,
-    limited,
-    nothing_ran,
-)
+from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited, nothing_ran
 from memtraffic.meters.polynomials import (
     Polynomial,
     Shape,
@@ -187,9 +180,7 @@ class Counts:
 
     def moved(self, which: int, side: str) -> dict[Shape, int]:
         """One of `SIDES` of a pass, 0 or 1, by shape."""
-        return {
-            shape: getattr(passes[which], SIDES[side]) for shape, passes in self.traffic.items()
-        }
+        return {at: getattr(passes[which], SIDES[side]) for at, passes in self.traffic.items()}
 
     def _counted(self, shape: Shape, limit: bool) -> bool:
         """Counts at a shape, unless that was done or tried; whether there is a count."""
@@ -519,8 +510,7 @@ def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
         one, two = (getattr(traffic[which], attribute) for traffic in (before, after))
         if one != two:
             verb, _, unit = side.partition("_")
-            verb = verb if verb.endswith("s") else f"{verb}s"
-            return f"{verb} {one} {unit or 'elements'} the first time and {two}"
+            return f"{verb.removesuffix('s')}s {one} {unit or 'elements'} the first time and {two}"
     return ""
 
 
@@ -537,10 +527,7 @@ def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
         tuple(degree + 2 if j == i else 1 for j in range(len(units)))
         for i, degree in enumerate(degrees)
     ]
-    return [
-        tuple(unit * times for unit, times in zip(units, each, strict=True))
-        for each in (*enough, *spare)
-    ]
+    return [tuple(map(operator.mul, units, each)) for each in (*enough, *spare)]
 
 
 def is_power(number: int) -> bool:

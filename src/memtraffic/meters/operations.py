@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -20,15 +21,16 @@ from memtraffic.tensors import held
 from memtraffic.torch_adapter import OPDEFS
 
 Side: TypeAlias = Literal["read", "written"]
-Move: TypeAlias = tuple[Side, int, int]  # elements, and bytes of each
+SIDES: tuple[Side, Side] = "read", "written"
 Moved: TypeAlias = Tensor | tuple[int, torch.dtype]  # a tensor as a whole, or some elements
 Sides: TypeAlias = tuple[Iterable[Moved], Iterable[Moved]]  # what is read, and what is written
 Rule: TypeAlias = Callable[..., Sides]
 
-_ALLOCATIONS = frozenset(
-    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+# Allocations, and what only renames memory.
+_FREE = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _unsafe_view "
+    "_reshape_alias lift_fresh alias detach".split()
 )
-_ALIASES = frozenset("_unsafe_view _reshape_alias lift_fresh alias detach".split())
 # Make a tensor from nothing; a tensor argument, as in zeros_like, only lends its shape.
 _FILLS = frozenset(
     "zeros ones full arange linspace eye rand randn randint scalar_tensor zeros_like ones_like "
@@ -44,10 +46,26 @@ _WHOLE = frozenset(
     "_log_softmax_backward_data native_layer_norm native_layer_norm_backward mm bmm addmm baddbmm "
     "mv dot convolution convolution_backward cat stack flip roll tril triu constant_pad_nd "
     "_to_copy clone copy repeat repeat_interleave floor_divide _local_scalar_dense "
-    "log_sigmoid_forward log_sigmoid_backward bernoulli complex polar mse_loss".split()
+    "bernoulli complex polar mse_loss".split()
 )
-_CPU_BUFFERED = frozenset({"log_sigmoid_forward", "log_sigmoid_backward"})  # none on a GPU
 _rules: dict[str, Rule] = {}  # by the name of an operation's schema
+
+
+@dataclass
+class OpTraffic:
+    """What one operation moved: a PyTorch operation, or one launch of a Triton kernel."""
+
+    name: str
+    read_elements: int = 0
+    written_elements: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def add(self, side: Side, elements: int, itemsize: int) -> None:
+        """Adds `elements` of `itemsize` bytes each to what was read or written."""
+        for unit, more in (("elements", elements), ("bytes", elements * itemsize)):
+            name = f"{side}_{unit}"
+            setattr(self, name, getattr(self, name) + more)
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -80,87 +98,72 @@ def python_function(
     if (definition := OPDEFS.get(func._schema.name)) is None:
         return None
     functions = definition._backend_fns
-    devices = [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
-    if device.is_standing_in():
-        devices.insert(0, "cuda")
+    devices = ["cuda"] if device.is_standing_in() else []
+    devices += [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
     return next((functions[each] for each in (*devices, None) if each in functions), None)
-
-
-def operation_name(func: Any) -> str:
-    """The name of an operation of PyTorch, in place or not."""
-    return _name(func).removesuffix("_")
 
 
 def perform(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, str, list[Move] | None]:
-    """The result of an operation, its name, and what it moved; None if it moves nothing.
+) -> tuple[Any, OpTraffic | None]:
+    """The result of an operation, and what it moved; None if it moves nothing.
 
     Raises CountError for an operation whose traffic is not known.
     """
-    name = operation_name(func)
-    if (own := _rules.get(func._schema.name)) is not None:
-        result = func(*args, **kwargs)
-        schema = [spec for spec in func._schema.arguments if not spec.is_out]
-        named = {spec.name: spec.default_value for spec in schema}
-        read, written = own(result, **named | dict(zip(named, args, strict=False)) | kwargs)
-        return result, name, _moves("read", read) + _moves("written", written)
-    operands, written = _operands(func, args, kwargs)
+    own = _rules.get(func._schema.name)
+    free = own is None and _moves_nothing(func, args, kwargs)
     result = func(*args, **kwargs)
-    if operands is None:
-        return result, name, None
-    results = result if len(func._schema.returns) > 1 else (result,)
-    if name in _CPU_BUFFERED:
-        results = results[:1]
-    for spec, tensor in zip(func._schema.returns, results, strict=False):
-        if spec.alias_info is None:
-            written += tensors_in([tensor])
-    return result, name, _moves("read", operands) + _moves("written", written)
+    if free:
+        return result, None
+    named = {spec.name: spec.default_value for spec in func._schema.arguments}
+    named |= dict(zip(named, args, strict=False)) | kwargs
+    op = OpTraffic(_name(func).removesuffix("_"))
+    for side, moved in zip(SIDES, (own or _whole(func))(result, **named), strict=True):
+        for it in moved:
+            elements, dtype = (held(it), it.dtype) if isinstance(it, Tensor) else it
+            op.add(side, elements, dtype.itemsize)
+    return result, op
 
 
-def _moves(side: Side, moved: Iterable[Moved]) -> list[Move]:
-    pairs = ((held(it), it.dtype) if isinstance(it, Tensor) else it for it in moved)
-    return [(side, elements, dtype.itemsize) for elements, dtype in pairs]
-
-
-def _operands(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Tensor] | None, list[Tensor]]:
-    """The tensors that `func` reads and the arguments it writes; (None, []) if it moves nothing."""
+def _moves_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation is a view or an allocation. Raises CountError if it is not known."""
     name = _name(func)
-    moves_nothing = (
-        name in _ALLOCATIONS | _ALIASES or func.is_view or torch.Tag.inplace_view in func.tags
-    )
-    known = moves_nothing or (
-        name in _FILLS or name in _WHOLE or operation_name(func) in _WHOLE or _is_elementwise(func)
-    )
-    operands = tensors_in([*args, *kwargs.values()])
-    if func.namespace != "aten" or not known or any(x.layout != torch.strided for x in operands):
+    free = name in _FREE or func.is_view or torch.Tag.inplace_view in func.tags
+    whole = name in _FILLS or name.removesuffix("_") in _WHOLE or _is_elementwise(func)
+    strided = all(x.layout == torch.strided for x in tensors_in([*args, *kwargs.values()]))
+    if func.namespace != "aten" or not (free or whole) or not strided:
         raise CountError(
             f"{func} is not an operation whose traffic is known: say what it moves with "
             f"memtraffic.meters.operations.rule({func._schema.name!r})"
         )
-    if moves_nothing:
-        return None, []
-    read: list[Tensor] = []
-    written: list[Tensor] = []
-    for position, spec in enumerate(func._schema.arguments):
-        if spec.name == "buffer" and name in _CPU_BUFFERED:
-            continue
-        by_position = position < len(args) and not spec.kwarg_only
-        tensors = list(tensors_in([args[position] if by_position else kwargs.get(spec.name)]))
-        if spec.alias_info is not None and spec.alias_info.is_write:
-            written += tensors
-        added = "add" not in name or kwargs.get("beta") != 0  # addmm and its like ignore 0 times it
-        if spec.is_out or (spec.name == "self" and (name in _OVERWRITES or not added)):
-            continue
-        read += tensors
-    return read, written
+    return free
+
+
+def _whole(func: Any) -> Rule:
+    """The rule of an operation that reads each operand, and writes each result, as a whole."""
+    name, schema = _name(func), func._schema
+
+    def moves(result: Any, /, **arguments: Any) -> Sides:
+        read: list[Moved] = []
+        written: list[Moved] = []
+        added = "add" not in name or arguments.get("beta") != 0  # addmm ignores 0 times it
+        for spec in schema.arguments:
+            tensors = list(tensors_in([arguments[spec.name]]))
+            if spec.alias_info is not None and spec.alias_info.is_write:
+                written += tensors
+            overwritten = spec.name == "self" and (name in _OVERWRITES or not added)
+            read += [] if spec.is_out or overwritten else tensors
+        results = result if len(schema.returns) > 1 else (result,)
+        for spec, made in zip(schema.returns, results, strict=False):
+            written += tensors_in([] if spec.alias_info else [made])
+        return read, written
+
+    return moves
 
 
 def _is_elementwise(func: Any) -> bool:
     """Whether PyTorch marks an operation so, or, as it often does, only that out of place."""
-    packet = getattr(torch.ops.aten, operation_name(func), func.overloadpacket)
+    packet = getattr(torch.ops.aten, _name(func).removesuffix("_"), func.overloadpacket)
     marked = (getattr(packet, overload).tags for overload in packet.overloads())
     return any(torch.Tag.pointwise in tags for tags in marked)
 
@@ -169,6 +172,12 @@ def _name(func: Any) -> str:
     """The name of an operation, of several tensors or one, with a `_` at its end if in place."""
     return str(func.overloadpacket.__name__).removeprefix("_foreach_")
 
+
+# A CPU has a buffer that no GPU has.
+rule("aten::log_sigmoid_forward")(lambda result, self, **_: ([self], result[:1]))
+rule("aten::log_sigmoid_backward")(
+    lambda result, grad_output, self, **_: ([grad_output, self], [result])
+)
 
 # ---- operations with an index: they touch the elements that it names, and read it once
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from memtraffic import device
-from memtraffic.errors import LaunchError, MemtrafficError
+from memtraffic.errors import CountError, LaunchError, MemtrafficError
 from memtraffic.triton_adapter.capture import (
     Configuration,
     autotuners,
@@ -267,14 +267,14 @@ def interpreter_cause(error: BaseException) -> BaseException:
 _LACKING = "'InterpreterBuilder' .* no attr|`_semantic` argument|to ir type|no attribute 'value'"
 
 
-def cannot_interpret(error: BaseException) -> bool:
-    """Whether Triton's interpreter lacks what a kernel that raised this does."""
-    return isinstance(error, NotImplementedError) or bool(re.search(_LACKING, str(error)))
-
-
 def name_kernel(kernel: str, error: BaseException) -> None:
-    """Puts a kernel's name, and the line of it that failed, into the message of what it raised."""
+    """Puts a kernel's name, and the line of it that failed, into the message of what it raised.
+
+    Raises CountError if the interpreter lacks what the kernel does.
+    """
     cause = interpreter_cause(error)
+    if isinstance(cause, NotImplementedError) or re.search(_LACKING, str(cause)):
+        raise CountError(f"{kernel} cannot be interpreted: {cause}") from error
     said = str(cause)
     if isinstance(cause, MemtrafficError) or len(cause.args) > 1 or said.startswith(f"{kernel}: "):
         return

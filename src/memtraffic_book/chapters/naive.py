@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memtraffic import count
 from memtraffic.kernels.softmax import naive
-from memtraffic.meters.count import OpTraffic, Traffic
+from memtraffic.meters.count import Traffic
 from memtraffic_book import claim, experiment, figures, glue, lab_notes, prove, tables, units
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
@@ -18,9 +18,9 @@ MATRIX = M * N * ITEMSIZE  # bytes
 PREFETCH = "After its own loads, let a program fetch into L2"
 
 
-def lines() -> list[OpTraffic]:
+def lines() -> Traffic:
     """What each of the five lines moves for the running example, counted."""
-    return list(count(naive.softmax, torch.empty(M, N, device="meta")).ops)
+    return count(naive.softmax, torch.empty(M, N, device="meta"))
 
 
 def time_lines() -> None:
@@ -50,7 +50,7 @@ def show_ops(counted: Traffic) -> None:
 
 def show_counters() -> list[dict[Any, Any]]:
     """Shows what hardware counters saw of each line. Returns what they saw."""
-    measured, counted = experiment("naive_counters").to_dict("records"), lines()
+    measured, counted = experiment("naive_counters").to_dict("records"), lines().ops
     fetched = [row["dram_read_bytes"] for row in measured]
     sent = [row["l2_write_sectors"] * 32 for row in measured]  # a sector has 32 bytes
     tables.show(
@@ -95,7 +95,7 @@ def draw_maxima(measured: list[dict[Any, Any]]) -> None:
 
 def draw_late(measured: list[dict[Any, Any]]) -> None:
     """Draws the time of each line beside that of its bytes. measured: of `show_counters`."""
-    counted, took = lines(), [row["ns"] / 1e3 for row in measured]
+    counted, took = lines().ops, [row["ns"] / 1e3 for row in measured]
     due = [(op.read_bytes + op.written_bytes) / (2 * MATRIX) * took[2] for op in counted]
     late = [units.format_ratio(us / least) for us, least in zip(took, due, strict=True)]
     ax = figures.plot_bars(
