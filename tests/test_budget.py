@@ -34,16 +34,16 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (8050, 6645),
+    "library": (8020, 6631),
     "benchmark": (399, 357),
     "compile": (556, 498),
     "kernels": (2676, 1932),
     "meters": (1531, 1378),
     "residency": (228, 173),
-    "triton_adapter": (1083, 1014),
+    "triton_adapter": (1053, 1000),
     "rest of the library": (1577, 1293),
     "chapters": (2711, 1967),
-    "rest of the book": (3391, 2857),
+    "rest of the book": (3390, 2856),
     "cells": (925, 898),
     "book/_ext": (527, 498),
     "book/_static": (426, 0),

@@ -34,8 +34,7 @@ from memtraffic.meters import counters as hardware
 from memtraffic.meters.sectors import COUNTERS, sectors
 from memtraffic.names import import_function, import_path
 from memtraffic.op import find_op
-from memtraffic.triton_adapter import interpret
-from memtraffic.triton_adapter.capture import autotuners
+from memtraffic.triton_adapter import capture
 from memtraffic_book.processes import run_ranks
 
 MARKER = "_idle_kernel"  # of `exhibits`, which no package has
@@ -340,9 +339,9 @@ def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[Choices]
 
         return run_as_chosen
 
-    hooks: list[tuple[Any, str]] = [(owner, "run") for owner in autotuners("run")]
+    hooks: list[tuple[Any, str]] = [(owner, "run") for owner in capture.autotuners()]
     if predicted:  # whose runs are replaced
-        hooks = [(interpret, "configurations_of")]
+        hooks = [(capture, "configurations_of")]
     with ExitStack() as stack:
         for owner, name in hooks:
             stack.enter_context(mock.patch.object(owner, name, wrapped(vars(owner)[name])))

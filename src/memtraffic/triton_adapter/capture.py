@@ -52,7 +52,7 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
             (jit.JITFunction, "run", run),
             (interpreter.InterpretedFunction, "run", run),
             (CompiledKernel, "__getitem__", relaunch),
-            *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
+            *((tuner, "run", run_autotuned) for tuner in autotuners()),
         ),
     ):
         yield
@@ -76,9 +76,8 @@ class Configuration:
         self.compiled = self.tuner.fn.run(*self.args, **self.options)
 
     def __str__(self) -> str:
-        names = set(self.tuner.arg_names)
-        chosen = {k: v for k, v in self.config.all_kwargs().items() if k in names}
-        return ", ".join(f"{name}={value}" for name, value in chosen.items())
+        chosen = self.config.all_kwargs().items()
+        return ", ".join(f"{k}={v}" for k, v in chosen if k in self.tuner.arg_names)
 
 
 def configurations_of(
@@ -99,14 +98,14 @@ def configurations_of(
     return [Configuration(tuner, config, args, options) for config in configs]
 
 
-def autotuners(method: str) -> list[type[Any]]:
-    """Triton's class of autotuned kernels, and those derived from it that have such a method."""
+def autotuners() -> list[type[Any]]:
+    """Triton's class of autotuned kernels, and those derived from it that run in their own way."""
     from triton.runtime.autotuner import Autotuner
 
     found: list[type[Any]] = [Autotuner]
     for owner in found:
         found += owner.__subclasses__()
-    return [owner for owner in dict.fromkeys(found) if method in vars(owner)]
+    return [owner for owner in dict.fromkeys(found) if "run" in vars(owner)]
 
 
 def from_equal_values(

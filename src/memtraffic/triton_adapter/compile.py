@@ -60,10 +60,9 @@ def specialize(
         value = get_iterable_path(values, path)
         name = names[path[0]] if len(path) == 1 else path
         constants[name] = value.value if isinstance(value, constexpr) else value
-    attributes = {}
-    for path in find_paths_if(keys, lambda _, key: isinstance(key, str)):
-        if found := backend.parse_attr(get_iterable_path(keys, path)):
-            attributes[path] = found
+    specialized = find_paths_if(keys, lambda _, key: isinstance(key, str))
+    facts = {path: backend.parse_attr(get_iterable_path(keys, path)) for path in specialized}
+    attributes = {path: found for path, found in facts.items() if found}
     signature = dict(zip(names, types, strict=True))
     return signature, constants, attributes, {"num_warps": 4} | others
 

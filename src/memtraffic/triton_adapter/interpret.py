@@ -9,19 +9,14 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from memtraffic import device
 from memtraffic.errors import CountError, LaunchError, MemtrafficError
-from memtraffic.triton_adapter.capture import (
-    Configuration,
-    autotuners,
-    configurations_of,
-    from_equal_values,
-)
+from memtraffic.triton_adapter import capture
 from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch, tensors_of
 from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
 from memtraffic.triton_adapter.memory import Meter, rewritten
@@ -37,10 +32,7 @@ def interpreting(meter: Meter) -> Iterator[None]:
 
     So they are in a process that compiles its kernels, too. meter: it may be a `BlockMeter`.
     """
-    if not device.HAS_TRITON:
-        yield
-        return
-    with lock, _replaced_for(meter):
+    with lock, _replaced_for(meter) if device.HAS_TRITON else nullcontext():
         yield
 
 
@@ -86,15 +78,16 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         return call_interpreted(function, *args, **options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
-        launches = configurations_of(tuner, args, options, as_chosen=blocks is not None)
+        launches = capture.configurations_of(tuner, args, options, as_chosen=blocks is not None)
         # The interpreter sees no option of a launch that is not an argument of the kernel.
         # Whoever sees blocks sees those, too.
-        different: dict[Any, Configuration] = {}
+        different: dict[Any, capture.Configuration] = {}
         for launch in launches:
             seen = str(launch if blocks is None else launch.config)
             different.setdefault((seen, launch.config.pre_hook), launch)
         tensors = list(tensors_of([*args, *options.values()]))
-        meter.autotuned(tuner.base_fn.__name__, from_equal_values(different.values(), tensors))
+        repeated = capture.from_equal_values(different.values(), tensors)
+        meter.autotuned(tuner.base_fn.__name__, repeated)
         tuner.best_config = launches[0].config
         return launches[0].compiled
 
@@ -111,7 +104,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             (interpreter.InterpretedFunction, "rewritten_fn", rewritten),
             (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
             (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
-            *((tuner, "run", run_autotuned) for tuner in autotuners("run")),
+            *((tuner, "run", run_autotuned) for tuner in capture.autotuners()),
             (core, "warn", _warn_once),
             *((kind, "run", run) for kind in (jit.JITFunction, interpreter.InterpretedFunction)),
             (jit.JITFunction, "__call__", call),

@@ -51,25 +51,22 @@ Position: TypeAlias = tuple[int, int]  # a line and a column
 class Site(NamedTuple):
     """Where in the source a call is made: from its first line and column to its last.
 
-    bare: whether it has no arguments. inner: from where to where the calls among its arguments go.
+    inner: from where to where the calls among its arguments go.
     """
 
     file: str
     begin: Position
     end: Position
-    bare: bool = False
     inner: tuple[tuple[Position, Position], ...] = ()
 
     def marks(self, file: str, line: int, column: int) -> bool:
         """Whether the compiler marks what this call does with such a place.
 
-        That is where its last argument begins, or the call itself if it has none.
+        That is where its last argument begins.
         """
         place = line, column
-        after = self.begin <= place if self.bare else self.begin < place
-        return (file == self.file and after and place < self.end) and not any(
-            begin < place < end for begin, end in self.inner
-        )
+        outside = not any(begin < place < end for begin, end in self.inner)
+        return file == self.file and self.begin < place < self.end and outside
 
 
 class BlockMeter(Meter, Protocol):
@@ -101,18 +98,14 @@ class Memory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def _report(
-        self,
-        kinds: tuple[Access, ...],
-        whole: BlockKind | None,
-        pointers: Any,
-        mask: Any,
-        size: int,
-    ) -> None:
-        """Tells of accesses of the unmasked elements, and, if asked for, of the whole block."""
+    def _tell(self, kinds: list[Access], at: Any, mask: Any, size: int, whole: Any = None) -> None:
+        """Tells of accesses of the unmasked elements, and, if asked for, of the whole block.
+
+        at: pointers. size: bytes of an element. whole: as what the block is reported.
+        """
         if self.meter is None:
             return
-        addresses, numbers = unmarked(np.asarray(pointers))
+        addresses, numbers = unmarked(np.asarray(at))
         where = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
         block = Block(addresses, np.asarray(mask, dtype=bool), numbers, size, *where)
         for kind in kinds:
@@ -121,22 +114,22 @@ class Memory:
             self.meter.block(whole, _sites(), block)
 
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-        self._report(("read",), "read", pointers, mask, np.dtype(dtype).itemsize)
+        self._tell(["read"], pointers, mask, np.dtype(dtype).itemsize, "read")
         return self._real.load(pointers & ADDRESS, mask, other, dtype)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
-        self._report(("written",), "written", pointers, mask, value.dtype.itemsize)
+        self._tell(["written"], pointers, mask, value.dtype.itemsize, "written")
         return self._real.store(pointers & ADDRESS, value, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
-        self._report(("read", "written"), "atomic", pointers, mask, value.dtype.itemsize)
+        self._tell(["read", "written"], pointers, mask, value.dtype.itemsize, "atomic")
         return self._real.atomic_rmw(operation, pointers & ADDRESS, value, mask, order)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)
-        self._report(("read",), "atomic", pointers, every, value.dtype.itemsize)
+        self._tell(["read"], pointers, every, value.dtype.itemsize, "atomic")
         found = self._real.atomic_cas(pointers & ADDRESS, expected, value, order)
-        self._report(("written",), None, pointers, found == expected, value.dtype.itemsize)
+        self._tell(["written"], pointers, found == expected, value.dtype.itemsize)
         return found
 
 
@@ -154,17 +147,13 @@ def _calls(code: CodeType, path: str) -> list[Site]:
     path: of its file, by which code of equal text differs.
     """
     file = os.path.basename(path)
-    spans, calls = [], {}  # from where to where they go, and whether they have no arguments
-    for places in code.co_positions():
-        begin, end, first, last = (number or 0 for number in places)
-        spans.append(((begin, first), (end, last)))
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("CALL"):
-            calls[spans[step.offset // 2]] = step.opname == "CALL" and not step.arg
+    spans = [((a or 0, c or 0), (b or 0, d or 0)) for a, b, c, d in code.co_positions()]
+    steps = (step for step in dis.get_instructions(code) if step.opname.startswith("CALL"))
+    calls = {spans[step.offset // 2] for step in steps}
 
     def inner(begin: Position, end: Position) -> tuple[tuple[Position, Position], ...]:
         within = (it for it in calls if begin <= it[0] and it[1] <= end and it != (begin, end))
         return tuple(sorted(within))
 
-    sites = {span: Site(file, *span, calls.get(span, False), inner(*span)) for span in set(spans)}
+    sites = {span: Site(file, *span, inner(*span)) for span in set(spans)}
     return [sites[span] for span in spans]

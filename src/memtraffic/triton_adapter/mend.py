@@ -30,8 +30,8 @@ def mend_interpreter() -> None:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
         interpreter._interpreter = Memory(interpreter)
         _take_bfloat16(interpreter)
-    if triton_version() < (3, 7):
-        _take_scalar_bounds(interpreter)
+        if triton_version() < (3, 7):
+            _take_scalar_bounds(interpreter)
 
 
 def _take_bfloat16(interpreter: Any) -> None:
@@ -105,12 +105,9 @@ def _take_scalar_bounds(interpreter: Any) -> None:
     With NumPy 2.4 or later it cannot: https://github.com/triton-lang/triton/issues/9171.
     """
     patch_tensor = interpreter._patch_lang_tensor
-    if hasattr(patch_tensor, "mended"):
-        return
 
     def mended(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.squeeze()))
 
-    mended.mended = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = mended

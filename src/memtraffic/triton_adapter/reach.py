@@ -20,6 +20,7 @@ Numbers: TypeAlias = np.ndarray[Any, Any]
 
 ADDRESS_BITS = 48  # of a user's memory, on x86-64 and on AArch64
 ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
+ADDRESS_TYPES = torch.int64, torch.uint64  # of a tensor that may hold some
 
 
 def marked(pointers: Numbers, argument: int) -> Numbers:
@@ -103,7 +104,8 @@ class Reach:
                 if inside.any():
                     yield each.name, left[inside] - each.tensor.data_ptr()
                     left = left[~inside]
-            if left.size and (number or not self._holds_addresses):
+            integers = (it for it in self.arguments if it.tensor.dtype in ADDRESS_TYPES)
+            if left.size and (number or not any(integers)):
                 raise AccessError(self._message(kind, left, number, block.program))
 
     def _reached(self, number: int) -> list[Argument]:
@@ -113,11 +115,6 @@ class Reach:
         memory = own.tensor.untyped_storage().data_ptr()
         same = (it for it in self.arguments if it.tensor.untyped_storage().data_ptr() == memory)
         return [own, *same]
-
-    @property
-    def _holds_addresses(self) -> bool:
-        types = torch.int64, torch.uint64
-        return any(each.tensor.dtype in types for each in self.arguments)
 
     def _message(self, kind: str, outside: Numbers, number: int, program: tuple[int, ...]) -> str:
         verb = "reads" if kind == "read" else "writes"

@@ -62,6 +62,6 @@ def as_tensor(value: Any) -> Any:
             start = value.data_ptr() - memory.data_ptr()
             if 0 <= start < max(memory.nbytes(), 1):
                 own = torch.empty(0, dtype=value.dtype, device=held.device)
-                size = 2 if memory.nbytes() else 0
-                return own.set_(memory, start // value.dtype.itemsize, (size,), (0,))
+                size = (2 * bool(memory.nbytes()),)
+                return own.set_(memory, start // value.dtype.itemsize, size, (0,))
     raise NotImplementedError(f"an argument is a {type(value).__name__}, of unknown memory")

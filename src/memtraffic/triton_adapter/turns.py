@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from memtraffic.triton_adapter.launch import Grid
+from memtraffic.triton_adapter.patching import replaced
 from memtraffic.triton_adapter.reach import ADDRESS
 
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
@@ -119,13 +120,10 @@ def cooperative_executor(executor: Any) -> type:
                     return
                 from triton.runtime.interpreter import interpreter_builder
 
-                outer, turns = Turns.current, Turns(interpreter_builder)
+                turns = Turns(interpreter_builder)
                 self.fn: Any = _Program(self.fn, turns, interpreter_builder)
-                Turns.current = turns
-                try:
+                with replaced((Turns, "current", turns)):
                     super().__call__(*args, **options)
-                finally:
-                    Turns.current = outer
 
     return CooperativeExecutor
 
