@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (8020, 6631),
+    "library": (8020, 6630),
     "benchmark": (399, 357),
     "compile": (556, 498),
     "kernels": (2676, 1932),
     "meters": (1531, 1378),
     "residency": (228, 173),
-    "triton_adapter": (1053, 1000),
+    "triton_adapter": (1053, 999),
     "rest of the library": (1577, 1293),
     "chapters": (2711, 1967),
     "rest of the book": (3390, 2856),

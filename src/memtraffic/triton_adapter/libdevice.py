@@ -83,6 +83,7 @@ _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
 } | {
     "fabs": torch.abs,
     "finite": torch.isfinite,
+    "powi": torch.pow,
     "rint": torch.round,
     "round": lambda x: torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x)),
 }
@@ -93,12 +94,16 @@ def call_library(
 ) -> Any:
     """The values of a function that the compiler would link in, such as `__nv_tanhf`.
 
+    >>> import triton.language as tl
+    >>> three, two = (SimpleNamespace(data=np.array([n], np.float32)) for n in (3, 2))
+    >>> call_library(None, "", "", "__nv_powif", [three, two], tl.float32, True).data
+    array([9.], dtype=float32)
+
     Raises NotImplementedError for a function that is not known here.
     """
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
-    found = re.fullmatch(r"__(?:nv|ocml)_(?:fast_)?(\w+?)(?:_r[nzdu])?(?:_f(?:32|64))?", symbol)
-    name = found[1] if found else ""
+    name = re.sub(r"^__(?:nv|ocml)_(?:fast_)?|(?:_r[nzdu])?(?:_f(?:32|64))?$", "", symbol)
     spellings = (name, re.sub("[fd]$", "", name), re.sub("^[fd]", "", name))  # tanhf, isnand, fsqrt
     compute = next((_LIBRARY[name] for name in spellings if name in _LIBRARY), None)
     if compute is None:
