@@ -17,15 +17,6 @@ def dtype(request):
     return getattr(torch, request.param)
 
 
-@pytest.fixture
-def narrow_of_few_rows(monkeypatch):
-    """The kernel of narrow rows takes matrices that are as small as those of a test."""
-    from memtraffic.kernels.softmax import narrow
-
-    monkeypatch.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, 0))
-    monkeypatch.setattr(narrow, "FEWEST_OF_WIDER", 0)
-
-
 @pytest.fixture(scope="module")
 def bounds_checked():
     """Interpreted kernels are stopped before they touch foreign memory and end the process."""

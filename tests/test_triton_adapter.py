@@ -546,21 +546,18 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x7", "y", 4)
     if scratch:  # which the launcher itself allocates
         launcher = ScratchLauncher(launcher)
-    start = launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1])
-    for stream in (6, 7):
-        start(stream, f"x{stream}", "y")
-    monkeypatch.setattr(launching, "raw_stream", lambda index: index)
-    tensors = [SimpleNamespace(data_ptr=lambda it=it: it) for it in ("x7", "y")]
-    launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1], 7)(*tensors)
-    told = [[[*it] if isinstance(it, tuple) else it for it in one] for one in started]
-    by_triton, _, by_us, of_tensors = told
-    assert by_triton == by_us == of_tensors
-    launching.starter(Compiled(launcher), (5, 2), [0, 0, float("inf")], [0, 1])(7, "x7", "y")
+    monkeypatch.setattr(launching, "raw_stream", lambda index: index)  # GPU 7 has stream 7
+    x, y = (SimpleNamespace(data_ptr=lambda it=it: it) for it in ("x7", "y"))
+    start = launching.starter(Compiled(launcher), (5, 2), [0, 0, 4], [0, 1], 7)
+    start(x, y)
+    by_triton, by_us = ([[*it] if isinstance(it, tuple) else it for it in one] for one in started)
+    assert by_triton == by_us
+    launching.starter(Compiled(launcher), (5, 2), [0, 0, float("inf")], [0, 1], 7)(x, y)
     assert "inf" in str(started.pop())
     with pytest.raises(TypeError):
-        start(7, "x7")
+        start(x)
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
-        launching.starter(Compiled(launcher), (5, 2), [0, 4], [0])
+        launching.starter(Compiled(launcher), (5, 2), [0, 4], [0], 7)
 
 
 class ScratchLauncher:

@@ -7,14 +7,17 @@ own name. What `torch.compile` consists of is imported where it is used: that ta
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._functorch.autograd_function import (  # type: ignore[attr-defined]
+    enable_single_level_autograd_function,
+)
 from torch._library.custom_ops import OPDEFS as OPDEFS
 from torch._library.triton import set_wrap_triton_enabled as set_wrap_triton_enabled
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -32,33 +35,13 @@ disable_current_modes = _python_dispatch._disable_current_modes
 
 is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
-# Whether a transform of `torch.func` wrapped a tensor, even if it has returned since.
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+has_storage = torch._C._has_storage  # not so: a gradient under `is_grads_batched=True`
 is_tracing = torch._C._is_tracing
 # Forward mode computes derivatives together with the values: outside, FORWARD_MODE[LEVEL] is -1.
 FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"
-INDIRECT = sum(
-    torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key)).raw_repr()
-    for key in ("FuncTorchGradWrapper", "Batched", "Functionalize", "ZeroTensor")
-)
-# The next three are None where PyTorch is built without CUDA.
+# The next two are None where PyTorch is built without CUDA.
 current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-# How the code that torch.compile generates allocates: it costs less than torch.empty_like.
-empty_on_current_gpu: Callable[..., Tensor] | None = getattr(
-    torch._C._dynamo.guards, "_empty_strided_cuda", None
-)
-
-
-def is_differentiated() -> bool:
-    """Whether one of the transforms of `torch.func` that are active is of reverse mode."""
-    stack = torch._C._functorch.get_interpreter_stack() if is_transformed() else ()
-    return torch._C._functorch.TransformType.Grad in [it.key() for it in stack]
-
-
-def is_indirect(x: Tensor | None) -> bool:
-    """Whether operators know what a tensor without memory stands for, as transforms leave them."""
-    return x is not None and (x.is_meta or torch._C._dispatch_keys(x).raw_repr() & INDIRECT != 0)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -69,6 +52,68 @@ def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     bare: Any = super(torch.autograd.Function, function)
     apply: Callable[..., Any] = bare.apply
     return apply
+
+
+# ---- operators
+
+_LIBRARY = torch.library.Library("memtraffic", "FRAGMENT")
+OPERATORS: dict[str, Callable[..., Any]] = {}  # what runs them, by their names
+
+
+def define_operator(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], batch: Callable[..., Any]
+) -> Any:
+    """Defines an operator of `torch.ops.memtraffic` that `run` computes, on CPU and GPU.
+
+    fake: what it returns, of the right shape, where tensors have no memory. batch: the rule of
+    `torch.func.vmap`, as of `torch.library.register_vmap`.
+    """
+    name = schema.split("(")[0]
+    OPERATORS[f"memtraffic::{name}"] = run
+    _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"memtraffic::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"memtraffic::{name}", batch, lib=_LIBRARY)
+    return getattr(torch.ops.memtraffic, name).default
+
+
+def at_autograd(operator: Any, function: type[torch.autograd.Function]) -> None:
+    """Makes `function` the rule of autograd for an operator, in each level of a transform.
+
+    function: its first argument is what computes the result, below autograd, from the others.
+    """
+    apply = bare_apply(function)
+
+    def rule(*arguments: Any) -> Any:
+        if not is_transformed():
+            return apply(below, *arguments)
+        with enable_single_level_autograd_function():
+            return apply(below, *arguments)
+
+    def below(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), of_other_levels():
+            return operator(*arguments)
+
+    _LIBRARY.impl(operator._schema.name.split("::")[1], rule, "Autograd")
+
+
+def primals(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors without the derivatives of forward mode that they have in this level."""
+    return [torch._VF._unpack_dual(x, level=0)[0] for x in tensors]
+
+
+@contextmanager
+def of_other_levels() -> Iterator[None]:
+    """Context manager in a function of autograd: the other levels of transforms have derivatives.
+
+    Autograd turns derivatives off while it runs such a function, for all levels and not its own.
+    """
+    if not is_transformed():
+        yield
+        return
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield
 
 
 # ---- what runs on a GPU

@@ -6,9 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
+from memtraffic.kernels.softmax.chunks import softmax_kernel
 from memtraffic.kernels.softmax.op import backward
-from memtraffic.kernels.softmax.planning import row_tile
-from memtraffic.kernels.softmax.rows import softmax_kernel
+from memtraffic.kernels.softmax.rule import row_tile, tile_constants
 
 # ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
 
@@ -159,13 +159,14 @@ def softmax_converting_once(x: Tensor) -> Tensor:
     ValueError for another matrix.
     """
     (n_rows, n_cols), y, vector = x.shape, torch.empty_like(x), 16 // x.element_size()
-    tile = row_tile(n_cols, x.element_size(), 1, planning_gpu(x))
+    gpu = planning_gpu(x)
+    tile = row_tile(n_cols, x.element_size(), 1, gpu)
     if not x.is_contiguous() or n_cols % vector or tile is None or tile.rows > 1:
         raise ValueError(f"softmax_converting_once: {n_cols} columns, strides {x.stride()}")
     with device_guard(x):
         softmax_kernel[(n_rows, 1)](
             *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
-            *(1, tile.block, tile.chunks, n_cols // tile.block, 0, vector, 1, False, False),
+            **{**tile_constants(tile, n_rows, n_cols, vector, gpu), "PTX": False},
             num_warps=tile.num_warps,
         )
     return y

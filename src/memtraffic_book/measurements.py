@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
+import triton
 from torch import Tensor
 
 from memtraffic import benchmark, device, gpus
@@ -413,7 +414,7 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     those where both agree.
     """
     from memtraffic.kernels.softmax import persistent
-    from memtraffic.residency import nvidia
+    from memtraffic.residency import loaded_resources, nvidia
 
     gpu = device.this_gpu()
     assert isinstance(gpu, gpus.NvidiaGpu)  # the experiment needs one
@@ -424,13 +425,13 @@ def compare_with_driver(m: int) -> pd.DataFrame:
         x = matrix(m, n, dtype)
         try:
             plan = persistent.plan(x, x, num_warps=num_warps, num_stages=num_stages)
-        except (ValueError, RuntimeError):
+        except (ValueError, RuntimeError, triton.OutOfResources):
             continue  # more than a lane, or an SM, can hold
-        assert plan.used is not None  # it is compiled
-        sizes = [(num_warps, plan.used.shared_bytes)]
+        used = loaded_resources(plan.compiled, gpu)
+        sizes = [(num_warps, used.shared_bytes)]
         sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
         for i, (size, shared_bytes) in enumerate(sizes):
-            ours = nvidia.resident_programs(plan.used.registers, shared_bytes, size, gpu)
+            ours = nvidia.resident_programs(used.registers, shared_bytes, size, gpu)
             theirs = nvidia.driver_resident_programs(plan.compiled, size, shared_bytes)
             equal["other sizes" if i else "as compiled"].append(ours == theirs)
     rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]

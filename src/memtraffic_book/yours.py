@@ -22,7 +22,8 @@ from memtraffic.kernels.chunking import (
     store_chunk,
 )
 from memtraffic.kernels.launch import takes_ptx
-from memtraffic.kernels.tiling import MAX_COLS, VECTOR_BYTES, max_warps
+from memtraffic.kernels.operands import VECTOR_BYTES
+from memtraffic.kernels.softmax.rule import MAX_COLS, max_warps
 
 # ---- RMS norm
 
@@ -110,12 +111,12 @@ def _cross_entropy_kernel(
     target = tl.load(target_ptr + row)
     at_target = tl.load(x_ptr + target).to(tl.float32)
     chunks = load_chunks(x_ptr + cols, 1, True, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE)
-    row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE, tl.float32), axis=0)
-    total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, tl.float32, PTX)
+    row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE), axis=0)
+    total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, PTX)
     row_sum = tl.sum(total, axis=0)
     scale = 1 / row_sum
     for i in tl.static_range(CHUNKS):
-        dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, tl.float32, PTX)
+        dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, PTX)
         store_chunk(dx_ptr + cols, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, WHOLE)
     tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
     tl.debug_barrier()  # all threads have written the softmax; replace one element

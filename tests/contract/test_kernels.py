@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 import torch
@@ -24,14 +23,12 @@ from memtraffic.kernels.softmax import (
     fused,
     masked,
     naive,
-    narrow,
     online,
-    op,
     persistent,
     split,
     tiled,
 )
-from memtraffic.kernels.tiling import MAX_COLS, MAX_ROW
+from memtraffic.kernels.softmax.rule import MAX_COLS, MAX_ROW
 from memtraffic.meters.count import count
 from memtraffic.op import Op, find_op
 from memtraffic.tensors import matrix
@@ -48,19 +45,6 @@ WIDTHS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_rows_as_many():
-    """The op takes the kernel of narrow rows for small matrices, too."""
-    with pytest.MonkeyPatch.context() as patched:
-        for it in (op._FORWARD, op._BACKWARD):
-            it.plans.forget()
-        patched.setattr(narrow, "FEWEST", dict.fromkeys(narrow.FEWEST, 0))
-        patched.setattr(narrow, "FEWEST_OF_WIDER", 0)
-        yield
-        for it in (op._FORWARD, op._BACKWARD):
-            it.plans.forget()
-
-
 def matrix_of(m, n, dtype):
     return (matrix(m, n, dtype),)
 
@@ -73,12 +57,11 @@ def softmax_and_gradient(m, n, dtype):
 class Subject:
     """A kernel under contract.
 
-    fn: of the tensors that `make` makes for m, n and a dtype, and of `out` if `takes_out`; its
-    result is that of `op`. touches: how often it touches each element of what a pointer of the
-    kernel points to. words: pointers to what programs tell one another, to vectors and to parts.
-    beside: PyTorch's operations around the kernel. limit: columns; more are refused. any_width: not
-    only powers of two. any_strides: columns need not be adjacent. errors: what it raises, see
-    REFUSED.
+    fn: of the tensors that `make` makes for m, n and a dtype; its result is that of `op`. touches:
+    how often it touches each element of what a pointer of the kernel points to. words: pointers to
+    what programs tell one another, to vectors and to parts. beside: PyTorch's operations around the
+    kernel. limit: columns; more are refused. any_width: not only powers of two. any_strides:
+    columns need not be adjacent. errors: what it raises, see REFUSED.
     """
 
     name: str
@@ -90,7 +73,6 @@ class Subject:
     limit: int = MAX_COLS
     any_width: bool = True
     any_strides: bool = True
-    takes_out: bool = True
     words: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     errors: str | None = "rung"
@@ -113,13 +95,13 @@ def block_of(x, parts):
     return max(8, triton.next_power_of_2(triton.cdiv(n, parts)))
 
 
-def split_in_three(x, out=None):
+def split_in_three(x):
     """A row by three programs or more, in two chunks each."""
-    return split.softmax(x, out, block=block_of(x, 6), chunks=2)
+    return split.softmax(x, block=block_of(x, 6), chunks=2)
 
 
-def online_in_blocks(x, out=None):
-    return online.softmax(x, out, block=block_of(x, 5))
+def online_in_blocks(x):
+    return online.softmax(x, block=block_of(x, 5))
 
 
 def softmax_backward(y, dy):
@@ -130,8 +112,8 @@ ONCE = {"x_ptr": 1, "y_ptr": 1}
 SLOTS = frozenset({"slots_ptr"})
 FLOATS = (*SINGLE, *HALF, *DOUBLE)
 SUBJECTS = [
-    Subject("naive", naive.softmax, {}, takes_out=False, errors=None),
-    Subject("fused", fused.softmax, ONCE, any_width=False, any_strides=False, takes_out=False),
+    Subject("naive", naive.softmax, {}, errors=None),
+    Subject("fused", fused.softmax, ONCE, any_width=False, any_strides=False),
     Subject("masked", masked.softmax, ONCE),
     Subject("tiled", tiled.softmax, ONCE),
     Subject("chunks", chunks.softmax, ONCE),
@@ -140,11 +122,14 @@ SUBJECTS = [
     Subject("online-in-blocks", online_in_blocks, {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject("split", split.softmax, ONCE, limit=MAX_ROW, words=SLOTS, beside=("zeros",)),
     Subject("split-in-three", split_in_three, ONCE, limit=MAX_ROW, words=SLOTS, beside=("zeros",)),
-    Subject("softmax", memtraffic.softmax, ONCE, dtypes=FLOATS, limit=MAX_ROW, errors="operation"),
+    Subject(
+        "softmax", memtraffic.softmax, ONCE, dtypes=FLOATS, limit=MAX_ROW,
+        words=SLOTS, beside=("zeros",), errors="operation",
+    ),
     Subject(
         "softmax-backward", softmax_backward, {"y_ptr": 1, "dy_ptr": 1, "dx_ptr": 1},
         "softmax_backward", softmax_and_gradient,
-        dtypes=FLOATS, limit=MAX_ROW, takes_out=False, errors=None,
+        dtypes=FLOATS, limit=MAX_ROW, words=SLOTS, beside=("zeros",), errors=None,
     ),
 ]  # fmt: skip
 
@@ -156,7 +141,6 @@ def each(holds=lambda subject: True):
 
 
 WITH_KERNEL = each(lambda it: it.touches)
-WITH_OUT = each(lambda it: it.takes_out)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,11 +161,6 @@ def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
 def relaid(tensors, **layout):
     """Those of two dimensions, laid out so."""
     return [laid_out(x, **layout) if x.dim() == 2 else x for x in tensors]
-
-
-def of_result(it, m, n, dtype):
-    """A tensor like the result, which is like the first input."""
-    return torch.full((m, n), NAN, dtype=getattr(torch, dtype), device=DEVICE)
 
 
 # ---- is it right?
@@ -330,9 +309,6 @@ def test_result_of_nothing(it, shape):
         for dtype in it.dtypes:
             y = it.fn(*it.make(*shape, dtype))
             assert (y.shape, y.dtype) == (shape, getattr(torch, dtype))
-            if it.takes_out:
-                out = of_result(it, *shape, dtype)
-                assert it.fn(*it.make(*shape, dtype), out=out) is out
 
 
 @each()
@@ -341,76 +317,6 @@ def test_result_is_new_memory(it):
     first, second = it.fn(*tensors), it.fn(*tensors)
     storages = {x.untyped_storage().data_ptr() for x in (*tensors, first, second)}
     assert len(storages) == len(tensors) + 2
-
-
-# ---- out
-
-
-OUTS = {
-    "packed": {},
-    "odd-row-stride": {"n": 1},
-    "unaligned": {"offset": 1},
-    "every-other-row": {"row_step": 2},
-    "every-other-column": {"col_step": 2},
-    "transposed": {"transposed": True},
-}
-
-
-@WITH_OUT
-@pytest.mark.parametrize("layout", OUTS.values(), ids=OUTS)
-def test_out_is_written_and_nothing_beside_it(it, layout):
-    n = 9
-    for dtype in it.dtypes[:2]:
-        tensors = it.make(5, n, dtype)
-        steps = {key: value for key, value in layout.items() if key != "n"}
-        out = laid_out(of_result(it, 5, n + layout.get("n", 0), dtype), **steps)[:, :n]
-        memory = torch.empty(0, dtype=out.dtype, device=DEVICE).set_(out.untyped_storage())
-        memory.fill_(781.0)
-        expected = it.fn(*tensors)
-        assert it.fn(*tensors, out=out) is out
-        assert_correct(it.judge(dtype), lambda *_, out=out: out, *tensors)
-        torch.testing.assert_close(out, expected)  # other tiles may add up in another order
-        assert (memory == 781.0).sum() == memory.numel() - out.numel(), "written beside out"
-
-
-@WITH_OUT
-def test_out_may_be_the_input_or_lie_beside_it(it):
-    memory = matrix(12, 18)
-    for x, out in (
-        (memory[4:8], memory[8:]),
-        (memory[4:8], memory[:4]),
-        (memory[:, :9], memory[:, 9:]),
-        (memory[:, ::2], memory[:, 1::2]),
-        (memory, memory),
-    ):
-        out = out[: x.shape[0]]
-        expected = it.fn(x.clone())
-        assert it.fn(x, out=out) is out
-        torch.testing.assert_close(out, expected)
-
-
-@WITH_OUT
-def test_autograd_is_told_that_out_is_written(it):
-    x, out = matrix(3, 8), matrix(3, 8, seed=1)
-    saved = out.detach().requires_grad_().exp()
-    with torch.no_grad():
-        it.fn(x, out=saved)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        saved.sum().backward()
-
-
-@WITH_OUT
-@pytest.mark.parametrize(
-    ("shape", "strides"),
-    [
-        pytest.param((3, 4), (4, 3), id="meet-past-the-end"),
-        pytest.param((4, 1), (1, 0), id="one-column"),
-        pytest.param((1, 4), (0, 2), id="one-row"),
-    ],
-)
-def test_out_may_have_any_strides_that_do_not_repeat(it, shape, strides):
-    out = torch.zeros(200, device=DEVICE).as_strided(shape, strides)
-    assert_correct(it.op, partial(it.fn, out=out), *it.make(*shape, "float32"))
 
 
 # ---- what does it touch?
@@ -430,11 +336,10 @@ VIEWS = {
 }
 
 
-def assert_touches(it, tensors, out=None):
+def assert_touches(it, tensors):
     """Each element as often as is said, and in one kernel: nothing is copied."""
-    options = {} if out is None else {"out": out}
     results = []
-    traffic = count(lambda _: results.append(it.fn(*tensors, **options)), tensors[0], trace=True)
+    traffic = count(lambda _: results.append(it.fn(*tensors)), tensors[0], trace=True)
     [_] = [op.name for op in traffic.ops if op.name not in it.beside]
     touched = {name: Counter() for name in it.touches}
     for access in traffic.accesses:
@@ -462,8 +367,6 @@ def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut, dtype):
     tensors = relaid(it.make(5, n, dtype), **layout)
     tensors = [x[..., : n - cut] if x.shape[-1] == n else x for x in tensors]
     assert_touches(it, tensors)
-    if it.takes_out and layout.get("row_step"):
-        assert_touches(it, tensors, laid_out(of_result(it, 5, n - cut, dtype), **layout))
 
 
 @WITH_KERNEL
@@ -510,8 +413,6 @@ def test_offsets_outgrow_int32(it, strides):
             continue
         apart = [*tensors[:i], far(x, strides), *tensors[i + 1 :]]
         assert_correct(it.op, it.fn, *apart)
-    if it.takes_out:
-        assert_correct(it.op, partial(it.fn, out=far(tensors[0], strides)), *tensors)
 
 
 @each(lambda it: (it.touches and it.limit == MAX_COLS) or it.name.startswith("softmax"))
@@ -551,44 +452,6 @@ REFUSED = {
         lambda fn: fn(zeros(2, 4, requires_grad=True)), RuntimeError, None, "x requires a gradient",
     ),
 }  # fmt: skip
-REFUSED_OUT = {
-    "shape-of-out": (
-        lambda fn, out: fn(zeros(2, 3), out=out(3, 2)), ValueError, RuntimeError,
-        r"\(3, 2\).*\(2, 3\)",
-    ),
-    "dtype-of-out": (
-        lambda fn, out: fn(zeros(2, 3), out=out(2, 3, dtype=torch.float16)), TypeError,
-        RuntimeError, "torch.float16.*torch.float32",
-    ),
-    "out-repeats-rows": (
-        lambda fn, out: fn(zeros(2, 3), out=out(1, 3).expand(2, 3)), ValueError, RuntimeError,
-        r"\(0, 1\)",
-    ),
-    "out-repeats-columns": (
-        lambda fn, out: fn(zeros(2, 3), out=out(2, 1).expand(2, 3)), ValueError, RuntimeError,
-        r"\(1, 0\)",
-    ),
-    "out-over-a-part-of-x": (
-        lambda fn, out: fn((x := out(16))[:8].view(2, 4), out=x[2:10].view(2, 4)), ValueError,
-        RuntimeError, "8 bytes after x",
-    ),
-    "x-over-a-part-of-out": (
-        lambda fn, out: fn((x := out(16))[2:10].view(2, 4), out=x[:8].view(2, 4)), ValueError,
-        RuntimeError, "-8 bytes after x",
-    ),
-    "out-is-x-transposed": (
-        lambda fn, out: fn((x := out(4, 4)), out=x.t()), ValueError, RuntimeError,
-        " 0 bytes after x",
-    ),
-    "gradient-into-out": (
-        lambda fn, out: fn(zeros(2, 3, requires_grad=True), out=out(2, 3)), RuntimeError,
-        RuntimeError, "x requires",
-    ),
-    "gradient-of-out": (
-        lambda fn, out: fn(zeros(2, 3), out=out(2, 3).requires_grad_()), RuntimeError,
-        RuntimeError, "out requires",
-    ),
-}  # fmt: skip
 
 
 def assert_refuses(it, call, of_rung, of_operation, says):
@@ -617,20 +480,6 @@ def test_refuses_a_row_that_is_too_wide(it):
     assert_refuses(it, lambda: it.fn(x), ValueError, RuntimeError, says)
 
 
-@WITH_OUT
-@pytest.mark.parametrize("case", REFUSED_OUT)
-def test_refuses_an_out(it, case):
-    call, *expected = REFUSED_OUT[case]
-    made = []
-
-    def out(*shape, **options):
-        made.append(torch.full(shape, 781.0, device=DEVICE, **options))
-        return made[-1]
-
-    assert_refuses(it, lambda: call(it.fn, out), *expected)
-    assert all((x == 781.0).all() for x in made), "something was written"
-
-
 @each(lambda it: it.errors)
 @pytest.mark.gpu
 def test_refuses_a_tensor_of_the_cpu(it):
@@ -644,9 +493,6 @@ def test_takes_what_requires_a_gradient_where_none_is_taken(it):
     x = matrix(4, 8).requires_grad_()
     with torch.no_grad():
         assert not it.fn(x).requires_grad
-        if it.takes_out:
-            out = matrix(4, 8).requires_grad_()
-            assert it.fn(x, out=out) is out
 
 
 @WITH_KERNEL

@@ -13,46 +13,54 @@ def _bounds_checked(bounds_checked):
     """A kernel that leaves its tensors fails its test and does not end the process."""
 
 
-class FakeGpu:
-    """What launches ask Triton and PyTorch for on a GPU, written down.
+@pytest.fixture
+def no_plans(monkeypatch):
+    """A cache of plans that is empty, and that no other test sees."""
+    from memtraffic.kernels import launch
 
-    compiled: kernel, arguments and options of each. started: stream, grid and arguments of each.
-    used: what a kernel is said to use; shared: bytes of shared memory for a number of stages.
+    kept = launch._plans.copy()
+    launch._plans.clear()
+    yield launch._plans
+    launch._plans.clear()
+    launch._plans.update(kept)
+
+
+class FakeGpu:
+    """What launches ask Triton for on a GPU, written down.
+
+    compiled: kernel, arguments and options of each. started: kernel, grid and arguments of each,
+    tensors by their addresses. used: what a kernel is said to use.
     """
 
     def __init__(self, monkeypatch):
         from memtraffic.kernels import launch
+        from memtraffic.kernels.softmax import persistent, split
 
-        self.stream, self.started, self.compiled = 1, [], []
-        self.used, self.shared = {"registers": 32}, lambda stages: 0
+        self.started, self.compiled, self.used = [], [], {"registers": 32}
         monkeypatch.setattr(device, "INTERPRETED", False)
-        for name in ("compile_kernel", "starter", "loaded_resources", "shared_bytes", "raw_stream"):
-            monkeypatch.setattr(launch, name, getattr(self, name))
+        for module in (launch, persistent, split):
+            monkeypatch.setattr(module, "compile_kernel", self.compile_kernel)
+        for module in (persistent, split):
+            monkeypatch.setattr(module, "loaded_resources", self.loaded_resources)
+        monkeypatch.setattr(launch, "starter", self.starter)
 
     def compile_kernel(self, kernel, *arguments, **options):
         self.compiled.append((kernel, arguments, options))
-        return SimpleNamespace(num_warps=options["num_warps"], stages=options.get("STAGES"))
-
-    def shared_bytes(self, compiled):
-        return self.shared(compiled.stages)
+        return SimpleNamespace(kernel=kernel, num_warps=options["num_warps"])
 
     def loaded_resources(self, compiled, gpu):
         from memtraffic.residency import Resources
 
-        used = {"spill_bytes": 0, "shared_bytes": self.shared_bytes(compiled)} | self.used
+        used = {"spill_bytes": 0, "shared_bytes": 0} | self.used
         return Resources("", gpu.target, compiled.num_warps, **used)
 
-    def raw_stream(self, index):
-        return -1 if index is None else index, self.stream
-
     def starter(self, compiled, grid, arguments, places, gpu):
-        def start(stream, *addresses):
-            given = dict(enumerate(arguments)) | dict(zip(places, addresses, strict=True))
-            self.started.append((stream, grid, list(given.values())))
+        def start(*tensors):
+            given = {i: x.data_ptr() for i, x in zip(places, tensors, strict=True)}
+            arguments_then = list((dict(enumerate(arguments)) | given).values())
+            self.started.append((compiled.kernel, grid, arguments_then))
 
-        if gpu is None:
-            return start
-        return lambda *tensors: start(self.raw_stream(gpu), *[x.data_ptr() for x in tensors])
+        return start
 
 
 @pytest.fixture

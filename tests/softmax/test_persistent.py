@@ -1,3 +1,4 @@
+import inspect
 from collections import defaultdict
 from itertools import product
 
@@ -9,19 +10,15 @@ from memtraffic import device, residency
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.device import this_gpu
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels import launch
-from memtraffic.kernels.launch import INTERPRETED_PROGRAMS
+from memtraffic.kernels.operands import common_divisor
 from memtraffic.kernels.softmax import persistent
-from memtraffic.kernels.tiling import common_divisor, tile_shape
+from memtraffic.kernels.softmax.rule import tile_shape
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
 H200 = find_gpu("H200")
-
-
-@pytest.fixture(autouse=True)
-def _no_cached_plans():
-    launch._launches.forget()
+KERNEL = persistent._softmax_persistent_kernel
+pytestmark = pytest.mark.usefixtures("no_plans")
 
 
 @pytest.fixture
@@ -70,7 +67,7 @@ def test_softmax_for_any_stages_programs_and_rows(num_stages):
 @pytest.mark.parametrize("m", [1, 2, 3, 10])
 def test_plan_never_has_more_programs_than_tiles(captured, m):
     x = matrix(m, 600)
-    assert persistent.plan(x, x).grid[0] == min(m, INTERPRETED_PROGRAMS)
+    assert persistent.plan(x, x).grid[0] == min(m, persistent.INTERPRETED_PROGRAMS)
     assert persistent.plan(x, x, programs=3).grid[0] == min(m, 3)
 
 
@@ -78,14 +75,6 @@ def test_plan_of_a_larger_tile_takes_fewer_stages(captured):
     x = matrix(64, 1024)
     found = persistent.plan(x, x, num_warps=16, rows=32)
     assert (found.constants["STAGES"], found.grid) == (2, (2, 1))
-
-
-@pytest.mark.parametrize("name", ["programs", "num_stages"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_plan_wants_one_program_and_stage_or_more(name, value):
-    with pytest.raises(ValueError, match=f"^{name} is {value}, not 1 or more$"):
-        persistent.softmax(matrix(3, 5), **{name: value})
-    assert persistent.softmax(matrix(3, 5), **{name: 1}).shape == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +103,65 @@ def test_plan_is_for_the_gpu_it_is_given(captured):
         assert persistent.plan(x, x).options["num_warps"] == 16
 
 
-def test_softmax_passes_its_options_to_the_plan(captured):
+def test_softmax_passes_its_options_to_the_plan(captured, no_plans):
     persistent.softmax(matrix(40, 512), rows=4, num_warps=2, num_stages=1, programs=3)
-    [found] = launch._launches.latest.values()
+    [found] = no_plans.values()
     assert (found.options["num_warps"], found.grid) == (2, (3, 1))
     assert (found.constants["STAGES"], found.constants["ROWS"]) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("n_tiles", "used", "options", "programs"),
+    [
+        pytest.param(10000, (64, 16384), {}, 132 * 8, id="registers"),
+        pytest.param(10000, (32, 100000), {}, 132 * 2, id="shared-memory"),
+        pytest.param(10000, (32, 0), {}, 132 * 16, id="no-shared-memory"),
+        pytest.param(1055, (64, 16384), {}, 1055, id="fewer-tiles"),
+        pytest.param(10000, (64, 16384), {"programs": 7}, 7, id="as-asked"),
+        pytest.param(5, (64, 16384), {"programs": 7}, 5, id="fewer-than-asked"),
+        pytest.param(10000, (64, 0), {"num_warps": 8}, 132 * 4, id="more-warps"),
+    ],
+)
+def test_plan_launches_what_fits(fake_gpu, n_tiles, used, options, programs):
+    fake_gpu.used = dict(zip(("registers", "shared_bytes"), used, strict=True))
+    x = matrix(1, 4096).expand(n_tiles, 4096)
+    assert persistent.plan(x, x, gpu=H200, **options).grid == (programs, 1)
+
+
+# 100 vector and 100 accumulation registers, in two files on gfx908, and in one since
+@pytest.mark.parametrize(
+    ("target", "vgprs", "sgprs", "per_sm"),
+    [("gfx908", 100, 106, 2), ("gfx942", 60, 106, 7), ("gfx1100", 200, 100, 7)],
+)
+def test_plan_launches_what_fits_an_amd_gpu(fake_gpu, target, vgprs, sgprs, per_sm):
+    """By what a wave is given, of each kind of register."""
+    gpu, x = find_gpu(target), matrix(1, 4096).expand(10**6, 4096)
+    fake_gpu.used = {"registers": 200, "allocated_vgprs": vgprs, "allocated_sgprs": sgprs}
+    assert persistent.plan(x, x, gpu=gpu, num_warps=4).grid == (per_sm * gpu.num_sms, 1)
+
+
+def test_softmax_launches_what_it_compiled(fake_gpu, monkeypatch):
+    monkeypatch.setattr("memtraffic.kernels.operands.device.HAS_GPU", False)
+    x = matrix(9, 70).t()
+    y = persistent.softmax(x)
+    [(kernel, tensors, options), again] = fake_gpu.compiled  # to know how many fit; to be launched
+    [(launched, grid, arguments)] = fake_gpu.started
+    assert kernel is launched is again[0] is KERNEL and again[2] == options
+    assert (grid, options.pop("num_warps")) == ((3, 1), 1)
+    expected = {
+        "y_row_stride": 9, "y_col_stride": 1, "x_row_stride": 1, "x_col_stride": 70,
+        "n_rows": 70, "n_cols": 9, "ROWS": 32, "BLOCK": 16, "ALIGN": 1, "STAGES": 1,
+    }  # fmt: skip
+    for given, addresses in (
+        ((*tensors, *options.values()), [tensors[0].data_ptr(), x.data_ptr()]),
+        (arguments, [y.data_ptr(), x.data_ptr()]),
+    ):
+        bound = inspect.signature(KERNEL.fn).bind(*given).arguments
+        pointers = [bound.pop("y_ptr"), bound.pop("x_ptr")]
+        assert [getattr(it, "data_ptr", lambda it=it: it)() for it in pointers] == addresses
+        assert bound == expected
+    persistent.softmax(x)
+    assert (len(fake_gpu.compiled), len(fake_gpu.started)) == (2, 2)
 
 
 # ---- compiled
@@ -178,10 +221,11 @@ def test_softmax_stages_are_tiles_in_flight():
 def test_softmax_of_a_cached_plan_is_that_of_a_new_one(n):
     x = matrix(1000, n, "bfloat16")
     cached = [persistent.softmax(x) for _ in range(2)]
-    [plan] = launch._launches.latest.values()
-    assert plan.used.registers > 0 and plan.per_sm > 0
-    assert plan.grid[0] <= this_gpu().num_sms * plan.per_sm
     y = torch.empty_like(x)
-    persistent.plan(x, y)(y, x)
+    plan = persistent.plan.__wrapped__(x, y)
+    assert plan.grid[0] <= this_gpu().num_sms * residency.resident_programs(
+        residency.loaded_resources(plan.compiled, this_gpu()), this_gpu()
+    )
+    plan(y, x)
     assert all(torch.equal(y, other) for other in cached)
     assert_softmax(persistent.softmax, x)

@@ -1,5 +1,6 @@
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,21 +18,22 @@ from memtraffic import device
 from memtraffic.compile import assembly, capture_launches
 from memtraffic.device import planning_gpu
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
-from memtraffic.kernels import launch
 from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
-from memtraffic.kernels.launch import Launch
+from memtraffic.kernels.operands import shifted_vector
 from memtraffic.kernels.softmax import split
-from memtraffic.kernels.softmax.long_backward import split_backward_kernel
+from memtraffic.kernels.softmax.backward import split_backward_kernel
 from memtraffic.kernels.softmax.op import backward
-from memtraffic.kernels.softmax.split import Split, best_split, split_row
-from memtraffic.kernels.tiling import shifted_vector
+from memtraffic.kernels.softmax.rule import tuned
+from memtraffic.kernels.softmax.split import SplitLaunch, best_split, split_row
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.triton_adapter.turns import Turns
 
 DEVICE, H200 = device.default(), find_gpu("H200")
 INF, NAN = float("inf"), float("nan")
+LOOKS = tuned("looks")
 in_parts = partial(split.softmax, block=8, chunks=2)  # parts of 16 columns
+pytestmark = pytest.mark.usefixtures("no_plans")
 INTERPRETED_ONLY = pytest.mark.skipif(
     not device.INTERPRETED, reason="only the interpreter runs programs in an order that we choose"
 )
@@ -43,21 +45,15 @@ def few_sms(monkeypatch):
     monkeypatch.setattr(split, "planning_gpu", lambda x: replace(DEFAULT_GPU, num_sms=8))
 
 
-@pytest.fixture(autouse=True)
-def _no_launches():
-    launch._launches.forget()
-
-
 def one_after_the_other(monkeypatch):
     """A program of the interpreter starts when the one before has ended."""
-    launch._launches.forget()
 
-    class Plain(Launch):
+    class Plain(SplitLaunch):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             self.options.pop("launch_cooperative_grid", None)
 
-    monkeypatch.setattr(split, "Launch", Plain)
+    monkeypatch.setattr(split, "SplitLaunch", Plain)
 
 
 def in_any_order(monkeypatch, seed):
@@ -103,36 +99,19 @@ def test_best_split_is_of_whole_vectors(itemsize, inputs, aligned, gpu):
         assert found.block * itemsize == 16 * lanes  # a vector of each lane
         width = found.chunks * found.block
         assert (found.parts - 1) * width < n <= found.parts * width and found.parts > 1
-        most = 512 if n == 2**20 and (itemsize, inputs) != (2, 2) else 256  # bytes of a lane
-        assert width * itemsize * inputs <= (most if aligned else 128) * lanes
+        most = tuned("part_lane_bytes") // (1 if aligned else 2)
+        assert width * itemsize * inputs <= most * lanes
         assert (found.registers is not None) is aligned
 
 
-@pytest.mark.parametrize(
-    ("n", "itemsize", "inputs", "aligned", "expected"),
-    [
-        pytest.param(196600, 2, 1, True, Split(12, 16, 1024, 4, 96), id="16-bits"),
-        pytest.param(196608, 2, 1, True, Split(6, 32, 1024, 4, 168), id="longer-of-16-bits"),
-        pytest.param(2**18, 2, 1, False, Split(32, 8, 1024, 4), id="longer-but-not-aligned"),
-        pytest.param(2**18 - 4, 4, 1, True, Split(32, 16, 512, 4, 96), id="32-bits"),
-        pytest.param(2**18, 4, 1, True, Split(16, 32, 512, 4, 168), id="longer-of-32-bits"),
-        pytest.param(2**20, 2, 2, True, Split(128, 8, 1024, 4, 96), id="backward-of-16-bits"),
-        pytest.param(98304 - 4, 4, 2, True, Split(24, 8, 512, 4, 96), id="backward"),
-        pytest.param(98304, 4, 2, True, Split(12, 16, 512, 4, 168), id="longer-backward"),
-        pytest.param(128256, 4, 2, True, Split(16, 16, 512, 4, 168), id="backward-not-full"),
-    ],
-)
-def test_longer_rows_take_fewer_programs(n, itemsize, inputs, aligned, expected):
-    found = best_split(n, itemsize, inputs, 16 // itemsize if aligned else 1, H200)
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("m", "parts"),
-    [(1, 512), (2, 512), (3, 256), (5, 128), (9, 64), (17, 32)],  # more than 4 programs an SM
-)
-def test_fewer_rows_take_more_programs(m, parts):
-    assert best_split(2**20, 2, 1, 8, H200, m).parts == parts
+def test_best_split_of_fewer_rows_takes_more_programs():
+    """More than so many for each SM, or the smallest ones."""
+    n, enough = 2**20, tuned("parts_per_sm") * H200.num_sms
+    parts = [best_split(n, 2, 1, 8, H200, m).parts for m in (1, 2, 3, 5, 9, 17, 33, 100)]
+    assert parts == sorted(parts, reverse=True) and parts[0] > parts[-1]
+    assert parts[0] == 512 and parts[-1] == best_split(n, 2, 1, 8, H200).parts
+    for m, each in zip((3, 5, 9, 17, 33, 100), parts[2:], strict=True):
+        assert m * each > enough
 
 
 @pytest.mark.parametrize(("n", "whole"), [(65536, 16), (65532, 0), (73728, 16), (50257, 0)])
@@ -159,7 +138,7 @@ def test_softmax_splits_as_it_is_asked():
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("looks", [split.LOOKS, 0], ids=["patient", "impatient"])
+@pytest.mark.parametrize("looks", [LOOKS, 0], ids=["patient", "impatient"])
 def test_softmax_ends_between_chunks_and_parts(few_sms, chunks, looks):
     for n in (1, 8, 9, 16, 17, 41, 64):
         assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
@@ -170,7 +149,7 @@ def test_softmax_of_more_parts_than_lanes():
     """A warp of 32 lanes looks at the words of 40 programs."""
     x = matrix(2, 640)
     x[:, 600] = 50  # what the last lanes find matters
-    for looks in (split.LOOKS, 0):
+    for looks in (LOOKS, 0):
         options = {"block": 16, "chunks": 1, "num_warps": 1, "looks": looks}
         assert_softmax(partial(split.softmax, **options), x)
 
@@ -186,11 +165,11 @@ ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # o
 
 @pytest.mark.slow
 def test_split_launch_of_two_dtypes(few_sms):
-    for n, x_dtype, y_dtype in ((88, "float32", "bfloat16"), (89, "float64", "float16")):
+    for n, x_dtype, y_dtype in ((88, "float32", "bfloat16"), (89, "bfloat16", "float16")):
         x = matrix(5, n, x_dtype)
         align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
         found = []
-        for looks in (split.LOOKS, 0):
+        for looks in (LOOKS, 0):
             y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
             arguments = (y, *y.stride(), x, *x.stride())
             parts = split_row(n, 8, 3, 1)
@@ -265,7 +244,7 @@ def test_impatient_programs_find_the_same_bits(
 ):
     """Their results take the place of what they are computed from."""
     tensors = inputs(n, dtype)
-    expected = into_itself(kernel, [it.clone() for it in tensors], split.LOOKS)
+    expected = into_itself(kernel, [it.clone() for it in tensors], LOOKS)
     if order == "in-order":
         one_after_the_other(monkeypatch)
     for looks in (0, 2):
@@ -283,7 +262,7 @@ def test_programs_in_any_order_find_the_same_bits(
 ):
     """One may help with a part whose program has already written its result over it."""
     tensors = inputs(113, torch.float32)
-    expected = into_itself(kernel, [it.clone() for it in tensors], split.LOOKS)
+    expected = into_itself(kernel, [it.clone() for it in tensors], LOOKS)
     in_any_order(monkeypatch, seed)
     found = into_itself(kernel, [it.clone() for it in tensors], looks)
     assert_equal_bits(found, expected)
@@ -341,6 +320,74 @@ def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
         assert {offset // parts for offset in it.offsets} == {it.program[0] // parts}
 
 
+# ---- words of 0
+
+
+@pytest.fixture
+def words(fake_gpu, monkeypatch):
+    """The words that launches are given on a GPU, as they are when they start; then -1."""
+    taken, streams = [], {"current": 0}
+
+    def starter(*arguments):
+        def start(y, slots):
+            assert not slots.any()
+            slots.fill_(-1)  # as a kernel does
+            taken.append(slots)
+
+        return start
+
+    monkeypatch.setattr("memtraffic.kernels.launch.starter", starter)
+    monkeypatch.setattr(split, "raw_stream", lambda index: streams["current"])
+    monkeypatch.setattr(split, "_supply", {})
+    monkeypatch.setattr(split, "SUPPLY", 1000)
+    y = torch.zeros(1, device=DEVICE)
+
+    def take(n, times=1, stream=0):
+        streams["current"] = stream
+        launch = SplitLaunch(_first_missing_kernel, (n, 1), (y, y), {}, num_warps=1, slots=n)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: launch(y), range(times)))
+        return taken[-times:]
+
+    return take
+
+
+def test_launches_on_the_default_stream_share_no_sector_of_words(words):
+    taken = [it for n in (1, 2, 3, 5, 9, 400, 1000) for it in words(n, times=50)]
+    assert [len(it) for it in taken[::50]] == [1, 2, 3, 5, 9, 400, 1000]
+    sectors = [{(it.data_ptr() + 8 * i) // 32 for i in range(len(it))} for it in taken]
+    assert len(set().union(*sectors)) == sum(map(len, sectors))
+    assert all(it.data_ptr() % 16 == 0 for it in taken)  # as the kernel was compiled for
+    storages = {it.untyped_storage().data_ptr() for it in taken[:100]}
+    assert len(storages) == 1  # zeroed at once
+
+
+@pytest.mark.parametrize(("n", "stream"), [(5, 7), (1001, 0)])
+def test_other_launches_zero_their_own_words(words, n, stream):
+    """A supply is not known to be zeroed where another stream is, or a captured graph is replayed.
+
+    Words for many programs would soon use it up.
+    """
+    for it in words(n, times=2, stream=stream):
+        assert it.untyped_storage().nbytes() == 8 * n
+    assert split._supply == {}
+
+
+def test_launch_limits_the_registers_of_a_whole_vector(fake_gpu):
+    """On NVIDIA's GPUs; and what fits one decides whether a row is split."""
+    x, options = matrix(2, 65536), []
+    for each in (x, x[:, 1:], x.half()):
+        split.plan(each, torch.empty_like(each))
+        options.append(fake_gpu.compiled[-1][2])
+    registers = tuned("part_registers")
+    assert [it.get("maxnreg") for it in options] == [registers, None, registers]
+    assert {it["num_warps"] for it in options} == {4}
+    assert all("launch_cooperative_grid" not in it for it in options)  # it starts beside others
+    fake_gpu.used = {"registers": 255}
+    with pytest.raises(ValueError, match=r"needs 8192 programs of 8, and 1056 fit the GPU"):
+        split.plan(x, x, block=8, chunks=1)
+
+
 # ---- publish, look, first_missing
 
 
@@ -350,7 +397,6 @@ def _exchange_kernel(
     SILENT: tl.constexpr,
     SLOTS: tl.constexpr,
     LOOKS: tl.constexpr,
-    PTX: tl.constexpr,
 ):  # fmt: skip
     """A program publishes its pair of numbers, the later ones later, and writes down all pairs."""
     part = tl.program_id(0)
@@ -359,7 +405,7 @@ def _exchange_kernel(
         tl.load(slots_ptr, volatile=True)
     if part != SILENT:
         publish(slots_ptr + part, tl.load(x_ptr + 2 * part), tl.load(x_ptr + 2 * part + 1))
-    words = look(slots_ptr + lanes, lanes < n_parts, LOOKS, PTX)
+    words = look(slots_ptr + lanes, lanes < n_parts, LOOKS)
     tl.store(y_ptr + part * 2 * SLOTS + lanes, high_of(words))
     tl.store(y_ptr + part * 2 * SLOTS + SLOTS + lanes, low_of(words))
 
@@ -369,8 +415,11 @@ def exchanged(x, silent=-1, looks=10_000):
     parts = x.shape[0]
     y = torch.full((parts, 2, 64), NAN, device=DEVICE)
     example = (y, x, x.to(torch.int64), parts)
-    constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks, "PTX": not device.INTERPRETED}
-    Launch(_exchange_kernel, (parts, 1), example, constants, num_warps=2, slots=parts)(y, x)
+    constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks}
+    side_by_side = {"launch_cooperative_grid": True} if device.INTERPRETED else {}
+    SplitLaunch(
+        _exchange_kernel, (parts, 1), example, constants, slots=parts, num_warps=2, **side_by_side
+    )(y, x)
     assert (y[..., parts:] == 0).all()  # where there is no slot
     return y[..., :parts]
 
@@ -466,7 +515,7 @@ def test_impatient_programs_find_the_same_bits_on_the_gpu(n, dtype):
     for looks in (0, 1, 0):
         assert_equal_bits(split.softmax(x, looks=looks), expected)
     assert_softmax(lambda x: expected, x)
-    split.softmax(x, out=x, looks=0)
+    split.plan(x, x, looks=0)(x, x)  # its result takes the place of the matrix
     assert_equal_bits(x, expected)
 
 
@@ -489,7 +538,7 @@ def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dty
         call(*tensors)
         return dx
 
-    run(expected, split.LOOKS)
+    run(expected, LOOKS)
     assert_equal_bits(backward(dy, y, 1, y.dtype), expected)
     for looks in (0, 1):
         assert_equal_bits(run(torch.full_like(y, NAN), looks), expected)

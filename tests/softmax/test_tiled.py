@@ -4,7 +4,7 @@ from cases import assert_softmax
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.device import planning_gpu
 from memtraffic.kernels.softmax import tiled
-from memtraffic.kernels.tiling import tile_shape
+from memtraffic.kernels.softmax.rule import tile_shape
 from memtraffic.meters.count import count
 from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import matrix

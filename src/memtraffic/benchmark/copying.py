@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memtraffic.benchmark import kernels
 from memtraffic.benchmark.timing import time_interleaved
-from memtraffic.kernels.tiling import MAX_COLS
+from memtraffic.kernels.softmax.rule import MAX_COLS
 from memtraffic.tensors import span
 
 Copy = Callable[[], Tensor]

@@ -5,7 +5,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
-from memtraffic.kernels.tiling import common_divisor, tile_shape
+from memtraffic.kernels.operands import common_divisor
+from memtraffic.kernels.softmax.rule import tile_shape
 
 
 @triton.jit

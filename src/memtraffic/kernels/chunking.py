@@ -12,28 +12,20 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def load_chunk(
-    ptr, col_stride, i: tl.constexpr, live, cols, n_cols, other,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
-    if i < WHOLE:
-        return tl.load(ptr + i * BLOCK * col_stride)
-    mask = live & (cols < n_cols - i * BLOCK)
-    return tl.load(ptr + i * BLOCK * col_stride, mask=mask, other=other)
-
-
-@triton.jit
 def load_chunks(
     ptr, col_stride, live, cols, n_cols, other,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
+    # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
-        chunk = load_chunk(ptr, col_stride, i, live, cols, n_cols, other, BLOCK, WHOLE)
+        at = ptr + i * BLOCK * col_stride
+        if i < WHOLE:
+            chunk = tl.load(at)
+        else:
+            chunk = tl.load(at, mask=live & (cols < n_cols - i * BLOCK), other=other)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 
@@ -75,8 +67,32 @@ def edge_columns(start, n_cols, lane, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def widen(x, STORED: tl.constexpr, ACC: tl.constexpr):
+def edge_places(first, ROWS: tl.constexpr, VECTOR: tl.constexpr):
+    # The rows and the lanes of the edges, in a matrix (2 * VECTOR, ROWS) with its own layout. A
+    # matrix of fewer elements than lanes is cheap to load, and Triton loads it again rather than
+    # hand it from lane to lane: of one row they are a vector, of two a matrix (4 * VECTOR, 2).
+    if ROWS == 1:
+        rows, lane = first, tl.arange(0, 2 * VECTOR)
+    else:
+        lane = tl.arange(0, max(2, 8 // ROWS) * VECTOR)[:, None]
+        rows = first + tl.arange(0, ROWS)[None, :]
+    return rows, lane
+
+
+@triton.jit
+def at_edges(x, ROWS: tl.constexpr):
+    # A number of each row, beside its edges.
+    if ROWS == 1:
+        number = tl.sum(x)
+    else:
+        number = x[None, :]
+    return number
+
+
+@triton.jit
+def widen(x, STORED: tl.constexpr):
     # As PyTorch does, a matrix is first converted to the result's dtype, by way of ACC.
+    ACC: tl.constexpr = tl.float64 if STORED == tl.float64 else tl.float32
     return x.to(ACC).to(STORED).to(ACC)
 
 
@@ -102,10 +118,10 @@ def exponential(x, base, STORED: tl.constexpr):
 
 
 @triton.jit
-def max_of_chunks(chunks, CHUNKS: tl.constexpr, STORED: tl.constexpr, ACC: tl.constexpr):
-    largest = widen(chunks[0], STORED, ACC)
+def max_of_chunks(chunks, CHUNKS: tl.constexpr, STORED: tl.constexpr):
+    largest = widen(chunks[0], STORED)
     for i in tl.static_range(1, CHUNKS):
-        largest = tl.maximum(largest, widen(chunks[i], STORED, ACC))
+        largest = tl.maximum(largest, widen(chunks[i], STORED))
     return largest
 
 
@@ -114,7 +130,6 @@ def numerators(
     chunks, base,
     CHUNKS: tl.constexpr,
     STORED: tl.constexpr,
-    ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
@@ -122,7 +137,7 @@ def numerators(
     kept = ()
     for i in tl.static_range(CHUNKS):
         chunk = forget(chunks[i], CHUNKS, PTX)
-        numerator = exponential(widen(chunk, STORED, ACC), base, STORED)
+        numerator = exponential(widen(chunk, STORED), base, STORED)
         if i == 0:
             total = numerator
         else:
@@ -139,10 +154,9 @@ def softmax_of_chunk(
     kept, base, scale,
     CHUNKS: tl.constexpr,
     STORED: tl.constexpr,
-    ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     if kept.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
-        x = widen(forget(kept, CHUNKS, PTX), STORED, ACC)
+        x = widen(forget(kept, CHUNKS, PTX), STORED)
         kept = exponential(x, base, STORED)
     return (kept * scale).to(STORED)

@@ -18,7 +18,7 @@ from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
 from memtraffic.tensors import held
-from memtraffic.torch_adapter import OPDEFS
+from memtraffic.torch_adapter import OPDEFS, OPERATORS
 
 Side: TypeAlias = Literal["read", "written"]
 SIDES: tuple[Side, Side] = "read", "written"
@@ -95,8 +95,9 @@ def python_function(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any] | None:
     """The Python function of a custom operation, for the device of its tensors; None if none."""
-    if (definition := OPDEFS.get(func._schema.name)) is None:
-        return None
+    name = func._schema.name
+    if (definition := OPDEFS.get(name)) is None:
+        return OPERATORS.get(name)
     functions = definition._backend_fns
     devices = ["cuda"] if device.is_standing_in() else []
     devices += [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]

@@ -121,17 +121,16 @@ def function_handle(compiled: CompiledKernel) -> int:
 
 def starter(
     compiled: CompiledKernel,
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     arguments: list[Any],
     places: list[int],
-    gpu: int | None = None,
+    gpu: int,
 ) -> Callable[..., None]:
-    """A function of a stream (cudaStream_t), and then of addresses, that starts a compiled kernel.
+    """A function of tensors that starts a compiled kernel on the current stream of a GPU.
 
-    It does not do what Triton does for each launch: no hook is called. arguments: all of them, in
-    the kernel's order, constants included; Triton reads beyond the end of fewer. places: which of
-    these are the addresses of tensors, which are not checked. gpu: the index of a GPU; then it is a
-    function of the tensors alone, and starts the kernel on the current stream of that GPU.
+    It does not do what Triton does for each launch: no hook is called, and nothing is checked.
+    arguments: all of them, in the kernel's order, constants included; Triton reads beyond the end
+    of fewer. places: which of these are the addresses of the tensors. gpu: its index.
     """
     compiled._init_handles()
     expected = len(compiled.src.signature)
@@ -149,15 +148,13 @@ def starter(
 
     # Written out as a line of Python, which costs the host less than to fill a list.
     given = {place: f"given{i}" for i, place in enumerate(places)}
-    address, stream = "{}", "stream"
-    if gpu is not None:
-        address, stream = "{}.data_ptr()", f"stream_of({gpu})"
     passed = ", ".join(
-        address.format(given[i]) if i in given else written(it) for i, it in enumerate(arguments)
+        f"{given[i]}.data_ptr()" if i in given else written(it) for i, it in enumerate(arguments)
     )
-    before = ", ".join([*map(written, (*grid, 1)), stream, *map(written, fixed)])
-    parameters = ", ".join(["stream"] * (gpu is None) + [*given.values()])
-    line = f"lambda {parameters}: launch({before}, {f'[{passed}]' if as_list else passed})"
+    sizes = (*grid, 1, 1)[:3]
+    before = ", ".join([*map(written, sizes), f"stream_of({gpu})", *map(written, fixed)])
+    line = f"lambda {', '.join(given.values())}: launch({before}, "
+    line += f"[{passed}])" if as_list else f"{passed})"
     start: Callable[..., None] = eval(line, values)
     return start
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
-from memtraffic.kernels.tiling import tile_shape
+from memtraffic.kernels.softmax.rule import tile_shape
 from memtraffic_book import (
     claim,
     experiments,

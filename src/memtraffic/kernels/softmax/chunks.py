@@ -2,43 +2,124 @@
 
 Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
 Only the last chunk of a row has dead elements, and 16-bit numbers share registers.
+
+Where VECTOR is over 1, rows start between multiples of 16 bytes. From its first such
+multiple on, each is loaded in whole vectors; the columns before and after those, its
+edges, are loaded one by one (`chunking.py`).
 """
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
-from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.planning import row_tile, tile_constants, tile_programs
-from memtraffic.kernels.softmax.rows import softmax_kernel
-from memtraffic.kernels.tiling import MAX_COLS, common_divisor, shifted_vector
+from memtraffic.kernels.chunking import (
+    at_edges,
+    edge_columns,
+    edge_places,
+    exponential,
+    load_chunks,
+    max_of_chunks,
+    numerators,
+    round_up,
+    softmax_of_chunk,
+    store_chunk,
+    whole_vectors,
+    widen,
+)
+from memtraffic.kernels.operands import check_operands, common_divisor, shifted_vector
+from memtraffic.kernels.softmax.rule import MAX_COLS, row_tile, tile_constants
 
 
-def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
+@triton.jit
+def softmax_kernel(
+    y_ptr, y_batch_stride, y_row_stride, y_col_stride,
+    x_ptr, x_batch_stride, x_row_stride, x_col_stride,
+    n_rows, n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    STORED: tl.constexpr = y_ptr.dtype.element_ty
+    # No value changes, but the compiler can now prove that ALIGN divides each of them.
+    n_cols = n_cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    y_row_stride = y_row_stride // ALIGN * ALIGN
+    batch, first = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * ROWS
+    x_batch = batch * (x_batch_stride // ALIGN * ALIGN)
+    y_batch = batch * (y_batch_stride // ALIGN * ALIGN)
+    rows = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
+    live = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
+    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
+    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    x_row = x_batch + rows * x_row_stride  # (ROWS, 1)
+    y_row = y_batch + rows * y_row_stride
+    inner = n_cols
+    if VECTOR > 1:
+        _, inner = whole_vectors(x_row, n_cols, VECTOR)
+        of_edges, lane = edge_places(first, ROWS, VECTOR)
+        x_start = x_batch + of_edges * x_row_stride
+        y_start = y_batch + of_edges * y_row_stride
+        edge_col, on_edge = edge_columns(x_start, n_cols, lane, VECTOR)
+        if ROWS > 1:
+            on_edge = on_edge & (of_edges < n_rows)
+        edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
+        edges = widen(edges, STORED)  # (2 * VECTOR, ROWS)
+        x_row = round_up(x_row, VECTOR)
+        y_row = round_up(y_row, VECTOR)
+    x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
+    chunks = load_chunks(
+        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
+    )
+    largest = max_of_chunks(chunks, CHUNKS, STORED)  # (ROWS, BLOCK)
+    row_max = tl.max(largest, axis=1)  # (ROWS,)
+    if VECTOR > 1:
+        row_max = tl.maximum(row_max, tl.max(edges, axis=0))
+    base = row_max[:, None]
+    total, kept = numerators(chunks, base, CHUNKS, STORED, PTX)
+    row_sum = tl.sum(total, axis=1)
+    if VECTOR > 1:
+        edges = exponential(edges, at_edges(row_max, ROWS), STORED)
+        row_sum += tl.sum(edges, axis=0)
+    scale = 1 / row_sum
+    if VECTOR > 1:
+        edges = (edges * at_edges(scale, ROWS)).to(STORED)
+        tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
+    scale = scale[:, None]
+    y_ptrs = y_ptr + y_row + cols * y_col_stride
+    for i in tl.static_range(CHUNKS):
+        y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
+        store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
+
+
+def softmax(x: Tensor) -> Tensor:
     """Softmax of each row of `x`, of any width to MAX_COLS. See book/chunks.ipynb.
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
-    or, interpreted, on the CPU. Returns `out`, or a new tensor of x's shape and dtype.
+    or, interpreted, on the CPU. Returns a new tensor of x's shape and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape, and for
     rows that no program of the GPU holds, RuntimeError for a tensor that requires a
-    gradient. A register spills at the widths of `planning.SPILLING`, which are launched
-    by `memtraffic.softmax` with a limit.
+    gradient.
     """
-    y = check_operands("chunks", x, out, MAX_COLS)
+    y = check_operands("chunks", x, MAX_COLS)
     if not x.numel():
         return y
     n_rows, n_cols = x.shape
-    adjacent, gpu = x.stride(1) == y.stride(1) == 1, planning_gpu(x)
-    vector = shifted_vector((y, x), (y.stride(), x.stride())) if adjacent else 1
-    tile = row_tile(n_cols, x.element_size(), 1, gpu, shifted=vector > 1)
+    gpu = planning_gpu(x)
+    tile = row_tile(n_cols, x.element_size(), 1, gpu, shifted_vector((y, x)))
     if tile is None:
         raise ValueError(
             f"chunks: {n_cols} columns do not fit a program of an {gpu.product}"
         )
-    align = common_divisor(x, y)
-    constants = tile_constants(tile, n_cols, vector, align, gpu, adjacent)
     with device_guard(x):
-        softmax_kernel[(tile_programs(tile, n_rows, constants), 1)](
+        softmax_kernel[(triton.cdiv(n_rows, tile.rows), 1)](
             y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols,
-            **constants, num_warps=tile.num_warps,
+            **tile_constants(tile, n_rows, n_cols, common_divisor(x, y), gpu),
+            num_warps=tile.num_warps,
         )  # fmt: skip
     return y

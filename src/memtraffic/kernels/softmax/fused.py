@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.tiling import MAX_COLS, num_warps_of_row
+from memtraffic.kernels.softmax.rule import MAX_COLS, num_warps_of_row
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def softmax(x: Tensor) -> Tensor:
     Raises TypeError for another dtype or device, ValueError for another shape,
     RuntimeError for a tensor that requires a gradient.
     """
-    y = check_operands("fused", x, None, MAX_COLS)
+    y = check_operands("fused", x, MAX_COLS)
     n_rows, n_cols = x.shape
     if n_cols == 0 or n_cols & (n_cols - 1):
         raise ValueError(f"fused: {n_cols} columns, not a power of two")

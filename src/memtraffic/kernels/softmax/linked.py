@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.device import captured_gpu, device_guard, planning_gpu, runs_on_gpu
+from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.chunking import (
     load_chunks,
     max_of_chunks,
@@ -25,6 +25,7 @@ from memtraffic.kernels.chunking import (
     store_chunk,
 )
 from memtraffic.kernels.exchange import low_of
+from memtraffic.kernels.launch import takes_ptx
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.split import LOWEST
 from memtraffic.torch_adapter import symmetric_words
@@ -122,9 +123,9 @@ def linked_kernel(
     chunks = load_chunks(
         x_ptr, x_col_stride, live, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
-    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
+    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
-    total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
+    total, kept = numerators(chunks, base, CHUNKS, STORED, PTX)
 
     both = tl.arange(0, 2)
     numbers = tl.where(both == 0, part_max, tl.sum(total, axis=0))
@@ -151,7 +152,7 @@ def linked_kernel(
         tl.store(state_ptr + 3, launch)
         scale = float("nan")
     for i in tl.static_range(CHUNKS):
-        y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
+        y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
         store_chunk(y_ptr, 1, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
     if tl.atomic_add(state_ptr + 1, 1, sem="acq_rel") == n_rows - 1:
         tl.store(state_ptr + tl.arange(0, 2), 0)
@@ -189,21 +190,20 @@ def linked_softmax(x: Tensor, link: Link, looks: int = LOOKS) -> Tensor:
     come, and then the next call raises RuntimeError. That is also raised for a tensor that
     requires a gradient, TypeError for another dtype or device, ValueError for another shape.
     """
-    y, (n_rows, n_cols) = check_operands("linked", x, None, MAX_COLS), x.shape
+    y, (n_rows, n_cols) = check_operands("linked", x, MAX_COLS), x.shape
     if n_rows > link.capacity:
         raise ValueError(f"linked: {n_rows} rows, and the link is for {link.capacity}")
     if link.failed.item():
         raise RuntimeError("linked: an earlier call gave NaN: a rank waited in vain")
     gpu, tiles = planning_gpu(x), TILES[x.element_size()]
     block, num_warps = next(tiles[widest] for widest in tiles if n_cols <= widest)
-    compiled = runs_on_gpu() or captured_gpu() is not None
     with device_guard(x):
         linked_kernel[(n_rows,)](
             y, x, *x.stride(), link.boxes, link.boxes[link.rank], link.state, link.failed,
             n_rows, n_cols, link.capacity, link.rank, looks, RANKS=len(link.boxes),
             SLOTS=max(32 * num_warps, triton.next_power_of_2(len(link.boxes))),
             BLOCK=block, CHUNKS=max(1, triton.cdiv(n_cols, block)), WHOLE=n_cols // block,
-            PTX=compiled and gpu.vendor == "nvidia",
+            PTX=takes_ptx(gpu),
             num_warps=32 * num_warps // gpu.warp_size,
         )  # fmt: skip
     return y

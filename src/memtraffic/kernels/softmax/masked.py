@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.tiling import MAX_COLS, num_warps_of_row
+from memtraffic.kernels.softmax.rule import MAX_COLS, num_warps_of_row
 
 
 @triton.jit
@@ -32,15 +32,15 @@ def _softmax_masked_kernel(
     tl.store(y_row + cols * y_col_stride, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
+def softmax(x: Tensor) -> Tensor:
     """Softmax of each row of `x`, of any width to MAX_COLS. See book/masked.ipynb.
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
-    or, interpreted, on the CPU. Returns `out`, or a new tensor of x's shape and dtype.
+    or, interpreted, on the CPU. Returns a new tensor of x's shape and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape,
     RuntimeError for a tensor that requires a gradient.
     """
-    y = check_operands("masked", x, out, MAX_COLS)
+    y = check_operands("masked", x, MAX_COLS)
     if x.numel():
         block = triton.next_power_of_2(x.shape[1])
         with device_guard(x):

@@ -8,20 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
-from memtraffic.gpus import Gpu
-from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.tiling import MAX_ROW, Tiling, common_divisor
-
-TILE_BYTES_PER_LANE = 64
+from memtraffic.kernels.chunking import widen
+from memtraffic.kernels.operands import check_operands, common_divisor
+from memtraffic.kernels.softmax.rule import MAX_ROW, pass_tile
 
 
 @triton.jit
-def _load(
-    x_ptr, x_col_stride, live, cols, n_cols, STORED: tl.constexpr, ACC: tl.constexpr
-):
+def _load(x_ptr, x_col_stride, live, cols, n_cols, STORED: tl.constexpr):
     at = x_ptr + cols.to(tl.int64) * x_col_stride
     x = tl.load(at, mask=live & (cols < n_cols), other=-float("inf"))
-    return x.to(ACC).to(STORED).to(ACC)  # as PyTorch converts a matrix first
+    return widen(x, STORED)
 
 
 @triton.jit
@@ -47,7 +43,7 @@ def online_kernel(
     # A sum for each column of the block: one for all of a long row would lose digits.
     sums = tl.zeros((ROWS, BLOCK), ACC)
     for start in tl.range(0, n_cols, BLOCK):
-        x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED, ACC)
+        x = _load(x_ptr, x_col_stride, live, start + block, n_cols, STORED)
         new_max = tl.maximum(row_max, tl.max(x, axis=1, keep_dims=True))
         # Or -inf - -inf where all is -inf so far.
         base = tl.where(new_max == -float("inf"), 0, new_max)
@@ -57,22 +53,14 @@ def online_kernel(
     scale = 1 / tl.sum(sums, axis=1, keep_dims=True)
     for start in tl.range(0, n_cols, BLOCK):
         cols = start + block
-        x = _load(x_ptr, x_col_stride, live, cols, n_cols, STORED, ACC)
+        x = _load(x_ptr, x_col_stride, live, cols, n_cols, STORED)
         y = (tl.exp(x - row_max) * scale).to(STORED)
         at = y_ptr + cols.to(tl.int64) * y_col_stride
         tl.store(at, y, mask=live & (cols < n_cols))
 
 
-def online_tile(n_cols: int, itemsize: int, gpu: Gpu) -> Tiling:
-    """The tile that a program takes of its row at a time: 64 bytes per lane."""
-    num_warps = 8
-    widest = num_warps * gpu.warp_size * TILE_BYTES_PER_LANE // itemsize
-    return Tiling(1, min(triton.next_power_of_2(n_cols), widest), num_warps)
-
-
 def softmax(
     x: Tensor,
-    out: Tensor | None = None,
     *,
     block: int | None = None,
     num_warps: int | None = None,
@@ -81,13 +69,13 @@ def softmax(
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
     strides, on a GPU or, interpreted, on the CPU. block: columns that a program reads
-    at a time, a power of two. Returns `out`, or a new tensor of x's shape and dtype.
+    at a time, a power of two. Returns a new tensor of x's shape and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape,
     RuntimeError for a tensor that requires a gradient.
     """
-    y = check_operands("online", x, out, MAX_ROW)
+    y = check_operands("online", x, MAX_ROW)
     if x.numel():
-        tile = online_tile(x.shape[1], x.element_size(), planning_gpu(x))
+        tile = pass_tile(x.shape[1], x.element_size(), planning_gpu(x))
         with device_guard(x):
             online_kernel[(triton.cdiv(x.shape[0], tile.rows),)](
                 y, *y.stride(), x, *x.stride(), *x.shape,

@@ -1,28 +1,49 @@
-"""`memtraffic.softmax`: what `torch.softmax` computes, with the least traffic."""
+"""`memtraffic.softmax`: what `torch.softmax` computes, with the least traffic.
 
-import operator as op
-from collections.abc import Sequence
+From top to bottom: the function; what runs on plain tensors, by a plan that is kept; the gradient;
+the operators, by which PyTorch's transforms and compiler see all this; and which kernel a plan
+takes. The tiles are in `rule.py`.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from torch.autograd import Function
 
-from memtraffic.kernels.autograd import Results, Run, operation, operator
-from memtraffic.kernels.launch import Launch
-from memtraffic.kernels.operands import FLOATS, accumulated, check_floats
-from memtraffic.kernels.softmax.planning import plan
-from memtraffic.kernels.tiling import MAX_ROW
+from memtraffic import device, torch_adapter
+from memtraffic.device import capture, planning_gpu
+from memtraffic.kernels.launch import Launch, find_plan, keep_plan
+from memtraffic.kernels.operands import DTYPES, divisor_of_rows, shifted_vector
+from memtraffic.kernels.softmax import backward as gradients
+from memtraffic.kernels.softmax import chunks, online, rule, split
+from memtraffic.torch_adapter import (
+    FORWARD_MODE,
+    LEVEL,
+    active_modes,
+    has_storage,
+    is_tracing,
+    is_transformed,
+    of_other_levels,
+    primals,
+)
 
-is_autocast = torch.is_autocast_enabled  # of GPUs
+FLOATS = (*DTYPES, torch.float64)
+PLAIN = (Tensor, torch.nn.Parameter)
+MAX_BATCHES = 65535  # of a grid's second dimension
+Run = Callable[..., None]
+
+# What a call asks, bound once.
+is_autocast, is_grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
+is_compiling, index = torch.compiler.is_dynamo_compiling, operator.index
+# With a single GPU, none other can be the current one.
+current_gpu = torch_adapter.current_gpu if torch.cuda.device_count() > 1 else None
 
 
-def softmax(
-    x: Tensor,
-    dim: int = -1,
-    *,
-    dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax of `x` along a dimension, as `torch.softmax` computes it, with less traffic.
 
     >>> from memtraffic import device
@@ -31,38 +52,109 @@ def softmax(
 
     x: tensor of float32, float16, bfloat16 or float64, of any shape and strides, on a GPU or,
     where kernels are interpreted, on the CPU. dtype: of the result; `x` is converted to it first.
-    out: what the result is written to, of that dtype. Float16 and bfloat16 are accumulated in
-    float32, float64 in itself. The result is contiguous, and equal bit for bit from call to call.
+    Float16 and bfloat16 are accumulated in float32, float64 in itself. The result is contiguous,
+    and equal bit for bit from call to call.
 
     Each element is read once and each result written once, where a row fits one program, or as many
     programs as fit the GPU at once; if some of these are held up for long, the others read their
-    parts again. Longer rows, and rows that do not fit one program and are of float64 or not
-    contiguous, are read twice. A row has up to 2**24 columns. Nothing is copied but a tensor of
-    integers, which needs a `dtype`.
+    parts again. Longer rows, and rows of float64 that do not fit one program, are read twice, and
+    their gradient is in lines of PyTorch. A tensor is copied first if it is of integers, which
+    needs a `dtype`, and if its rows are neither adjacent nor short, or lie in more than two
+    strides. A row has up to 2**24 columns.
 
-    It works with autograd, also twice, with autocast (which asks for float32 on a GPU), CUDA
-    graphs, `torch.compile`, `torch.func` and `torch.jit.trace`; in forward mode it is PyTorch's.
+    It works with autograd, also twice and in forward mode, with autocast (which asks for float32 on
+    a GPU), CUDA graphs, `torch.compile`, `torch.func` and `torch.export`.
 
-    Errors are of PyTorch's kinds: TypeError for a `dim` that is no int, IndexError for one that `x`
-    does not have, NotImplementedError for another dtype or layout, RuntimeError for another device,
-    for an `out` that does not fit, and for rows of more than 2**24 columns.
+    Raises TypeError for what is no tensor and for a `dim` that is no int, IndexError for one that
+    `x` does not have, NotImplementedError for another dtype or device, and RuntimeError for rows of
+    more than 2**24 columns.
     """
-    if type(dim) is not int:  # 1.0 would find the plans of 1
-        dim = _index(dim)
+    if not isinstance(x, Tensor):
+        raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
+    dim = index(dim)
     if dtype is None:
-        if is_autocast() and isinstance(x, Tensor) and x.is_cuda:
-            dtype = accumulated(x)
-    elif isinstance(x, Tensor) and x.dtype not in FLOATS:
-        x = x.to(dtype=dtype)
-    if out is None:
-        return _apply(x, (dim, dtype))
-    return _SOFTMAX.into(out, x, dim, dtype)
+        dtype = x.dtype
+        if is_autocast() and x.is_cuda and dtype in DTYPES:
+            dtype = torch.float32
+    elif x.dtype not in FLOATS:
+        x = x.to(dtype)
+    if not _is_plain(x):
+        y: Tensor = SOFTMAX(x, dim, dtype)
+        return y
+    if x.requires_grad and is_grad_enabled():
+        return _apply(_forward, x, dim, dtype)
+    return _forward(x, dim, dtype)
 
 
-def _index(dim: Any) -> Any:
-    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TypeError(f"softmax: dim is a {type(dim).__name__}, not an int")
-    return dim if isinstance(dim, torch.SymInt) else op.index(dim)
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether tensors have values in memory, and no transform or mode looks on but a meter's."""
+    if is_compiling() or FORWARD_MODE[LEVEL] >= 0 or is_transformed() or is_tracing():
+        return False
+    if active_modes() and not device.is_capturing():
+        return False
+    for x in tensors:  # the memory of a negative tensor holds minus what it stands for
+        if type(x) not in PLAIN or x.is_neg() or x.is_meta or not has_storage(x):
+            return False
+    return True
+
+
+# ---- on plain tensors
+
+
+def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    gpu = x.get_device()
+    if current_gpu and gpu != -1 and gpu != current_gpu():
+        with torch.cuda.device(gpu):
+            return _forward(x, dim, dtype)
+    key = (
+        capture(),
+        gpu,
+        x.dtype,
+        x.shape,
+        x.stride(),
+        (x.data_ptr() or -1) & 15,
+        dim,
+        dtype,
+    )
+    run = find_plan(key)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if run is None:
+        _check(x, dim, dtype)
+        run = keep_plan(key, _plan((y, x), dim))
+    run(y, x)
+    return y
+
+
+def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The gradient of a plain tensor of `dtype`, from its softmax `y` and the gradient of that."""
+    gpu = y.get_device()
+    if current_gpu and gpu != -1 and gpu != current_gpu():
+        with torch.cuda.device(gpu):
+            return backward(dy, y, dim, dtype)
+    key = (
+        capture(), gpu, dy.dtype, dy.shape, dy.stride(), (dy.data_ptr() or -1) & 15,
+        y.dtype, y.stride(), (y.data_ptr() or -1) & 15, dim, dtype,
+    )  # fmt: skip
+    run = find_plan(key)
+    dx = torch.empty_like(y, dtype=dtype, memory_format=torch.contiguous_format)
+    if run is None:
+        run = keep_plan(key, _plan((dx, y, dy), dim))
+    run(dx, y, dy)
+    return dx
+
+
+def _check(x: Tensor, dim: int, dtype: torch.dtype) -> None:
+    for it in (x.dtype, dtype):
+        if it not in FLOATS:
+            raise NotImplementedError(f"softmax: {it}, and it takes {FLOATS}")
+    if not (x.is_cuda or x.is_meta or device.INTERPRETED or device.is_capturing()):
+        raise NotImplementedError(
+            f"softmax: the tensor is on the {x.device}, not a GPU"
+        )
+    _check_dim(dim, x.shape)
+    n_cols = x.shape[dim] if x.dim() else 1
+    if isinstance(n_cols, int) and n_cols > rule.MAX_ROW:  # it may be a symbol
+        raise RuntimeError(f"softmax: {n_cols} columns, more than {rule.MAX_ROW}")
 
 
 def _check_dim(dim: int, shape: Sequence[int]) -> None:
@@ -73,48 +165,85 @@ def _check_dim(dim: int, shape: Sequence[int]) -> None:
         )
 
 
-def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
-    """Raises what `softmax` does for an `x` that its kernels do not take."""
-    check_floats("softmax", x.dtype, x.dtype if dtype is None else dtype)
-    _check_dim(dim, x.shape)
-    # While a function is compiled, both may be symbols, and a condition would fix their values.
-    columns = x.shape[dim] if x.dim() and isinstance(dim, int) else 1
-    if isinstance(columns, int) and columns > MAX_ROW:
-        raise RuntimeError(f"softmax: {columns} columns, more than {MAX_ROW}")
+# ---- the gradient
 
 
-# ---- the two operators
+class _Softmax(Function):
+    """`run` computes: the plan of plain tensors, or the operator below autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: Tensor, dim: int, dtype: torch.dtype) -> Any:
+        y = run(x, dim, dtype)
+        ctx.save_for_backward(y)
+        ctx.save_for_forward(y)
+        ctx.dim, ctx.dtype = dim, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return None, _gradient(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _run: Any, dx: Tensor, *_options: Any) -> Any:
+        with of_other_levels():
+            [y] = primals(ctx.saved_tensors)
+            return _gradient(dx, y, ctx.dim, y.dtype)  # the Jacobian is symmetric
 
 
-def _plan_forward(
-    results: tuple[Tensor], tensors: tuple[Tensor], dim: int, dtype: torch.dtype | None
-) -> Run:
-    def part(y: Tensor, x: Tensor) -> None:
-        forward(x, -1, y.dtype, out=y)
+class _SoftmaxBackward(Function):
+    """`y * (dy - sum(y * dy))`, whose own gradients are lines of PyTorch."""
 
-    return plan(part, (*results, *tensors), dim, backward=False)
+    @staticmethod
+    def forward(
+        ctx: Any, run: Any, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype
+    ) -> Any:
+        ctx.save_for_backward(dy, y)
+        ctx.save_for_forward(dy, y)
+        ctx.dim, ctx.dtype = dim, dtype
+        return run(dy, y, dim, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> Any:
+        dy, y = ctx.saved_tensors
+        g, upstream, dim = ddx.to(y.dtype), dy.to(y.dtype), ctx.dim
+        dot, along = (
+            (y * upstream).sum(dim, keepdim=True),
+            (y * g).sum(dim, keepdim=True),
+        )
+        to_dy = (y * (g - along)).to(dy.dtype)
+        return None, to_dy, g * (upstream - dot) - upstream * along, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _run: Any, t_dy: Tensor | None, t_y: Tensor | None, *_options: Any
+    ) -> Any:
+        with of_other_levels():
+            dy, y = primals(ctx.saved_tensors)
+            dy, dim = dy.to(y.dtype), ctx.dim
+            t_dy = torch.zeros_like(y) if t_dy is None else t_dy.to(y.dtype)
+            t_y = torch.zeros_like(y) if t_y is None else t_y
+            dot = (y * dy).sum(dim, keepdim=True)
+            t_dot = (t_y * dy + y * t_dy).sum(dim, keepdim=True)
+            return (t_y * (dy - dot) + y * (t_dy - t_dot)).to(ctx.dtype)
 
 
-def _plan_backward(
-    results: tuple[Tensor], tensors: tuple[Tensor, Tensor], dim: int, dtype: torch.dtype
-) -> Run:
-    def part(dx: Tensor, y: Tensor, dy: Tensor) -> None:
-        backward(dy, y, -1, dx.dtype, out=dx)
-
-    [dx], (dy, y) = results, tensors
-    run = plan(part, (dx, y, dy), dim, backward=True)
-    run = run.unwrapped() if isinstance(run, Launch) else run
-    return lambda dx, dy, y: run(dx, y, dy)
+_apply = torch_adapter.bare_apply(_Softmax)
 
 
-def _results(x: Tensor, dim: int, dtype: torch.dtype | None) -> Results:
-    return [(x.shape, dtype or x.dtype)]
+def _gradient(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    if _is_plain(dy, y) and not is_grad_enabled():
+        return backward(dy, y, dim, dtype)
+    dx: Tensor = SOFTMAX_BACKWARD(dy, y, dim, dtype)
+    return dx
 
 
-def _results_of_backward(
-    dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype
-) -> Results:
-    return [(y.shape, dtype)]
+# ---- the operators
+
+
+def _fake(*arguments: Any) -> Tensor:
+    *_, like, dim, dtype = arguments
+    _check(like, dim, dtype)
+    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _batch(
@@ -126,47 +255,117 @@ def _batch(
         x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
         for x, at in zip(tensors, in_dims, strict=False)
     ]
-    run = (_FORWARD if len(tensors) == 1 else _BACKWARD).registered
+    run = SOFTMAX if len(tensors) == 1 else SOFTMAX_BACKWARD
     _check_dim(dim, tensors[0].shape[1:])
     if tensors[0].dim() == 1:  # of scalars
         return run(*(x[:, None] for x in tensors), 1, dtype)[:, 0], 0
     return run(*tensors, dim % (tensors[0].dim() - 1) + 1, dtype), 0
 
 
-def _backward_in_pytorch(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    dy = dy.to(y.dtype)
-    return (y * (dy - (y * dy).sum(dim, keepdim=True))).to(dtype)
-
-
-_FORWARD = operator(
-    "softmax", "(Tensor x, SymInt dim, ScalarType? dtype) -> Tensor",
-    _plan_forward, _results, _check, _batch,
-)  # fmt: skip
-_BACKWARD = operator(
-    "softmax_backward", "(Tensor dy, Tensor y, SymInt dim, ScalarType dtype) -> Tensor",
-    _plan_backward, _results_of_backward, batch=_batch,
-)  # fmt: skip
-_SOFTMAX = operation(
-    _FORWARD,
-    _BACKWARD,
-    save=lambda arguments, results: (results, (arguments[1], arguments[0].dtype)),
-    reference=_backward_in_pytorch,
-    in_pytorch=torch.softmax,
+SOFTMAX = torch_adapter.define_operator(
+    "softmax(Tensor x, int dim, ScalarType dtype) -> Tensor", _forward, _fake, _batch
 )
-_apply = _SOFTMAX.apply
+SOFTMAX_BACKWARD = torch_adapter.define_operator(
+    "softmax_backward(Tensor dy, Tensor y, int dim, ScalarType dtype) -> Tensor",
+    *(backward, _fake, _batch),
+)
+torch_adapter.at_autograd(SOFTMAX, _Softmax)
+torch_adapter.at_autograd(SOFTMAX_BACKWARD, _SoftmaxBackward)
 
 
-def forward(
-    x: Tensor, dim: int, dtype: torch.dtype | None, out: Tensor | None = None
-) -> Tensor:
-    """`softmax` without autograd and without PyTorch's dispatcher."""
-    y: Tensor = _FORWARD.launch(x, (dim, dtype), out)
-    return y
+# ---- which kernel
 
 
-def backward(
-    dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype, out: Tensor | None = None
-) -> Tensor:
-    """The gradient of a tensor of `dtype`, from its softmax `y` and the gradient of that."""
-    dx: Tensor = _BACKWARD.launch(dy, (y, dim, dtype), out)
-    return dx
+def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
+    """What computes the first of `tensors` from the others: (y, x), or (dx, y, dy)."""
+    if not tensors[0].numel():
+        return lambda *tensors: None
+    if not all(x.data_ptr() for x in tensors):  # no plan is kept for the address 0
+        raise RuntimeError("softmax: the memory of a tensor was freed")
+    if not tensors[0].dim():
+        tensors = [x.view(1) for x in tensors]
+    dim %= tensors[0].dim()
+    sizes, strides = as_rows(tensors, dim)
+    *outer, batches, n_rows, n_cols = sizes
+    gpu, inputs = planning_gpu(tensors[0]), len(tensors) - 1
+    itemsize = max(x.element_size() for x in tensors)
+    adjacent = all(s[-1] == 1 for s in strides) or n_cols == 1
+    vector = shifted_vector(tensors, strides)
+    if adjacent:
+        tile = rule.softmax_tile(
+            batches * n_rows, n_cols, itemsize, inputs, gpu, vector
+        )
+    else:
+        tile = rule.column_tile(n_cols, n_rows)
+    if outer or batches > MAX_BATCHES or not (adjacent or tile):
+        return _with_rows_last(dim)
+    align = divisor_of_rows(tensors, n_cols, strides)
+    by_tensor = list(zip(tensors, strides, strict=True))
+    if tile:
+        return Launch(
+            (chunks.softmax_kernel, gradients.softmax_backward_kernel)[inputs - 1],
+            (triton.cdiv(n_rows, tile.rows), batches),
+            (*(it for x, s in by_tensor for it in (x, *s)), n_rows, n_cols),
+            rule.tile_constants(tile, n_rows, n_cols, align, gpu),
+            num_warps=tile.num_warps,
+        ).run
+    arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
+    if adjacent and tensors[-1].dtype in DTYPES and tensors[0].dtype in DTYPES:
+        kernel = (split.split_kernel, gradients.split_backward_kernel)[inputs - 1]
+        how = split.best_split(
+            n_cols, itemsize, inputs, max(align, vector), gpu, n_rows
+        )
+        try:
+            return split.split_launch(
+                kernel, arguments, n_rows, n_cols, how, align=align, vector=vector
+            )
+        except split.TooManyPrograms:
+            pass  # in passes, then
+    if inputs == 2:
+        return lambda dx, y, dy: dx.copy_(_in_pytorch(dy, y, dim))
+    one = rule.pass_tile(n_cols, itemsize, gpu)
+    return Launch(
+        online.online_kernel, (n_rows,), (*arguments, n_rows, n_cols),
+        {"ROWS": 1, "BLOCK": one.block, "ALIGN": align}, num_warps=one.num_warps,
+    ).run  # fmt: skip
+
+
+def _with_rows_last(dim: int) -> Run:
+    """Copies the tensors, where no launch reaches all of their rows as they lie."""
+
+    def run(to: Tensor, *others: Tensor) -> None:
+        rows = [x.movedim(dim, -1).contiguous() for x in reversed(others)]
+        compute: Any = _forward if len(rows) == 1 else backward
+        to.copy_(compute(*rows, -1, to.dtype).movedim(-1, dim))
+
+    return run
+
+
+def _in_pytorch(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    product = y * dy.to(y.dtype)
+    return product - y * product.sum(dim, keepdim=True)
+
+
+def as_rows(tensors: Sequence[Tensor], dim: int) -> tuple[list[int], list[list[int]]]:
+    """Tensors of one shape as batches of matrices whose rows lie along `dim`.
+
+    Returns the sizes, (..., batch, M, N), and each tensor's strides. Dimensions that follow one
+    another in all of the tensors are joined, so there are few. The order of rows is that of the
+    last tensor's memory.
+    """
+    shape, last = tensors[-1].shape, tensors[-1]
+    others = [i for i in range(len(shape)) if i != dim and shape[i] != 1]
+    sizes: list[int] = []
+    steps: list[list[int]] = []  # of each size, those of the tensors
+    for i in sorted(others, key=last.stride, reverse=True):
+        here = [x.stride(i) for x in tensors]
+        if steps and steps[-1] == [shape[i] * step for step in here]:
+            sizes[-1] *= shape[i]
+            steps[-1] = here
+        else:
+            sizes.append(shape[i])
+            steps.append(here)
+    missing = max(0, 2 - len(sizes))
+    sizes = [1] * missing + sizes + [shape[dim]]
+    steps = [[0] * len(tensors)] * missing + steps + [[x.stride(dim) for x in tensors]]
+    return sizes, list(map(list, zip(*steps, strict=True)))

@@ -3,23 +3,20 @@
 Traffic: reads MN, writes MN. Ends where a row outgrows one program's registers.
 """
 
-from dataclasses import replace
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.device import device_guard, planning_gpu
+from memtraffic.device import device_guard, planning_gpu, runs_on_gpu
 from memtraffic.gpus import Gpu
-from memtraffic.kernels.launch import Launch, cached_launch, resident_launch
-from memtraffic.kernels.operands import check_operands
+from memtraffic.kernels.launch import Launch, cached
+from memtraffic.kernels.operands import check_operands, common_divisor
+from memtraffic.kernels.softmax.rule import MAX_COLS, choose_num_stages, tile_shape
 from memtraffic.kernels.softmax.tiled import _softmax_tile
-from memtraffic.kernels.tiling import (
-    MAX_COLS,
-    choose_num_stages,
-    common_divisor,
-    tile_shape,
-)
+from memtraffic.residency import loaded_resources, resident_programs
+from memtraffic.triton_adapter.launch import compile_kernel
+
+INTERPRETED_PROGRAMS = 4  # where no GPU says how many fit: enough to see them stride
 
 
 @triton.jit
@@ -42,6 +39,7 @@ def _softmax_persistent_kernel(
         )  # fmt: skip
 
 
+@cached
 def plan(
     x: Tensor,
     y: Tensor,
@@ -54,35 +52,34 @@ def plan(
 ) -> Launch:
     """The launch of the softmax of `x` into `y`, to be called with `y` and `x`.
 
-    Options: as for `softmax`. gpu: what to plan for; by default the GPU that runs it.
+    rows, num_warps, num_stages: of a program, and programs in all, instead of what the rule
+    says. gpu: what to plan for; by default the GPU that runs it.
 
-    Raises ValueError for fewer than 1 program or stage and for options as `tile_shape`
-    does; RuntimeError where a program needs more shared memory or registers than an SM
-    has; LookupError for an AMD GPU that `gpus` does not list.
+    Raises ValueError for options as `tile_shape` does, Triton's OutOfResources where a
+    program needs more shared memory or registers than an SM has, and LookupError for an
+    AMD GPU that `gpus` does not list.
     """
-    for name, value in (("num_stages", num_stages), ("programs", programs)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}, not 1 or more")
     (n_rows, n_cols), itemsize = x.shape, x.element_size()
     gpu = gpu or planning_gpu(x)
     tile = tile_shape(n_cols, itemsize, gpu, rows=rows, num_warps=num_warps)
     align, tile_bytes = common_divisor(x, y), tile.rows * tile.block * itemsize
     stages = num_stages or choose_num_stages(tile_bytes, align * itemsize, gpu)
-    return resident_launch(
-        _softmax_persistent_kernel,
-        (y, *y.stride(), x, *x.stride(), *x.shape),
-        replace(tile, align=align, stages=stages).constants,
-        triton.cdiv(n_rows, tile.rows),
-        gpu,
-        num_warps=tile.num_warps,
-        min_stages=num_stages or 1,
-        programs=programs,
-    )
+    arguments = (y, *y.stride(), x, *x.stride(), n_rows, n_cols)
+    constants = {
+        "ROWS": tile.rows, "BLOCK": tile.block, "ALIGN": align, "STAGES": stages
+    }  # fmt: skip
+    kernel, warps = _softmax_persistent_kernel, tile.num_warps
+    fitting = INTERPRETED_PROGRAMS
+    if runs_on_gpu():
+        compiled = compile_kernel(kernel, *arguments, **constants, num_warps=warps)
+        used = loaded_resources(compiled, gpu)
+        fitting = resident_programs(used, gpu) * gpu.num_sms
+    grid = min(triton.cdiv(n_rows, tile.rows), programs or fitting)
+    return Launch(kernel, (grid, 1), arguments, constants, num_warps=warps)
 
 
 def softmax(
     x: Tensor,
-    out: Tensor | None = None,
     *,
     rows: int | None = None,
     num_warps: int | None = None,
@@ -92,16 +89,16 @@ def softmax(
     """Softmax of each row of `x`, of any width to MAX_COLS. See book/persistent.ipynb.
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
-    or, interpreted, on the CPU. rows, num_warps, num_stages: of a program, and programs
-    in all, instead of what `plan` chooses. Returns `out`, or a new tensor of x's shape
-    and dtype. Raises TypeError for another dtype or device, ValueError for another
-    shape, RuntimeError for a tensor that requires a gradient, and what `plan` raises.
+    or, interpreted, on the CPU. rows, num_warps, num_stages, programs: as of `plan`.
+    Returns a new tensor of x's shape and dtype. Raises TypeError for another dtype or
+    device, ValueError for another shape, RuntimeError for a tensor that requires a
+    gradient, and what `plan` raises.
     """
-    y = check_operands("persistent", x, out, MAX_COLS)
+    y = check_operands("persistent", x, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            launch = cached_launch(
-                plan, y, x, rows=rows, num_warps=num_warps,
+            launch = plan(
+                x, y, rows=rows, num_warps=num_warps,
                 num_stages=num_stages, programs=programs,
             )  # fmt: skip
             launch(y, x)

@@ -18,8 +18,7 @@ from torch import Tensor
 from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.chunking import exponential
 from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.softmax.online import online_tile
-from memtraffic.kernels.tiling import MAX_ROW
+from memtraffic.kernels.softmax.rule import MAX_ROW, pass_tile
 from memtraffic.torch_adapter import all_gather
 
 
@@ -81,7 +80,7 @@ def normalise_kernel(
 
 def _tile(x: Tensor) -> dict[str, int]:
     """The constants and options of a launch that goes through rows of `x` by tiles."""
-    tile = online_tile(max(1, x.shape[1]), x.element_size(), planning_gpu(x))
+    tile = pass_tile(max(1, x.shape[1]), x.element_size(), planning_gpu(x))
     return {"BLOCK": tile.block, "num_warps": tile.num_warps}
 
 
@@ -119,7 +118,7 @@ def sharded_softmax(x: Tensor, group: Any = None) -> Tensor:
     another shape, RuntimeError for a tensor that requires a gradient, or where the
     all-gather fails.
     """
-    y, sums = check_operands("sharded", x, None, MAX_ROW), partial_sums(x)
+    y, sums = check_operands("sharded", x, MAX_ROW), partial_sums(x)
     all_sums = sums.new_empty(dist.get_world_size(group), *sums.shape)
     all_gather(all_sums.view(-1), sums.view(-1), group)
     return normalise(y, x, all_sums)

@@ -4,6 +4,7 @@ Traffic: reads MN + 2M, writes MN + 2M. That is of one program a row, which writ
 word and reads it; of P programs, each reads all words of its row.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic import device as runtime
+from memtraffic import device
 from memtraffic.device import planning_gpu
 from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import Gpu
@@ -28,36 +29,21 @@ from memtraffic.kernels.chunking import (
     whole_vectors,
     widen,
 )
-from memtraffic.kernels.exchange import (
-    LOOKS,
-    first_missing,
-    high_of,
-    look,
-    low_of,
-    publish,
-)
-from memtraffic.kernels.launch import Launch, cached_launch, takes_ptx
-from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.tiling import (
-    MAX_ROW,
+from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
+from memtraffic.kernels.launch import Launch, cached, takes_ptx
+from memtraffic.kernels.operands import (
     VECTOR_BYTES,
+    check_operands,
     common_divisor,
-    max_warps,
     shifted_vector,
 )
+from memtraffic.kernels.softmax.rule import MAX_ROW, max_warps, tuned
 from memtraffic.residency import loaded_resources, resident_programs
+from memtraffic.torch_adapter import raw_stream
 from memtraffic.triton_adapter.launch import compile_kernel
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
-
-# A lane of a program that shares a row holds so many bytes of the inputs, in so many registers: the
-# more, the fewer programs tell each other their sums. With 128 lanes and 96 registers a lane, five
-# programs fit an SM of an H200.
 PART_LANES = 128
-LANE_BYTES = (512, 168), (256, 96), (128, None), (64, None), (32, None)
-# The first, by the bytes of an element and the inputs, of rows from so many columns on.
-LONGER = {(4, 1): 2**18, (2, 1): 3 * 2**16, (4, 2): 3 * 2**15}
-PROGRAMS_PER_SM = 4  # or a lane holds fewer bytes
 
 
 @triton.jit
@@ -72,7 +58,7 @@ def sums_of_part(
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     for start in range(0, end, BLOCK):
         at, mask = x_ptr + start * x_col_stride, cols < end - start
-        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED)
         largest = tl.maximum(largest, x)
     part_max = tl.max(largest, axis=0)
     if VECTOR > 1:
@@ -82,7 +68,7 @@ def sums_of_part(
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, end, BLOCK):
         at, mask = x_ptr + start * x_col_stride, cols < end - start
-        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED, tl.float32)
+        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED)
         total += exponential(x, base, STORED)
     part_sum = tl.sum(total, axis=0)
     if VECTOR > 1:
@@ -92,7 +78,7 @@ def sums_of_part(
 
 @triton.jit
 def load_edges(ptrs, on_edge, STORED: tl.constexpr):
-    return widen(tl.load(ptrs, mask=on_edge, other=-float("inf")), STORED, tl.float32)
+    return widen(tl.load(ptrs, mask=on_edge, other=-float("inf")), STORED)
 
 
 @triton.jit
@@ -139,7 +125,10 @@ def split_kernel(
         edge_col, on_edge = edge_columns(x_row, n_cols, lane, VECTOR)
         x_edges += x_row + edge_col
         y_edges += y_row + edge_col
-        x_row, y_row = round_up(x_row, VECTOR), round_up(y_row, VECTOR)
+        x_row, y_row = (
+            round_up(x_row, VECTOR),
+            round_up(y_row, VECTOR),
+        )
         own_edge = on_edge & (part == 0)  # the first part has those of the row
     x_ptr += x_row + cols * x_col_stride
     y_ptr += y_row + (first + cols) * y_col_stride
@@ -149,12 +138,12 @@ def split_kernel(
     chunks = load_chunks(
         part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
-    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED, tl.float32), axis=0)
+    part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED), axis=0)
     if VECTOR > 1:
         edges = load_edges(x_edges, own_edge, STORED)
         part_max = tl.maximum(part_max, tl.max(edges, axis=0))
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
-    total, kept = numerators(chunks, base, CHUNKS, STORED, tl.float32, PTX)
+    total, kept = numerators(chunks, base, CHUNKS, STORED, PTX)
     part_sum = tl.sum(total, axis=0)
     if VECTOR > 1:
         edges = exponential(edges, base, STORED)
@@ -163,12 +152,12 @@ def split_kernel(
     publish(slots_ptr + part, part_max, part_sum)
     slots = tl.arange(0, SLOTS)
     used = slots < n_parts
-    words = look(slots_ptr + slots, used, LOOKS, PTX)
+    words = look(slots_ptr + slots, used, LOOKS)
     late = first_missing(words, used, SLOTS)
     if late == SLOTS:
         scale = scale_of_part(words, used, part_max)
         for i in tl.static_range(CHUNKS):
-            y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, tl.float32, PTX)
+            y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
             store_chunk(
                 y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, WHOLE
             )
@@ -184,12 +173,12 @@ def split_kernel(
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
         # Each lane has the words here that it has above, and so adds in the same order.
-        words = look(slots_ptr + slots, used, 1, PTX)
+        words = look(slots_ptr + slots, used, 1)
         scale = scale_of_part(words, used, part_max)
         for start in range(0, tl.minimum(left, WIDTH), BLOCK):
             mask = cols < left - start
             at = part_ptr + start * x_col_stride
-            x = widen(tl.load(at, mask=mask, other=0), STORED, tl.float32)
+            x = widen(tl.load(at, mask=mask, other=0), STORED)
             y = (exponential(x, base, STORED) * scale).to(STORED)
             tl.store(y_ptr + start * y_col_stride, y, mask=mask)
     if VECTOR > 1:
@@ -232,7 +221,7 @@ def split_row(
 def best_split(
     n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu, n_rows: int = MAX_ROW
 ) -> Split:
-    """The `Split` that the op takes, from a sweep on an H200.
+    """The `Split` that the op takes.
 
     itemsize: bytes of an element. inputs: tensors of which a program holds a part, 1 in
     the forward, 2 in the backward. align: elements that a lane can load at once.
@@ -240,20 +229,53 @@ def best_split(
 
     >>> from memtraffic.gpus import find_gpu
     >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
-    Split(parts=64, chunks=32, block=512, num_warps=4, registers=168)
+    Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
     """
-    vector = VECTOR_BYTES // itemsize
-    is_longer = n_cols >= LONGER.get((itemsize, inputs), n_cols + 1)
-    candidates = LANE_BYTES if is_longer else LANE_BYTES[1:]
+    vector, warps = VECTOR_BYTES // itemsize, PART_LANES // gpu.warp_size
+    lane_bytes, registers = tuned("part_lane_bytes"), tuned("part_registers")
     if align < vector:  # an address for each element needs registers, too
-        candidates = LANE_BYTES[2:]
-    for n_bytes, registers in candidates:
-        chunks = n_bytes // VECTOR_BYTES // inputs
-        warps = PART_LANES // gpu.warp_size
+        lane_bytes, registers = lane_bytes // 2, None
+    while True:
+        chunks = lane_bytes // VECTOR_BYTES // inputs
         split = split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
-        if n_rows * split.parts > PROGRAMS_PER_SM * gpu.num_sms:
-            break
-    return split
+        if (
+            lane_bytes == 32
+            or n_rows * split.parts > tuned("parts_per_sm") * gpu.num_sms
+        ):
+            return split
+        lane_bytes, registers = lane_bytes // 2, None
+
+
+# Words of 0 that no launch has been given yet, on the GPUs. They were zeroed on the default stream,
+# for many launches at once: to zero those of each would be a launch of its own.
+_supply: dict[torch.device, Tensor] = {}
+_lock = threading.Lock()
+SUPPLY = 2**18  # words, 2 MiB
+
+
+class SplitLaunch(Launch):
+    """The launch of a kernel whose programs share rows: each call gets words of 0 as its slots."""
+
+    def __init__(self, *args: Any, slots: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.slots = slots
+
+    def __call__(self, *tensors: Tensor) -> None:
+        gpu, n = tensors[0].device, self.slots
+        if (
+            self.compiled is None
+            or n > SUPPLY
+            or (raw_stream and raw_stream(gpu.index))
+        ):
+            slots = torch.zeros(n, dtype=torch.int64, device=gpu)
+        else:  # not captured into a CUDA graph, whose second replay would find them written
+            with _lock:
+                left = _supply.get(gpu)
+                if left is None or len(left) < n:
+                    left = torch.zeros(SUPPLY, dtype=torch.int64, device=gpu)
+                # No two launches have words in one sector.
+                slots, _supply[gpu] = left[:n], left[n + -n % 4 :]
+        self.run(*tensors, slots)
 
 
 def split_launch(
@@ -265,8 +287,8 @@ def split_launch(
     *,
     align: int,
     vector: int = 1,
-    looks: int = LOOKS,
-) -> Launch:
+    looks: int | None = None,
+) -> SplitLaunch:
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
@@ -283,60 +305,58 @@ def split_launch(
     alike = n_cols == full and vector == 1  # no part needs a mask
     constants = {
         "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
-        "WHOLE": split.chunks if alike else 0, "ALIGN": align,
-        "VECTOR": vector, "LOOKS": looks, "PTX": takes_ptx(gpu),
+        "WHOLE": split.chunks if alike else 0, "ALIGN": align, "VECTOR": vector,
+        "LOOKS": tuned("looks") if looks is None else looks, "PTX": takes_ptx(gpu),
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     options: dict[str, Any] = {"num_warps": split.num_warps}
     if split.registers and takes_ptx(gpu):
         options["maxnreg"] = split.registers
     resident = gpu.num_sms
-    if runtime.runs_on_gpu():
+    if device.runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, **options)
         per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
         resident = per_sm * gpu.num_sms
+    else:  # to the interpreter the sign that programs run side by side, as on a GPU
+        options["launch_cooperative_grid"] = True
     if split.parts > resident:
         raise TooManyPrograms(
             f"a row of {n_cols} columns needs {split.parts} programs of "
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
     programs = n_rows * split.parts
-    return Launch(
+    return SplitLaunch(
         kernel, (programs, 1), arguments, constants, slots=programs, **options
     )
 
 
 def softmax(
     x: Tensor,
-    out: Tensor | None = None,
     *,
     block: int | None = None,
     chunks: int | None = None,
     num_warps: int | None = None,
-    looks: int = LOOKS,
+    looks: int | None = None,
 ) -> Tensor:
     """Softmax of each row of `x`, a row by several programs. See book/long-rows.ipynb.
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
-    strides, on a GPU or, interpreted, on the CPU. block: columns that the lanes of a
-    program load at once, a power of two. chunks: blocks per program, at most.
-    num_warps: by default so many that a lane loads 16 bytes. Without any of the three,
-    the row is split as by `best_split`. looks: how often a program looks for the words
-    of others before it computes them itself. Returns `out`, or a new tensor of x's
-    shape and dtype. Raises TypeError for another dtype or device, ValueError for
-    another shape and for rows that need more programs than fit the GPU,
-    RuntimeError for a tensor that requires a gradient.
+    strides, on a GPU or, interpreted, on the CPU. block, chunks, num_warps, looks: as of
+    `plan`. Returns a new tensor of x's shape and dtype. Raises TypeError for
+    another dtype or device, ValueError for another shape and for rows that need more
+    programs than fit the GPU, RuntimeError for a tensor that requires a gradient.
     """
-    y = check_operands("split", x, out, MAX_ROW)
+    y = check_operands("split", x, MAX_ROW)
     if x.numel():
-        with runtime.device_guard(x):
-            launch = cached_launch(
-                plan, y, x, block=block, chunks=chunks, num_warps=num_warps, looks=looks
+        with device.device_guard(x):
+            launch = plan(
+                x, y, block=block, chunks=chunks, num_warps=num_warps, looks=looks
             )
             launch(y, x)
     return y
 
 
+@cached
 def plan(
     x: Tensor,
     y: Tensor,
@@ -344,15 +364,18 @@ def plan(
     block: int | None = None,
     chunks: int | None = None,
     num_warps: int | None = None,
-    looks: int = LOOKS,
-) -> Launch:
-    """The launch of the softmax of `x` into `y`. Options and errors: as for `softmax`."""
+    looks: int | None = None,
+) -> SplitLaunch:
+    """The launch of the softmax of `x` into `y`.
+
+    block: columns that the lanes of a program load at once, a power of two. chunks:
+    blocks per program, at most. num_warps: by default so many that a lane loads 16
+    bytes. Without any of the three, the row is split as by `best_split`. looks: how often
+    a program looks for the words of others before it computes them itself.
+    """
     (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
-    vector = 1
-    if (
-        x.stride(1) == y.stride(1) == 1 and n_cols > VECTOR_BYTES
-    ):  # so it has a whole vector
-        vector = shifted_vector((y, x), (y.stride(), x.stride()))
+    # So wide that a row has a whole vector.
+    vector = shifted_vector((y, x)) if n_cols > VECTOR_BYTES else 1
     if block is None and chunks is None and num_warps is None:
         split = best_split(n_cols, x.element_size(), 1, max(align, vector), gpu)
     else:
@@ -360,8 +383,7 @@ def plan(
         block = block or PART_LANES * widest
         warps = max(1, min(max_warps(gpu), block // widest // gpu.warp_size))
         split = split_row(n_cols, block, chunks or 8, num_warps or warps)
-    arguments = y, *y.stride(), x, *x.stride()
     return split_launch(
-        split_kernel, arguments, n_rows, n_cols, split,
+        split_kernel, (y, *y.stride(), x, *x.stride()), n_rows, n_cols, split,
         align=align, vector=vector, looks=looks,
     )  # fmt: skip

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
-from memtraffic.kernels.operands import check_operands
-from memtraffic.kernels.tiling import MAX_COLS, common_divisor, tile_shape
+from memtraffic.kernels.operands import check_operands, common_divisor
+from memtraffic.kernels.softmax.rule import MAX_COLS, tile_shape
 
 
 @triton.jit
@@ -60,7 +60,6 @@ def _softmax_tiled_kernel(
 
 def softmax(
     x: Tensor,
-    out: Tensor | None = None,
     *,
     rows: int | None = None,
     num_warps: int | None = None,
@@ -69,11 +68,11 @@ def softmax(
 
     x: tensor of shape (M, N), float32, float16 or bfloat16, of any strides, on a GPU
     or, interpreted, on the CPU. rows, num_warps: per program, powers of two, instead of
-    what `tile_shape` chooses. Returns `out`, or a new tensor of x's shape and dtype.
+    what `tile_shape` chooses. Returns a new tensor of x's shape and dtype.
     Raises TypeError for another dtype or device, ValueError for another shape and for
     options as `tile_shape` does, RuntimeError for a tensor that requires a gradient.
     """
-    y = check_operands("tiled", x, out, MAX_COLS)
+    y = check_operands("tiled", x, MAX_COLS)
     if x.numel():
         itemsize, gpu = x.element_size(), planning_gpu(x)
         tile = tile_shape(x.shape[1], itemsize, gpu, rows=rows, num_warps=num_warps)

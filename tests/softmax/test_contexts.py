@@ -1,0 +1,413 @@
+"""`memtraffic.softmax` works wherever `torch.softmax` does: a table of contexts."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import cases
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from memtraffic import device, softmax
+from memtraffic.meters.count import count
+from memtraffic.tensors import matrix
+
+DEVICE = device.default()
+OPERATOR, BACKWARD = (
+    getattr(torch.ops.memtraffic, name).default for name in ("softmax", "softmax_backward")
+)
+pytestmark = [  # PyTorch's own: of forward mode, an import of torch.compile, and `linearize`
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
+    pytest.mark.usefixtures("no_plans"),
+]
+
+
+def loss(fn):
+    return lambda x: fn(x).square().sum()
+
+
+def leaf(x):
+    return x.detach().requires_grad_()
+
+
+def gradient(fn, x, dy=None, **options):
+    y = fn(x := leaf(x))
+    return torch.autograd.grad(y, x, x.detach().cos() if dy is None else dy, **options)[0]
+
+
+def twice(fn, x):
+    """The derivative of a derivative, by graphs."""
+    [dx] = torch.autograd.grad(loss(fn)(x := leaf(x)), x, create_graph=True)
+    return dx, torch.autograd.grad(dx.square().sum(), x)
+
+
+def batched(fn, x):
+    dys = torch.stack([x.cos(), x.sin(), 0 * x])
+    return gradient(fn, x, dys, is_grads_batched=True)
+
+
+def dual(fn, x):
+    with forward_ad.dual_level():
+        return tuple(forward_ad.unpack_dual(fn(forward_ad.make_dual(x, x.cos()))))
+
+
+def forward_over_reverse(fn, x):
+    """The graph of the gradient is made before there is a forward mode."""
+    y = fn(x := leaf(x))
+    with forward_ad.dual_level():
+        dy = forward_ad.make_dual(torch.ones_like(y), y.detach())
+        return tuple(forward_ad.unpack_dual(torch.autograd.grad(y, x, dy)[0]))
+
+
+def without_gradient_inside(fn):
+    """What is computed without a gradient is a constant to the transform around it."""
+
+    def product(x):
+        with torch.no_grad():
+            y = fn(x)
+        return (y * fn(x) * x).sum()
+
+    return product
+
+
+def tangent(fn):
+    return lambda x: jvp(fn, (x,), (x.cos(),))
+
+
+def no_grad(fn, x):
+    with torch.no_grad():
+        return fn(leaf(x))
+
+
+def inference(fn, x):
+    with torch.inference_mode():
+        return fn(x).clone()
+
+
+def negative(x):
+    """Its memory holds minus what it stands for."""
+    return torch.complex(x, -x).conj().imag
+
+
+def negative_gradient(fn, x):
+    """Autograd hands on `imag` of a conjugate as it is."""
+
+    def real(x):
+        y = fn(x)
+        return (torch.complex(x.cos().to(y.dtype), y).conj() * (1 + 2j)).sum().real
+
+    return gradient(real, x, x.new_ones(()))
+
+
+def negative_saved(fn, x):
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: negative(y))
+    with hooks:
+        return gradient(fn, x)
+
+
+FUNC = {
+    "forward": lambda fn, x: fn(x),
+    "vmap": lambda fn, x: torch.vmap(fn)(x),
+    "vmap-of-another-dimension": lambda fn, x: torch.vmap(fn, in_dims=1, out_dims=1)(x),
+    "vmap-of-the-last-dimension": lambda fn, x: torch.vmap(fn, in_dims=-1)(x),
+    "vmap-of-vmap": lambda fn, x: torch.vmap(torch.vmap(fn), in_dims=1)(x),
+    "grad": lambda fn, x: grad(loss(fn))(x),
+    "grad-of-grad": lambda fn, x: grad(loss(grad(loss(fn))))(x),
+    "vmap-of-grad": lambda fn, x: torch.vmap(grad(loss(fn)))(x),
+    "grad-of-vmap": lambda fn, x: grad(loss(torch.vmap(fn)))(x),
+    "jvp": lambda fn, x: tangent(fn)(x),
+    "jvp-of-grad": lambda fn, x: tangent(grad(loss(fn)))(x),
+    "grad-of-jvp": lambda fn, x: grad(lambda x: loss(fn)(x) + tangent(fn)(x)[1].square().sum())(x),
+    "jvp-of-vmap": lambda fn, x: tangent(torch.vmap(fn))(x),
+    "vmap-of-jvp": lambda fn, x: torch.vmap(tangent(fn))(x),
+    "jacrev": lambda fn, x: jacrev(fn)(x),
+    "jacfwd": lambda fn, x: jacfwd(fn)(x),
+    "hessian": lambda fn, x: hessian(loss(fn))(x),
+    "forward-over-forward": lambda fn, x: jacfwd(jacfwd(loss(fn)))(x),
+    "reverse-over-reverse": lambda fn, x: jacrev(jacrev(loss(fn)))(x),
+    "reverse-over-forward": lambda fn, x: jacrev(jacfwd(loss(fn)))(x),
+}
+CONTEXTS = FUNC | {
+    "gradient": gradient,
+    "gradient-twice": twice,
+    "gradients-by-the-batch": batched,
+    "gradient-of-zero": lambda fn, x: gradient(fn, x, 0 * x),
+    "gradient-of-one-number": lambda fn, x: gradient(fn, x, x.new_ones(()).expand_as(x)),
+    "dual-numbers": dual,
+    "forward-over-reverse": forward_over_reverse,
+    "no-gradient": no_grad,
+    "no-gradient-inside": lambda fn, x: grad(without_gradient_inside(fn))(x),
+    "no-gradient-inside-twice": lambda fn, x: hessian(without_gradient_inside(fn))(x),
+    "inference-mode": inference,
+    "vjp": lambda fn, x: vjp(fn, x)[1](x.cos())[0],
+    "linearize": lambda fn, x: linearize(fn, x)[1](x.cos()),
+    "functionalize": lambda fn, x: functionalize(fn)(x),
+    "functionalize-grad": lambda fn, x: functionalize(grad(loss(fn)))(x),
+    "parameter": lambda fn, x: fn(torch.nn.Parameter(x)),
+    "negative": lambda fn, x: fn(negative(x)),
+    "negative-with-gradient": lambda fn, x: gradient(lambda x: fn(negative(x)), x),
+    "negative-gradient": negative_gradient,
+    "negative-saved": negative_saved,
+    "checkpoint": lambda fn, x: gradient(
+        lambda x: torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False), x
+    ),
+}
+OF = {  # a dimension, and the dtype of the result
+    "rows": (-1, None),
+    "columns": (0, None),
+    "wider": (-1, torch.float64),
+}
+
+
+COMPILED = (
+    *("forward", "vmap-of-another-dimension", "grad", "vmap-of-grad", "jvp", "jacrev", "jacfwd"),
+    *("hessian", "gradient"),
+)
+
+
+@cases("context", CONTEXTS)
+@cases(("dim", "dtype"), OF)
+def test_softmax_works_where_that_of_pytorch_does(context, dim, dtype):
+    x = matrix(6, 4).view(2, 3, 4)
+    found, expected = (
+        context(partial(fn, dim=dim, dtype=dtype), x) for fn in (softmax, torch.softmax)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@cases("context", {name: CONTEXTS[name] for name in COMPILED})
+def test_compiled_softmax_works_where_that_of_pytorch_does(context):
+    torch._dynamo.reset()
+    x = matrix(6, 4).view(2, 3, 4)
+    fn = lambda x: softmax(x, -1)  # noqa: E731
+    if context is gradient:  # autograd goes through what is compiled
+        found = gradient(torch.compile(fn, backend="aot_eager", fullgraph=True), x)
+    else:
+        found = torch.compile(lambda x: context(fn, x), backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, context(lambda x: torch.softmax(x, -1), x))
+
+
+def test_vmap_of_scalars():
+    x = matrix(1, 7)[0]
+    for transform in (
+        torch.vmap,
+        lambda fn: torch.vmap(grad(fn)),
+        lambda fn: torch.vmap(jacfwd(fn)),
+    ):
+        found, expected = (transform(partial(fn, dim=0))(x) for fn in (softmax, torch.softmax))
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 1)], ids=str)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_vmap_of_the_backward(in_dims, dim):
+    """Each of the two may have the dimension of the batch, in any place."""
+    dy, y = (torch.softmax(matrix(12, 5, seed=seed), 1).view(4, 3, 5) for seed in (0, 1))
+    given = [
+        x[0] if batch is None else x.movedim(0, batch)
+        for x, batch in zip((dy, y), in_dims, strict=True)
+    ]
+    found = torch.vmap(lambda dy, y: BACKWARD(dy, y, dim, torch.float32), in_dims)(*given)
+    expected = torch.vmap(lambda dy, y: y * dy - y * (y * dy).sum(dim, keepdim=True), in_dims)(
+        *given
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dim", [2, 5, -3])
+def test_dim_under_vmap_is_one_that_a_sample_has(dim):
+    x = matrix(6, 4).view(2, 3, 4)
+    for fn in (
+        lambda x: softmax(x, dim),
+        lambda x: OPERATOR(x, dim, torch.float32),
+        lambda x: BACKWARD(x, x, dim, torch.float32),
+    ):
+        with pytest.raises(IndexError, match=rf"dim {dim} is out .* 2 dimensions \(3, 4\)"):
+            torch.vmap(fn)(x)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_are_those_of_finite_differences(dim):
+    x = leaf(matrix(2, 3, "float64"))
+    ways = {"check_batched_grad": True, "check_forward_ad": True}
+    assert gradcheck(partial(softmax, dim=dim), x, check_batched_forward_grad=True, **ways)
+    assert gradgradcheck(partial(softmax, dim=dim), x, check_fwd_over_rev=True)
+    y, dy = leaf(torch.softmax(x, dim)), leaf(matrix(2, 3, "float64", seed=1))
+    operator = partial(BACKWARD, dim=dim, dtype=torch.float64)
+    assert gradcheck(operator, (dy, y), fast_mode=True, **ways)
+    assert gradgradcheck(operator, (dy, y), fast_mode=True, check_fwd_over_rev=True)
+
+
+def test_gradient_notices_that_the_result_was_changed():
+    y = softmax(leaf(matrix(3, 4)))
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_results_require_gradients_as_they_should():
+    x = matrix(3, 5)
+    layer = torch.nn.Parameter(x.clone())
+    assert type(softmax(layer)) is torch.Tensor and softmax(layer).requires_grad
+    softmax(layer)[:, 0].sum().backward()
+    assert layer.grad.abs().sum() > 0
+    assert not softmax(x).requires_grad and not softmax(layer.detach()).requires_grad
+    with torch.no_grad():
+        assert not softmax(layer).requires_grad
+    with torch.inference_mode():
+        assert softmax(layer).is_inference()
+
+
+# ---- torch.library, torch.compile, torch.export
+
+
+SAMPLES = {
+    "columns": lambda: (leaf(matrix(3, 5)), 0, torch.float32),
+    "transposed": lambda: (leaf(matrix(3, 5).t()), -1, torch.float32),
+    "dtype": lambda: (leaf(matrix(3, 5, "bfloat16")), 1, torch.float32),
+    "scalar": lambda: (torch.tensor(1.0, device=DEVICE), 0, torch.float32),
+    "one-row-far-from-the-next": lambda: (matrix(5, 7)[:1], 1, torch.float32),
+}
+
+
+@cases("sample", SAMPLES)
+def test_opcheck(sample):
+    torch.library.opcheck(OPERATOR, sample())
+
+
+def test_opcheck_of_the_backward():
+    y = leaf(torch.softmax(matrix(3, 5), 1))
+    sample = (leaf(matrix(3, 5, seed=1)), y, 1, torch.bfloat16)
+    torch.library.opcheck(BACKWARD, sample)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.gpu, pytest.mark.slow])],
+)
+def test_compiled_softmax_of_any_shape_and_strides(backend):
+    torch._dynamo.reset()
+
+    def block(x, dim, dtype=None):
+        return softmax(x.sin(), dim, dtype=dtype) * 2
+
+    for dim in (0, -1):
+        compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=True)
+        for x in (*(matrix(m, 40) for m in (3, 5, 6)), matrix(5, 40).t()):
+            torch.testing.assert_close(compiled(x, dim), block(x, dim))
+        torch.testing.assert_close(
+            *(gradient(lambda x, fn=fn, dim=dim: fn(x, dim), x) for fn in (compiled, block))
+        )
+        torch._dynamo.reset()
+    torch.testing.assert_close(compiled(x, -1, torch.float16), block(x, -1, torch.float16))
+
+
+class Softmax(torch.nn.Module):
+    def forward(self, x):
+        return softmax(x, 1)
+
+
+def test_exported_softmax():
+    x, rows = matrix(3, 5), torch.export.Dim("rows", min=2)
+    for dynamic in (None, {"x": {0: rows}}):
+        exported = torch.export.export(Softmax(), (x,), dynamic_shapes=dynamic)
+        assert OPERATOR in [node.target for node in exported.graph.nodes]
+        for m in (3, 7) if dynamic else (3,):
+            x = matrix(m, 5, seed=m)
+            assert torch.equal(exported.module()(x), softmax(x, 1))
+
+
+def test_softmax_of_fake_and_meta_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.empty(3, 2, device="meta", dtype=torch.float16, requires_grad=True)
+    y = softmax(x.t(), 0, dtype=torch.float32)
+    assert (y.shape, y.stride(), y.dtype, y.device.type) == ((2, 3), (3, 1), torch.float32, "meta")
+    y.sum().backward()
+    assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
+    with FakeTensorMode():
+        y = softmax(torch.empty(3, 2).t(), 0)
+    assert (y.shape, y.stride()) == ((2, 3), (3, 1))
+
+
+# ---- modes, subclasses, meters
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators.append(func)
+        return func(*args, **kwargs or {})
+
+
+def test_a_mode_sees_the_operators():
+    x, dy = matrix(3, 5), matrix(3, 5, seed=1)
+    expected = gradient(softmax, x, dy)
+    with Seen() as seen:
+        found = gradient(softmax, x, dy)
+    assert [it for it in seen.operators if it.namespace == "memtraffic"] == [OPERATOR, BACKWARD]
+    assert torch.equal(found, expected)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose memory is that of another one."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, x.shape, dtype=x.dtype, device=x.device, requires_grad=x.requires_grad
+        )
+
+    def __init__(self, x):
+        self.x = x.detach()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda it: it.x, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+
+def test_a_subclass_is_given_the_operators():
+    x, dy = matrix(3, 5), matrix(3, 5, seed=1)
+    wrapped = Wrapper(leaf(x))
+    y = softmax(wrapped)
+    assert type(y) is Wrapper and torch.equal(y.x, softmax(x))
+    [dx] = torch.autograd.grad(y, wrapped, Wrapper(dy))
+    assert type(dx) is Wrapper and torch.equal(dx.x, gradient(softmax, x, dy))
+
+
+def test_a_subclass_of_its_own_memory_is_computed():
+    class Named(torch.Tensor):
+        pass
+
+    x = matrix(3, 5)
+    assert torch.equal(softmax(x.as_subclass(Named)).as_subclass(torch.Tensor), softmax(x))
+
+
+COUNTED = {
+    "eager": lambda x: softmax(x),
+    "vmap": lambda x: torch.vmap(lambda row: softmax(row, 0))(x),
+    "operator": lambda x: OPERATOR(x, 1, x.dtype),
+}
+
+
+@cases("fn", COUNTED)
+def test_traffic_in_a_context(fn):
+    x = matrix(3, 40)
+    [kernel] = count(fn, x).ops
+    assert kernel.name == "softmax_kernel"
+    assert (kernel.read_elements, kernel.written_elements) == (x.numel(), x.numel())
+
+
+def test_traffic_of_the_gradient_in_a_context():
+    x = matrix(3, 40)
+    traffic = count(lambda x: torch.func.vjp(softmax, x)[1](x), x)
+    names = [it.name for it in traffic.ops if it.name.startswith("softmax")]
+    assert names == ["softmax_kernel", "softmax_backward_kernel"]
