@@ -41,7 +41,7 @@ _OVERWRITES = _FILLS | {"copy_"}  # whatever `self` holds
 # Not elementwise, but they need each element of each operand once, and make each of each
 # result.
 _WHOLE = frozenset(
-    "amax amin max min sum mean prod any all argmax argmin logsumexp var var_mean std norm "
+    "amax amin max min sum mean prod any all argmax argmin aminmax logsumexp var var_mean std norm "
     "linalg_vector_norm cumsum cumprod sort topk _softmax _log_softmax _softmax_backward_data "
     "_log_softmax_backward_data native_layer_norm native_layer_norm_backward mm bmm addmm baddbmm "
     "mv dot convolution convolution_backward cat stack flip roll tril triu constant_pad_nd "
