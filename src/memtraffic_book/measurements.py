@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-import triton
 from torch import Tensor
 
 from memtraffic import benchmark, device, gpus
@@ -413,6 +412,8 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     memory. Columns: `kernels`, which of the two; `asked`, the configurations compared; `equal`,
     those where both agree.
     """
+    from triton import OutOfResources
+
     from memtraffic.kernels.softmax import persistent
     from memtraffic.residency import loaded_resources, nvidia
 
@@ -425,7 +426,7 @@ def compare_with_driver(m: int) -> pd.DataFrame:
         x = matrix(m, n, dtype)
         try:
             plan = persistent.plan(x, x, num_warps=num_warps, num_stages=num_stages)
-        except (ValueError, RuntimeError, triton.OutOfResources):
+        except (ValueError, RuntimeError, OutOfResources):
             continue  # more than a lane, or an SM, can hold
         used = loaded_resources(plan.compiled, gpu)
         sizes = [(num_warps, used.shared_bytes)]
