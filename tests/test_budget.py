@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7170, 6026),
+    "library": (7169, 6025),
     "benchmark": (400, 358),
     "compile": (556, 498),
     "kernels": (1802, 1302),
     "meters": (1532, 1379),
     "residency": (228, 173),
-    "triton_adapter": (1051, 997),
+    "triton_adapter": (1050, 996),
     "rest of the library": (1601, 1319),
     "chapters": (2710, 1966),
     "rest of the book": (3393, 2859),

@@ -44,9 +44,7 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     from triton.runtime import interpreter, jit
 
     mend_interpreter()
-    compile_only = jit.JITFunction.run
-
-    run_interpreted = interpreter.InterpretedFunction.run
+    compile_only, run_interpreted = jit.JITFunction.run, interpreter.InterpretedFunction.run
     call_interpreted = interpreter.InterpretedFunction.__call__
 
     # In a process that compiles, kernels and the functions they call are jitted ones. A launch
