@@ -74,7 +74,7 @@ def plan(
         compiled = compile_kernel(kernel, *arguments, **constants, num_warps=warps)
         used = loaded_resources(compiled, gpu)
         fitting = resident_programs(used, gpu) * gpu.num_sms
-    grid = min(triton.cdiv(n_rows, tile.rows), programs or fitting)
+    grid = min(triton.cdiv(n_rows, tile.rows), programs or max(1, fitting))
     return Launch(kernel, (grid, 1), arguments, constants, num_warps=warps)
 
 
