@@ -301,7 +301,9 @@ def test_sectors_are_those_that_a_gpu_counted():
 def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes_otherwise():
     """Predicted again at some of the recorded calls, drawn once."""
     frame = recorded_sectors(*OF_THE_BOOK)
-    known = frame[frame["refused"] == ""].sample(24, random_state=7)
+    # The op has had other kernels since it was recorded.
+    of_the_op = frame["fn"].isin(["memtraffic:softmax", "memtraffic_book.exhibits:backward_ours"])
+    known = frame[(frame["refused"] == "") & ~of_the_op].sample(24, random_state=7)
     cases = [
         (
             row["fn"],
