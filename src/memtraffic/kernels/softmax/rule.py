@@ -28,7 +28,7 @@ class Tuned(NamedTuple):
     sweep: str
 
 
-_SWEEP = "H200", "2026-11-28", "SWEEP_COMMIT"
+_SWEEP = "H200", "2026-11-28", "0b53af6"
 TUNED = {
     # The bytes that a warp loads of narrow rows.
     "warp_bytes": Tuned(2048, "H200", "2026-11-26", "tiled_rows_float32"),
@@ -48,22 +48,22 @@ TUNED = {
     # The most warps of a program, where several could share the row.
     "most_warps": Tuned(8, *_SWEEP),
     # Bytes of a row that several programs share where there are fewer rows than SMs.
-    "few_rows_bytes": Tuned(36 * 2**10, "H200", "2026-10-31", "32dca09"),
+    "few_rows_bytes": Tuned(36 * 2**10, "H200", "2026-11-24", "f2e7dba"),
     # Elements of a tile whose rows are adjacent in memory, not its columns.
-    "column_tile": Tuned(4096, "H200", "2026-10-31", "32dca09"),
+    "column_tile": Tuned(4096, "H200", "2026-11-22", "26445dc"),
     # A program that shares a row: bytes of all inputs that each of its 128 lanes holds, and the
     # registers of a lane. With fewer programs an SM than so many, a lane holds fewer bytes.
     "part_lane_bytes": Tuned(256, *_SWEEP),
     "part_registers": Tuned(96, *_SWEEP),
-    "parts_per_sm": Tuned(4, "H200", "2026-10-31", "32dca09"),
+    "parts_per_sm": Tuned(4, "H200", "2026-11-24", "f2e7dba"),
     # How often it looks for the words of the others before it computes them itself.
-    "looks": Tuned(4096, "H200", "2026-10-31", "32dca09"),
+    "looks": Tuned(4096, "H200", "2026-11-22", "e72fbe5"),
     # A loop over tiles: the most stages, and the narrowest access that is worth a prefetch.
     "max_stages": Tuned(3, "H200", "2026-11-26", "persistent_suspects"),
     "prefetched_bytes": Tuned(16, "H200", "2026-11-26", "persistent_suspects"),
     # A row in passes: bytes that a lane loads at once, and the warps of a program.
-    "pass_lane_bytes": Tuned(64, "H200", "2026-10-31", "32dca09"),
-    "pass_warps": Tuned(8, "H200", "2026-10-31", "32dca09"),
+    "pass_lane_bytes": Tuned(64, "H200", "2026-11-22", "26445dc"),
+    "pass_warps": Tuned(8, "H200", "2026-11-22", "26445dc"),
 }
 
 ROWS = {
