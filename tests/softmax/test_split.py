@@ -21,7 +21,7 @@ from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
 from memtraffic.kernels.operands import shifted_vector
 from memtraffic.kernels.softmax import split
-from memtraffic.kernels.softmax.backward import split_backward_kernel
+from memtraffic.kernels.softmax.gradient import split_backward_kernel
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.rule import tuned
 from memtraffic.kernels.softmax.split import SplitLaunch, best_split, split_row

@@ -18,8 +18,7 @@ from memtraffic import device, torch_adapter
 from memtraffic.device import capture, planning_gpu
 from memtraffic.kernels.launch import Launch, find_plan, keep_plan
 from memtraffic.kernels.operands import DTYPES, divisor_of_rows, shifted_vector
-from memtraffic.kernels.softmax import backward as gradients
-from memtraffic.kernels.softmax import chunks, online, rule, split
+from memtraffic.kernels.softmax import chunks, gradient, online, rule, split
 from memtraffic.torch_adapter import (
     FORWARD_MODE,
     LEVEL,
@@ -303,7 +302,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
     by_tensor = list(zip(tensors, strides, strict=True))
     if tile:
         return Launch(
-            (chunks.softmax_kernel, gradients.softmax_backward_kernel)[inputs - 1],
+            (chunks.softmax_kernel, gradient.softmax_backward_kernel)[inputs - 1],
             (triton.cdiv(n_rows, tile.rows), batches),
             (*(it for x, s in by_tensor for it in (x, *s)), n_rows, n_cols),
             rule.tile_constants(tile, n_rows, n_cols, align, gpu),
@@ -311,7 +310,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
         ).run
     arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
     if adjacent and tensors[-1].dtype in DTYPES and tensors[0].dtype in DTYPES:
-        kernel = (split.split_kernel, gradients.split_backward_kernel)[inputs - 1]
+        kernel = (split.split_kernel, gradient.split_backward_kernel)[inputs - 1]
         how = split.best_split(
             n_cols, itemsize, inputs, max(align, vector), gpu, n_rows
         )
