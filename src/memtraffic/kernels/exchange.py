@@ -10,10 +10,6 @@ running, or next in line. But nothing promises this order, and programs of anoth
 launch may take their places. So nobody waits for ever: a program that has looked LOOKS
 times reads what is missing itself, and publishes it. It adds in the order in which the
 missing program would, so its word has the same bits.
-
-The result may take the place of the matrix. A program writes it after it has published,
-and only the first word of a part stays: so no word comes from a part that somebody has
-overwritten.
 """
 
 import triton
