@@ -49,18 +49,20 @@ def check_operands(rung: str, x: Any, max_cols: int) -> Tensor:
 
 
 def common_divisor(*matrices: Tensor) -> int:
-    """The largest power of two that divides width and row strides, at most 16 bytes.
-
-    A lane can move so many elements in one access, if all addresses are multiples of
-    16 bytes. It is 1 where the columns of a row are not adjacent in memory.
-    """
-    return divisor_of_rows(matrices, matrices[0].shape[1], [x.stride() for x in matrices])
+    """`divisor_of_rows` of matrices as they lie."""
+    strides = [x.stride() for x in matrices]
+    return divisor_of_rows(matrices, matrices[0].shape[1], strides)
 
 
 def divisor_of_rows(
     tensors: Sequence[Tensor], n_cols: int, strides: Sequence[Sequence[int]]
 ) -> int:
-    """`common_divisor` of tensors as rows of `n_cols` columns, whose strides come last."""
+    """The largest power of two that divides width and row strides, at most 16 bytes.
+
+    A lane can move so many elements in one access, if all addresses are multiples of
+    16 bytes. It is 1 where the columns of a row are not adjacent in memory. strides: of
+    each tensor, that of its columns last.
+    """
     if any(s[-1] != 1 for s in strides):
         return 1
     widest = max(VECTOR_BYTES // tensor.element_size() for tensor in tensors)
