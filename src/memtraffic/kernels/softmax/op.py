@@ -266,10 +266,8 @@ SOFTMAX = torch_adapter.define_operator(
 )
 SOFTMAX_BACKWARD = torch_adapter.define_operator(
     "softmax_backward(Tensor dy, Tensor y, int dim, ScalarType dtype) -> Tensor",
-    backward,
-    _fake,
-    _batch,
-)
+    backward, _fake, _batch,
+)  # fmt: skip
 torch_adapter.at_autograd(SOFTMAX, _Softmax)
 torch_adapter.at_autograd(SOFTMAX_BACKWARD, _SoftmaxBackward)
 
