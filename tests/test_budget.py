@@ -34,12 +34,12 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7169, 6025),
+    "library": (7055, 5954),
     "benchmark": (400, 358),
     "compile": (556, 498),
-    "kernels": (1802, 1302),
+    "kernels": (1700, 1237),
     "meters": (1532, 1379),
-    "residency": (228, 173),
+    "residency": (216, 167),
     "triton_adapter": (1050, 996),
     "rest of the library": (1601, 1319),
     "chapters": (2710, 1966),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (527, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (16419, 12577),
+    "tests": (16411, 12571),
     "conftest.py": (101, 96),
 }
 NO_CODE = {

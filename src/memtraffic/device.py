@@ -103,11 +103,6 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
         _captures.reset(token)
 
 
-def is_capturing() -> bool:
-    """Whether a meter sees the kernel launches of this thread in place of a GPU."""
-    return _captures.get() is not None
-
-
 def captured_gpu() -> Gpu | None:
     """The GPU that launches are captured for; None where none was given or nothing is captured."""
     capture = _captures.get()

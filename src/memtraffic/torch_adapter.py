@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -62,7 +62,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}  # what runs them, by their names
 
 def define_operator(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any], batch: Callable[..., Any]
-) -> Any:
+) -> Callable[..., Tensor]:
     """Defines an operator of `torch.ops.memtraffic` that `run` computes, on CPU and GPU.
 
     fake: what it returns, of the right shape, where tensors have no memory. batch: the rule of
@@ -75,32 +75,37 @@ def define_operator(
         _LIBRARY.impl(name, run, key)
     torch.library.register_fake(f"memtraffic::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"memtraffic::{name}", batch, lib=_LIBRARY)
-    return getattr(torch.ops.memtraffic, name).default
+    return cast("Callable[..., Tensor]", getattr(torch.ops.memtraffic, name).default)
 
 
-def at_autograd(operator: Any, function: type[torch.autograd.Function]) -> None:
-    """Makes `function` the rule of autograd for an operator, in each level of a transform.
+def at_autograd(operator: Any, rule: Callable[..., Any]) -> None:
+    """Makes `rule` what autograd does with an operator, in each level of a transform.
 
-    function: its first argument is what computes the result, below autograd, from the others.
+    rule: its first argument is what computes the result, below autograd, from the others.
     """
-    apply = bare_apply(function)
 
-    def rule(*arguments: Any) -> Any:
+    def in_level(*arguments: Any) -> Any:
         if not is_transformed():
-            return apply(below, *arguments)
+            return rule(below, *arguments)
         with enable_single_level_autograd_function():
-            return apply(below, *arguments)
+            return rule(below, *arguments)
 
     def below(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), of_other_levels():
             return operator(*arguments)
 
-    _LIBRARY.impl(operator._schema.name.split("::")[1], rule, "Autograd")
+    _LIBRARY.impl(operator._schema.name.split("::")[1], in_level, "Autograd")
 
 
 def primals(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Tensors without the derivatives of forward mode that they have in this level."""
     return [torch._VF._unpack_dual(x, level=0)[0] for x in tensors]
+
+
+def has_derivatives(x: Tensor) -> bool:
+    """Whether derivatives of what is computed from `x` are asked for in this level."""
+    dual: bool = torch._VF._unpack_dual(x, level=0)[1] is not None
+    return dual or (x.requires_grad and torch.is_grad_enabled())
 
 
 @contextmanager

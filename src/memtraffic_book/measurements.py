@@ -432,9 +432,9 @@ def compare_with_driver(m: int) -> pd.DataFrame:
         sizes = [(num_warps, used.shared_bytes)]
         sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
         for i, (size, shared_bytes) in enumerate(sizes):
-            ours = nvidia.resident_programs(used.registers, shared_bytes, size, gpu)
+            limits = nvidia.programs_by_limit(used.registers, shared_bytes, size, gpu)
             theirs = nvidia.driver_resident_programs(plan.compiled, size, shared_bytes)
-            equal["other sizes" if i else "as compiled"].append(ours == theirs)
+            equal["other sizes" if i else "as compiled"].append(min(limits.values()) == theirs)
     rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
 

@@ -110,14 +110,14 @@ def _cross_entropy_kernel(
     dx_ptr += row * n_cols
     target = tl.load(target_ptr + row)
     at_target = tl.load(x_ptr + target).to(tl.float32)
-    chunks = load_chunks(x_ptr + cols, 1, True, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE)
+    chunks = load_chunks(x_ptr, 1, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE)
     row_max = tl.max(max_of_chunks(chunks, CHUNKS, DTYPE), axis=0)
     total, kept = numerators(chunks, row_max, CHUNKS, DTYPE, PTX)
     row_sum = tl.sum(total, axis=0)
     scale = 1 / row_sum
     for i in tl.static_range(CHUNKS):
         dx = softmax_of_chunk(kept[i], row_max, scale, CHUNKS, DTYPE, PTX)
-        store_chunk(dx_ptr + cols, 1, dx, i, True, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+        store_chunk(dx_ptr, 1, dx, i, cols, n_cols, BLOCK, WHOLE)
     tl.store(loss_ptr + row, row_max + tl.log(row_sum) - at_target)
     tl.debug_barrier()  # all threads have written the softmax; replace one element
     tl.store(dx_ptr + target, tl.exp(at_target - row_max) * scale - 1)

@@ -324,8 +324,8 @@ def test_compare_with_driver_asks_about_each_kernel_and_other_sizes(planned, mon
 
     def driver(kernel, num_warps, shared_bytes):
         asked.append((kernel, num_warps, shared_bytes))
-        ours = residency.nvidia.resident_programs(32, shared_bytes, num_warps, H200)
-        return ours + (kernel == 2)
+        limits = residency.nvidia.programs_by_limit(32, shared_bytes, num_warps, H200)
+        return min(limits.values()) + (kernel == 2)
 
     monkeypatch.setattr(residency.nvidia, "driver_resident_programs", driver)
     kernels = 2 * 10 * 3 * 3  # types, widths, numbers of warps that fit, stages

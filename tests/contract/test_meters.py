@@ -352,7 +352,7 @@ def parts():
         "threads": threading.active_count(), "path": list(sys.path), "stdout": sys.stdout,
         "environment": dict(os.environ), "folder": os.getcwd(), "warnings": list(warnings.filters),
         "random": torch.get_rng_state().tolist(), "standing in": device.is_standing_in(),
-        "capturing": device.is_capturing(),
+        "capturing": device.capture() is not None,
     }  # fmt: skip
     return found, settings
 

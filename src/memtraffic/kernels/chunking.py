@@ -12,8 +12,25 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def divisible(x, ALIGN: tl.constexpr):
+    # No value changes, but the compiler can now prove that ALIGN divides it.
+    return x // ALIGN * ALIGN
+
+
+@triton.jit
+def at_columns(row_ptr, col_stride, cols, start=0):
+    col_stride = tl.cast(col_stride, tl.int64)  # offsets outgrow int32
+    return row_ptr + cols * col_stride + start * col_stride
+
+
+@triton.jit
+def load_columns(row_ptr, col_stride, cols, n_cols, other):
+    return tl.load(at_columns(row_ptr, col_stride, cols), mask=cols < n_cols, other=other)
+
+
+@triton.jit
 def load_chunks(
-    ptr, col_stride, live, cols, n_cols, other,
+    row_ptr, col_stride, cols, n_cols, other,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -21,26 +38,26 @@ def load_chunks(
     # The first WHOLE chunks lie inside of the row, and are loaded without a mask.
     chunks = ()
     for i in tl.static_range(CHUNKS):
-        at = ptr + i * BLOCK * col_stride
+        at = at_columns(row_ptr, col_stride, cols, i * BLOCK)
         if i < WHOLE:
             chunk = tl.load(at)
         else:
-            chunk = tl.load(at, mask=live & (cols < n_cols - i * BLOCK), other=other)
+            chunk = tl.load(at, mask=cols < n_cols - i * BLOCK, other=other)
         chunks = chunks + (chunk,)  # noqa: RUF005 - Triton adds tuples
     return chunks
 
 
 @triton.jit
 def store_chunk(
-    ptr, col_stride, value, i: tl.constexpr, live, cols, n_cols,
+    row_ptr, col_stride, value, i: tl.constexpr, cols, n_cols,
     BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
+    at = at_columns(row_ptr, col_stride, cols, i * BLOCK)
     if i < WHOLE:
-        tl.store(ptr + i * BLOCK * col_stride, value)
+        tl.store(at, value)
     else:
-        tl.store(ptr + i * BLOCK * col_stride, value, mask=live & (cols < n_cols - i * BLOCK))
+        tl.store(at, value, mask=cols < n_cols - i * BLOCK)
 
 
 @triton.jit
@@ -57,36 +74,39 @@ def whole_vectors(start, n_cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def edge_columns(start, n_cols, lane, VECTOR: tl.constexpr):
+def edges_of(
+    batch, row_stride, first, n_rows, n_cols,
+    ROWS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):  # fmt: skip
     # The columns before and after whole vectors, fewer than VECTOR each, are loaded one by one: of
-    # 2 * VECTOR lanes, the first half has those before them. And whether there is such a column.
-    head, inner = whole_vectors(start, n_cols, VECTOR)
-    before = lane < VECTOR
-    edge_col = lane + tl.where(before, 0, head + inner - VECTOR)
-    return edge_col, edge_col < tl.where(before, head, n_cols)
-
-
-@triton.jit
-def edge_places(first, ROWS: tl.constexpr, VECTOR: tl.constexpr):
-    # The rows and the lanes of the edges, in a matrix (2 * VECTOR, ROWS) with its own layout. A
-    # matrix of fewer elements than lanes is cheap to load, and Triton loads it again rather than
-    # hand it from lane to lane: of one row they are a vector, of two a matrix (4 * VECTOR, 2).
+    # 2 * VECTOR lanes, the first half has those before them. Returns the rows, the columns, and
+    # whether there is such a column. A matrix of fewer elements than lanes is cheap to load, and
+    # Triton loads it again rather than hand it from lane to lane: of one row they are a vector, of
+    # two a matrix (4 * VECTOR, 2).
     if ROWS == 1:
         rows, lane = first, tl.arange(0, 2 * VECTOR)
     else:
         lane = tl.arange(0, max(2, 8 // ROWS) * VECTOR)[:, None]
         rows = first + tl.arange(0, ROWS)[None, :]
-    return rows, lane
+    head, inner = whole_vectors(batch + rows * row_stride, n_cols, VECTOR)
+    before = lane < VECTOR
+    col = lane + tl.where(before, 0, head + inner - VECTOR)
+    on_edge = col < tl.where(before, head, n_cols)
+    if ROWS > 1:
+        on_edge = on_edge & (rows < n_rows)
+    return rows, col, on_edge
+
+
+@triton.jit
+def load_edges(ptrs, on_edge, STORED: tl.constexpr):
+    return widen(tl.load(ptrs, mask=on_edge, other=-float("inf")), STORED)
 
 
 @triton.jit
 def at_edges(x, ROWS: tl.constexpr):
     # A number of each row, beside its edges.
-    if ROWS == 1:
-        number = tl.sum(x)
-    else:
-        number = x[None, :]
-    return number
+    return tl.sum(x) if ROWS == 1 else x[None, :]
 
 
 @triton.jit
@@ -134,18 +154,13 @@ def numerators(
 ):  # fmt: skip
     # The sum of the numerators, and what `softmax_of_chunk` needs of them: where the
     # matrix has 16 bits and several chunks, the chunks again; otherwise the numerators.
-    kept = ()
+    AGAIN: tl.constexpr = chunks[0].dtype.primitive_bitwidth == 16 and CHUNKS > 1
+    total, kept = 0.0, ()
     for i in tl.static_range(CHUNKS):
         chunk = forget(chunks[i], CHUNKS, PTX)
         numerator = exponential(widen(chunk, STORED), base, STORED)
-        if i == 0:
-            total = numerator
-        else:
-            total += numerator
-        if chunk.dtype.primitive_bitwidth == 16 and CHUNKS > 1:
-            kept = kept + (chunk,)  # noqa: RUF005
-        else:
-            kept = kept + (numerator,)  # noqa: RUF005
+        total += numerator
+        kept = kept + (chunk if AGAIN else numerator,)  # noqa: RUF005
     return total, kept
 
 

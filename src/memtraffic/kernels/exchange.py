@@ -35,8 +35,30 @@ def low_of(words):
 
 
 @triton.jit
-def look(slots_ptr, used, LOOKS: tl.constexpr):
+def look(slots_ptr, used, LOOKS: tl.constexpr, PTX: tl.constexpr):
     # The words of a row; 0 where not used, or where none came in time.
+    if PTX:
+        # Each lane looks on its own. A loop in Triton would need a barrier per turn.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred again;
+            .reg .s32 looks;
+            mov.s32 looks, $2;
+            mov.u64 $0, 0;
+            setp.gt.s32 again, looks, 0;
+            LOOK:
+            @again ld.relaxed.gpu.global.u64 $0, [$1];
+            sub.s32 looks, looks, 1;
+            setp.eq.and.u64 again, $0, 0, again;
+            setp.gt.and.s32 again, looks, 0, again;
+            @again bra LOOK;
+            }""",
+            "=&l,l,r",
+            [slots_ptr, tl.where(used, LOOKS, 0)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
     words = tl.load(slots_ptr, mask=used & (LOOKS > 0), other=0, volatile=True)
     looks = 1
     while (looks < LOOKS) & (tl.max((used & (words == 0)).to(tl.int32), axis=0) > 0):
@@ -47,6 +69,4 @@ def look(slots_ptr, used, LOOKS: tl.constexpr):
 
 @triton.jit
 def first_missing(words, used, SLOTS: tl.constexpr):
-    # The first slot without a word, SLOTS if there is none.
-    slots = tl.arange(0, SLOTS)
-    return tl.min(tl.where(used & (words == 0), slots, SLOTS), axis=0)
+    return tl.min(tl.where(used & (words == 0), tl.arange(0, SLOTS), SLOTS), axis=0)

@@ -10,13 +10,7 @@ from memtraffic.residency import amd, nvidia
 from memtraffic.residency.resources import BlockedLayout, Resources
 from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
-__all__ = [
-    "BlockedLayout",
-    "Occupancy",
-    "Resources",
-    "programs_by_limit",
-    "resident_programs",
-]
+__all__ = ["BlockedLayout", "Occupancy", "Resources", "programs_by_limit", "resident_programs"]
 
 # Each module has `limits_of(kernel, gpu)`, `warp_slots(gpu)`, `loaded_usage(compiled)` and
 # `check_options(options, gpu)`.

@@ -116,13 +116,3 @@ def programs_by_limit(
     if num_warps > 1:  # a workgroup of one wave needs no barrier
         limits["groups"] = gpu.max_workgroups
     return limits
-
-
-def resident_programs(
-    vgprs: int, agprs: int, sgprs: int, lds_bytes: int, num_warps: int, gpu: AmdGpu
-) -> int:
-    """Workgroups that are resident on one compute unit: the least of `programs_by_limit`.
-
-    Returns 0 if none fits. The arguments and errors are the same.
-    """
-    return min(programs_by_limit(vgprs, agprs, sgprs, lds_bytes, num_warps, gpu).values())

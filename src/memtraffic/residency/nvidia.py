@@ -63,14 +63,6 @@ def programs_by_limit(
     }
 
 
-def resident_programs(registers: int, shared_bytes: int, num_warps: int, gpu: NvidiaGpu) -> int:
-    """Thread blocks that are resident on one SM: the least of `programs_by_limit`, 0 if none fits.
-
-    The arguments and errors are the same.
-    """
-    return min(programs_by_limit(registers, shared_bytes, num_warps, gpu).values())
-
-
 def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -> int:
     """What the CUDA driver says instead, for a kernel that Triton compiled for this GPU.
 

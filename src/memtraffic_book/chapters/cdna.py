@@ -72,7 +72,7 @@ def check_by_hand(programs: int, shared: int, apart: int) -> None:
     share a file, and where each has its own.
     """
     found = [amd.waves_by_limit(73, 18, 0, gpu)["vgprs"] for gpu in (MI300X, MI100)]
-    rule = amd.resident_programs(73, 0, 0, 0, 8, MI300X)
+    rule = min(amd.programs_by_limit(73, 0, 0, 0, 8, MI300X).values())
     claim(
         f"The package finds the same: {rule} programs of 8 waves, {found[0]} waves on an MI300X "
         f"and {found[1]} on an MI100.",

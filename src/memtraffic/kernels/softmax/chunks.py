@@ -15,17 +15,17 @@ from torch import Tensor
 from memtraffic.device import device_guard, planning_gpu
 from memtraffic.kernels.chunking import (
     at_edges,
-    edge_columns,
-    edge_places,
+    divisible,
+    edges_of,
     exponential,
     load_chunks,
+    load_edges,
     max_of_chunks,
     numerators,
     round_up,
     softmax_of_chunk,
     store_chunk,
     whole_vectors,
-    widen,
 )
 from memtraffic.kernels.operands import check_operands, common_divisor, shifted_vector
 from memtraffic.kernels.softmax.rule import MAX_COLS, row_tile, tile_constants
@@ -45,36 +45,28 @@ def softmax_kernel(
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
-    # No value changes, but the compiler can now prove that ALIGN divides each of them.
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
+    n_cols = divisible(n_cols, ALIGN)
     batch, first = tl.program_id(1).to(tl.int64), tl.program_id(0).to(tl.int64) * ROWS
-    x_batch = batch * (x_batch_stride // ALIGN * ALIGN)
-    y_batch = batch * (y_batch_stride // ALIGN * ALIGN)
+    x_batch = batch * divisible(x_batch_stride, ALIGN)
+    y_batch = batch * divisible(y_batch_stride, ALIGN)
     rows = first + tl.arange(0, ROWS)[:, None]  # (ROWS, 1)
-    live = rows < n_rows
-    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
-    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
-    y_col_stride = tl.cast(y_col_stride, tl.int64)
-    x_row = x_batch + rows * x_row_stride  # (ROWS, 1)
-    y_row = y_batch + rows * y_row_stride
+    x_row = x_batch + rows * divisible(x_row_stride, ALIGN)
+    y_row = y_batch + rows * divisible(y_row_stride, ALIGN)
     inner = n_cols
     if VECTOR > 1:
         _, inner = whole_vectors(x_row, n_cols, VECTOR)
-        of_edges, lane = edge_places(first, ROWS, VECTOR)
-        x_start = x_batch + of_edges * x_row_stride
-        y_start = y_batch + of_edges * y_row_stride
-        edge_col, on_edge = edge_columns(x_start, n_cols, lane, VECTOR)
-        if ROWS > 1:
-            on_edge = on_edge & (of_edges < n_rows)
-        edges = tl.load(x_ptr + x_start + edge_col, mask=on_edge, other=-float("inf"))
-        edges = widen(edges, STORED)  # (2 * VECTOR, ROWS)
+        edge_rows, edge_col, on_edge = edges_of(
+            x_batch, x_row_stride, first, n_rows, n_cols, ROWS, VECTOR
+        )
+        x_edges = x_ptr + x_batch + edge_rows * x_row_stride + edge_col
+        y_edges = y_ptr + y_batch + edge_rows * y_row_stride + edge_col
+        edges = load_edges(x_edges, on_edge, STORED)  # (2 * VECTOR, ROWS)
         x_row = round_up(x_row, VECTOR)
         y_row = round_up(y_row, VECTOR)
-    x_ptrs = x_ptr + x_row + cols * x_col_stride  # (ROWS, BLOCK)
+    inner = tl.where(rows < n_rows, inner, 0)  # past the last row there is no column
+    cols = tl.arange(0, BLOCK)[None, :]  # (1, BLOCK)
     chunks = load_chunks(
-        x_ptrs, x_col_stride, live, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
+        x_ptr + x_row, x_col_stride, cols, inner, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
     largest = max_of_chunks(chunks, CHUNKS, STORED)  # (ROWS, BLOCK)
     row_max = tl.max(largest, axis=1)  # (ROWS,)
@@ -89,12 +81,10 @@ def softmax_kernel(
     scale = 1 / row_sum
     if VECTOR > 1:
         edges = (edges * at_edges(scale, ROWS)).to(STORED)
-        tl.store(y_ptr + y_start + edge_col, edges, mask=on_edge)
-    scale = scale[:, None]
-    y_ptrs = y_ptr + y_row + cols * y_col_stride
+        tl.store(y_edges, edges, mask=on_edge)
     for i in tl.static_range(CHUNKS):
-        y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
-        store_chunk(y_ptrs, y_col_stride, y, i, live, cols, inner, BLOCK, CHUNKS, WHOLE)
+        y = softmax_of_chunk(kept[i], base, scale[:, None], CHUNKS, STORED, PTX)
+        store_chunk(y_ptr + y_row, y_col_stride, y, i, cols, inner, BLOCK, WHOLE)
 
 
 def softmax(x: Tensor) -> Tensor:

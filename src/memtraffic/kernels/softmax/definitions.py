@@ -10,10 +10,10 @@ from memtraffic.op import Op
 from memtraffic.tensors import matrix
 
 
-def backward_reference(y: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of a row softmax `y` with respect to its input: `y * (dy - sum(y * dy))`."""
+def backward_reference(y: Tensor, dy: Tensor, dim: int = 1) -> Tensor:
+    """The gradient of a softmax `y` with respect to its input: `y * (dy - sum(y * dy))`."""
     product = y * dy
-    return product - y * product.sum(dim=1, keepdim=True)
+    return product - y * product.sum(dim, keepdim=True)
 
 
 def _backward_terms(y: Tensor, dy: Tensor) -> Tensor:
@@ -28,10 +28,7 @@ def _softmax_and_gradient(m: int, n: int, **options: Any) -> tuple[Tensor, Tenso
 
 
 SOFTMAX = Op(
-    name="softmax",
-    inputs="M,N",
-    reference=naive.reference,
-    checks_row_sums=True,
+    name="softmax", inputs="M,N", reference=naive.reference, checks_row_sums=True
 )
 
 SOFTMAX_BACKWARD = Op(

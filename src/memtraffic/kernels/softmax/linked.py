@@ -112,16 +112,14 @@ def linked_kernel(
     PTX: tl.constexpr,
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
-    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
     row = tl.atomic_add(state_ptr, 1, sem="relaxed").to(tl.int64)
     launch = tl.load(state_ptr + 2) + 1
     looks = tl.where(tl.load(state_ptr + 3) == launch, 1, looks)  # a rank is gone
     cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    x_ptr += row * x_row_stride + cols * x_col_stride
-    y_ptr += row * n_cols + cols
-    live = n_cols > 0
+    x_ptr += row * x_row_stride
+    y_ptr += row * n_cols
     chunks = load_chunks(
-        x_ptr, x_col_stride, live, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE
+        x_ptr, x_col_stride, cols, n_cols, -float("inf"), BLOCK, CHUNKS, WHOLE
     )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED), axis=0)
     base = tl.maximum(part_max, LOWEST)  # or -inf - -inf in a part of -inf
@@ -153,7 +151,7 @@ def linked_kernel(
         scale = float("nan")
     for i in tl.static_range(CHUNKS):
         y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
-        store_chunk(y_ptr, 1, y, i, live, cols, n_cols, BLOCK, CHUNKS, WHOLE)
+        store_chunk(y_ptr, 1, y, i, cols, n_cols, BLOCK, WHOLE)
     if tl.atomic_add(state_ptr + 1, 1, sem="acq_rel") == n_rows - 1:
         tl.store(state_ptr + tl.arange(0, 2), 0)
         tl.store(state_ptr + 2, launch)

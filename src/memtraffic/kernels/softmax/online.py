@@ -60,10 +60,7 @@ def online_kernel(
 
 
 def softmax(
-    x: Tensor,
-    *,
-    block: int | None = None,
-    num_warps: int | None = None,
+    x: Tensor, *, block: int | None = None, num_warps: int | None = None
 ) -> Tensor:
     """Softmax of each row of `x`, in two passes over it. See book/long-rows.ipynb.
 

@@ -19,10 +19,12 @@ from memtraffic.device import capture, planning_gpu
 from memtraffic.kernels.launch import Launch, find_plan, keep_plan
 from memtraffic.kernels.operands import DTYPES, divisor_of_rows, shifted_vector
 from memtraffic.kernels.softmax import chunks, gradient, online, rule, split
+from memtraffic.kernels.softmax.definitions import backward_reference
 from memtraffic.torch_adapter import (
     FORWARD_MODE,
     LEVEL,
     active_modes,
+    has_derivatives,
     has_storage,
     is_tracing,
     is_transformed,
@@ -78,8 +80,7 @@ def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Te
     elif x.dtype not in FLOATS:
         x = x.to(dtype)
     if not _is_plain(x):
-        y: Tensor = SOFTMAX(x, dim, dtype)
-        return y
+        return SOFTMAX(x, dim, dtype)
     if x.requires_grad and is_grad_enabled():
         return _apply(_forward, x, dim, dtype)
     return _forward(x, dim, dtype)
@@ -89,7 +90,7 @@ def _is_plain(*tensors: Tensor) -> bool:
     """Whether tensors have values in memory, and no transform or mode looks on but a meter's."""
     if is_compiling() or FORWARD_MODE[LEVEL] >= 0 or is_transformed() or is_tracing():
         return False
-    if active_modes() and not device.is_capturing():
+    if active_modes() and not capture():
         return False
     for x in tensors:  # the memory of a negative tensor holds minus what it stands for
         if type(x) not in PLAIN or x.is_neg() or x.is_meta or not has_storage(x):
@@ -106,15 +107,9 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         with torch.cuda.device(gpu):
             return _forward(x, dim, dtype)
     key = (
-        capture(),
-        gpu,
-        x.dtype,
-        x.shape,
-        x.stride(),
-        (x.data_ptr() or -1) & 15,
-        dim,
-        dtype,
-    )
+        capture(), gpu, x.dtype, x.shape, x.stride(), (x.data_ptr() or -1) & 15,
+        dim, dtype,
+    )  # fmt: skip
     run = find_plan(key)
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if run is None:
@@ -146,7 +141,7 @@ def _check(x: Tensor, dim: int, dtype: torch.dtype) -> None:
     for it in (x.dtype, dtype):
         if it not in FLOATS:
             raise NotImplementedError(f"softmax: {it}, and it takes {FLOATS}")
-    if not (x.is_cuda or x.is_meta or device.INTERPRETED or device.is_capturing()):
+    if not (x.is_cuda or x.is_meta or device.INTERPRETED or capture()):
         raise NotImplementedError(
             f"softmax: the tensor is on the {x.device}, not a GPU"
         )
@@ -189,51 +184,27 @@ class _Softmax(Function):
             return _gradient(dx, y, ctx.dim, y.dtype)  # the Jacobian is symmetric
 
 
-class _SoftmaxBackward(Function):
-    """`y * (dy - sum(y * dy))`, whose own gradients are lines of PyTorch."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: Any, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype
-    ) -> Any:
-        ctx.save_for_backward(dy, y)
-        ctx.save_for_forward(dy, y)
-        ctx.dim, ctx.dtype = dim, dtype
-        return run(dy, y, dim, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, ddx: Tensor) -> Any:
-        dy, y = ctx.saved_tensors
-        g, upstream, dim = ddx.to(y.dtype), dy.to(y.dtype), ctx.dim
-        dot, along = (
-            (y * upstream).sum(dim, keepdim=True),
-            (y * g).sum(dim, keepdim=True),
-        )
-        to_dy = (y * (g - along)).to(dy.dtype)
-        return None, to_dy, g * (upstream - dot) - upstream * along, None, None
-
-    @staticmethod
-    def jvp(
-        ctx: Any, _run: Any, t_dy: Tensor | None, t_y: Tensor | None, *_options: Any
-    ) -> Any:
-        with of_other_levels():
-            dy, y = primals(ctx.saved_tensors)
-            dy, dim = dy.to(y.dtype), ctx.dim
-            t_dy = torch.zeros_like(y) if t_dy is None else t_dy.to(y.dtype)
-            t_y = torch.zeros_like(y) if t_y is None else t_y
-            dot = (y * dy).sum(dim, keepdim=True)
-            t_dot = (t_y * dy + y * t_dy).sum(dim, keepdim=True)
-            return (t_y * (dy - dot) + y * (t_dy - t_dot)).to(ctx.dtype)
-
-
 _apply = torch_adapter.bare_apply(_Softmax)
 
 
 def _gradient(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     if _is_plain(dy, y) and not is_grad_enabled():
         return backward(dy, y, dim, dtype)
-    dx: Tensor = SOFTMAX_BACKWARD(dy, y, dim, dtype)
-    return dx
+    return SOFTMAX_BACKWARD(dy, y, dim, dtype)
+
+
+def _gradient_in_level(
+    run: Callable[..., Tensor], dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype
+) -> Tensor:
+    """As `run` computes it, and in lines of PyTorch where it has derivatives itself."""
+    compute = _in_pytorch if has_derivatives(dy) or has_derivatives(y) else run
+    return compute(dy, y, dim, dtype)
+
+
+def _in_pytorch(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    accumulated = torch.promote_types(y.dtype, torch.float32)
+    dx = backward_reference(y.to(accumulated), dy.to(accumulated), dim)
+    return dx.to(y.dtype).to(dtype)
 
 
 # ---- the operators
@@ -268,8 +239,8 @@ SOFTMAX_BACKWARD = torch_adapter.define_operator(
     "softmax_backward(Tensor dy, Tensor y, int dim, ScalarType dtype) -> Tensor",
     backward, _fake, _batch,
 )  # fmt: skip
-torch_adapter.at_autograd(SOFTMAX, _Softmax)
-torch_adapter.at_autograd(SOFTMAX_BACKWARD, _SoftmaxBackward)
+torch_adapter.at_autograd(SOFTMAX, _apply)
+torch_adapter.at_autograd(SOFTMAX_BACKWARD, _gradient_in_level)
 
 
 # ---- which kernel
@@ -321,7 +292,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
         except split.TooManyPrograms:
             pass  # in passes, then
     if inputs == 2:
-        return lambda dx, y, dy: dx.copy_(_in_pytorch(dy, y, dim))
+        return lambda dx, y, dy: dx.copy_(_in_pytorch(dy, y, dim, dx.dtype))
     one = rule.pass_tile(n_cols, itemsize, gpu)
     return Launch(
         online.online_kernel, (n_rows,), (*arguments, n_rows, n_cols),
@@ -338,11 +309,6 @@ def _with_rows_last(dim: int) -> Run:
         to.copy_(compute(*rows, -1, to.dtype).movedim(-1, dim))
 
     return run
-
-
-def _in_pytorch(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    product = y * dy.to(y.dtype)
-    return product - y * product.sum(dim, keepdim=True)
 
 
 def as_rows(tensors: Sequence[Tensor], dim: int) -> tuple[list[int], list[list[int]]]:

@@ -72,8 +72,8 @@ def plan(
     fitting = INTERPRETED_PROGRAMS
     if runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, num_warps=warps)
-        used = loaded_resources(compiled, gpu)
-        fitting = resident_programs(used, gpu) * gpu.num_sms
+        per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
+        fitting = per_sm * gpu.num_sms
     grid = min(triton.cdiv(n_rows, tile.rows), programs or max(1, fitting))
     return Launch(kernel, (grid, 1), arguments, constants, num_warps=warps)
 

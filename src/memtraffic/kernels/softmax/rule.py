@@ -215,22 +215,19 @@ def _in_warps(warps: int, gpu: Gpu) -> int:
     return triton.cdiv(32 * warps, gpu.warp_size)
 
 
-def in_vectors(n_cols: int, vector: int) -> tuple[int, int]:
-    """The fewest and the most columns of a row that whole vectors hold, wherever it starts."""
-    return (n_cols - vector + 1) // vector * vector, n_cols // vector * vector
-
-
 def tile_constants(
     tile: Tile, n_rows: int, n_cols: int, align: int, gpu: Gpu
 ) -> dict[str, Any]:
     """The constants of a kernel whose rows fit a program."""
-    narrowest, widest = in_vectors(n_cols, tile.vector)
-    full = n_rows % tile.rows == 0  # so no row of a program is dead
+    vector = (
+        tile.vector
+    )  # a row has `least` to `most` columns in whole ones, wherever it starts
+    least, most = (n_cols - vector + 1) // vector * vector, n_cols // vector * vector
     return {
         "ROWS": tile.rows, "BLOCK": tile.block,
-        "CHUNKS": max(1, triton.cdiv(widest, tile.block)),
-        "WHOLE": narrowest // tile.block if full else 0,
-        "ALIGN": align, "VECTOR": tile.vector, "PTX": takes_ptx(gpu),
+        "CHUNKS": max(1, triton.cdiv(most, tile.block)),
+        "WHOLE": 0 if n_rows % tile.rows else least // tile.block,  # no row of them is dead
+        "ALIGN": align, "VECTOR": vector, "PTX": takes_ptx(gpu),
     }  # fmt: skip
 
 

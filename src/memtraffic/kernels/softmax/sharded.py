@@ -16,16 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from memtraffic.device import device_guard, planning_gpu
-from memtraffic.kernels.chunking import exponential
+from memtraffic.kernels.chunking import exponential, load_columns
 from memtraffic.kernels.operands import check_operands
 from memtraffic.kernels.softmax.rule import MAX_ROW, pass_tile
 from memtraffic.torch_adapter import all_gather
-
-
-@triton.jit
-def load_tile(x_ptr, col_stride, cols, n_cols, other):
-    at = x_ptr + cols.to(tl.int64) * col_stride
-    return tl.load(at, mask=cols < n_cols, other=other).to(tl.float32)
 
 
 @triton.jit
@@ -41,7 +35,8 @@ def sums_kernel(
     part_max = -float("inf")
     sums = tl.zeros((BLOCK,), tl.float32)  # added up once, after the loop
     for start in tl.range(0, n_cols, BLOCK):
-        x = load_tile(x_ptr, x_col_stride, start + block, n_cols, -float("inf"))
+        x = load_columns(x_ptr, x_col_stride, start + block, n_cols, -float("inf"))
+        x = x.to(tl.float32)
         new_max = tl.maximum(part_max, tl.max(x, axis=0))
         base = tl.where(new_max == -float("inf"), 0, new_max)  # or -inf - -inf
         sums = sums * tl.exp(part_max - base) + exponential(x, base, STORED)
@@ -73,7 +68,7 @@ def normalise_kernel(
     block = tl.arange(0, BLOCK)
     for start in tl.range(0, n_cols, BLOCK):
         cols = start + block
-        x = load_tile(x_ptr, x_col_stride, cols, n_cols, 0)
+        x = load_columns(x_ptr, x_col_stride, cols, n_cols, 0).to(tl.float32)
         y = exponential(x, row_max, STORED) * scale
         tl.store(y_ptr + cols, y.to(STORED), mask=cols < n_cols)
 

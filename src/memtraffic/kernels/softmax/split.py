@@ -18,9 +18,13 @@ from memtraffic.device import planning_gpu
 from memtraffic.errors import MemtrafficError
 from memtraffic.gpus import Gpu
 from memtraffic.kernels.chunking import (
-    edge_columns,
+    at_columns,
+    divisible,
+    edges_of,
     exponential,
     load_chunks,
+    load_columns,
+    load_edges,
     max_of_chunks,
     numerators,
     round_up,
@@ -57,9 +61,8 @@ def sums_of_part(
     cols = tl.arange(0, BLOCK)
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     for start in range(0, end, BLOCK):
-        at, mask = x_ptr + start * x_col_stride, cols < end - start
-        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED)
-        largest = tl.maximum(largest, x)
+        x = load_columns(x_ptr, x_col_stride, start + cols, end, -float("inf"))
+        largest = tl.maximum(largest, widen(x, STORED))
     part_max = tl.max(largest, axis=0)
     if VECTOR > 1:
         edges = load_edges(edge_ptrs, on_edge, STORED)
@@ -67,18 +70,12 @@ def sums_of_part(
     base = tl.maximum(part_max, LOWEST)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, end, BLOCK):
-        at, mask = x_ptr + start * x_col_stride, cols < end - start
-        x = widen(tl.load(at, mask=mask, other=-float("inf")), STORED)
-        total += exponential(x, base, STORED)
+        x = load_columns(x_ptr, x_col_stride, start + cols, end, -float("inf"))
+        total += exponential(widen(x, STORED), base, STORED)
     part_sum = tl.sum(total, axis=0)
     if VECTOR > 1:
         part_sum += tl.sum(exponential(edges, base, STORED), axis=0)
     return part_max, part_sum
-
-
-@triton.jit
-def load_edges(ptrs, on_edge, STORED: tl.constexpr):
-    return widen(tl.load(ptrs, mask=on_edge, other=-float("inf")), STORED)
 
 
 @triton.jit
@@ -100,7 +97,6 @@ def split_kernel(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    WHOLE: tl.constexpr,
     ALIGN: tl.constexpr,
     VECTOR: tl.constexpr,
     LOOKS: tl.constexpr,
@@ -108,35 +104,25 @@ def split_kernel(
 ):  # fmt: skip
     STORED: tl.constexpr = y_ptr.dtype.element_ty
     WIDTH: tl.constexpr = BLOCK * CHUNKS
-    n_cols = n_cols // ALIGN * ALIGN
-    x_row_stride = x_row_stride // ALIGN * ALIGN
-    y_row_stride = y_row_stride // ALIGN * ALIGN
-    x_col_stride = tl.cast(x_col_stride, tl.int64)  # offsets outgrow int32
-    y_col_stride = tl.cast(y_col_stride, tl.int64)
+    n_cols = divisible(n_cols, ALIGN)
     row = (tl.program_id(0) // n_parts).to(tl.int64)
     part = tl.program_id(0) % n_parts
-    cols = tl.arange(0, BLOCK)  # (BLOCK,)
-    first = part * WIDTH  # the part's first column
-    x_row, y_row, inner = row * x_row_stride, row * y_row_stride, n_cols
-    x_edges, y_edges, on_edge = x_ptr, y_ptr, part == 0
+    x_row = row * divisible(x_row_stride, ALIGN)
+    y_row = row * divisible(y_row_stride, ALIGN)
+    inner, x_edges, y_edges, on_edge = n_cols, x_ptr, y_ptr, part == 0
     if VECTOR > 1:
         _, inner = whole_vectors(x_row, n_cols, VECTOR)
-        lane = tl.arange(0, 2 * VECTOR)
-        edge_col, on_edge = edge_columns(x_row, n_cols, lane, VECTOR)
+        _, edge_col, on_edge = edges_of(0, x_row_stride, row, n_rows, n_cols, 1, VECTOR)
         x_edges += x_row + edge_col
         y_edges += y_row + edge_col
-        x_row, y_row = (
-            round_up(x_row, VECTOR),
-            round_up(y_row, VECTOR),
-        )
+        x_row = round_up(x_row, VECTOR)
+        y_row = round_up(y_row, VECTOR)
         own_edge = on_edge & (part == 0)  # the first part has those of the row
-    x_ptr += x_row + cols * x_col_stride
-    y_ptr += y_row + (first + cols) * y_col_stride
-    part_ptr = x_ptr + first * x_col_stride
-    left = inner - first
-    live = left > 0
+    x_ptr += x_row
+    y_ptr += y_row
+    cols = part * WIDTH + tl.arange(0, BLOCK)  # (BLOCK,), the part's first ones
     chunks = load_chunks(
-        part_ptr, x_col_stride, live, cols, left, -float("inf"), BLOCK, CHUNKS, WHOLE
+        x_ptr, x_col_stride, cols, inner, -float("inf"), BLOCK, CHUNKS, 0
     )
     part_max = tl.max(max_of_chunks(chunks, CHUNKS, STORED), axis=0)
     if VECTOR > 1:
@@ -152,35 +138,31 @@ def split_kernel(
     publish(slots_ptr + part, part_max, part_sum)
     slots = tl.arange(0, SLOTS)
     used = slots < n_parts
-    words = look(slots_ptr + slots, used, LOOKS)
+    words = look(slots_ptr + slots, used, LOOKS, PTX)
     late = first_missing(words, used, SLOTS)
     if late == SLOTS:
         scale = scale_of_part(words, used, part_max)
         for i in tl.static_range(CHUNKS):
             y = softmax_of_chunk(kept[i], base, scale, CHUNKS, STORED, PTX)
-            store_chunk(
-                y_ptr, y_col_stride, y, i, live, cols, left, BLOCK, CHUNKS, WHOLE
-            )
+            store_chunk(y_ptr, y_col_stride, y, i, cols, inner, BLOCK, 0)
     else:
         while late < SLOTS:
             end = tl.minimum(inner - late * WIDTH, WIDTH)
-            at = x_ptr + late * WIDTH * x_col_stride
             late_max, late_sum = sums_of_part(
-                at, x_col_stride, end, x_edges, on_edge & (late == 0),
-                BLOCK, VECTOR, STORED,
+                at_columns(x_ptr, x_col_stride, late * WIDTH), x_col_stride, end,
+                x_edges, on_edge & (late == 0), BLOCK, VECTOR, STORED,
             )  # fmt: skip
             publish(slots_ptr + late, late_max, late_sum)
             words = tl.load(slots_ptr + slots, mask=used, other=0, volatile=True)
             late = first_missing(words, used, SLOTS)
         # Each lane has the words here that it has above, and so adds in the same order.
-        words = look(slots_ptr + slots, used, 1)
+        words = look(slots_ptr + slots, used, 1, PTX)
         scale = scale_of_part(words, used, part_max)
-        for start in range(0, tl.minimum(left, WIDTH), BLOCK):
-            mask = cols < left - start
-            at = part_ptr + start * x_col_stride
-            x = widen(tl.load(at, mask=mask, other=0), STORED)
+        for start in range(0, tl.minimum(inner - part * WIDTH, WIDTH), BLOCK):
+            at = start + cols
+            x = widen(load_columns(x_ptr, x_col_stride, at, inner, 0), STORED)
             y = (exponential(x, base, STORED) * scale).to(STORED)
-            tl.store(y_ptr + start * y_col_stride, y, mask=mask)
+            tl.store(at_columns(y_ptr, y_col_stride, at), y, mask=at < inner)
     if VECTOR > 1:
         tl.store(y_edges, (edges * scale).to(STORED), mask=own_edge)
 
@@ -238,10 +220,8 @@ def best_split(
     while True:
         chunks = lane_bytes // VECTOR_BYTES // inputs
         split = split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
-        if (
-            lane_bytes == 32
-            or n_rows * split.parts > tuned("parts_per_sm") * gpu.num_sms
-        ):
+        enough = n_rows * split.parts > tuned("parts_per_sm") * gpu.num_sms
+        if enough or lane_bytes == 32:
             return split
         lane_bytes, registers = lane_bytes // 2, None
 
@@ -254,19 +234,12 @@ SUPPLY = 2**18  # words, 2 MiB
 
 
 class SplitLaunch(Launch):
-    """The launch of a kernel whose programs share rows: each call gets words of 0 as its slots."""
-
-    def __init__(self, *args: Any, slots: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.slots = slots
+    """The launch of a kernel whose programs share rows: in each call, one gets a word of 0."""
 
     def __call__(self, *tensors: Tensor) -> None:
-        gpu, n = tensors[0].device, self.slots
-        if (
-            self.compiled is None
-            or n > SUPPLY
-            or (raw_stream and raw_stream(gpu.index))
-        ):
+        gpu, n = tensors[0].device, self.grid[0]
+        other_stream = raw_stream and raw_stream(gpu.index)
+        if self.compiled is None or n > SUPPLY or other_stream:
             slots = torch.zeros(n, dtype=torch.int64, device=gpu)
         else:  # not captured into a CUDA graph, whose second replay would find them written
             with _lock:
@@ -292,7 +265,7 @@ def split_launch(
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
-    BLOCK, CHUNKS, WHOLE, ALIGN, VECTOR, LOOKS and PTX. vector: see `shifted_vector`.
+    BLOCK, CHUNKS, ALIGN, VECTOR, LOOKS and PTX. vector: see `shifted_vector`.
     looks: at words that are missing. Raises TooManyPrograms where those of a row do not
     fit the GPU at once.
     """
@@ -301,18 +274,16 @@ def split_launch(
     slots = torch.empty(2, dtype=torch.int64, device=x.device)
     # So many lanes look at the slots that no two warps read the same ones.
     lanes = max(triton.next_power_of_2(split.parts), gpu.warp_size * split.num_warps)
-    full = split.parts * split.chunks * split.block
-    alike = n_cols == full and vector == 1  # no part needs a mask
     constants = {
         "SLOTS": lanes, "BLOCK": split.block, "CHUNKS": split.chunks,
-        "WHOLE": split.chunks if alike else 0, "ALIGN": align, "VECTOR": vector,
-        "LOOKS": tuned("looks") if looks is None else looks, "PTX": takes_ptx(gpu),
+        "ALIGN": align, "VECTOR": vector, "PTX": takes_ptx(gpu),
+        "LOOKS": tuned("looks") if looks is None else looks,
     }  # fmt: skip
     arguments = (*arguments, slots, n_rows, n_cols, split.parts)
     options: dict[str, Any] = {"num_warps": split.num_warps}
     if split.registers and takes_ptx(gpu):
         options["maxnreg"] = split.registers
-    resident = gpu.num_sms
+    resident = tuned("parts_per_sm") * gpu.num_sms
     if device.runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, **options)
         per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
@@ -325,9 +296,7 @@ def split_launch(
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
     programs = n_rows * split.parts
-    return SplitLaunch(
-        kernel, (programs, 1), arguments, constants, slots=programs, **options
-    )
+    return SplitLaunch(kernel, (programs, 1), arguments, constants, **options)
 
 
 def softmax(
@@ -335,24 +304,20 @@ def softmax(
     *,
     block: int | None = None,
     chunks: int | None = None,
-    num_warps: int | None = None,
     looks: int | None = None,
 ) -> Tensor:
     """Softmax of each row of `x`, a row by several programs. See book/long-rows.ipynb.
 
     x: tensor of shape (M, N), N to MAX_ROW, float32, float16 or bfloat16, of any
-    strides, on a GPU or, interpreted, on the CPU. block, chunks, num_warps, looks: as of
-    `plan`. Returns a new tensor of x's shape and dtype. Raises TypeError for
-    another dtype or device, ValueError for another shape and for rows that need more
-    programs than fit the GPU, RuntimeError for a tensor that requires a gradient.
+    strides, on a GPU or, interpreted, on the CPU. block, chunks, looks: as of `plan`.
+    Returns a new tensor of x's shape and dtype. Raises TypeError for another dtype or
+    device, ValueError for another shape and for rows that need more programs than fit
+    the GPU, RuntimeError for a tensor that requires a gradient.
     """
     y = check_operands("split", x, MAX_ROW)
     if x.numel():
         with device.device_guard(x):
-            launch = plan(
-                x, y, block=block, chunks=chunks, num_warps=num_warps, looks=looks
-            )
-            launch(y, x)
+            plan(x, y, block=block, chunks=chunks, looks=looks)(y, x)
     return y
 
 
@@ -363,26 +328,25 @@ def plan(
     *,
     block: int | None = None,
     chunks: int | None = None,
-    num_warps: int | None = None,
     looks: int | None = None,
 ) -> SplitLaunch:
     """The launch of the softmax of `x` into `y`.
 
     block: columns that the lanes of a program load at once, a power of two. chunks:
-    blocks per program, at most. num_warps: by default so many that a lane loads 16
-    bytes. Without any of the three, the row is split as by `best_split`. looks: how often
-    a program looks for the words of others before it computes them itself.
+    blocks per program, at most. Without either, the row is split as by `best_split`.
+    looks: how often a program looks for the words of others before it computes them
+    itself.
     """
     (n_rows, n_cols), gpu, align = x.shape, planning_gpu(x), common_divisor(x, y)
     # So wide that a row has a whole vector.
     vector = shifted_vector((y, x)) if n_cols > VECTOR_BYTES else 1
-    if block is None and chunks is None and num_warps is None:
+    if block is None and chunks is None:
         split = best_split(n_cols, x.element_size(), 1, max(align, vector), gpu)
     else:
         widest = VECTOR_BYTES // x.element_size()
         block = block or PART_LANES * widest
         warps = max(1, min(max_warps(gpu), block // widest // gpu.warp_size))
-        split = split_row(n_cols, block, chunks or 8, num_warps or warps)
+        split = split_row(n_cols, block, chunks or 8, warps)
     return split_launch(
         split_kernel, (y, *y.stride(), x, *x.stride()), n_rows, n_cols, split,
         align=align, vector=vector, looks=looks,

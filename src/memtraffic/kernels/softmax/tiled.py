@@ -59,10 +59,7 @@ def _softmax_tiled_kernel(
 
 
 def softmax(
-    x: Tensor,
-    *,
-    rows: int | None = None,
-    num_warps: int | None = None,
+    x: Tensor, *, rows: int | None = None, num_warps: int | None = None
 ) -> Tensor:
     """Softmax of each row of `x`, of any width to MAX_COLS. See book/tiled.ipynb.
 
