@@ -45,6 +45,8 @@ TUNED = {
     # where there are no more warps to get, as it is slow to share rows that start anywhere.
     "lane_bytes": Tuned(256, *_SWEEP),
     "shifted_lane_bytes": Tuned(400, *_SWEEP),
+    # Elements of an input that a lane holds in a program of one warp, before it gets another.
+    "lone_elements": Tuned(64, "H200", "2026-11-28", "94ab10c"),
     # The most warps of a program, where several could share the row.
     "most_warps": Tuned(8, *_SWEEP),
     # Bytes of a row that several programs share where there are fewer rows than SMs.
@@ -199,6 +201,7 @@ def row_tile(
     for warps in (1, 2, 4, 8, 16):
         last = vector > 1 and warps == tuned("most_warps")
         lane_bytes = tuned("shifted_lane_bytes" if last else "lane_bytes")
+        lane_bytes = min(lane_bytes, tuned("lone_elements") * itemsize * inputs * warps)
         if rows * row_bytes * inputs <= lane_bytes * 32 * warps:
             break
     else:
