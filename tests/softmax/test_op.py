@@ -159,6 +159,14 @@ def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     assert ((found - expected).abs() <= bound).all()
 
 
+def test_softmax_of_long_rows_in_two_strides(either):
+    for n in (17, 130):  # split, and in passes
+        x = matrix(6, n).view(2, 3, n)[:, :2]
+        torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
+        expected = gradient(lambda x: torch.softmax(x, -1), x, x.cos())
+        torch.testing.assert_close(gradient(softmax, x, x.cos()), expected)
+
+
 def test_softmax_of_a_scalar():
     for dtype, dim in product(op.FLOATS, (-1, 0)):
         y = softmax(torch.tensor(3.0, dtype=dtype, device=DEVICE), dim)

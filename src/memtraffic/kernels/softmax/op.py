@@ -267,7 +267,8 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
         )
     else:
         tile = rule.column_tile(n_cols, n_rows)
-    if outer or batches > MAX_BATCHES or not (adjacent or tile):
+    one_batch = adjacent and batches == 1  # as the kernels of long rows need it
+    if outer or batches > MAX_BATCHES or not (tile or one_batch):
         return _with_rows_last(dim)
     align = divisor_of_rows(tensors, n_cols, strides)
     by_tensor = list(zip(tensors, strides, strict=True))
