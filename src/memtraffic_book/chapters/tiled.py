@@ -101,7 +101,7 @@ def show_dead_row(mask: Tensor, offsets: Tensor) -> None:
     values = torch.full(mask.shape, -float("inf"))
     values[mask] = x[offsets[mask]]
     y = torch.softmax(values, dim=1)
-    print("sums of the rows:", y.sum(dim=1).tolist())
+    print("sums of the rows:", y.sum(dim=1).round(decimals=6).tolist())
     claim("The 1 live row adds up to 1, and the dead one is NaN.", y.sum(dim=1).isnan()[1])
     live = mask.any(dim=1)
     assert torch.allclose(y[live].sum(dim=1), torch.ones(int(live.sum()))), y
