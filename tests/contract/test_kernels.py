@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import device
-from memtraffic.compile import capture_launches
+from memtraffic.compile import capture_launches, resources
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import (
     chunks,
@@ -169,8 +169,7 @@ def relaid(tensors, **layout):
 
 @each()
 @pytest.mark.parametrize(
-    "n",
-    [pytest.param(n, id=id, marks=[pytest.mark.slow] * (n > 8320)) for id, n in WIDTHS.items()],
+    "n", [pytest.param(n, id=id, marks=[pytest.mark.slow] * (n > 8320)) for id, n in WIDTHS.items()]
 )
 def test_result_of_each_width(it, n):
     if not it.takes(n):
@@ -476,12 +475,20 @@ def test_refuses_a_row_that_is_too_wide(it):
     assert_refuses(it, lambda: it.fn(x), ValueError, RuntimeError, says)
 
 
+@pytest.mark.slow
+@WITH_KERNEL
+def test_compiles_for_a_gpu_that_is_not_here(it):
+    for n in filter(it.takes, (128, 1001, 70001)):  # the interpreter takes what a compiler does not
+        assert resources(it.fn, it.op, (3, n), target="sm_90")
+
+
 @each(lambda it: it.errors)
 @pytest.mark.gpu
 def test_refuses_a_tensor_of_the_cpu(it):
-    error = TypeError if it.errors == "rung" else RuntimeError
-    with pytest.raises(error, match="on the cpu, not on a GPU"):
-        it.fn(torch.zeros(2, 4))
+    error = TypeError if it.errors == "rung" else NotImplementedError
+    for m in (2, 0):
+        with pytest.raises(error, match="on the cpu, not on a GPU"):
+            it.fn(torch.zeros(m, 4))
 
 
 @each(lambda it: it.errors)

@@ -143,7 +143,7 @@ def _check(x: Tensor, dim: int, dtype: torch.dtype) -> None:
             raise NotImplementedError(f"softmax: {it}, and it takes {FLOATS}")
     if not (x.is_cuda or x.is_meta or device.INTERPRETED or capture()):
         raise NotImplementedError(
-            f"softmax: the tensor is on the {x.device}, not a GPU"
+            f"softmax: the tensor is on the {x.device}, not on a GPU"
         )
     _check_dim(dim, x.shape)
     n_cols = x.shape[dim] if x.dim() else 1
