@@ -209,7 +209,7 @@ def test_programs_by_limit_leaves_out_what_cannot_bind():
     assert amd.programs_by_limit(8, 0, 8, 0, 1, MI100) == {"vgprs": 128, "waves": 40, "sgprs": 40}
     found = amd.programs_by_limit(8, 0, 8, 1, 2, MI100)
     assert found == {"vgprs": 64, "waves": 20, "sgprs": 20, "lds": 128, "groups": 16}
-    assert amd.programs_by_limit(8, 250, 8, 0, 4, MI300X)["vgprs"] == 1
+    assert min(amd.programs_by_limit(8, 250, 8, 0, 4, MI300X).values()) == 1
 
 
 @pytest.mark.parametrize(

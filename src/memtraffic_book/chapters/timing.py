@@ -134,8 +134,11 @@ def compare_again() -> None:
             f"{units.format_percent(it.wide)} at 4096 x {WIDE} (3 % allowed), by "
             f"{units.format_percent(it.long)} elsewhere (5 %), and under {drift.SHORT_US:g} µs by "
             f"{units.format_percent(it.short)} on one day (20 %) and by "
-            f"{units.format_us(it.days)} on two (2 µs, 10 % of {drift.SHORT_US:g}).",
-            it.wide < 0.03 and it.long < 0.05 and it.short < 0.2 and it.days < 0.1 * drift.SHORT_US,
+            f"{units.format_us(it.days)} on two (1 µs, 5 % of {drift.SHORT_US:g}).",
+            it.wide < 0.03
+            and it.long < 0.05
+            and it.short < 0.2
+            and it.days < 0.05 * drift.SHORT_US,
         )
     worst = Apart(*map(max, zip(*found, strict=True)))
     for name in ("wide", "long", "short"):
