@@ -145,7 +145,7 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
     assert (tile.chunks - 1) * tile.block < n_cols <= tile.chunks * tile.block
     assert tile.chunks == 1 or tile.rows * tile.block * itemsize == 16 * lanes
     bytes_per_lane = tile.rows * tile.chunks * tile.block * itemsize * inputs / lanes
-    assert bytes_per_lane <= tuned("shifted_lane_bytes") + 16 * inputs
+    assert bytes_per_lane <= tuned("lane_bytes") + 16 * inputs
 
 
 @pytest.mark.parametrize("gpu", [H200, MI300X], ids=lambda gpu: gpu.product)

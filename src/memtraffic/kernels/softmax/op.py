@@ -283,9 +283,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
     arguments = tuple(it for x, s in by_tensor for it in (x, *s[1:]))
     if adjacent and tensors[-1].dtype in DTYPES and tensors[0].dtype in DTYPES:
         kernel = (split.split_kernel, gradient.split_backward_kernel)[inputs - 1]
-        how = split.best_split(
-            n_cols, itemsize, inputs, max(align, vector), gpu, n_rows
-        )
+        how = split.best_split(n_cols, itemsize, inputs, align, vector, gpu, n_rows)
         try:
             return split.split_launch(
                 kernel, arguments, n_rows, n_cols, how, align=align, vector=vector

@@ -41,10 +41,8 @@ TUNED = {
     "eight_rows_bytes": Tuned(256, *_SWEEP),
     "four_rows_bytes": Tuned(1024, *_SWEEP),
     "two_rows_bytes": Tuned(2048, *_SWEEP),
-    # Bytes of all inputs that a lane holds in chunks, before a program gets twice the warps; and
-    # where there are no more warps to get, as it is slow to share rows that start anywhere.
+    # Bytes of all inputs that a lane holds in chunks, before a program gets twice the warps.
     "lane_bytes": Tuned(256, *_SWEEP),
-    "shifted_lane_bytes": Tuned(400, *_SWEEP),
     # Elements of an input that a lane holds in a program of one warp, before it gets another.
     "lone_elements": Tuned(64, "H200", "2026-11-28", "94ab10c"),
     # The most warps of a program, where several could share the row.
@@ -53,9 +51,12 @@ TUNED = {
     "few_rows_bytes": Tuned(36 * 2**10, "H200", "2026-11-24", "f2e7dba"),
     # Elements of a tile whose rows are adjacent in memory, not its columns.
     "column_tile": Tuned(4096, "H200", "2026-11-22", "26445dc"),
-    # A program that shares a row: bytes of all inputs that each of its 128 lanes holds, and the
-    # registers of a lane. With fewer programs an SM than so many, a lane holds fewer bytes.
+    # A program that shares a row: bytes of all inputs that each of its 128 lanes holds, half of
+    # them in the forward of 32 bits; what it holds in the forward of 16 bits where rows start
+    # anywhere; and the registers of a lane, where two numbers share one. With fewer programs an SM
+    # than so many, a lane holds fewer bytes.
     "part_lane_bytes": Tuned(256, *_SWEEP),
+    "shifted_lane_bytes": Tuned(160, *_SWEEP),
     "part_registers": Tuned(96, *_SWEEP),
     "parts_per_sm": Tuned(4, "H200", "2026-11-24", "f2e7dba"),
     # How often it looks for the words of the others before it computes them itself.
@@ -198,14 +199,13 @@ def row_tile(
         rows = max(1, tuned("warp_bytes") // (block * itemsize))
         return Tile(rows, block, _in_warps(1, gpu))
     rows = next((n for n, it in ROWS.items() if row_bytes <= tuned(it)), 1)
-    for warps in (1, 2, 4, 8, 16):
-        last = vector > 1 and warps == tuned("most_warps")
-        lane_bytes = tuned("shifted_lane_bytes" if last else "lane_bytes")
-        lane_bytes = min(lane_bytes, tuned("lone_elements") * itemsize * inputs * warps)
-        if rows * row_bytes * inputs <= lane_bytes * 32 * warps:
-            break
-    else:
-        return None
+    held, most = rows * row_bytes * inputs, tuned("lone_elements") * itemsize * inputs
+    fitting = (
+        n
+        for n in (1, 2, 4, 8, 16)
+        if held <= 32 * n * min(tuned("lane_bytes"), most * n)
+    )
+    warps = next(fitting, 32)
     num_warps = _in_warps(warps, gpu)
     if warps > most_warps or num_warps > max_warps(gpu):
         return None
@@ -222,9 +222,8 @@ def tile_constants(
     tile: Tile, n_rows: int, n_cols: int, align: int, gpu: Gpu
 ) -> dict[str, Any]:
     """The constants of a kernel whose rows fit a program."""
-    vector = (
-        tile.vector
-    )  # a row has `least` to `most` columns in whole ones, wherever it starts
+    vector = tile.vector
+    # A row has `least` to `most` columns in whole ones, wherever it starts.
     least, most = (n_cols - vector + 1) // vector * vector, n_cols // vector * vector
     return {
         "ROWS": tile.rows, "BLOCK": tile.block,
@@ -245,9 +244,7 @@ def softmax_tile(
         return row_tile(n_cols, itemsize, inputs, gpu, vector)
     if n_rows < gpu.num_sms and n_cols * itemsize >= tuned("few_rows_bytes"):
         return None
-    return row_tile(
-        n_cols, itemsize, inputs, gpu, vector, most_warps=tuned("most_warps")
-    )
+    return row_tile(n_cols, itemsize, inputs, gpu, vector, tuned("most_warps"))
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:

@@ -201,27 +201,33 @@ def split_row(
 
 
 def best_split(
-    n_cols: int, itemsize: int, inputs: int, align: int, gpu: Gpu, n_rows: int = MAX_ROW
-) -> Split:
+    n_cols: int, itemsize: int, inputs: int, align: int, vector: int, gpu: Gpu,
+    n_rows: int = MAX_ROW,
+) -> Split:  # fmt: skip
     """The `Split` that the op takes.
 
     itemsize: bytes of an element. inputs: tensors of which a program holds a part, 1 in
-    the forward, 2 in the backward. align: elements that a lane can load at once.
-    n_rows: by default so many that any split fills the GPU.
+    the forward, 2 in the backward. align: elements that a lane can load at once. vector:
+    see `shifted_vector`. n_rows: by default so many that any split fills the GPU.
 
     >>> from memtraffic.gpus import find_gpu
-    >>> best_split(2**20, 4, 1, 4, find_gpu("H200"))
-    Split(parts=128, chunks=16, block=512, num_warps=4, registers=96)
+    >>> best_split(2**20, 4, 1, 4, 1, find_gpu("H200"))
+    Split(parts=256, chunks=8, block=512, num_warps=4, registers=None)
     """
-    vector, warps = VECTOR_BYTES // itemsize, PART_LANES // gpu.warp_size
-    lane_bytes, registers = tuned("part_lane_bytes"), tuned("part_registers")
-    if align < vector:  # an address for each element needs registers, too
-        lane_bytes, registers = lane_bytes // 2, None
+    widest, warps = VECTOR_BYTES // itemsize, PART_LANES // gpu.warp_size
+    resident = tuned("parts_per_sm") * gpu.num_sms
+    lane_bytes, registers = tuned("part_lane_bytes"), None
+    half = n_cols * itemsize <= resident * PART_LANES * lane_bytes // 2  # is enough
+    if itemsize == 2 and align >= widest:  # two numbers a register
+        registers = tuned("part_registers")
+    elif itemsize == 2 and vector > 1 and inputs == 1:
+        lane_bytes = tuned("shifted_lane_bytes")
+    elif max(align, vector) < widest or (inputs == 1 and half):
+        lane_bytes //= 2  # an address for each element needs registers, too
     while True:
-        chunks = lane_bytes // VECTOR_BYTES // inputs
-        split = split_row(n_cols, PART_LANES * vector, chunks, warps, registers)
-        enough = n_rows * split.parts > tuned("parts_per_sm") * gpu.num_sms
-        if enough or lane_bytes == 32:
+        chunks = max(1, lane_bytes // VECTOR_BYTES // inputs)
+        split = split_row(n_cols, PART_LANES * widest, chunks, warps, registers)
+        if n_rows * split.parts > resident or lane_bytes <= 32:
             return split
         lane_bytes, registers = lane_bytes // 2, None
 
@@ -286,8 +292,7 @@ def split_launch(
     resident = tuned("parts_per_sm") * gpu.num_sms
     if device.runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, **options)
-        per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
-        resident = per_sm * gpu.num_sms
+        resident = gpu.num_sms * resident_programs(loaded_resources(compiled, gpu), gpu)
     else:  # to the interpreter the sign that programs run side by side, as on a GPU
         options["launch_cooperative_grid"] = True
     if split.parts > resident:
@@ -341,7 +346,7 @@ def plan(
     # So wide that a row has a whole vector.
     vector = shifted_vector((y, x)) if n_cols > VECTOR_BYTES else 1
     if block is None and chunks is None:
-        split = best_split(n_cols, x.element_size(), 1, max(align, vector), gpu)
+        split = best_split(n_cols, x.element_size(), 1, align, vector, gpu)
     else:
         widest = VECTOR_BYTES // x.element_size()
         block = block or PART_LANES * widest
