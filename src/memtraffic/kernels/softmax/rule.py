@@ -55,9 +55,9 @@ TUNED = {
     # them in the forward of 32 bits; what it holds in the forward of 16 bits where rows start
     # anywhere; and the registers of a lane, where two numbers share one. With fewer programs an SM
     # than so many, a lane holds fewer bytes.
-    "part_lane_bytes": Tuned(256, *_SWEEP),
-    "shifted_lane_bytes": Tuned(160, *_SWEEP),
-    "part_registers": Tuned(96, *_SWEEP),
+    "part_lane_bytes": Tuned(256, "H200", "2026-11-28", "ed99d26"),
+    "shifted_lane_bytes": Tuned(160, "H200", "2026-11-28", "ed99d26"),
+    "part_registers": Tuned(96, "H200", "2026-11-28", "ed99d26"),
     "parts_per_sm": Tuned(4, "H200", "2026-11-24", "f2e7dba"),
     # How often it looks for the words of the others before it computes them itself.
     "looks": Tuned(4096, "H200", "2026-11-22", "e72fbe5"),
