@@ -331,7 +331,7 @@ def words(fake_gpu, monkeypatch):
     monkeypatch.setattr("memtraffic.kernels.launch.starter", starter)
     monkeypatch.setattr(split, "raw_stream", lambda index: streams["current"])
     monkeypatch.setattr(split, "_supply", {})
-    monkeypatch.setattr(split, "SUPPLY", 1000)
+    monkeypatch.setattr(split, "SUPPLY", 1024)
     y = torch.zeros(1, device=DEVICE)
 
     def take(n, times=1, stream=0):
@@ -346,7 +346,7 @@ def words(fake_gpu, monkeypatch):
 
 def test_launches_on_the_default_stream_share_no_sector_of_words(words):
     taken = [it for n in (1, 2, 3, 5, 9, 400, 1000) for it in words(n, times=50)]
-    assert [len(it) for it in taken[::50]] == [1, 2, 3, 5, 9, 400, 1000]
+    assert all(len(it) >= n for it, n in zip(taken[::50], (1, 2, 3, 5, 9, 400, 1000), strict=True))
     sectors = [{(it.data_ptr() + 8 * i) // 32 for i in range(len(it))} for it in taken]
     assert len(set().union(*sectors)) == sum(map(len, sectors))
     assert all(it.data_ptr() % 16 == 0 for it in taken)  # as the kernel was compiled for
@@ -354,7 +354,7 @@ def test_launches_on_the_default_stream_share_no_sector_of_words(words):
     assert len(storages) == 1  # zeroed at once
 
 
-@pytest.mark.parametrize(("n", "stream"), [(5, 7), (1001, 0)])
+@pytest.mark.parametrize(("n", "stream"), [(5, 7), (1025, 0)])
 def test_other_launches_zero_their_own_words(words, n, stream):
     """A supply is not known to be zeroed where another stream is, or a captured graph is replayed.
 

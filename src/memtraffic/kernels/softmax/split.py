@@ -4,7 +4,6 @@ Traffic: reads MN + 2M, writes MN + 2M. That is of one program a row, which writ
 word and reads it; of P programs, each reads all words of its row.
 """
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,10 +231,9 @@ def best_split(
         lane_bytes, registers = lane_bytes // 2, None
 
 
-# Words of 0 that no launch has been given yet, on the GPUs. They were zeroed on the default stream,
-# for many launches at once: to zero those of each would be a launch of its own.
-_supply: dict[torch.device, Tensor] = {}
-_lock = threading.Lock()
+# Words of 0 that no launch has been given yet, by GPU and number. They were zeroed on the default
+# stream, for many launches at once: to zero those of each would be a launch of its own.
+_supply: dict[tuple[torch.device, int], list[Tensor]] = {}
 SUPPLY = 2**18  # words, 2 MiB
 
 
@@ -248,12 +246,13 @@ class SplitLaunch(Launch):
         if self.compiled is None or n > SUPPLY or other_stream:
             slots = torch.zeros(n, dtype=torch.int64, device=gpu)
         else:  # not captured into a CUDA graph, whose second replay would find them written
-            with _lock:
-                left = _supply.get(gpu)
-                if left is None or len(left) < n:
-                    left = torch.zeros(SUPPLY, dtype=torch.int64, device=gpu)
-                # No two launches have words in one sector.
-                slots, _supply[gpu] = left[:n], left[n + -n % 4 :]
+            size = max(4, 1 << (n - 1).bit_length())  # no two launches share a sector
+            try:
+                slots = _supply[gpu, size].pop()
+            except (KeyError, IndexError):
+                n = min(SUPPLY, 256 * size)
+                words = torch.zeros(n, dtype=torch.int64, device=gpu)
+                slots, *_supply[gpu, size] = words.split(size)
         self.run(*tensors, slots)
 
 
