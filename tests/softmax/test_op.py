@@ -159,35 +159,17 @@ def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     assert ((found - expected).abs() <= bound).all()
 
 
-def test_softmax_of_long_rows_in_two_strides(either):
-    for n in (17, 130):  # split, and in passes
-        x = matrix(6, n).view(2, 3, n)[:, :2]
-        torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
-        expected = gradient(lambda x: torch.softmax(x, -1), x, x.cos())
-        torch.testing.assert_close(gradient(softmax, x, x.cos()), expected)
-
-
 def test_softmax_of_a_scalar():
     for dtype, dim in product(op.FLOATS, (-1, 0)):
         y = softmax(torch.tensor(3.0, dtype=dtype, device=DEVICE), dim)
         assert (y.item(), y.shape, y.dtype) == (1.0, (), dtype)
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)], ids=str)
-def test_softmax_of_an_empty_tensor(shape):
-    x = torch.empty(shape, dtype=torch.float16, device=DEVICE)
-    for dim in range(-len(shape), len(shape)):
-        y = softmax(x, dim, dtype=torch.float32)
-        assert (y.shape, y.dtype) == (shape, torch.float32)
-    x.requires_grad_()
-    softmax(x).sum().backward()
-    assert x.grad.shape == shape
-
-
 @pytest.mark.parametrize(
     "strides", [(2**30, 40, 1), (3, 1, 2**30), (1, 2**30, 3)], ids=["matrices", "columns", "rows"]
 )
-def test_offsets_outgrow_int32(either, strides):
+def test_offsets_of_a_batch_outgrow_int32(strides):
+    """Each dimension that is far apart is once the batch, the rows, and the columns."""
     x, dy = (matrix(9, 3, "float16", seed=seed).view(3, 3, 3) for seed in (0, 1))
     for dim in range(3):
         assert_softmax_along(dim, far(x, strides))
@@ -224,7 +206,7 @@ def test_softmax_converts_what_does_not_fit(either):
     assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "bool", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["int64", "bool", "float8_e5m2"])
 def test_softmax_of_another_dtype_needs_one(name):
     x = torch.tensor([[1, 2, 0], [5, 0, 0]], device=DEVICE).to(getattr(torch, name))
     assert_softmax(lambda _: softmax(x, dtype=torch.float32), x.float())
@@ -240,10 +222,9 @@ def zeros(*shape, **options):
 
 
 ERRORS = {
-    "dim-too-large": (lambda fn: fn(zeros(2, 3), 2), IndexError, r"dim 2 .* 2 .*\(2, 3\)"),
+    "dim-too-large": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .* 2 .*\(2, 0\)"),
     "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
     "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
-    "dim-of-an-empty": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
     "to-integers": (
         lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
     ),
@@ -266,12 +247,10 @@ def test_softmax_refuses(case):
             call(torch.softmax)
 
 
-def test_softmax_refuses_what_is_no_tensor_no_dim_and_no_dtype():
+def test_softmax_refuses_what_is_no_dim_and_no_dtype():
     x = zeros(2, 3, device=DEVICE)
     softmax(x, 1)
-    with pytest.raises(TypeError, match=r"^softmax: x is a list, not a tensor"):
-        softmax([[1.0]])
-    for dim in (1.0, "1", None, torch.float32):  # also where 1 is planned, which equals 1.0
+    for dim in (1.0, "1", None):  # also where 1 is planned, which equals 1.0
         for fn in (softmax, torch.vmap(softmax, in_dims=(0, None))):
             with pytest.raises(TypeError):
                 fn(x, dim)
@@ -292,25 +271,16 @@ def test_softmax_refuses_a_tensor_whose_memory_was_freed():
 # ---- what it moves
 
 
-VIEWS = {
-    "columns": (lambda: matrix(5, 16), 0),
-    "of-three-dimensions": (lambda: matrix(6, 16).view(2, 3, 16), 2),
-    "dimension-in-the-middle": (lambda: matrix(6, 16).view(2, 3, 16), 1),
-    "rows-in-another-order": (lambda: matrix(6, 16).view(2, 3, 16).transpose(0, 1), 2),
-}
-
-
-@pytest.mark.parametrize(("make", "dim"), VIEWS.values(), ids=VIEWS)
-def test_softmax_touches_each_element_once(make, dim):
-    x, written = make(), []
+@pytest.mark.parametrize("dim", [1, 2], ids=["in-the-middle", "rows-in-another-order"])
+def test_softmax_touches_each_element_of_a_batch_once(dim):
+    x, written = matrix(6, 16).view(2, 3, 16).transpose(0, 2 - dim), []
     traffic = count(lambda x: written.append(softmax(x, dim)), x, trace=True)
     assert [it.name for it in traffic.ops] == ["softmax_kernel"]  # nothing is copied
     assert_touches_once(traffic, "x_ptr", x)
     assert_touches_once(traffic, "y_ptr", written[0])
-    assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
 
 
-WIDTHS = (*range(1, 35), 47, 48, 49, 63, 64, 65, 77, 100, 127, 129, 135, 168, 197, 257, 300, 391)
+WIDTHS = (*range(1, 10), 13, 16, 17, 21, 31, 32, 33, 49, 65, 77, 129, 135, 168, 197, 257, 300, 391)
 WIDTHS += (500, 513, 519, 641, 648, 781, 1001, 1024, 1025, 1100, 2049, 2056, 2063)
 
 
@@ -346,74 +316,20 @@ def test_rows_of_each_width_that_start_anywhere(widths, name):
         assert_moves_once((y, dy), lambda y, dy: backward(dy, y, 1, y.dtype), gradients)
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_rows_that_start_elsewhere_in_each_tensor(data):
-    n, m = data.draw(st.integers(1, 300), "n"), data.draw(st.integers(1, 40), "m")
-    name = data.draw(st.sampled_from(sorted(FLOATS)), "dtype")
-    y, dy = (
-        placed(x, n + data.draw(st.integers(0, 9)), data.draw(st.integers(0, 8)))
-        for x in SOFTMAX_BACKWARD.arguments((m, n), name).tensors
-    )
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-    assert_softmax_along(1, dy)
-
-
-@pytest.mark.parametrize("n", [77, 300, 2049, 2056, 2063])
-def test_rows_whose_ends_matter(n, dtype):
-    """Whole vectors, and fewer elements before and after them than a vector has."""
-    x = matrix(9, n, dtype)  # of which rows start at all distances from a vector
-    x[2], x[3:5], x[3, 0], x[4, -1] = -INF, -50, 50, 50  # the maximum at an end of the row
-    x[5, 0] = x[6, -1] = NAN
-    assert_softmax(softmax, x)
-    y, dy = SOFTMAX_BACKWARD.arguments((9, n), str(dtype).removeprefix("torch.")).tensors
-    y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
-    dy[2, :3], dy[3, -3:] = 50, -50
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
 def test_softmax_of_batches_of_rows_that_start_anywhere():
     x = matrix(12, 2051).view(3, 4, 2051)
     assert_softmax(lambda x: softmax(x.view(3, 4, 2051)).view(12, 2051), x.view(12, 2051))
 
 
-@pytest.mark.parametrize(
-    ("n", "name"),
-    [
-        *((9215, "float32"), (9216, "float32"), (50257, "float32"), (65537, "bfloat16")),
-        pytest.param(131072, "float32", marks=pytest.mark.slow),
-        pytest.param(131072, "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_traffic_of_long_rows(n, name):
-    """Programs that share a row exchange a word for a 0 each, and read the words of all."""
-    x = matrix(2, n, name)
-    *zeros, kernel = count(softmax, x).ops
-    parts = zeros[0].written_elements // 2 if zeros else 0
-    assert (parts > 1) == (n * x.element_size() >= tuned("few_rows_bytes"))
-    assert kernel.read_elements == 2 * n + 2 * parts * (parts + 1)
-    assert kernel.written_elements == 2 * n + 2 * parts
-
-
-@pytest.mark.parametrize("n", [4, 5, 781])
-def test_traffic_of_softmax_and_its_gradient(n):
-    def both(x, dy):
-        torch.autograd.grad(softmax(x.requires_grad_()), x, dy)
-
-    traffic = count(both, (matrix(3, n), matrix(3, n)))
-    assert [it.name for it in traffic.ops] == ["softmax_kernel", "softmax_backward_kernel"]
-    assert (traffic.read_elements, traffic.written_elements) == (3 * 3 * n, 2 * 3 * n)
-
-
-def test_traffic_of_a_gradient_of_another_dtype():
-    """It is converted where it is computed, by no operation of its own."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_traffic_of_softmax_and_its_gradient(dtype):
+    """Another dtype is converted where it is computed, by no operation of its own."""
     traffic = count(
-        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "float16"), backward=True
+        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40).to(dtype), backward=True
     )
-    assert [[it.name for it in each.ops] for each in (traffic, traffic.backward)] == [
-        ["softmax_kernel"],
-        ["softmax_backward_kernel"],
-    ]
+    both = [(each.ops[0].name, each.read_elements) for each in (traffic, traffic.backward)]
+    assert both == [("softmax_kernel", 120), ("softmax_backward_kernel", 240)]
+    assert len(traffic.ops) == len(traffic.backward.ops) == 1
 
 
 @pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
@@ -459,14 +375,6 @@ def test_gradient_of_softmax(small, shape, dim, name):
         assert ((found - expected).abs() <= room).all()
 
 
-@pytest.mark.parametrize("n", [17, 40, 97])
-def test_backward_of_each_dtype(small, n):
-    for dtype in op.FLOATS:
-        y = torch.softmax(matrix(5, n, torch.float64), 1).to(dtype)
-        dy = matrix(5, n, torch.float64, seed=1).to(dtype)
-        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
 @pytest.mark.parametrize(
     "examples", [15, pytest.param(80, marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -478,6 +386,7 @@ def test_backward_of_any_tensors(either, examples):
         sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
         dim = data.draw(st.integers(-rank, rank - 1), "dim")
         sizes[dim] = data.draw(st.integers(1, 40), "columns")
+        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
         y, dy = (
             laid_out(
                 sizes,
@@ -485,7 +394,7 @@ def test_backward_of_any_tensors(either, examples):
                 data.draw(st.lists(st.integers(0, 1), min_size=rank, max_size=rank)),
                 data.draw(st.integers(0, 2 * rank)),
                 data.draw(st.integers(0, 3)),
-                "float32",
+                dtype,
             )
             for _ in range(2)
         )
@@ -496,7 +405,8 @@ def test_backward_of_any_tensors(either, examples):
         expected = y * (dy - (y * dy).sum(dim, keepdim=True))
         error = (found - expected).abs()
         assert found.shape == expected.shape and found.is_contiguous()
-        assert (error <= 1e-6 * y.abs() * (dy.abs() + size) + 1e-12).all()
+        eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+        assert (error <= eps * (8 * y.abs() * (dy.abs() + size) + smallest)).all()
 
     check()
 
@@ -538,21 +448,14 @@ def test_gradient_is_nan_where_that_of_pytorch_is(row):
 
 
 CASES = {
-    "rows": (lambda: torch.empty(8, 1000), -1, "softmax_kernel"),
     "widest-row": (lambda: torch.empty(132, 16384), -1, "softmax_kernel"),
     "wider-rows": (lambda: torch.empty(132, 16388), -1, "split_kernel"),
     "few-rows": (lambda: torch.empty(131, 16384), -1, "split_kernel"),
-    "columns": (lambda: torch.empty(1000, 8), 0, "softmax_kernel"),
     "batches-of-columns": (lambda: torch.empty(4, 100, 8), 1, "softmax_kernel"),
-    "long-rows": (lambda: torch.empty(2, 100000), -1, "split_kernel"),
     "long-columns": (lambda: torch.empty(100000, 2), 0, "split_kernel"),
     "long-float64": (lambda: torch.empty(2, 100000).double(), -1, "online_kernel"),
     "more-programs-than-fit": (lambda: torch.empty(2, 2**23), -1, "online_kernel"),
-    "more-dimensions-than-two": (
-        lambda: torch.empty(2, 3, 4, 5)[:, ::2, ::2],
-        -1,
-        "softmax_kernel",
-    ),
+    "strides": (lambda: torch.empty(2, 3, 4, 5)[:, ::2, ::2], -1, "softmax_kernel"),
 }
 
 
@@ -585,31 +488,19 @@ def planned(monkeypatch):
     return made
 
 
-def other_matrices(x):
-    """Matrices like `x`, each different in one thing that a plan depends on."""
-    m, n = x.shape
-    memory = torch.zeros(2 * m * n + 64, device=DEVICE)
-    return {
-        "the-same": x,
-        "dtype": x.double(),
-        "shape": x[:2],
-        "strides": memory[: 2 * m * n].view(m, 2 * n)[:, :n],
-        "transposed": x.t().contiguous().t(),
-        "alignment": memory[1 : m * n + 1].view(m, n),
-        "alignment-to-8": memory[2 : m * n + 2].view(m, n),
-    }
-
-
-def test_a_plan_is_made_once_per_kind_of_call(planned):
+def test_a_plan_is_made_once_per_kind_of_call(planned, other_matrices):
     x = matrix(3, 8)
-    calls = {"dim": lambda: softmax(x, 0), "result": lambda: softmax(x, dtype=torch.float64)}
+    calls = {
+        "x": lambda: softmax(x), "y-and-dy": lambda: backward(x, x, 1, x.dtype),
+        "dim": lambda: softmax(x, 0), "dim-of-backward": lambda: backward(x, x, 0, x.dtype),
+        "result": lambda: softmax(x, dtype=torch.float64),
+        "dtype-of-dx": lambda: backward(x, x, 1, torch.float16),
+    }  # fmt: skip
     for name, it in other_matrices(x).items():
         calls[f"{name}-of-x"] = lambda it=it: softmax(it)
-        calls[f"{name}-of-y"] = lambda it=it: backward(x[: len(it)], it, 1, torch.float32)
-        calls[f"{name}-of-dy"] = lambda it=it: backward(it, x[: len(it)], 1, torch.float32)
-    del calls["the-same-of-dy"], calls["shape-of-dy"]  # those of y
-    calls["dim-of-backward"] = lambda: backward(x, x, 0, torch.float32)
-    calls["dtype-of-dx"] = lambda: backward(x, x, 1, torch.float16)
+        calls[f"{name}-of-y"] = lambda it=it: backward(x[: len(it), : it.shape[1]], it, 1, x.dtype)
+        if it.shape == x.shape:  # that of y
+            calls[f"{name}-of-dy"] = lambda it=it: backward(it, x, 1, x.dtype)
     for gpu in (None, H200, find_gpu("L4")):
         calls[f"captured-for-{gpu}"] = lambda gpu=gpu: captured(gpu)
 
@@ -627,7 +518,7 @@ def test_a_plan_is_made_once_per_kind_of_call(planned):
 class FarTensor:
     """A tensor on a GPU, as far as a launch looks before that is the current one."""
 
-    def __init__(self, index=1):
+    def __init__(self, index):
         self.index = index
 
     def get_device(self):
@@ -638,9 +529,10 @@ class FarTensor:
         raise LookupError(f"GPU {op.current_gpu()}")
 
 
-@pytest.mark.parametrize("current", [0, 1])
-def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, current):
-    used = [current]
+@pytest.mark.parametrize(("index", "started_on"), [(1, 1), (0, 0), (-1, 0)])
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, index, started_on):
+    """A tensor on the CPU asks for none."""
+    used = [0]
 
     @contextmanager
     def device(index):
@@ -650,85 +542,30 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, current):
 
     monkeypatch.setattr(op, "current_gpu", lambda: used[-1])
     monkeypatch.setattr(torch.cuda, "device", device)
-    far = FarTensor()
-    for call in (
-        lambda: op._forward(far, -1, torch.float32),
-        lambda: backward(far, far, -1, torch.float32),
-    ):
-        with pytest.raises(LookupError, match="GPU 1"):
+    far = FarTensor(index)
+    for call in (lambda: op._forward(far, -1, torch.float32), lambda: backward(far, far, -1, None)):
+        with pytest.raises(LookupError, match=f"GPU {started_on}"):
             call()
-
-
-def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch):
-    monkeypatch.setattr(op, "current_gpu", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
-    with pytest.raises(LookupError):
-        op._forward(FarTensor(-1), -1, torch.float32)
 
 
 # ---- as_rows
 
 
-@st.composite
-def views(draw, tensors=2):
-    """Tensors of one shape, each in a memory order of its own, with gaps and repeated elements."""
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-    found = []
-    for i in range(tensors):
-        order = draw(st.permutations(range(len(sizes))))
-        strides, step = [0] * len(sizes), 1
-        for at in order:
-            strides[at] = draw(st.sampled_from([step, step, step, step + 1, 0 if i else step]))
-            step = max(step, strides[at]) * sizes[at]
-        found.append(torch.empty(2 * step).as_strided(sizes, strides))
-    return found, draw(st.integers(0, len(sizes) - 1))
-
-
-def rows_of(sizes, *strides):
-    """For each row, where its elements lie in each tensor; the rows in no order."""
-    return sorted(
-        [
-            tuple(sum(map(math.prod, zip((*i, j), s, strict=True))) for s in strides)
-            for j in range(sizes[-1])
-        ]
-        for i in product(*map(range, sizes[:-1]))
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(case=views())
-def test_as_rows_reaches_each_row_once(case):
-    tensors, dim = case
-    sizes, strides = as_rows(tensors, dim)
-    assert len(sizes) >= 3 and {len(s) for s in strides} == {len(sizes)}
-    last = [t.movedim(dim, -1) for t in tensors]
-    assert rows_of(sizes, *strides) == rows_of(last[0].shape, *(t.stride() for t in last))
-
-
 @pytest.mark.parametrize(
     ("make", "dim", "expected"),
     [
-        pytest.param(lambda x: x, -1, [1, 24, 5], id="contiguous"),
-        pytest.param(lambda x: x, 0, [1, 60, 2], id="first-dimension"),
-        pytest.param(lambda x: x, 1, [2, 20, 3], id="in-the-middle"),
-        pytest.param(lambda x: x.permute(2, 1, 0, 3), -1, [1, 24, 5], id="rows-in-another-order"),
-        pytest.param(lambda x: x[..., :4], -1, [1, 24, 4], id="padded-rows"),
-        pytest.param(lambda x: x[:, :2], -1, [2, 8, 5], id="padded-matrices"),
-        pytest.param(lambda x: x[:, ::2, ::2], -1, [2, 2, 2, 5], id="too-many-to-join"),
-        pytest.param(lambda x: x[:, :1].expand(2, 9, 4, 5), -1, [2, 4, 9, 5], id="repeated"),
+        pytest.param(lambda x: [x, x], 0, [1, 60, 2], id="first-dimension"),
+        pytest.param(lambda x: [x, x], 1, [2, 20, 3], id="in-the-middle"),
+        pytest.param(lambda x: [x.permute(2, 1, 0, 3)], 3, [1, 24, 5], id="rows-in-another-order"),
+        pytest.param(lambda x: [x[:, :2]], 3, [2, 8, 5], id="padded-matrices"),
+        pytest.param(lambda x: [x[:, ::2, ::2]], 3, [2, 2, 2, 5], id="too-many-to-join"),
+        pytest.param(lambda x: [x[:, :1].expand(2, 9, 4, 5)], 3, [2, 4, 9, 5], id="repeated"),
+        pytest.param(lambda x: [x[:, :2], x[:, :2].clone()], 3, [2, 8, 5], id="only-one-can"),
     ],
 )
 def test_as_rows_joins_what_it_can(make, dim, expected):
-    x = make(torch.empty(2, 3, 4, 5))
-    y = torch.empty_strided(x.shape, x.stride()) if 0 not in x.stride() else x
-    sizes, _ = as_rows([y, x], dim % x.dim())
-    assert sizes == expected
-
-
-def test_as_rows_joins_only_what_all_of_the_tensors_can():
-    x = torch.empty(2, 3, 5)
-    assert as_rows([x, x], 2)[0] == [1, 6, 5]
-    assert as_rows([torch.empty(2, 4, 5)[:, :3], x], 2)[0] == [2, 3, 5]
+    """In all of the tensors at once."""
+    assert as_rows(make(torch.empty(2, 3, 4, 5)), dim)[0] == expected
 
 
 # ---- compiled
@@ -748,26 +585,20 @@ def compiled(target, widths, name, inputs, m=H200.num_sms):
 @pytest.mark.slow
 @pytest.mark.parametrize("inputs", [1, 2])  # that a program holds
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
-def test_widest_rows_compile_without_spills_to_wide_loads(name, inputs):
-    """The widest for each number of warps; and long rows, which are split or read twice."""
-    widths = [32 * warps * tuned("lane_bytes") // FLOATS[name].itemsize // inputs for warps in
-              (1, 2, 4, 8)]  # fmt: skip
-    widths += [131072, 2**19] if name != "float64" else []
-    for kernel in compiled("sm_90", widths, name, inputs):
-        words = {64} if kernel.kernel.startswith("split") else set()
-        assert kernel.spill_bytes == 0
-        assert set(kernel.load_bits) == {128} | words and set(kernel.store_bits) == {128}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inputs", [1, 2])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_rows_that_start_anywhere_compile_to_wide_loads(name, inputs):
-    """Each number is loaded once: as many bits as are stored."""
-    widths = (65, 135, 197, 321, 519, 781, 4095)
-    for n, kernel in zip(widths, compiled("sm_90", widths, name, inputs), strict=True):
-        assert kernel.load_bits[128] and not kernel.spill_bytes, n
-        assert kernel.load_bits[128] == inputs * kernel.store_bits[128], n
+def test_rows_compile_without_spills_to_wide_loads(name, inputs):
+    """The widest for each number of warps; long ones, split or read twice; and odd ones."""
+    itemsize, odd = FLOATS[name].itemsize, []
+    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
+    if itemsize < 8:
+        widths += [131072, 2**19]
+        odd = [65, 135, 197, 321, 519, 781, 4095]
+    for n, kernel in zip(widths + odd, compiled("sm_90", widths + odd, name, inputs), strict=True):
+        assert kernel.spill_bytes == 0, n
+        if n in odd:  # each number is loaded once: as many bits as are stored
+            assert kernel.load_bits[128] == inputs * kernel.store_bits[128] > 0, n
+        else:
+            words = {64} if kernel.kernel.startswith("split") else set()
+            assert set(kernel.load_bits) == {128} | words and set(kernel.store_bits) == {128}, n
 
 
 @pytest.mark.slow
@@ -794,7 +625,7 @@ LONG = [((64, 2**17), torch.float32), ((300, 100000), torch.bfloat16)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 1000, 32768, 2**20], ids=str)
+@pytest.mark.parametrize("n", [1, 1000, 2**20], ids=str)
 def test_softmax_past_two_to_the_31_elements(n):
     m = 2**31 // n + 600
     if torch.cuda.mem_get_info()[0] < 3 * m * n * 2:
@@ -805,51 +636,38 @@ def test_softmax_past_two_to_the_31_elements(n):
     x[-1], x[-2] = x[0], 0
     y = softmax(x)
     assert torch.equal(y[-1], y[0])
+    dx = backward(x, y, 1, y.dtype)
     for part in (slice(0, 3), slice(-3, None), slice(m // 2, m // 2 + 3)):
         assert_softmax(lambda _, part=part: y[part], x[part])
-    dx = backward(x, y, 1, y.dtype)
-    for part in (slice(0, 3), slice(-3, None)):
         expected = SOFTMAX_BACKWARD.reference(y[part].double(), x[part].double())
         torch.testing.assert_close(dx[part].double(), expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
-def test_softmax_in_a_cuda_graph(shape, dtype):
-    x = torch.randn(shape, device=DEVICE, dtype=dtype)
-    softmax(x)  # planned and compiled before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = softmax(x)
-    for _ in range(5):
-        x.normal_()
-        graph.replay()
-        assert torch.equal(y, softmax(x))
-        assert_softmax(lambda _: y[:3], x[:3])
-
-
-@pytest.mark.gpu
-def test_softmax_with_its_gradient_in_a_cuda_graph():
-    x = torch.randn(64, 2**17, device=DEVICE, requires_grad=True)
+def test_softmax_with_its_gradient_in_a_cuda_graph(shape, dtype):
+    x = torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True)
     dy = torch.randn_like(x)
 
     def step():
-        return torch.autograd.grad(softmax(x), x, dy)[0]
+        y = softmax(x)
+        return y.detach(), torch.autograd.grad(y, x, dy)[0]
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step()
+        step()  # planned and compiled before the capture
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        dx = step()
-    for _ in range(3):
+        found = step()
+    for _ in range(5):
         with torch.no_grad():
             x.normal_()
         dy.normal_()
         graph.replay()
-        assert torch.equal(dx, step())
+        assert all(map(torch.equal, found, step()))
+        assert_softmax(lambda _: found[0][:3], x.detach()[:3])
 
 
 @pytest.mark.gpu
@@ -926,32 +744,13 @@ def test_softmax_of_split_rows_beside_another_process():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
-def test_softmax_is_equal_bit_for_bit_a_hundred_times(shape, dtype):
-    x = torch.randn(shape, device=DEVICE, dtype=dtype)
-    y = softmax(x)
-    dx = backward(x, y, 1, dtype)
-    for _ in range(100):
-        assert torch.equal(softmax(x), y)
-        assert torch.equal(backward(x, y, 1, dtype), dx)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 def test_softmax_under_autocast(name):
-    x = matrix(5, 40, name)
+    x, dy = matrix(5, 40, name), matrix(5, 40, seed=1)
     with torch.autocast("cuda"):
-        found, expected = softmax(x), torch.softmax(x, -1)
-        halved = softmax(x, dtype=torch.float16)
-    assert found.dtype == expected.dtype
-    assert halved.dtype == torch.float16
-    torch.testing.assert_close(found, expected)
-    with torch.autocast("cuda"):
-        found, expected = (
-            gradient(lambda x, fn=fn: fn(x, -1), x, matrix(5, 40, seed=1))
-            for fn in (softmax, torch.softmax)
-        )
-    torch.testing.assert_close(found, expected)
+        assert softmax(x, dtype=torch.float16).dtype == torch.float16
+        for run in (lambda fn: fn(x, -1), lambda fn: gradient(lambda x: fn(x, -1), x, dy)):
+            torch.testing.assert_close(run(softmax), run(torch.softmax))
 
 
 @pytest.mark.gpu
@@ -971,25 +770,26 @@ def test_softmax_of_views_of_another_alignment(n, dtype):
     "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
 )
 def test_softmax_and_backward_on_the_gpu(n, name):
+    """Right, and equal bit for bit."""
     x = matrix(max(2, 2**22 // n), n, name)
     assert_softmax(softmax, x)
     y, dy = SOFTMAX_BACKWARD.arguments(tuple(x.shape), name).tensors
     assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+    found, dx = softmax(x), backward(dy, y, 1, y.dtype)
+    for _ in range(20):
+        assert torch.equal(softmax(x), found) and torch.equal(backward(dy, y, 1, y.dtype), dx)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("n", [781, 4096, 2**17])
+@pytest.mark.parametrize("n", [781, 2**17])
 def test_softmax_on_another_gpu_than_the_current_one(n):
     for index in (1, 0, 1):
-        x = matrix(9, n, device=f"cuda:{index}").requires_grad_()
+        x, dy = matrix(9, n, device=f"cuda:{index}"), matrix(9, n, device=f"cuda:{index}", seed=1)
+        assert softmax(x).device == gradient(softmax, x, dy).device == x.device
+        assert_softmax(softmax, x)
         y = softmax(x)
-        y.backward(dy := torch.randn_like(y))
-        assert (y.device, x.grad.device) == (x.device, x.device)
-        expected = torch.softmax(x.detach().double(), -1).requires_grad_()
-        assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-9)
-        gradient = expected * (dy - (expected * dy).sum(-1, keepdim=True))
-        assert torch.allclose(x.grad.double(), gradient, rtol=1e-4, atol=1e-8)
+        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
         assert torch.cuda.current_device() == 0
 
 
