@@ -212,28 +212,28 @@ def test_result_of_any_matrix(it, examples):
 # Rows, by how much of them is replaced from the front and from the back.
 ALL = slice(None)
 HARD = {
-    "nan-first": {0: NAN},
-    "nan-last": {-1: NAN},
-    "infinity-first": {0: INF},
-    "infinity-last": {-1: INF},
-    "two-infinities": {1: INF, -2: INF},
-    "minus-infinity-first": {slice(8): -INF},
-    "minus-infinity-in-between": {slice(8, 32): -INF},
-    "minus-infinity-last": {slice(32, None): -INF},
-    "nan-in-between": {slice(16, 32): NAN},
-    "every-other-minus-infinity": {slice(None, None, 2): -INF},
-    "all-but-the-last-minus-infinity": {slice(-1): -INF},
-    "all-but-the-first-minus-infinity": {slice(1, None): -INF},
-    "all-minus-infinity": {ALL: -INF},
-    "infinity-among-minus-infinity": {ALL: -INF, 3: INF},
-    "far-below-zero": {ALL: -1e4},
-    "rises": {slice(40): 400 * torch.arange(40)},
-    "falls": {slice(40): -200 * (torch.arange(40) // 4)},
-    "maximum-first": {ALL: -50.0, 0: 50.0},
-    "maximum-last": {ALL: 0.0, -1: 1e3},
-    "lowest": {ALL: "min"},
-    "huge": {0: "max", 1: "min"},
-    "equal": {ALL: -3.0},
+    "nan-first": [(0, NAN)],
+    "nan-last": [(-1, NAN)],
+    "infinity-first": [(0, INF)],
+    "infinity-last": [(-1, INF)],
+    "two-infinities": [(1, INF), (-2, INF)],
+    "minus-infinity-first": [(slice(8), -INF)],
+    "minus-infinity-in-between": [(slice(8, 32), -INF)],
+    "minus-infinity-last": [(slice(32, None), -INF)],
+    "nan-in-between": [(slice(16, 32), NAN)],
+    "every-other-minus-infinity": [(slice(None, None, 2), -INF)],
+    "all-but-the-last-minus-infinity": [(slice(-1), -INF)],
+    "all-but-the-first-minus-infinity": [(slice(1, None), -INF)],
+    "all-minus-infinity": [(ALL, -INF)],
+    "infinity-among-minus-infinity": [(ALL, -INF), (3, INF)],
+    "far-below-zero": [(ALL, -1e4)],
+    "rises": [(slice(40), 400 * torch.arange(40))],
+    "falls": [(slice(40), -200 * (torch.arange(40) // 4))],
+    "maximum-first": [(ALL, -50.0), (0, 50.0)],
+    "maximum-last": [(ALL, 0.0), (-1, 1e3)],
+    "lowest": [(ALL, "min")],
+    "huge": [(0, "max"), (1, "min")],
+    "equal": [(ALL, -3.0)],
 }
 
 
@@ -242,7 +242,7 @@ def hard_matrix(n, dtype):
     x = matrix(len(HARD) + 2, n, dtype)
     finfo = torch.finfo(x.dtype)
     for row, hard in zip(x[1:-1], HARD.values(), strict=True):
-        for cols, value in hard.items():
+        for cols, value in hard:
             row[cols] = getattr(finfo, value) if isinstance(value, str) else value
     return x
 
