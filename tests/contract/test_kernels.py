@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -482,11 +483,12 @@ def test_takes_what_requires_a_gradient_where_none_is_taken(it):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_result_on_a_second_gpu_while_another_is_current(it):
-    for index in (0, 1):  # alike but for the GPU
-        tensors = [x.to(f"cuda:{index}") for x in it.make(5, 8, "float32")]
+    for n, index in product(filter(it.takes, (8, 1024, 2**17)), (1, 0, 1)):  # alike but for the GPU
+        tensors = [x.to(f"cuda:{index}") for x in it.make(5, n, "float32")]
         with torch.cuda.device(0):
             assert it.fn(*tensors).device == tensors[0].device
             assert_correct(it.op, it.fn, *tensors)
+            assert torch.cuda.current_device() == 0
 
 
 @WITH_KERNEL

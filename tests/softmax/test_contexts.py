@@ -344,10 +344,3 @@ def test_traffic_in_a_context():
         [kernel] = count(fn, x).ops
         assert kernel.name == "softmax_kernel"
         assert (kernel.read_elements, kernel.written_elements) == (x.numel(), x.numel())
-
-
-def test_traffic_of_the_gradient_in_a_context():
-    x = matrix(3, 40)
-    traffic = count(lambda x: torch.func.vjp(softmax, x)[1](x), x)
-    names = [it.name for it in traffic.ops if it.name.startswith("softmax")]
-    assert names == ["softmax_kernel", "softmax_backward_kernel"]

@@ -4,6 +4,7 @@ import sys
 import textwrap
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -62,10 +63,6 @@ def either(request):
         request.getfixturevalue("small")
 
 
-def kernels_of(fn, *tensors):
-    return [it.name for it in count(fn, tensors).ops]
-
-
 # A matrix for each kernel: its shape, the dimension, the dtype.
 KERNELS = {
     "softmax_kernel": ((5, 12), 1, "float32"),
@@ -82,8 +79,8 @@ EACH = pytest.mark.parametrize(("shape", "dim", "name"), KERNELS.values(), ids=K
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_tested(small, kernel):
     shape, dim, name = KERNELS[kernel]
-    names = kernels_of(lambda x: softmax(x, dim), matrix(*shape, name))
-    assert kernel.partition("-")[0] in names
+    ops = count(lambda x: softmax(x, dim), matrix(*shape, name)).ops
+    assert kernel.partition("-")[0] in [it.name for it in ops]
 
 
 def assert_softmax_along(dim, x):
@@ -101,14 +98,25 @@ def assert_softmax_along(dim, x):
 # ---- any shape, dimension, strides, dtype
 
 
-def laid_out(sizes, order, gaps, repeats, offset, dtype):
-    """A tensor whose dimensions lie in memory in `order`, with gaps between its elements."""
-    strides, step = [0] * len(sizes), 1
-    for at, gap in zip(order, gaps, strict=False):
+def draw_tensor(data, sizes, dtype):
+    """One whose dimensions lie in memory in any order, with gaps between its elements."""
+    rank = len(sizes)
+    gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank))
+    repeats = data.draw(st.integers(0, 2 * rank))  # the dimension that repeats its elements
+    offset = data.draw(st.integers(0, 3))
+    strides, step = [0] * rank, 1
+    for at, gap in zip(data.draw(st.permutations(range(rank))), gaps, strict=True):
         strides[at] = 0 if at == repeats else step + gap
         step = max(step, strides[at] * max(1, sizes[at]))
-    memory = matrix(1, offset + step + 1, dtype).view(-1)
-    return memory.as_strided(sizes, strides, offset)
+    return matrix(1, offset + step + 1, dtype).view(-1).as_strided(sizes, strides, offset)
+
+
+def draw_sizes(data, least):
+    """The sizes of a tensor, and the dimension of its columns."""
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
+    sizes[dim] = data.draw(st.integers(least, 40), "columns")
+    return sizes, dim
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
@@ -119,18 +127,8 @@ def test_softmax_of_any_tensor(either, examples):
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        rank = data.draw(st.integers(1, 5), "rank")
-        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
-        dim = data.draw(st.integers(-rank, rank - 1), "dim")
-        sizes[dim] = data.draw(st.integers(0, 40), "columns")
-        x = laid_out(
-            sizes,
-            data.draw(st.permutations(range(rank))),
-            data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank)),
-            data.draw(st.integers(0, 2 * rank)),  # the dimension that repeats its elements
-            data.draw(st.integers(0, 3)),
-            data.draw(st.sampled_from(op.FLOATS), "dtype"),
-        )
+        sizes, dim = draw_sizes(data, least=0)
+        x = draw_tensor(data, sizes, data.draw(st.sampled_from(op.FLOATS), "dtype"))
         special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
         if x.numel() and special:
             x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
@@ -197,13 +195,6 @@ def test_softmax_converts_first(either):
         y = softmax(x, dtype=result)
         assert y.dtype == result
         assert_softmax(lambda _, y=y: y, x.to(result))
-
-
-def test_softmax_converts_what_does_not_fit(either):
-    x = torch.tensor([[1e5, 1.0, -1e5], [6e4, 1.0, -1e5]], device=DEVICE)
-    y = softmax(x, dtype=torch.float16)
-    assert y[0].isnan().all()
-    assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("name", ["int64", "bool", "float8_e5m2"])
@@ -347,12 +338,6 @@ def test_traffic_of_split_rows_backward(small, factor):
     assert kernel.read_elements == 2 * 7 * 40 + 7 * 3 * (1 + 3)
 
 
-def test_traffic_in_two_passes(small):
-    x = matrix(18, 20, "float64")
-    [kernel] = count(softmax, x).ops
-    assert (kernel.read_elements, kernel.written_elements) == (2 * x.numel(), x.numel())
-
-
 # ---- autograd
 
 
@@ -382,31 +367,18 @@ def test_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        rank = data.draw(st.integers(1, 4), "rank")
-        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
-        dim = data.draw(st.integers(-rank, rank - 1), "dim")
-        sizes[dim] = data.draw(st.integers(1, 40), "columns")
+        sizes, dim = draw_sizes(data, least=1)
         dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
-        y, dy = (
-            laid_out(
-                sizes,
-                data.draw(st.permutations(range(rank))),
-                data.draw(st.lists(st.integers(0, 1), min_size=rank, max_size=rank)),
-                data.draw(st.integers(0, 2 * rank)),
-                data.draw(st.integers(0, 3)),
-                dtype,
-            )
-            for _ in range(2)
-        )
+        y, dy = draw_tensor(data, sizes, dtype), draw_tensor(data, sizes, dtype)
         y = y.sigmoid() if data.draw(st.booleans()) else y
         found = backward(dy, y, dim, y.dtype)
         y, dy = y.double(), dy.double()
         size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
         expected = y * (dy - (y * dy).sum(dim, keepdim=True))
-        error = (found - expected).abs()
-        assert found.shape == expected.shape and found.is_contiguous()
         eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
-        assert (error <= eps * (8 * y.abs() * (dy.abs() + size) + smallest)).all()
+        room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
+        assert found.shape == expected.shape and found.is_contiguous()
+        assert ((found - expected).abs() <= room).all()
 
     check()
 
@@ -414,10 +386,8 @@ def test_backward_of_any_tensors(either, examples):
 def test_gradient_has_the_dtype_of_x():
     for dtype, result in product(op.FLOATS, repeat=2):
         x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
-        found, expected = (
-            gradient(lambda x, fn=fn, result=result: fn(x, 1, dtype=result), x, dy)
-            for fn in (softmax, torch.softmax)
-        )
+        fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
+        found, expected = (gradient(fn, x, dy) for fn in fns)
         assert found.dtype == expected.dtype == dtype
         eps = max(torch.finfo(it).eps for it in (dtype, result))
         torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
@@ -432,15 +402,12 @@ def test_gradient_is_rounded_to_the_dtype_of_the_result(small, shape, dim, name)
     assert torch.equal(found, found.half().float())
 
 
-@pytest.mark.parametrize("row", [{0: NAN}, {3: -INF}, dict.fromkeys(range(8), -INF)], ids=str)
-def test_gradient_is_nan_where_that_of_pytorch_is(row):
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_gradient_is_nan_where_that_of_pytorch_is(value):
     x = matrix(3, 8)
-    for col, value in row.items():
-        x[1, col] = value
+    x[1, 3], x[2] = value, value
     for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
-        found, expected = (
-            gradient(lambda x, fn=fn: fn(x, 1), x, dy) for fn in (softmax, torch.softmax)
-        )
+        found, expected = (gradient(fn, x, dy) for fn in (softmax, partial(torch.softmax, dim=1)))
         assert torch.equal(found.isnan(), expected.isnan())
 
 
@@ -692,55 +659,48 @@ def test_softmax_on_several_streams_at_once():
     )
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_softmax_of_split_rows_does_not_hang():
-    in_another_process(
-        """
-        xs = [torch.randn(m, n, device="cuda") for m, n in ((1, 70000), (3, 100000), (500, 70000))]
-        ys = [softmax(x) for x in xs]
-        for i in range(100_000):
-            j = i % 3 if i % 100 == 0 else i % 2
-            ys[j] = softmax(xs[j])
-        torch.cuda.synchronize()
-        for x, y in zip(xs, ys):
-            torch.testing.assert_close(y, torch.softmax(x, 1))
-        """,
-        seconds=540,
-    )
+PRODUCTS = """
+import torch
+a = torch.randn(4096, 4096, device="cuda")
+print("ready", flush=True)
+while True:
+    for _ in range(20):
+        a = (a @ a).clamp(-1, 1)
+    torch.cuda.synchronize()
+"""
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_softmax_of_split_rows_beside_another_process():
-    load = textwrap.dedent(
-        """
-        import torch
-        a = torch.randn(4096, 4096, device="cuda")
-        print("ready", flush=True)
-        while True:
-            for _ in range(20):
-                a = (a @ a).clamp(-1, 1)
-            torch.cuda.synchronize()
-        """
-    )
-    other = subprocess.Popen([sys.executable, "-c", load], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline() == "ready\n"
-        in_another_process(
-            """
-            x = torch.randn(500, 100000, device="cuda")
-            expected = softmax(x)
-            for _ in range(1000):
-                y = softmax(x)
-            torch.testing.assert_close(y, torch.softmax(x, 1))
-            assert torch.equal(y, expected)
-            """
+@pytest.mark.parametrize("times", [100_000, 1000], ids=["alone", "beside-another-process"])
+def test_softmax_of_split_rows_does_not_hang(times):
+    other = None
+    if times == 1000:
+        other = subprocess.Popen(
+            [sys.executable, "-c", PRODUCTS], stdout=subprocess.PIPE, text=True
         )
-        assert other.poll() is None, "the other process ended early"
+    try:
+        assert other is None or other.stdout.readline() == "ready\n"
+        in_another_process(
+            f"""
+            shapes = (1, 70000), (3, 100000), (500, 100000)
+            xs = [torch.randn(m, n, device="cuda") for m, n in shapes]
+            expected = [softmax(x) for x in xs]
+            ys = list(expected)
+            for i in range({times}):
+                j = i % 3 if {times} == 1000 or i % 100 == 0 else i % 2
+                ys[j] = softmax(xs[j])
+            for x, y, first in zip(xs, ys, expected):
+                torch.testing.assert_close(y, torch.softmax(x, 1))
+                assert torch.equal(y, first)
+            """,
+            seconds=540,
+        )
+        assert other is None or other.poll() is None, "the other process ended early"
     finally:
-        other.kill()
-        other.communicate()
+        if other:
+            other.kill()
+            other.communicate()
 
 
 @pytest.mark.gpu
@@ -754,43 +714,20 @@ def test_softmax_under_autocast(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1000, 1024, 8320, 100000])
-def test_softmax_of_views_of_another_alignment(n, dtype):
-    memory = torch.randn(5 * n + 8, device=DEVICE).to(dtype)
-    for offset in (0, 1, 2, 4, 8, 3, 0):
-        x = memory[offset:][: 5 * n].view(5, n)
-        assert_softmax(softmax, x)
-        y = softmax(x)
-        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, x)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize(
-    "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
+    "n", [1, 781, 1000, 2176, 8320, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
 )
 def test_softmax_and_backward_on_the_gpu(n, name):
-    """Right, and equal bit for bit."""
-    x = matrix(max(2, 2**22 // n), n, name)
-    assert_softmax(softmax, x)
-    y, dy = SOFTMAX_BACKWARD.arguments(tuple(x.shape), name).tensors
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-    found, dx = softmax(x), backward(dy, y, 1, y.dtype)
-    for _ in range(20):
-        assert torch.equal(softmax(x), found) and torch.equal(backward(dy, y, 1, y.dtype), dx)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("n", [781, 2**17])
-def test_softmax_on_another_gpu_than_the_current_one(n):
-    for index in (1, 0, 1):
-        x, dy = matrix(9, n, device=f"cuda:{index}"), matrix(9, n, device=f"cuda:{index}", seed=1)
-        assert softmax(x).device == gradient(softmax, x, dy).device == x.device
-        assert_softmax(softmax, x)
-        y = softmax(x)
+    """Right, and equal bit for bit, wherever rows start."""
+    m = max(2, 2**22 // n)
+    for start in (0, 1, 4, 8, 0):
+        y, dy = (placed(x, n, start) for x in SOFTMAX_BACKWARD.arguments((m, n), name).tensors)
+        assert_softmax(softmax, dy)
         assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-        assert torch.cuda.current_device() == 0
+        found, dx = softmax(dy), backward(dy, y, 1, y.dtype)
+        for _ in range(5):
+            assert torch.equal(softmax(dy), found) and torch.equal(backward(dy, y, 1, y.dtype), dx)
 
 
 @pytest.mark.gpu
@@ -804,7 +741,7 @@ def test_softmax_costs_the_host_little(shape, requires_grad, most):
 
     def seconds(fn):
         best = math.inf
-        for _ in range(20):
+        for _ in range(5):
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(200):

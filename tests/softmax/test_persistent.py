@@ -55,13 +55,6 @@ def test_softmax_for_any_stages_programs_and_rows(num_stages, programs, rows):
 # ---- plan
 
 
-@pytest.mark.parametrize("m", [1, 3, 10])
-def test_plan_never_has_more_programs_than_tiles(captured, m):
-    x = matrix(m, 600)
-    assert persistent.plan(x, x).grid[0] == min(m, persistent.INTERPRETED_PROGRAMS)
-    assert persistent.plan(x, x, programs=3).grid[0] == min(m, 3)
-
-
 @pytest.mark.parametrize(
     ("n", "dtype", "options", "stages"),
     [

@@ -6,19 +6,7 @@ from hypothesis import strategies as st
 
 from memtraffic.gpus import GPUS, find_gpu
 from memtraffic.kernels.softmax import rule
-from memtraffic.kernels.softmax.rule import (
-    Tile,
-    choose_num_stages,
-    column_tile,
-    max_warps,
-    num_warps_of_row,
-    pass_tile,
-    row_tile,
-    softmax_tile,
-    tile_constants,
-    tile_shape,
-    tuned,
-)
+from memtraffic.kernels.softmax.rule import Tile, row_tile, tuned
 
 H200, MI300X = find_gpu("H200"), find_gpu("MI300X")
 SHARED = H200.shared_per_program
@@ -41,13 +29,13 @@ def test_each_tuned_number_says_where_it_is_from():
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.product)
 def test_max_warps_are_1024_threads(gpu):
-    assert max_warps(gpu) == (16 if gpu.target.startswith("gfx9") else 32)
+    assert rule.max_warps(gpu) == (16 if gpu.target.startswith("gfx9") else 32)
 
 
 @pytest.mark.parametrize(("n", "warps"), [(1, 4), (2048, 4), (4096, 8), (16384, 32), (32768, 32)])
 def test_num_warps_of_row_gives_a_thread_at_most_32_elements(n, warps):
-    assert num_warps_of_row(n, H200) == warps
-    assert num_warps_of_row(n, MI300X) == min(16, warps)
+    assert rule.num_warps_of_row(n, H200) == warps
+    assert rule.num_warps_of_row(n, MI300X) == min(16, warps)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +51,17 @@ def test_num_warps_of_row_gives_a_thread_at_most_32_elements(n, warps):
     ],
 )
 def test_tile_shape(n, itemsize, rows, block, num_warps):
-    assert tile_shape(n, itemsize, H200) == Tile(rows, block, num_warps)
-    assert tile_shape(n, itemsize, MI300X) == Tile(rows, block, min(16, num_warps))
+    assert rule.tile_shape(n, itemsize, H200) == Tile(rows, block, num_warps)
+    assert rule.tile_shape(n, itemsize, MI300X) == Tile(rows, block, min(16, num_warps))
 
 
 def test_tile_shape_refuses_more_than_64_elements_per_lane():
-    assert tile_shape(4096, 4, H200, rows=2).rows == 2
-    assert tile_shape(2048, 4, H200, num_warps=1).num_warps == 1
+    assert rule.tile_shape(4096, 4, H200, rows=2).rows == 2
+    assert rule.tile_shape(2048, 4, H200, num_warps=1).num_warps == 1
     with pytest.raises(ValueError, match=r"^1 x 4096 elements on 32 lanes are more than 64 per"):
-        tile_shape(4096, 4, H200, num_warps=1)
+        rule.tile_shape(4096, 4, H200, num_warps=1)
     with pytest.raises(ValueError, match=r"^4 x 4096 elements on 128 lanes are more than 64 per"):
-        tile_shape(4096, 4, H200, rows=4)
+        rule.tile_shape(4096, 4, H200, rows=4)
 
 
 @pytest.mark.parametrize(
@@ -88,17 +76,17 @@ def test_tile_shape_refuses_more_than_64_elements_per_lane():
     ],
 )
 def test_choose_num_stages(tile_bytes, vector_bytes, expected):
-    assert choose_num_stages(tile_bytes, vector_bytes, H200) == expected
+    assert rule.choose_num_stages(tile_bytes, vector_bytes, H200) == expected
     for in_registers in ("gfx950", "sm_75"):
-        assert choose_num_stages(tile_bytes, vector_bytes, find_gpu(in_registers)) == 1
+        assert rule.choose_num_stages(tile_bytes, vector_bytes, find_gpu(in_registers)) == 1
 
 
 @pytest.mark.parametrize("gpu", [H200, MI300X], ids=lambda gpu: gpu.product)
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 def test_pass_tile_is_64_bytes_per_lane(gpu, itemsize):
-    tile = pass_tile(2**24, itemsize, gpu)
+    tile = rule.pass_tile(2**24, itemsize, gpu)
     assert tile.block * itemsize == 64 * gpu.warp_size * tile.num_warps
-    assert pass_tile(5, itemsize, gpu).block == 8  # no wider than the row
+    assert rule.pass_tile(5, itemsize, gpu).block == 8  # no wider than the row
 
 
 # ---- the op
@@ -121,7 +109,7 @@ def test_row_tile_holds_a_row(n_cols, itemsize, inputs, gpu, shifted):
     assert all(map(is_power_of_two, (tile.rows, tile.block, tile.num_warps)))
     lanes = tile.num_warps * gpu.warp_size
     assert lanes <= gpu.max_threads_per_program
-    constants = tile_constants(tile, 1000 * tile.rows, n_cols, 1, gpu)
+    constants = rule.tile_constants(tile, 1000 * tile.rows, n_cols, 1, gpu)
     assert {"ROWS", "BLOCK", "CHUNKS", "WHOLE", "ALIGN", "VECTOR", "PTX"} <= constants.keys()
     assert (constants["ROWS"], constants["BLOCK"]) == (tile.rows, tile.block)
     assert constants["WHOLE"] <= constants["CHUNKS"]
@@ -159,13 +147,13 @@ def test_row_tile_ends_where_a_program_does(itemsize, inputs):
     ],
 )
 def test_softmax_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fits):
-    assert (softmax_tile(m, n, itemsize, inputs, H200, 1) is not None) is fits
+    assert (rule.softmax_tile(m, n, itemsize, inputs, H200, 1) is not None) is fits
 
 
 @settings(max_examples=100, deadline=None)
 @given(n_cols=st.integers(1, 2**17), n_rows=st.integers(1, 2**20))
 def test_column_tile_holds_a_row(n_cols, n_rows):
-    tile = column_tile(n_cols, n_rows)
+    tile = rule.column_tile(n_cols, n_rows)
     if tile is None:
         assert n_cols > 2048
         return

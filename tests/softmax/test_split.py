@@ -16,7 +16,7 @@ from memtraffic import device
 from memtraffic.compile import assembly, capture_launches
 from memtraffic.device import planning_gpu
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
-from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
+from memtraffic.kernels.exchange import high_of, look, low_of, publish
 from memtraffic.kernels.operands import shifted_vector
 from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.gradient import split_backward_kernel
@@ -297,7 +297,7 @@ def words(fake_gpu, monkeypatch):
 
     def take(n, times=1, stream=0):
         streams["current"] = stream
-        launch = SplitLaunch(_first_missing_kernel, (n, 1), (y, y), {}, num_warps=1)
+        launch = SplitLaunch(_exchange_kernel, (n, 1), (y, y), {}, num_warps=1)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: launch(y), range(times)))
         return taken[-times:]
@@ -399,37 +399,6 @@ def test_look_looks_so_many_times():
         traffic = count(exchanged, (matrix(1, 2), 0, looks))
         [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
         assert kernel.read_elements == looks
-
-
-@triton.jit
-def _twice_kernel(slots_ptr, x_ptr):
-    publish(slots_ptr, tl.load(x_ptr), tl.load(x_ptr + 1))
-    publish(slots_ptr, tl.load(x_ptr + 2), tl.load(x_ptr + 3))
-
-
-def test_publish_keeps_only_the_first_word():
-    slot = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    _twice_kernel[(1,)](slot, torch.tensor([-2.5, 7.0, 3.5, 9.0], device=DEVICE))
-    assert slot.view(torch.float32).tolist() == [7.0, -2.5]  # the low half comes first
-
-
-@triton.jit
-def _first_missing_kernel(y_ptr, words_ptr, n_used, SLOTS: tl.constexpr):
-    lanes = tl.arange(0, SLOTS)
-    tl.store(y_ptr, first_missing(tl.load(words_ptr + lanes), lanes < n_used, SLOTS))
-
-
-def test_first_missing():
-    for missing, used, expected in (
-        ([], 64, 64), ([0], 64, 0), ([63], 64, 63), ([5, 40, 41], 64, 5),
-        ([33], 40, 33), ([40], 40, 64), (range(64), 3, 0),
-    ):  # fmt: skip
-        words = torch.full((64,), -(2**63), dtype=torch.int64, device=DEVICE)  # the highest bit
-        words[1::2] = 1  # only the lowest
-        words[list(missing)] = 0
-        y = torch.zeros((), dtype=torch.int32, device=DEVICE)
-        _first_missing_kernel[(1,)](y, words, used, SLOTS=64)
-        assert y.item() == expected, (missing, used)
 
 
 # ---- compiled
