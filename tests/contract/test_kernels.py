@@ -20,18 +20,10 @@ import memtraffic
 from memtraffic import device
 from memtraffic.compile import capture_launches, resources
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import (
-    chunks,
-    fused,
-    masked,
-    naive,
-    online,
-    persistent,
-    split,
-    tiled,
-)
+from memtraffic.kernels.softmax import online, split
 from memtraffic.kernels.softmax.rule import MAX_COLS, MAX_ROW
 from memtraffic.meters.count import count
+from memtraffic.names import import_function
 from memtraffic.op import Op, find_op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct, assert_traffic
@@ -113,12 +105,12 @@ ONCE = {"x_ptr": 1, "y_ptr": 1}
 SLOTS = frozenset({"slots_ptr"})
 FLOATS = (*SINGLE, *HALF, *DOUBLE)
 SUBJECTS = [
-    Subject("naive", naive.softmax, {}, errors=None),
-    Subject("fused", fused.softmax, ONCE, any_width=False, any_strides=False),
-    Subject("masked", masked.softmax, ONCE),
-    Subject("tiled", tiled.softmax, ONCE),
-    Subject("chunks", chunks.softmax, ONCE),
-    Subject("persistent", persistent.softmax, ONCE),
+    Subject("naive", import_function("naive"), {}, errors=None),
+    Subject("fused", import_function("fused"), ONCE, any_width=False, any_strides=False),
+    Subject("masked", import_function("masked"), ONCE),
+    Subject("tiled", import_function("tiled"), ONCE),
+    Subject("chunks", import_function("chunks"), ONCE),
+    Subject("persistent", import_function("persistent"), ONCE),
     Subject("online", online.softmax, {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject("online-in-blocks", online_in_blocks, {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
     Subject("split", split.softmax, ONCE, limit=MAX_ROW, words=SLOTS, beside=("zeros",)),
