@@ -26,7 +26,7 @@ from memtraffic.meters.count import count
 from memtraffic.names import import_function
 from memtraffic.op import Op, find_op
 from memtraffic.tensors import matrix
-from memtraffic.testing import assert_correct, assert_traffic
+from memtraffic.testing import assert_correct
 
 DEVICE = device.default()
 INF, NAN = float("inf"), float("nan")
@@ -300,6 +300,7 @@ def test_result_of_nothing(it, shape):
 VIEWS = {
     "two": ({}, 2, 0),
     "129": ({}, 129, 0),
+    "300": ({}, 300, 0),
     "781": ({}, 781, 0),
     "2055": ({}, 2055, 0),
     "one-column": ({}, 1, 0),
@@ -346,22 +347,10 @@ def assert_touches(it, tensors):
     ],
 )
 def test_each_element_is_touched_as_often_as_is_said(it, layout, n, cut):
-    """Rows of odd widths start at all distances from an aligned address."""
+    """Rows of odd widths start anywhere; the last program has as many of them, fewer, or one."""
     for dtype in ("float32", "bfloat16")[: 2 if n < 2055 else 1]:
-        tensors = relaid(it.make(5, n, dtype), **layout)
+        tensors = relaid(it.make(6, n, dtype), **layout)
         assert_touches(it, [x[..., : n - cut] if x.shape[-1] == n else x for x in tensors])
-
-
-@pytest.mark.parametrize(
-    ("fn", "reads", "inputs"),
-    [
-        pytest.param(memtraffic.softmax, "MN", "M,N", id="forward"),
-        pytest.param(softmax_backward, "2MN", "M,N M,N", id="backward", marks=pytest.mark.slow),
-    ],
-)
-def test_traffic_is_that_of_the_formula(fn, reads, inputs):
-    """Where a row fits a program; several would pass words to one another."""
-    assert_traffic(fn, reads, "MN", inputs=inputs, held_out=[(9, 8), (700, 29), (5, 781)])
 
 
 @pytest.mark.parametrize(

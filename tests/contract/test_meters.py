@@ -364,12 +364,6 @@ def test_nothing_is_left_behind(it, fn):
 # ---- when and where it is asked
 
 
-@each
-def test_answer_is_the_same_each_time_and_in_a_thread(it):
-    assert it.ask(masked, "M,N", AT) == expected(it)
-    assert kernels.ended(it.ask, masked, "M,N", AT) == expected(it)
-
-
 def test_meters_in_threads_take_turns():
     at_once, found = [it for it in METERS if it.name != "bench"], {}
     threads = [

@@ -164,16 +164,13 @@ def test_vmap_of_scalars(inner):
 @pytest.mark.parametrize("dim", [0, -1])
 def test_vmap_of_the_backward(in_dims, dim):
     """Each of the two may have the dimension of the batch, in any place."""
-    dy, y = (torch.softmax(matrix(12, 5, seed=seed), 1).view(4, 3, 5) for seed in (0, 1))
     given = [
         x[0] if batch is None else x.movedim(0, batch)
-        for x, batch in zip((dy, y), in_dims, strict=True)
+        for x, batch in zip(matrix(24, 5).view(2, 4, 3, 5), in_dims, strict=True)
     ]
     found = torch.vmap(lambda dy, y: BACKWARD(dy, y, dim, torch.float32), in_dims)(*given)
-    expected = torch.vmap(lambda dy, y: y * dy - y * (y * dy).sum(dim, keepdim=True), in_dims)(
-        *given
-    )
-    torch.testing.assert_close(found, expected)
+    reference = torch.vmap(lambda dy, y: y * (dy - (y * dy).sum(dim, keepdim=True)), in_dims)
+    torch.testing.assert_close(found, reference(*given))
 
 
 @pytest.mark.parametrize("dim", [2, -3])
@@ -205,12 +202,10 @@ def test_gradient_notices_that_the_result_was_changed():
 
 
 def test_results_require_gradients_as_they_should():
-    x = matrix(3, 5)
-    layer = torch.nn.Parameter(x.clone())
-    assert type(softmax(layer)) is torch.Tensor and softmax(layer).requires_grad
-    softmax(layer)[:, 0].sum().backward()
-    assert layer.grad.abs().sum() > 0
-    assert not softmax(x).requires_grad and not softmax(layer.detach()).requires_grad
+    layer = torch.nn.Parameter(matrix(3, 5))
+    y = softmax(layer)
+    assert type(y) is torch.Tensor and y.requires_grad
+    assert not softmax(layer.detach()).requires_grad
     with torch.no_grad():
         assert not softmax(layer).requires_grad
     with torch.inference_mode():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtraffic.gpus import GPUS, find_gpu
+from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import rule
 from memtraffic.kernels.softmax.rule import Tile, row_tile, tuned
 
@@ -25,11 +25,6 @@ def test_each_tuned_number_says_where_it_is_from():
 
 
 # ---- the rungs
-
-
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.product)
-def test_max_warps_are_1024_threads(gpu):
-    assert rule.max_warps(gpu) == (16 if gpu.target.startswith("gfx9") else 32)
 
 
 @pytest.mark.parametrize(("n", "warps"), [(1, 4), (2048, 4), (4096, 8), (16384, 32), (32768, 32)])
