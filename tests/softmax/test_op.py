@@ -378,32 +378,13 @@ def test_gradient_is_rounded_to_the_dtype_of_the_result(small, shape, dim, name)
 @pytest.mark.parametrize("value", [NAN, -INF])
 def test_gradient_is_nan_where_that_of_pytorch_is(value):
     x = matrix(3, 8)
-    x[1, 3], x[2] = value, value
+    x[1, 3], x[2] = value, -INF
     for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
         found, expected = (gradient(fn, x, dy) for fn in (softmax, partial(torch.softmax, dim=1)))
         assert torch.equal(found.isnan(), expected.isnan())
 
 
 # ---- which kernel, and what is kept
-
-
-CASES = {
-    "widest-row": (lambda: torch.empty(132, 16384), -1, "softmax_kernel"),
-    "wider-rows": (lambda: torch.empty(132, 16388), -1, "split_kernel"),
-    "few-rows": (lambda: torch.empty(131, 16384), -1, "split_kernel"),
-    "batches-of-columns": (lambda: torch.empty(4, 100, 8), 1, "softmax_kernel"),
-    "long-columns": (lambda: torch.empty(100000, 2), 0, "split_kernel"),
-    "long-float64": (lambda: torch.empty(2, 100000).double(), -1, "online_kernel"),
-    "more-programs-than-fit": (lambda: torch.empty(2, 2**23), -1, "online_kernel"),
-    "strides": (lambda: torch.empty(2, 3, 4, 5)[:, ::2, ::2], -1, "softmax_kernel"),
-}
-
-
-@pytest.mark.parametrize(("make", "dim", "kernel"), CASES.values(), ids=CASES)
-def test_plan_chooses_the_kernel(make, dim, kernel):
-    x = make().to(DEVICE)
-    launches = capture_launches(lambda x: softmax(x, dim), x, gpu=H200)
-    assert [it.qualname for it in launches] == [kernel]
 
 
 def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
