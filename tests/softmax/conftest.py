@@ -66,3 +66,23 @@ class FakeGpu:
 @pytest.fixture
 def fake_gpu(monkeypatch):
     return FakeGpu(monkeypatch)
+
+
+@pytest.fixture
+def other_matrices():
+    """Of a matrix of float32: ones like it, each different in one thing that a plan depends on."""
+
+    def others(x):
+        m, n = x.shape
+        memory = x.new_zeros(2 * m * n + 64)
+        return {
+            "dtype": x.half(),
+            "width": x[:, : n - 2],
+            "height": x[: m - 1],
+            "strides": memory[: 2 * m * n].view(m, 2 * n)[:, :n],
+            "transposed": memory[: m * n].view(n, m).t(),
+            "alignment": memory[1 : m * n + 1].view(m, n),
+            "alignment-to-8": memory[2 : m * n + 2].view(m, n),
+        }
+
+    return others

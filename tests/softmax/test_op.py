@@ -1,10 +1,12 @@
-import math
 import subprocess
 import sys
 import textwrap
+import timeit
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,10 +64,6 @@ def either(request):
         request.getfixturevalue("small")
 
 
-def kernels_of(fn, *tensors):
-    return [it.name for it in count(fn, tensors).ops]
-
-
 # A matrix for each kernel: its shape, the dimension, the dtype.
 KERNELS = {
     "softmax_kernel": ((5, 12), 1, "float32"),
@@ -82,8 +80,8 @@ EACH = pytest.mark.parametrize(("shape", "dim", "name"), KERNELS.values(), ids=K
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_tested(small, kernel):
     shape, dim, name = KERNELS[kernel]
-    names = kernels_of(lambda x: softmax(x, dim), matrix(*shape, name))
-    assert kernel.partition("-")[0] in names
+    ops = count(lambda x: softmax(x, dim), matrix(*shape, name)).ops
+    assert kernel.partition("-")[0] in [it.name for it in ops]
 
 
 def assert_softmax_along(dim, x):
@@ -101,14 +99,25 @@ def assert_softmax_along(dim, x):
 # ---- any shape, dimension, strides, dtype
 
 
-def laid_out(sizes, order, gaps, repeats, offset, dtype):
-    """A tensor whose dimensions lie in memory in `order`, with gaps between its elements."""
-    strides, step = [0] * len(sizes), 1
-    for at, gap in zip(order, gaps, strict=False):
+def draw_tensor(data, sizes, dtype):
+    """One whose dimensions lie in memory in any order, with gaps between its elements."""
+    rank = len(sizes)
+    gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank))
+    repeats = data.draw(st.integers(0, 2 * rank))  # the dimension that repeats its elements
+    offset = data.draw(st.integers(0, 3))
+    strides, step = [0] * rank, 1
+    for at, gap in zip(data.draw(st.permutations(range(rank))), gaps, strict=True):
         strides[at] = 0 if at == repeats else step + gap
         step = max(step, strides[at] * max(1, sizes[at]))
-    memory = matrix(1, offset + step + 1, dtype).view(-1)
-    return memory.as_strided(sizes, strides, offset)
+    return matrix(1, offset + step + 1, dtype).view(-1).as_strided(sizes, strides, offset)
+
+
+def draw_sizes(data, least):
+    """The sizes of a tensor, and the dimension of its columns."""
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
+    sizes[dim] = data.draw(st.integers(least, 40), "columns")
+    return sizes, dim
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
@@ -119,18 +128,8 @@ def test_softmax_of_any_tensor(either, examples):
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        rank = data.draw(st.integers(1, 5), "rank")
-        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
-        dim = data.draw(st.integers(-rank, rank - 1), "dim")
-        sizes[dim] = data.draw(st.integers(0, 40), "columns")
-        x = laid_out(
-            sizes,
-            data.draw(st.permutations(range(rank))),
-            data.draw(st.lists(st.sampled_from([0, 0, 0, 1, 3]), min_size=rank, max_size=rank)),
-            data.draw(st.integers(0, 2 * rank)),  # the dimension that repeats its elements
-            data.draw(st.integers(0, 3)),
-            data.draw(st.sampled_from(op.FLOATS), "dtype"),
-        )
+        sizes, dim = draw_sizes(data, least=0)
+        x = draw_tensor(data, sizes, data.draw(st.sampled_from(op.FLOATS), "dtype"))
         special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
         if x.numel() and special:
             x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
@@ -159,35 +158,17 @@ def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     assert ((found - expected).abs() <= bound).all()
 
 
-def test_softmax_of_long_rows_in_two_strides(either):
-    for n in (17, 130):  # split, and in passes
-        x = matrix(6, n).view(2, 3, n)[:, :2]
-        torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
-        expected = gradient(lambda x: torch.softmax(x, -1), x, x.cos())
-        torch.testing.assert_close(gradient(softmax, x, x.cos()), expected)
-
-
 def test_softmax_of_a_scalar():
     for dtype, dim in product(op.FLOATS, (-1, 0)):
         y = softmax(torch.tensor(3.0, dtype=dtype, device=DEVICE), dim)
         assert (y.item(), y.shape, y.dtype) == (1.0, (), dtype)
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)], ids=str)
-def test_softmax_of_an_empty_tensor(shape):
-    x = torch.empty(shape, dtype=torch.float16, device=DEVICE)
-    for dim in range(-len(shape), len(shape)):
-        y = softmax(x, dim, dtype=torch.float32)
-        assert (y.shape, y.dtype) == (shape, torch.float32)
-    x.requires_grad_()
-    softmax(x).sum().backward()
-    assert x.grad.shape == shape
-
-
 @pytest.mark.parametrize(
     "strides", [(2**30, 40, 1), (3, 1, 2**30), (1, 2**30, 3)], ids=["matrices", "columns", "rows"]
 )
-def test_offsets_outgrow_int32(either, strides):
+def test_offsets_of_a_batch_outgrow_int32(strides):
+    """Each dimension that is far apart is once the batch, the rows, and the columns."""
     x, dy = (matrix(9, 3, "float16", seed=seed).view(3, 3, 3) for seed in (0, 1))
     for dim in range(3):
         assert_softmax_along(dim, far(x, strides))
@@ -217,14 +198,7 @@ def test_softmax_converts_first(either):
         assert_softmax(lambda _, y=y: y, x.to(result))
 
 
-def test_softmax_converts_what_does_not_fit(either):
-    x = torch.tensor([[1e5, 1.0, -1e5], [6e4, 1.0, -1e5]], device=DEVICE)
-    y = softmax(x, dtype=torch.float16)
-    assert y[0].isnan().all()
-    assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
-
-
-@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "bool", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["int64", "bool", "float8_e5m2"])
 def test_softmax_of_another_dtype_needs_one(name):
     x = torch.tensor([[1, 2, 0], [5, 0, 0]], device=DEVICE).to(getattr(torch, name))
     assert_softmax(lambda _: softmax(x, dtype=torch.float32), x.float())
@@ -240,10 +214,9 @@ def zeros(*shape, **options):
 
 
 ERRORS = {
-    "dim-too-large": (lambda fn: fn(zeros(2, 3), 2), IndexError, r"dim 2 .* 2 .*\(2, 3\)"),
+    "dim-too-large": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .* 2 .*\(2, 0\)"),
     "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
     "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
-    "dim-of-an-empty": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .*\(2, 0\)"),
     "to-integers": (
         lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
     ),
@@ -266,12 +239,10 @@ def test_softmax_refuses(case):
             call(torch.softmax)
 
 
-def test_softmax_refuses_what_is_no_tensor_no_dim_and_no_dtype():
+def test_softmax_refuses_what_is_no_dim_and_no_dtype():
     x = zeros(2, 3, device=DEVICE)
     softmax(x, 1)
-    with pytest.raises(TypeError, match=r"^softmax: x is a list, not a tensor"):
-        softmax([[1.0]])
-    for dim in (1.0, "1", None, torch.float32):  # also where 1 is planned, which equals 1.0
+    for dim in (1.0, "1", None):  # also where 1 is planned, which equals 1.0
         for fn in (softmax, torch.vmap(softmax, in_dims=(0, None))):
             with pytest.raises(TypeError):
                 fn(x, dim)
@@ -292,26 +263,13 @@ def test_softmax_refuses_a_tensor_whose_memory_was_freed():
 # ---- what it moves
 
 
-VIEWS = {
-    "columns": (lambda: matrix(5, 16), 0),
-    "of-three-dimensions": (lambda: matrix(6, 16).view(2, 3, 16), 2),
-    "dimension-in-the-middle": (lambda: matrix(6, 16).view(2, 3, 16), 1),
-    "rows-in-another-order": (lambda: matrix(6, 16).view(2, 3, 16).transpose(0, 1), 2),
-}
-
-
-@pytest.mark.parametrize(("make", "dim"), VIEWS.values(), ids=VIEWS)
-def test_softmax_touches_each_element_once(make, dim):
-    x, written = make(), []
+@pytest.mark.parametrize("dim", [1, 2], ids=["in-the-middle", "rows-in-another-order"])
+def test_softmax_touches_each_element_of_a_batch_once(dim):
+    x, written = matrix(6, 16).view(2, 3, 16).transpose(0, 2 - dim), []
     traffic = count(lambda x: written.append(softmax(x, dim)), x, trace=True)
     assert [it.name for it in traffic.ops] == ["softmax_kernel"]  # nothing is copied
     assert_touches_once(traffic, "x_ptr", x)
     assert_touches_once(traffic, "y_ptr", written[0])
-    assert (traffic.read_elements, traffic.written_elements) == (x.numel(), x.numel())
-
-
-WIDTHS = (*range(1, 35), 47, 48, 49, 63, 64, 65, 77, 100, 127, 129, 135, 168, 197, 257, 300, 391)
-WIDTHS += (500, 513, 519, 641, 648, 781, 1001, 1024, 1025, 1100, 2049, 2056, 2063)
 
 
 def placed(x, step, start):
@@ -321,99 +279,21 @@ def placed(x, step, start):
     return memory.as_strided((m, n), (step, 1), start).copy_(x)
 
 
-def assert_moves_once(tensors, fn, judge):
-    results = []
-    [kernel] = count(lambda *it: results.append(fn(*it)), tensors).ops
-    size = tensors[0].numel()
-    assert (kernel.read_elements, kernel.written_elements) == (len(tensors) * size, size)
-    assert_correct(judge, lambda *_: results[0], *tensors)
-
-
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "widths",
-    [WIDTHS, pytest.param(range(3, 1100, 9), marks=pytest.mark.slow)],
-    ids=["some-widths", "many-widths"],
-)
-def test_rows_of_each_width_that_start_anywhere(widths, name):
-    """Each number is loaded once, whatever number of rows is left for the last program."""
-    gradients = SOFTMAX_BACKWARD
-    for i, n in enumerate(widths):
-        tile = rule.row_tile(n, FLOATS[name].itemsize, 1, H200, 16 // FLOATS[name].itemsize)
-        m, start, apart = (1, 2, tile.rows, tile.rows + 1, 9)[i % 5], i % 8, (0, 0, 1, 8, 3)[i % 5]
-        y, dy = (placed(x, n + apart, start) for x in gradients.arguments((m, n), name).tensors)
-        assert_moves_once((dy,), softmax, "softmax")
-        assert_moves_once((y, dy), lambda y, dy: backward(dy, y, 1, y.dtype), gradients)
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_rows_that_start_elsewhere_in_each_tensor(data):
-    n, m = data.draw(st.integers(1, 300), "n"), data.draw(st.integers(1, 40), "m")
-    name = data.draw(st.sampled_from(sorted(FLOATS)), "dtype")
-    y, dy = (
-        placed(x, n + data.draw(st.integers(0, 9)), data.draw(st.integers(0, 8)))
-        for x in SOFTMAX_BACKWARD.arguments((m, n), name).tensors
-    )
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-    assert_softmax_along(1, dy)
-
-
-@pytest.mark.parametrize("n", [77, 300, 2049, 2056, 2063])
-def test_rows_whose_ends_matter(n, dtype):
-    """Whole vectors, and fewer elements before and after them than a vector has."""
-    x = matrix(9, n, dtype)  # of which rows start at all distances from a vector
-    x[2], x[3:5], x[3, 0], x[4, -1] = -INF, -50, 50, 50  # the maximum at an end of the row
-    x[5, 0] = x[6, -1] = NAN
-    assert_softmax(softmax, x)
-    y, dy = SOFTMAX_BACKWARD.arguments((9, n), str(dtype).removeprefix("torch.")).tensors
-    y[2, :3], y[3, -3:], y[4] = 1, 1, 0  # what the sum is made of lies at an end of the row
-    dy[2, :3], dy[3, -3:] = 50, -50
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
 def test_softmax_of_batches_of_rows_that_start_anywhere():
-    x = matrix(12, 2051).view(3, 4, 2051)
-    assert_softmax(lambda x: softmax(x.view(3, 4, 2051)).view(12, 2051), x.view(12, 2051))
+    for n in (41, 2051):
+        x = matrix(12, n).view(3, 4, n)
+        assert_softmax(lambda x, n=n: softmax(x.view(3, 4, n)).view(12, n), x.view(12, n))
 
 
-@pytest.mark.parametrize(
-    ("n", "name"),
-    [
-        *((9215, "float32"), (9216, "float32"), (50257, "float32"), (65537, "bfloat16")),
-        pytest.param(131072, "float32", marks=pytest.mark.slow),
-        pytest.param(131072, "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_traffic_of_long_rows(n, name):
-    """Programs that share a row exchange a word for a 0 each, and read the words of all."""
-    x = matrix(2, n, name)
-    *zeros, kernel = count(softmax, x).ops
-    parts = zeros[0].written_elements // 2 if zeros else 0
-    assert (parts > 1) == (n * x.element_size() >= tuned("few_rows_bytes"))
-    assert kernel.read_elements == 2 * n + 2 * parts * (parts + 1)
-    assert kernel.written_elements == 2 * n + 2 * parts
-
-
-@pytest.mark.parametrize("n", [4, 5, 781])
-def test_traffic_of_softmax_and_its_gradient(n):
-    def both(x, dy):
-        torch.autograd.grad(softmax(x.requires_grad_()), x, dy)
-
-    traffic = count(both, (matrix(3, n), matrix(3, n)))
-    assert [it.name for it in traffic.ops] == ["softmax_kernel", "softmax_backward_kernel"]
-    assert (traffic.read_elements, traffic.written_elements) == (3 * 3 * n, 2 * 3 * n)
-
-
-def test_traffic_of_a_gradient_of_another_dtype():
-    """It is converted where it is computed, by no operation of its own."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_traffic_of_softmax_and_its_gradient(dtype):
+    """Another dtype is converted where it is computed, by no operation of its own."""
     traffic = count(
-        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40, "float16"), backward=True
+        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40).to(dtype), backward=True
     )
-    assert [[it.name for it in each.ops] for each in (traffic, traffic.backward)] == [
-        ["softmax_kernel"],
-        ["softmax_backward_kernel"],
-    ]
+    both = [(each.ops[0].name, each.read_elements) for each in (traffic, traffic.backward)]
+    assert both == [("softmax_kernel", 120), ("softmax_backward_kernel", 240)]
+    assert len(traffic.ops) == len(traffic.backward.ops) == 1
 
 
 @pytest.mark.parametrize("factor", [1, 0], ids=["any-gradient", "a-gradient-of-zero"])
@@ -429,12 +309,6 @@ def test_traffic_of_split_rows_backward(small, factor):
     assert zeros.written_elements == 7 * 3
     assert kernel.written_elements == 7 * 40 + 7 * 3
     assert kernel.read_elements == 2 * 7 * 40 + 7 * 3 * (1 + 3)
-
-
-def test_traffic_in_two_passes(small):
-    x = matrix(18, 20, "float64")
-    [kernel] = count(softmax, x).ops
-    assert (kernel.read_elements, kernel.written_elements) == (2 * x.numel(), x.numel())
 
 
 # ---- autograd
@@ -459,14 +333,6 @@ def test_gradient_of_softmax(small, shape, dim, name):
         assert ((found - expected).abs() <= room).all()
 
 
-@pytest.mark.parametrize("n", [17, 40, 97])
-def test_backward_of_each_dtype(small, n):
-    for dtype in op.FLOATS:
-        y = torch.softmax(matrix(5, n, torch.float64), 1).to(dtype)
-        dy = matrix(5, n, torch.float64, seed=1).to(dtype)
-        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
 @pytest.mark.parametrize(
     "examples", [15, pytest.param(80, marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -474,29 +340,18 @@ def test_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        rank = data.draw(st.integers(1, 4), "rank")
-        sizes = [data.draw(st.integers(0, 4)) for _ in range(rank)]
-        dim = data.draw(st.integers(-rank, rank - 1), "dim")
-        sizes[dim] = data.draw(st.integers(1, 40), "columns")
-        y, dy = (
-            laid_out(
-                sizes,
-                data.draw(st.permutations(range(rank))),
-                data.draw(st.lists(st.integers(0, 1), min_size=rank, max_size=rank)),
-                data.draw(st.integers(0, 2 * rank)),
-                data.draw(st.integers(0, 3)),
-                "float32",
-            )
-            for _ in range(2)
-        )
+        sizes, dim = draw_sizes(data, least=1)
+        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
+        y, dy = draw_tensor(data, sizes, dtype), draw_tensor(data, sizes, dtype)
         y = y.sigmoid() if data.draw(st.booleans()) else y
         found = backward(dy, y, dim, y.dtype)
         y, dy = y.double(), dy.double()
         size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
         expected = y * (dy - (y * dy).sum(dim, keepdim=True))
-        error = (found - expected).abs()
+        eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+        room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
         assert found.shape == expected.shape and found.is_contiguous()
-        assert (error <= 1e-6 * y.abs() * (dy.abs() + size) + 1e-12).all()
+        assert ((found - expected).abs() <= room).all()
 
     check()
 
@@ -504,10 +359,8 @@ def test_backward_of_any_tensors(either, examples):
 def test_gradient_has_the_dtype_of_x():
     for dtype, result in product(op.FLOATS, repeat=2):
         x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
-        found, expected = (
-            gradient(lambda x, fn=fn, result=result: fn(x, 1, dtype=result), x, dy)
-            for fn in (softmax, torch.softmax)
-        )
+        fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
+        found, expected = (gradient(fn, x, dy) for fn in fns)
         assert found.dtype == expected.dtype == dtype
         eps = max(torch.finfo(it).eps for it in (dtype, result))
         torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
@@ -522,45 +375,16 @@ def test_gradient_is_rounded_to_the_dtype_of_the_result(small, shape, dim, name)
     assert torch.equal(found, found.half().float())
 
 
-@pytest.mark.parametrize("row", [{0: NAN}, {3: -INF}, dict.fromkeys(range(8), -INF)], ids=str)
-def test_gradient_is_nan_where_that_of_pytorch_is(row):
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_gradient_is_nan_where_that_of_pytorch_is(value):
     x = matrix(3, 8)
-    for col, value in row.items():
-        x[1, col] = value
+    x[1, 3], x[2] = value, -INF
     for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
-        found, expected = (
-            gradient(lambda x, fn=fn: fn(x, 1), x, dy) for fn in (softmax, torch.softmax)
-        )
+        found, expected = (gradient(fn, x, dy) for fn in (softmax, partial(torch.softmax, dim=1)))
         assert torch.equal(found.isnan(), expected.isnan())
 
 
 # ---- which kernel, and what is kept
-
-
-CASES = {
-    "rows": (lambda: torch.empty(8, 1000), -1, "softmax_kernel"),
-    "widest-row": (lambda: torch.empty(132, 16384), -1, "softmax_kernel"),
-    "wider-rows": (lambda: torch.empty(132, 16388), -1, "split_kernel"),
-    "few-rows": (lambda: torch.empty(131, 16384), -1, "split_kernel"),
-    "columns": (lambda: torch.empty(1000, 8), 0, "softmax_kernel"),
-    "batches-of-columns": (lambda: torch.empty(4, 100, 8), 1, "softmax_kernel"),
-    "long-rows": (lambda: torch.empty(2, 100000), -1, "split_kernel"),
-    "long-columns": (lambda: torch.empty(100000, 2), 0, "split_kernel"),
-    "long-float64": (lambda: torch.empty(2, 100000).double(), -1, "online_kernel"),
-    "more-programs-than-fit": (lambda: torch.empty(2, 2**23), -1, "online_kernel"),
-    "more-dimensions-than-two": (
-        lambda: torch.empty(2, 3, 4, 5)[:, ::2, ::2],
-        -1,
-        "softmax_kernel",
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "dim", "kernel"), CASES.values(), ids=CASES)
-def test_plan_chooses_the_kernel(make, dim, kernel):
-    x = make().to(DEVICE)
-    launches = capture_launches(lambda x: softmax(x, dim), x, gpu=H200)
-    assert [it.qualname for it in launches] == [kernel]
 
 
 def test_plan_reads_rows_twice_for_no_other_reason(monkeypatch):
@@ -585,31 +409,19 @@ def planned(monkeypatch):
     return made
 
 
-def other_matrices(x):
-    """Matrices like `x`, each different in one thing that a plan depends on."""
-    m, n = x.shape
-    memory = torch.zeros(2 * m * n + 64, device=DEVICE)
-    return {
-        "the-same": x,
-        "dtype": x.double(),
-        "shape": x[:2],
-        "strides": memory[: 2 * m * n].view(m, 2 * n)[:, :n],
-        "transposed": x.t().contiguous().t(),
-        "alignment": memory[1 : m * n + 1].view(m, n),
-        "alignment-to-8": memory[2 : m * n + 2].view(m, n),
-    }
-
-
-def test_a_plan_is_made_once_per_kind_of_call(planned):
+def test_a_plan_is_made_once_per_kind_of_call(planned, other_matrices):
     x = matrix(3, 8)
-    calls = {"dim": lambda: softmax(x, 0), "result": lambda: softmax(x, dtype=torch.float64)}
+    calls = {
+        "x": lambda: softmax(x), "y-and-dy": lambda: backward(x, x, 1, x.dtype),
+        "dim": lambda: softmax(x, 0), "dim-of-backward": lambda: backward(x, x, 0, x.dtype),
+        "result": lambda: softmax(x, dtype=torch.float64),
+        "dtype-of-dx": lambda: backward(x, x, 1, torch.float16),
+    }  # fmt: skip
     for name, it in other_matrices(x).items():
         calls[f"{name}-of-x"] = lambda it=it: softmax(it)
-        calls[f"{name}-of-y"] = lambda it=it: backward(x[: len(it)], it, 1, torch.float32)
-        calls[f"{name}-of-dy"] = lambda it=it: backward(it, x[: len(it)], 1, torch.float32)
-    del calls["the-same-of-dy"], calls["shape-of-dy"]  # those of y
-    calls["dim-of-backward"] = lambda: backward(x, x, 0, torch.float32)
-    calls["dtype-of-dx"] = lambda: backward(x, x, 1, torch.float16)
+        calls[f"{name}-of-y"] = lambda it=it: backward(x[: len(it), : it.shape[1]], it, 1, x.dtype)
+        if it.shape == x.shape:  # that of y
+            calls[f"{name}-of-dy"] = lambda it=it: backward(it, x, 1, x.dtype)
     for gpu in (None, H200, find_gpu("L4")):
         calls[f"captured-for-{gpu}"] = lambda gpu=gpu: captured(gpu)
 
@@ -624,23 +436,10 @@ def test_a_plan_is_made_once_per_kind_of_call(planned):
         assert len(planned) == before + 1, name
 
 
-class FarTensor:
-    """A tensor on a GPU, as far as a launch looks before that is the current one."""
-
-    def __init__(self, index=1):
-        self.index = index
-
-    def get_device(self):
-        return self.index
-
-    @property
-    def dtype(self):
-        raise LookupError(f"GPU {op.current_gpu()}")
-
-
-@pytest.mark.parametrize("current", [0, 1])
-def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, current):
-    used = [current]
+@pytest.mark.parametrize(("index", "started_on"), [(1, 1), (0, 0), (-1, 0)])
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, index, started_on):
+    """A tensor on the CPU asks for none."""
+    used, planning_on = [0], []
 
     @contextmanager
     def device(index):
@@ -649,86 +448,33 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, current):
         used.pop()
 
     monkeypatch.setattr(op, "current_gpu", lambda: used[-1])
+    monkeypatch.setattr(op, "capture", lambda: planning_on.append(used[-1]))
     monkeypatch.setattr(torch.cuda, "device", device)
-    far = FarTensor()
-    for call in (
-        lambda: op._forward(far, -1, torch.float32),
-        lambda: backward(far, far, -1, torch.float32),
-    ):
-        with pytest.raises(LookupError, match="GPU 1"):
+    far = SimpleNamespace(get_device=lambda: index)  # all that is asked before
+    for call in (lambda: op._forward(far, -1, None), lambda: backward(far, far, -1, None)):
+        with pytest.raises(AttributeError, match="dtype"):
             call()
-
-
-def test_a_tensor_on_the_cpu_asks_for_no_gpu(monkeypatch):
-    monkeypatch.setattr(op, "current_gpu", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
-    with pytest.raises(LookupError):
-        op._forward(FarTensor(-1), -1, torch.float32)
+    assert planning_on == [started_on] * 2
 
 
 # ---- as_rows
 
 
-@st.composite
-def views(draw, tensors=2):
-    """Tensors of one shape, each in a memory order of its own, with gaps and repeated elements."""
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-    found = []
-    for i in range(tensors):
-        order = draw(st.permutations(range(len(sizes))))
-        strides, step = [0] * len(sizes), 1
-        for at in order:
-            strides[at] = draw(st.sampled_from([step, step, step, step + 1, 0 if i else step]))
-            step = max(step, strides[at]) * sizes[at]
-        found.append(torch.empty(2 * step).as_strided(sizes, strides))
-    return found, draw(st.integers(0, len(sizes) - 1))
-
-
-def rows_of(sizes, *strides):
-    """For each row, where its elements lie in each tensor; the rows in no order."""
-    return sorted(
-        [
-            tuple(sum(map(math.prod, zip((*i, j), s, strict=True))) for s in strides)
-            for j in range(sizes[-1])
-        ]
-        for i in product(*map(range, sizes[:-1]))
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(case=views())
-def test_as_rows_reaches_each_row_once(case):
-    tensors, dim = case
-    sizes, strides = as_rows(tensors, dim)
-    assert len(sizes) >= 3 and {len(s) for s in strides} == {len(sizes)}
-    last = [t.movedim(dim, -1) for t in tensors]
-    assert rows_of(sizes, *strides) == rows_of(last[0].shape, *(t.stride() for t in last))
-
-
 @pytest.mark.parametrize(
     ("make", "dim", "expected"),
     [
-        pytest.param(lambda x: x, -1, [1, 24, 5], id="contiguous"),
-        pytest.param(lambda x: x, 0, [1, 60, 2], id="first-dimension"),
-        pytest.param(lambda x: x, 1, [2, 20, 3], id="in-the-middle"),
-        pytest.param(lambda x: x.permute(2, 1, 0, 3), -1, [1, 24, 5], id="rows-in-another-order"),
-        pytest.param(lambda x: x[..., :4], -1, [1, 24, 4], id="padded-rows"),
-        pytest.param(lambda x: x[:, :2], -1, [2, 8, 5], id="padded-matrices"),
-        pytest.param(lambda x: x[:, ::2, ::2], -1, [2, 2, 2, 5], id="too-many-to-join"),
-        pytest.param(lambda x: x[:, :1].expand(2, 9, 4, 5), -1, [2, 4, 9, 5], id="repeated"),
+        pytest.param(lambda x: [x, x], 0, [1, 60, 2], id="first-dimension"),
+        pytest.param(lambda x: [x, x], 1, [2, 20, 3], id="in-the-middle"),
+        pytest.param(lambda x: [x.permute(2, 1, 0, 3)], 3, [1, 24, 5], id="rows-in-another-order"),
+        pytest.param(lambda x: [x[:, :2]], 3, [2, 8, 5], id="padded-matrices"),
+        pytest.param(lambda x: [x[:, ::2, ::2]], 3, [2, 2, 2, 5], id="too-many-to-join"),
+        pytest.param(lambda x: [x[:, :1].expand(2, 9, 4, 5)], 3, [2, 4, 9, 5], id="repeated"),
+        pytest.param(lambda x: [x[:, :2], x[:, :2].clone()], 3, [2, 8, 5], id="only-one-can"),
     ],
 )
 def test_as_rows_joins_what_it_can(make, dim, expected):
-    x = make(torch.empty(2, 3, 4, 5))
-    y = torch.empty_strided(x.shape, x.stride()) if 0 not in x.stride() else x
-    sizes, _ = as_rows([y, x], dim % x.dim())
-    assert sizes == expected
-
-
-def test_as_rows_joins_only_what_all_of_the_tensors_can():
-    x = torch.empty(2, 3, 5)
-    assert as_rows([x, x], 2)[0] == [1, 6, 5]
-    assert as_rows([torch.empty(2, 4, 5)[:, :3], x], 2)[0] == [2, 3, 5]
+    """In all of the tensors at once."""
+    assert as_rows(make(torch.empty(2, 3, 4, 5)), dim)[0] == expected
 
 
 # ---- compiled
@@ -748,26 +494,20 @@ def compiled(target, widths, name, inputs, m=H200.num_sms):
 @pytest.mark.slow
 @pytest.mark.parametrize("inputs", [1, 2])  # that a program holds
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
-def test_widest_rows_compile_without_spills_to_wide_loads(name, inputs):
-    """The widest for each number of warps; and long rows, which are split or read twice."""
-    widths = [32 * warps * tuned("lane_bytes") // FLOATS[name].itemsize // inputs for warps in
-              (1, 2, 4, 8)]  # fmt: skip
-    widths += [131072, 2**19] if name != "float64" else []
-    for kernel in compiled("sm_90", widths, name, inputs):
-        words = {64} if kernel.kernel.startswith("split") else set()
-        assert kernel.spill_bytes == 0
-        assert set(kernel.load_bits) == {128} | words and set(kernel.store_bits) == {128}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inputs", [1, 2])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_rows_that_start_anywhere_compile_to_wide_loads(name, inputs):
-    """Each number is loaded once: as many bits as are stored."""
-    widths = (65, 135, 197, 321, 519, 781, 4095)
-    for n, kernel in zip(widths, compiled("sm_90", widths, name, inputs), strict=True):
-        assert kernel.load_bits[128] and not kernel.spill_bytes, n
-        assert kernel.load_bits[128] == inputs * kernel.store_bits[128], n
+def test_rows_compile_without_spills_to_wide_loads(name, inputs):
+    """The widest for each number of warps; long ones, split or read twice; and odd ones."""
+    itemsize, odd = FLOATS[name].itemsize, []
+    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
+    if itemsize < 8:
+        widths += [131072, 2**19]
+        odd = [65, 135, 197, 321, 519, 781, 4095]
+    for n, kernel in zip(widths + odd, compiled("sm_90", widths + odd, name, inputs), strict=True):
+        assert kernel.spill_bytes == 0, n
+        if n in odd:  # each number is loaded once: as many bits as are stored
+            assert kernel.load_bits[128] == inputs * kernel.store_bits[128] > 0, n
+        else:
+            words = {64} if kernel.kernel.startswith("split") else set()
+            assert set(kernel.load_bits) == {128} | words and set(kernel.store_bits) == {128}, n
 
 
 @pytest.mark.slow
@@ -794,7 +534,7 @@ LONG = [((64, 2**17), torch.float32), ((300, 100000), torch.bfloat16)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 1000, 32768, 2**20], ids=str)
+@pytest.mark.parametrize("n", [1, 1000, 2**20], ids=str)
 def test_softmax_past_two_to_the_31_elements(n):
     m = 2**31 // n + 600
     if torch.cuda.mem_get_info()[0] < 3 * m * n * 2:
@@ -805,51 +545,38 @@ def test_softmax_past_two_to_the_31_elements(n):
     x[-1], x[-2] = x[0], 0
     y = softmax(x)
     assert torch.equal(y[-1], y[0])
+    dx = backward(x, y, 1, y.dtype)
     for part in (slice(0, 3), slice(-3, None), slice(m // 2, m // 2 + 3)):
         assert_softmax(lambda _, part=part: y[part], x[part])
-    dx = backward(x, y, 1, y.dtype)
-    for part in (slice(0, 3), slice(-3, None)):
         expected = SOFTMAX_BACKWARD.reference(y[part].double(), x[part].double())
         torch.testing.assert_close(dx[part].double(), expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
-def test_softmax_in_a_cuda_graph(shape, dtype):
-    x = torch.randn(shape, device=DEVICE, dtype=dtype)
-    softmax(x)  # planned and compiled before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = softmax(x)
-    for _ in range(5):
-        x.normal_()
-        graph.replay()
-        assert torch.equal(y, softmax(x))
-        assert_softmax(lambda _: y[:3], x[:3])
-
-
-@pytest.mark.gpu
-def test_softmax_with_its_gradient_in_a_cuda_graph():
-    x = torch.randn(64, 2**17, device=DEVICE, requires_grad=True)
+def test_softmax_with_its_gradient_in_a_cuda_graph(shape, dtype):
+    x = torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True)
     dy = torch.randn_like(x)
 
     def step():
-        return torch.autograd.grad(softmax(x), x, dy)[0]
+        y = softmax(x)
+        return y.detach(), torch.autograd.grad(y, x, dy)[0]
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step()
+        step()  # planned and compiled before the capture
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        dx = step()
-    for _ in range(3):
+        found = step()
+    for _ in range(5):
         with torch.no_grad():
             x.normal_()
         dy.normal_()
         graph.replay()
-        assert torch.equal(dx, step())
+        assert all(map(torch.equal, found, step()))
+        assert_softmax(lambda _: found[0][:3], x.detach()[:3])
 
 
 @pytest.mark.gpu
@@ -874,123 +601,75 @@ def test_softmax_on_several_streams_at_once():
     )
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_softmax_of_split_rows_does_not_hang():
-    in_another_process(
-        """
-        xs = [torch.randn(m, n, device="cuda") for m, n in ((1, 70000), (3, 100000), (500, 70000))]
-        ys = [softmax(x) for x in xs]
-        for i in range(100_000):
-            j = i % 3 if i % 100 == 0 else i % 2
-            ys[j] = softmax(xs[j])
-        torch.cuda.synchronize()
-        for x, y in zip(xs, ys):
-            torch.testing.assert_close(y, torch.softmax(x, 1))
-        """,
-        seconds=540,
-    )
+PRODUCTS = """
+import torch
+a = torch.randn(4096, 4096, device="cuda")
+print("ready", flush=True)
+while True:
+    for _ in range(20):
+        a = (a @ a).clamp(-1, 1)
+    torch.cuda.synchronize()
+"""
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_softmax_of_split_rows_beside_another_process():
-    load = textwrap.dedent(
-        """
-        import torch
-        a = torch.randn(4096, 4096, device="cuda")
-        print("ready", flush=True)
-        while True:
-            for _ in range(20):
-                a = (a @ a).clamp(-1, 1)
-            torch.cuda.synchronize()
-        """
-    )
-    other = subprocess.Popen([sys.executable, "-c", load], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline() == "ready\n"
-        in_another_process(
-            """
-            x = torch.randn(500, 100000, device="cuda")
-            expected = softmax(x)
-            for _ in range(1000):
-                y = softmax(x)
-            torch.testing.assert_close(y, torch.softmax(x, 1))
-            assert torch.equal(y, expected)
-            """
+@pytest.mark.parametrize("times", [100_000, 1000], ids=["alone", "beside-another-process"])
+def test_softmax_of_split_rows_does_not_hang(times):
+    other = None
+    if times == 1000:
+        other = subprocess.Popen(
+            [sys.executable, "-c", PRODUCTS], stdout=subprocess.PIPE, text=True
         )
-        assert other.poll() is None, "the other process ended early"
+    try:
+        assert other is None or other.stdout.readline() == "ready\n"
+        in_another_process(
+            f"""
+            shapes = (1, 70000), (3, 100000), (500, 100000)
+            xs = [torch.randn(m, n, device="cuda") for m, n in shapes]
+            expected = [softmax(x) for x in xs]
+            ys = list(expected)
+            for i in range({times}):
+                j = i % 3 if {times} == 1000 or i % 100 == 0 else i % 2
+                ys[j] = softmax(xs[j])
+            for x, y, first in zip(xs, ys, expected):
+                torch.testing.assert_close(y, torch.softmax(x, 1))
+                assert torch.equal(y, first)
+            """,
+            seconds=540,
+        )
+        assert other is None or other.poll() is None, "the other process ended early"
     finally:
-        other.kill()
-        other.communicate()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "dtype"), [((512, 1000), torch.float32), *LONG], ids=str)
-def test_softmax_is_equal_bit_for_bit_a_hundred_times(shape, dtype):
-    x = torch.randn(shape, device=DEVICE, dtype=dtype)
-    y = softmax(x)
-    dx = backward(x, y, 1, dtype)
-    for _ in range(100):
-        assert torch.equal(softmax(x), y)
-        assert torch.equal(backward(x, y, 1, dtype), dx)
+        if other:
+            other.kill()
+            other.communicate()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 def test_softmax_under_autocast(name):
-    x = matrix(5, 40, name)
+    x, dy = matrix(5, 40, name), matrix(5, 40, seed=1)
     with torch.autocast("cuda"):
-        found, expected = softmax(x), torch.softmax(x, -1)
-        halved = softmax(x, dtype=torch.float16)
-    assert found.dtype == expected.dtype
-    assert halved.dtype == torch.float16
-    torch.testing.assert_close(found, expected)
-    with torch.autocast("cuda"):
-        found, expected = (
-            gradient(lambda x, fn=fn: fn(x, -1), x, matrix(5, 40, seed=1))
-            for fn in (softmax, torch.softmax)
-        )
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [1000, 1024, 8320, 100000])
-def test_softmax_of_views_of_another_alignment(n, dtype):
-    memory = torch.randn(5 * n + 8, device=DEVICE).to(dtype)
-    for offset in (0, 1, 2, 4, 8, 3, 0):
-        x = memory[offset:][: 5 * n].view(5, n)
-        assert_softmax(softmax, x)
-        y = softmax(x)
-        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, x)
+        assert softmax(x, dtype=torch.float16).dtype == torch.float16
+        for run in (lambda fn: fn(x, -1), lambda fn: gradient(lambda x: fn(x, -1), x, dy)):
+            torch.testing.assert_close(run(softmax), run(torch.softmax))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize(
-    "n", [1, 781, 2176, 8320, 32768, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
+    "n", [1, 781, 1000, 2176, 8320, 49152, 65536, 100000, 131072, 2**20, 2**20 + 1, MAX_ROW]
 )
 def test_softmax_and_backward_on_the_gpu(n, name):
-    x = matrix(max(2, 2**22 // n), n, name)
-    assert_softmax(softmax, x)
-    y, dy = SOFTMAX_BACKWARD.arguments(tuple(x.shape), name).tensors
-    assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("n", [781, 4096, 2**17])
-def test_softmax_on_another_gpu_than_the_current_one(n):
-    for index in (1, 0, 1):
-        x = matrix(9, n, device=f"cuda:{index}").requires_grad_()
-        y = softmax(x)
-        y.backward(dy := torch.randn_like(y))
-        assert (y.device, x.grad.device) == (x.device, x.device)
-        expected = torch.softmax(x.detach().double(), -1).requires_grad_()
-        assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-9)
-        gradient = expected * (dy - (expected * dy).sum(-1, keepdim=True))
-        assert torch.allclose(x.grad.double(), gradient, rtol=1e-4, atol=1e-8)
-        assert torch.cuda.current_device() == 0
+    """Right, and equal bit for bit, wherever rows start."""
+    m = max(2, 2**22 // n)
+    for start in (0, 1, 4, 8, 0):
+        y, dy = (placed(x, n, start) for x in SOFTMAX_BACKWARD.arguments((m, n), name).tensors)
+        assert_softmax(softmax, dy)
+        assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
+        found, dx = softmax(dy), backward(dy, y, 1, y.dtype)
+        for _ in range(5):
+            assert torch.equal(softmax(dy), found) and torch.equal(backward(dy, y, 1, y.dtype), dx)
 
 
 @pytest.mark.gpu
@@ -998,20 +677,9 @@ def test_softmax_on_another_gpu_than_the_current_one(n):
 @pytest.mark.parametrize("shape", [(16, 64), (1, 70000)], ids=["rows", "split-rows"])
 def test_softmax_costs_the_host_little(shape, requires_grad, most):
     """In times of torch.softmax's cost; launches are queued, so only the host counts."""
-    import time
-
     x = torch.randn(shape, device=DEVICE, requires_grad=requires_grad)
-
-    def seconds(fn):
-        best = math.inf
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(200):
-                fn()
-            best = min(best, time.perf_counter() - start)
-        return best / 200
-
-    ours, theirs = seconds(lambda: softmax(x)), seconds(lambda: torch.softmax(x, -1))
-    ratio = ours / theirs
-    assert ratio <= most, f"{1e6 * ours:.1f} µs, {ratio:.2f} times {1e6 * theirs:.1f} µs"
+    ours, theirs = (
+        min(timeit.repeat(lambda fn=fn: fn(x, -1), torch.cuda.synchronize, repeat=20, number=200))
+        for fn in (softmax, torch.softmax)
+    )
+    assert ours <= most * theirs, f"{1e6 * ours / 200:.1f} µs, {ours / theirs:.2f} times PyTorch's"

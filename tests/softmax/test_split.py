@@ -1,7 +1,5 @@
-import math
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import assert_softmax, assert_touches_once
+from cases import assert_softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ from memtraffic import device
 from memtraffic.compile import assembly, capture_launches
 from memtraffic.device import planning_gpu
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
-from memtraffic.kernels.exchange import first_missing, high_of, look, low_of, publish
+from memtraffic.kernels.exchange import high_of, look, low_of, publish
 from memtraffic.kernels.operands import shifted_vector
 from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.gradient import split_backward_kernel
@@ -114,36 +112,34 @@ def test_best_split_of_fewer_rows_takes_more_programs():
         assert m * each > enough
 
 
-def test_softmax_splits_as_it_is_asked():
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, (512, 8)), ({"chunks": 1}, (512, 1)), ({"block": 1024}, (1024, 8))],
+    ids=str,
+)
+def test_softmax_splits_as_it_is_asked(options, expected):
     x = torch.empty(2, 65536, device=DEVICE)
-
-    def constants(**options):
-        [found] = capture_launches(partial(split.softmax, **options), x, gpu=find_gpu("H200"))
-        return tuple(found.constants[name] for name in ("BLOCK", "CHUNKS"))
-
-    assert constants() == (512, 8)
-    assert constants(chunks=1) == (512, 1)
-    assert constants(block=1024) == (1024, 8)
+    [found] = capture_launches(partial(split.softmax, **options), x, gpu=H200)
+    assert (found.constants["BLOCK"], found.constants["CHUNKS"]) == expected
 
 
 # ---- softmax
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("looks", [LOOKS, 0], ids=["patient", "impatient"])
 def test_softmax_ends_between_chunks_and_parts(few_sms, chunks, looks):
-    for n in (1, 8, 9, 16, 17, 41, 64):
+    for n in (1, 8, 9, 16, 41, 64):
         assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=looks), matrix(3, n))
 
 
 @pytest.mark.slow
-def test_softmax_of_more_parts_than_lanes():
+@pytest.mark.parametrize("looks", [LOOKS, 0], ids=["patient", "impatient"])
+def test_softmax_of_more_parts_than_lanes(looks):
     """A warp of 32 lanes looks at the words of 40 programs."""
     x = matrix(2, 640)
     x[:, 600] = 50  # what the last lanes find matters
-    for looks in (LOOKS, 0):
-        options = {"block": 16, "chunks": 1, "looks": looks}
-        assert_softmax(partial(split.softmax, **options), x)
+    assert_softmax(partial(split.softmax, block=16, chunks=1, looks=looks), x)
 
 
 @pytest.mark.skipif(device.runs_on_gpu(), reason="a GPU says how many programs fit")
@@ -152,26 +148,17 @@ def test_softmax_that_needs_more_programs_than_fit(few_sms):
         in_parts(matrix(2, 129))
 
 
-ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
-
-
-@pytest.mark.slow
-def test_split_launch_of_two_dtypes(few_sms):
-    for n, x_dtype, y_dtype in ((88, "float32", "bfloat16"), (89, "bfloat16", "float16")):
-        x = matrix(5, n, x_dtype)
-        align = math.gcd(n, 16 // min(x.element_size(), getattr(torch, y_dtype).itemsize))
-        found = []
-        for looks in (LOOKS, 0):
-            y = torch.full((5, n), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
-            arguments = (y, *y.stride(), x, *x.stride())
-            parts = split_row(n, 8, 3, 1)
-            run = split.split_launch(
-                split.split_kernel, arguments, 5, n, parts, align=align, looks=looks
-            )
-            run(y, x)
-            assert_softmax(lambda _, y=y: y, x.to(y.dtype))
-            found.append(y)
-        assert torch.equal(*found)
+@pytest.mark.parametrize(("x_dtype", "y_dtype"), [("float32", "bfloat16"), ("bfloat16", "float16")])
+def test_split_launch_of_two_dtypes(few_sms, x_dtype, y_dtype):
+    x, found = matrix(2, 88, x_dtype), []
+    for looks in (LOOKS, 0):
+        y = torch.full((2, 88), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
+        arguments = (y, *y.stride(), x, *x.stride())
+        parts = split_row(88, 8, 3, 1)
+        split.split_launch(split.split_kernel, arguments, 2, 88, parts, align=4, looks=looks)(y, x)
+        found.append(y)
+    assert_softmax(lambda _: y, x.to(y.dtype))
+    assert torch.equal(*found)
 
 
 # ---- programs that do not wait
@@ -219,14 +206,20 @@ def assert_equal_bits(y, expected):
     assert torch.equal(y.view(integers), expected.view(integers))
 
 
-@ALL_NAN
-@pytest.mark.parametrize("order", ["by-turns", pytest.param("in-order", marks=INTERPRETED_ONLY)])
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize(
+    "order",
+    [
+        "by-turns",
+        pytest.param("in-order", marks=INTERPRETED_ONLY),
+        pytest.param("drawn", marks=[INTERPRETED_ONLY, pytest.mark.slow]),
+    ],
+)
 @pytest.mark.parametrize(
     ("n", "dtype"),
     [
         (41, torch.bfloat16),
         pytest.param(48, torch.float16, marks=pytest.mark.slow),
-        pytest.param(44, torch.float32, marks=pytest.mark.slow),
         pytest.param(113, torch.float32, marks=pytest.mark.slow),
     ],
 )
@@ -234,75 +227,43 @@ def assert_equal_bits(y, expected):
 def test_impatient_programs_find_the_same_bits(
     few_sms, monkeypatch, kernel, inputs, n, order, dtype
 ):
-    """Their results take the place of what they are computed from."""
+    """Their results take the place of what they are computed from.
+
+    One may help with a part whose program has already written its result over it.
+    """
     tensors = inputs(n, dtype)
     expected = into_itself(kernel, [it.clone() for it in tensors], LOOKS)
     if order == "in-order":
         one_after_the_other(monkeypatch)
+    elif order == "drawn":
+        in_any_order(monkeypatch, seed=0)
     for looks in (0, 2):
         found = into_itself(kernel, [it.clone() for it in tensors], looks)
         assert_equal_bits(found, expected)
-
-
-@pytest.mark.slow
-@ALL_NAN
-@INTERPRETED_ONLY
-@DIRECTIONS
-@pytest.mark.parametrize(("looks", "seed"), [(0, 0), (1, 1)])
-def test_programs_in_any_order_find_the_same_bits(
-    few_sms, monkeypatch, kernel, inputs, looks, seed
-):
-    """One may help with a part whose program has already written its result over it."""
-    tensors = inputs(113, torch.float32)
-    expected = into_itself(kernel, [it.clone() for it in tensors], LOOKS)
-    in_any_order(monkeypatch, seed)
-    found = into_itself(kernel, [it.clone() for it in tensors], looks)
-    assert_equal_bits(found, expected)
 
 
 @INTERPRETED_ONLY
 def test_a_program_whose_part_was_published_by_a_helper(few_sms, monkeypatch):
     """The first program of each row finds no other word, so it computes those of all."""
     one_after_the_other(monkeypatch)
-    m, n, parts = 3, 40, 3
-    x, written = matrix(m, n), []
-    traffic = count(lambda x: written.append(in_parts(x, looks=1)), x, trace=True)
-    assert_softmax(lambda _: written[0], x)
-    kernel = traffic.ops[-1]
+    x, parts = matrix(3, 40), 3
+    traffic = count(lambda x: in_parts(x, looks=1), x, trace=True)
     published = [
         it for it in traffic.accesses if (it.argument, it.kind) == ("slots_ptr", "written")
     ]
-    assert sorted(offset for it in published for offset in it.offsets) == list(range(m * parts))
+    assert sorted(offset for it in published for offset in it.offsets) == list(range(3 * parts))
     assert {it.program[0] for it in published} == {0, 3, 6}
-    first = 2 * 16 + 2 * (n - 16)  # columns it reads: its own ones and the others' twice
-    # It publishes its own word and looks; again for each missing one; and looks at all once more.
-    words = (1 + parts) + 2 * (1 + parts) + parts
-    others = 2 * (1 + parts) + (n - 16)
-    assert kernel.read_elements == m * (first + words + others)
-    assert kernel.written_elements == m * (n + parts)
-    assert_touches_once(traffic, "y_ptr", written[0])
+    assert traffic.ops[-1].written_elements == 3 * (40 + parts)
 
 
 # ---- what it moves
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "parts"),
-    [
-        pytest.param(1, 16, 1, id="one-program"),
-        pytest.param(1, 17, 2, id="two-parts"),
-        pytest.param(7, 40, 3, id="the-last-has-less"),
-        pytest.param(3, 128, 8, id="all-sms"),
-    ],
-)
+@pytest.mark.parametrize(("m", "n", "parts"), [(1, 16, 1), (1, 17, 2), (7, 40, 3), (3, 128, 8)])
 def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
-    x, written = matrix(m, n), []
-    traffic = count(lambda x: written.append(in_parts(x)), x, trace=True)
+    traffic = count(in_parts, matrix(m, n), trace=True)
     zeros, kernel = traffic.ops
-    assert_touches_once(traffic, "x_ptr", x)
-    assert_touches_once(traffic, "y_ptr", written[0])
-    assert (zeros.read_elements, zeros.written_elements) == (0, m * parts)
-    assert zeros.written_bytes == 8 * m * parts
+    assert (zeros.read_elements, zeros.written_bytes) == (0, 8 * m * parts)
     assert kernel.written_elements == m * n + m * parts
     # A compare-and-swap reads its word. All programs have published before the first one looks.
     assert kernel.read_elements == m * n + m * parts + m * parts * parts
@@ -336,7 +297,7 @@ def words(fake_gpu, monkeypatch):
 
     def take(n, times=1, stream=0):
         streams["current"] = stream
-        launch = SplitLaunch(_first_missing_kernel, (n, 1), (y, y), {}, num_warps=1)
+        launch = SplitLaunch(_exchange_kernel, (n, 1), (y, y), {}, num_warps=1)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: launch(y), range(times)))
         return taken[-times:]
@@ -414,12 +375,6 @@ def exchanged(x, silent=-1, looks=10_000):
     return y[..., :parts]
 
 
-def test_publish_and_look():
-    for parts in (1, 5):
-        x = matrix(parts, 2)
-        assert torch.equal(exchanged(x), x.t().expand(parts, 2, parts))
-
-
 @pytest.mark.slow
 def test_publish_keeps_every_bit():
     highs = [0.0, -0.0, -1.0, INF, -INF, NAN, 1e-45, -3.4e38, 3.4e38]
@@ -430,12 +385,12 @@ def test_publish_keeps_every_bit():
     assert torch.equal(found, bits.expand(len(x), *bits.shape))
 
 
-def test_look_gives_up():
-    for silent in (0, 2, 4):
-        x = matrix(5, 2) + 10
-        expected = x.clone()
-        expected[silent] = 0
-        assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(5, 2, 5))
+@pytest.mark.parametrize("silent", [-1, 0, 2])
+def test_look_finds_the_words_of_all_that_come_and_gives_up(silent):
+    x = matrix(3, 2) + 10
+    expected = x.clone()
+    expected[[it for it in [silent] if it >= 0]] = 0
+    assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(3, 2, 3))
 
 
 @INTERPRETED_ONLY
@@ -444,37 +399,6 @@ def test_look_looks_so_many_times():
         traffic = count(exchanged, (matrix(1, 2), 0, looks))
         [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
         assert kernel.read_elements == looks
-
-
-@triton.jit
-def _twice_kernel(slots_ptr, x_ptr):
-    publish(slots_ptr, tl.load(x_ptr), tl.load(x_ptr + 1))
-    publish(slots_ptr, tl.load(x_ptr + 2), tl.load(x_ptr + 3))
-
-
-def test_publish_keeps_only_the_first_word():
-    slot = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    _twice_kernel[(1,)](slot, torch.tensor([-2.5, 7.0, 3.5, 9.0], device=DEVICE))
-    assert slot.view(torch.float32).tolist() == [7.0, -2.5]  # the low half comes first
-
-
-@triton.jit
-def _first_missing_kernel(y_ptr, words_ptr, n_used, SLOTS: tl.constexpr):
-    lanes = tl.arange(0, SLOTS)
-    tl.store(y_ptr, first_missing(tl.load(words_ptr + lanes), lanes < n_used, SLOTS))
-
-
-def test_first_missing():
-    for missing, used, expected in (
-        ([], 64, 64), ([0], 64, 0), ([63], 64, 63), ([5, 40, 41], 64, 5),
-        ([33], 40, 33), ([40], 40, 64), (range(64), 3, 0),
-    ):  # fmt: skip
-        words = torch.full((64,), -(2**63), dtype=torch.int64, device=DEVICE)  # the highest bit
-        words[1::2] = 1  # only the lowest
-        words[list(missing)] = 0
-        y = torch.zeros((), dtype=torch.int32, device=DEVICE)
-        _first_missing_kernel[(1,)](y, words, used, SLOTS=64)
-        assert y.item() == expected, (missing, used)
 
 
 # ---- compiled
@@ -498,62 +422,31 @@ def test_backward_adds_products_in_one_way():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [16384, 65536, 100000, 100001, 131072, 2**20])
-def test_impatient_programs_find_the_same_bits_on_the_gpu(n, dtype):
-    x = matrix(2**26 // n, n, dtype)
-    expected = split.softmax(x)
-    for looks in (0, 1, 0):
-        assert_equal_bits(split.softmax(x, looks=looks), expected)
-    assert_softmax(lambda x: expected, x)
-    split.plan(x, x, looks=0)(x, x)  # its result takes the place of the matrix
-    assert_equal_bits(x, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [65536, 100000, 100001, 2**20])
-def test_impatient_programs_of_the_backward_find_the_same_bits_on_the_gpu(n, dtype):
+@pytest.mark.parametrize("n", [16384, 65536, 100000, 100001, 2**20])
+@DIRECTIONS
+def test_impatient_programs_find_the_same_bits_on_the_gpu(kernel, inputs, n, dtype):
     m = 2**24 // n
     y, dy = torch.softmax(matrix(m, n), 1).to(dtype), matrix(m, n, dtype, seed=1)
-    expected = torch.empty_like(y)
+    tensors = (y, dy) if kernel is split_backward_kernel else (dy,)
     widest = 16 // y.element_size()
     shift = {"align": 1, "vector": widest} if n % 2 else {"align": widest, "vector": 1}
-    parts = best_split(n, y.element_size(), 2, **shift, gpu=planning_gpu(y))
+    parts = best_split(n, y.element_size(), len(tensors), **shift, gpu=planning_gpu(y))
 
-    def run(dx, looks):
-        tensors = (dx, y, dy)
-        arguments = tuple(it for tensor in tensors for it in (tensor, *tensor.stride()))
-        call = split.split_launch(
-            split_backward_kernel, arguments, m, n, parts, looks=looks, **shift
-        )
-        call(*tensors)
-        return dx
+    def run(to, looks):
+        arguments = tuple(it for tensor in (to, *tensors) for it in (tensor, *tensor.stride()))
+        call = split.split_launch(kernel, arguments, m, n, parts, looks=looks, **shift)
+        call(to, *tensors)
+        return to
 
-    run(expected, LOOKS)
-    assert_equal_bits(backward(dy, y, 1, y.dtype), expected)
+    expected = run(torch.empty_like(y), LOOKS)
+    of_op = backward(dy, y, 1, y.dtype) if len(tensors) == 2 else split.softmax(dy)
+    assert_equal_bits(of_op, expected)
     for looks in (0, 1):
         assert_equal_bits(run(torch.full_like(y, NAN), looks), expected)
-    assert_equal_bits(run(dy, 0), expected)
+    assert_equal_bits(run(dy, 0), expected)  # its result takes the place of an input
 
 
 @pytest.mark.gpu
 def test_softmax_of_more_columns_than_fit_the_gpu():
     with pytest.raises(ValueError, match="fit the GPU at once"):
         split.softmax(matrix(1, 2**24), block=1024, chunks=1)
-
-
-def test_softmax_launches_while_the_gpu_of_x_is_the_current_one(monkeypatch):
-    inside, seen = [], []
-
-    @contextmanager
-    def guard(x):
-        inside.append(x)
-        yield
-        inside.pop()
-
-    monkeypatch.setattr(device, "device_guard", guard)
-    monkeypatch.setattr(
-        split, "split_launch", lambda *arguments, **options: lambda y, x: seen.append(list(inside))
-    )
-    x = matrix(2, 64)
-    split.softmax(x)
-    assert len(seen) == 1 and seen[0][0] is x
