@@ -91,31 +91,12 @@ def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _matmul_kernel(c_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
-    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in tl.range(0, n, BLOCK, num_stages=1):
-        a = tl.load(a_ptr + rows * n + k + cols)
-        b = tl.load(b_ptr + (k + rows) * BLOCK + cols)
-        total = tl.dot(a, b, total)
-    tl.store(c_ptr + rows * BLOCK + cols, total.to(tl.float16))
-
-
-@triton.jit
 def _linear_kernel(y_ptr, x_ptr, w_ptr, bias_ptr, BLOCK: tl.constexpr):
     rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     at = rows * BLOCK + cols
     y = tl.dot(tl.load(x_ptr + at), tl.load(w_ptr + at))
     bias = tl.load(bias_ptr + tl.arange(0, BLOCK))
     tl.store(y_ptr + at, y + bias[None, :])
-
-
-@triton.jit
-def _columns_kernel(y_ptr, x_ptr, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of columns cross warps, whose lanes want several words of a bank at once."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + rows * n + cols)
-    tl.store(y_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.sum(x, axis=0))
 
 
 @triton.jit
@@ -221,10 +202,8 @@ loop = over(_loop_kernel, 100, 5, shape=(256,), BLOCK=256)
 state = over(_state_kernel, 5, 6, shape=(60,), K=16, V=8, num_stages=1)
 tile = over(_tile_kernel, 33, 50, grid=(3,), shape=(33,), ROWS=16, BLOCK=64)
 tall_tile = over(_tile_kernel, 100, 16, grid=(2,), shape=(100,), ROWS=64, BLOCK=16, num_warps=8)
-matmul = over(_matmul_kernel, 64, shape=(32, 32), BLOCK=32)
 linear_32 = over(_linear_kernel, BLOCK=32)
 linear_64 = over(_linear_kernel, BLOCK=64)
-columns = over(_columns_kernel, 128, grid=(3,), shape=(3, 128), ROWS=64, BLOCK=128)
 transposed = over(_transposed_kernel, 64, 64, BLOCK=64)
 same_twice = over(_same_twice_kernel, BLOCK=64)
 groups = over(_groups_kernel, shape=(16, 128), GROUPS=8, ROWS=16, BLOCK=128)
