@@ -36,12 +36,6 @@ def rounded(dtype, shape=(5, 21)):
     return reference.to(dtype), reference
 
 
-def changed(y, index, value):
-    y = y.clone()
-    y[index] = value
-    return y
-
-
 # ---- assert_close
 
 
@@ -53,10 +47,7 @@ def test_assert_close_accepts_no_elements(shape):
 
 
 SPOILED = {
-    "one-wrong-element": lambda y: changed(y, (3, 7), 1 - y[3, 7]),
-    "last-element-not-written": lambda y: changed(y, (-1, -1), 0),
-    "one-nan": lambda y: changed(y, (0, 0), float("nan")),
-    "scaled": lambda y: y * 1.05,
+    "nan": lambda y: y.where(y < y.max(), float("nan")),
     "broadcastable": lambda y: y[:1],
     "wider-dtype": lambda y: y.double(),
 }
