@@ -138,11 +138,6 @@ def rows_grow(rows_at_most: int = 1024) -> Callable:
     return fn
 
 
-def floor_bias(rows: int, cols: int) -> Callable:
-    """As `add_bias`, with a grid that leaves out what is no whole block of rows."""
-    return add_bias(rows, cols, floor=True)
-
-
 @triton.jit
 def _unmasked_kernel(y_ptr, x_ptr, n_cols, COLS: tl.constexpr):
     at = tl.program_id(0) * n_cols + tl.program_id(1) * COLS + tl.arange(0, COLS)

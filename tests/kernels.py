@@ -11,7 +11,6 @@ from triton.language.extra.cuda.libdevice import tanh as tanh_of_cuda
 from triton.language.extra.libdevice import tanh as hyperbolic_tangent
 
 HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
-HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")
 
 
 @triton.jit
@@ -57,7 +56,7 @@ def _three_passes_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     y_ptr += row * n_cols
     row_max = tl.full((), -float("inf"), tl.float32)
     for start in range(0, n_cols, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
+        cols = start.to(tl.int64) + tl.arange(0, BLOCK)  # a tensor where it is compiled
         row_max = tl.maximum(
             row_max,
             tl.max(tl.load(x_ptr + cols, mask=cols < n_cols, other=-float("inf")), axis=0),
@@ -114,12 +113,6 @@ def _seed_kernel(seed):
 
 
 @triton.jit
-def _viewing_kernel(x_ptr, BLOCK: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    tl.store(x_ptr + tl.arange(0, BLOCK), tl.view(x, [BLOCK]))
-
-
-@triton.jit
 def _scalars_kernel(y_ptr, x_ptr, scale, flag, n_cols, BLOCK: tl.constexpr):
     """Uses a float and a bool as what a compiled kernel sees: tensors."""
     cols = tl.arange(0, BLOCK)
@@ -157,14 +150,6 @@ def _both_loads_kernel(y_ptr, x_ptr, n_cols):
 
 
 @triton.jit
-def _loop_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    for start in range(0, n_cols, BLOCK):
-        cols = row * n_cols + start.to(tl.int64) + tl.arange(0, BLOCK)
-        tl.store(y_ptr + cols, tl.load(x_ptr + cols))
-
-
-@triton.jit
 def _lowest(dtype: tl.constexpr):
     wanted = dtype.value
     return tl.full((), -float("inf"), wanted)
@@ -189,37 +174,30 @@ def _language_kernel(y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, OF: tl.constexpr
 
 
 @triton.jit
-def _in_place_kernel(x_ptr, n_cols, BLOCK: tl.constexpr, REPEATED: tl.constexpr):
-    """Writes the elements that are less than 1: what it writes depends on who wrote before."""
-    for _ in tl.static_range(REPEATED):
-        cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
-        mask = tl.arange(0, BLOCK) < n_cols
-        x = tl.load(x_ptr + cols, mask=mask)
-        tl.store(x_ptr + cols, x * 0.0 - 2.0, mask=mask & (x >= 0.0))
+def _in_place_kernel(x_ptr, n_cols, BLOCK: tl.constexpr):
+    """Writes the elements that are not negative: what it writes depends on who wrote before."""
+    cols = tl.program_id(0) * n_cols + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < n_cols
+    x = tl.load(x_ptr + cols, mask=mask)
+    tl.store(x_ptr + cols, x * 0.0 - 2.0, mask=mask & (x >= 0.0))
 
 
 @triton.jit
-def _assembly_kernel(x_ptr, BLOCK: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    y = tl.inline_asm_elementwise("not.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)
-    tl.store(x_ptr + tl.arange(0, BLOCK), y)
-
-
-@triton.jit
-def _unknown_function_kernel(x_ptr, BLOCK: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    tl.store(x_ptr + tl.arange(0, BLOCK), libdevice.mul24(x, x))
-
-
-@triton.jit
-def _mapping_kernel(x_ptr, BLOCK: tl.constexpr):
-    x = tl.load(x_ptr + tl.arange(0, BLOCK))
-    tl.store(x_ptr + tl.arange(0, BLOCK), tl.map_elementwise(_numerator, x, x))
-
-
-@triton.jit
-def _clock_kernel(x_ptr):
-    tl.store(x_ptr, tl.extra.cuda.globaltimer())
+def _rare_kernel(x_ptr, OF: tl.constexpr):
+    """Does what the interpreter lacks, or warns of."""
+    cols = tl.arange(0, 4)
+    x = tl.load(x_ptr + cols)
+    if OF == "view":
+        x = tl.view(x, [4])
+    elif OF == "assembly":
+        x = tl.inline_asm_elementwise("not.b32 $0, $1;", "=r,r", [x], tl.int32, True, 1)
+    elif OF == "function":
+        x = libdevice.mul24(x, x)
+    elif OF == "mapping":
+        x = tl.map_elementwise(_numerator, x, x)
+    elif OF == "clock":
+        x = tl.extra.cuda.globaltimer()
+    tl.store(x_ptr + cols, x)
 
 
 @triton.jit
@@ -239,13 +217,9 @@ _in_place_tuned_kernel = triton.autotune(
     [triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n_cols"]
 )(_in_place_kernel)
 _own_tuned_kernel = OwnAutotuner(
-    _twice_kernel,
-    _twice_kernel.arg_names,
-    [triton.Config({}), triton.Config({}, num_warps=8)],
-    ["n_cols"],
-    None,
-    None,
-)
+    _twice_kernel, _twice_kernel.arg_names,
+    [triton.Config({}), triton.Config({}, num_warps=8)], ["n_cols"], None, None,
+)  # fmt: skip
 _tuned_kernel = triton.autotune(
     [triton.Config({}, num_warps=warps) for warps in (4, 8)], key=["n_cols"]
 )(_twice_kernel)
@@ -284,7 +258,6 @@ own_tuned = over_rows("own_tuned", _own_tuned_kernel)
 heuristic = over_rows("heuristic", _heuristic_kernel, lambda x: {})
 differing = over_rows("differing", _differing_kernel)
 three_passes = over_rows("three_passes", _three_passes_kernel, lambda x: {"BLOCK": 4})
-looped = over_rows("looped", _loop_kernel, lambda x: {"BLOCK": 4})
 block_pointer = over_rows("block_pointer", _block_pointer_kernel, numbers=lambda x: x.shape)
 descriptor = over_rows("descriptor", _descriptor_kernel, numbers=lambda x: x.shape)
 scalars = over_rows("scalars", _scalars_kernel, numbers=lambda x: (0.5, True, x.shape[1]))
@@ -337,7 +310,7 @@ def logic(x):
 
 
 def tuned_in_place(x):
-    _in_place_tuned_kernel[(x.shape[0],)](x := x.abs(), x.shape[1], REPEATED=1)
+    _in_place_tuned_kernel[(x.shape[0],)](x := x.abs(), x.shape[1])
     return x
 
 
@@ -381,16 +354,14 @@ KNOWN = {
     "libdevice": (from_libdevice, lambda m, n: (m * n, 1)),  # 4 tanh(0) < 2, 4 tanh(1) > 2
     "and-or-not-of-blocks": (logic, lambda m, n: (m * n, m * n)),
     "and-of-two-loads": (both_loads, lambda m, n: (2 * m, 0)),
-    "loop-variable": (looped, lambda m, n: (m * n, m * n)),
     **{of: (fn, lambda m, n: (m * n, m * n)) for of, fn in language.items()},
     "autotuned-in-place": (tuned_in_place, lambda m, n: (2 * m * n, 2 * m * n)),
+    "descriptor": (descriptor, lambda m, n: (m * n, m * n)),
     "autotuner-of-its-own": (own_tuned, lambda m, n: (2 * m * n, m * n)),
     "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
 }
 if HAS_BLOCK_POINTERS:
     KNOWN["block-pointer"] = (block_pointer, lambda m, n: (m * n, m * n))
-if HAS_DESCRIPTORS:
-    KNOWN["descriptor"] = (descriptor, lambda m, n: (m * n, m * n))
 
 
 class Copy(torch.autograd.Function):

@@ -12,15 +12,10 @@ import numpy as np
 WARP, SECTOR = 32, 32
 INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z]\w*(?:[.:]\w+)*)\s*(.*)$")
 OPERAND = re.compile(r"%[\w.]+|-?0x[0-9a-fA-F]+|-?\d+|\$?\w+")
-COMPARE = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal, "lo": np.less, "ls": np.less_equal,
-    "hi": np.greater, "hs": np.greater_equal,
-}  # fmt: skip
+COMPARE = {"lt": np.less, "gt": np.greater, "eq": np.equal, "ne": np.not_equal}
 BINARY = {
-    "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "min": np.minimum, "max": np.maximum, "mul": np.multiply,
-    "shl": np.left_shift, "shr": np.right_shift, "rem": np.remainder, "div": np.floor_divide,
+    "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift,
 }  # fmt: skip
 
 
@@ -128,8 +123,6 @@ class Threads:
         )
         values = [self.get(source, kind) for source in sources] if known else [None]
         bits, value = width(kind), None
-        if known and name == "selp":
-            values = [*values[:2], self.get(sources[2], "pred")]
         if all(each is not None for each in values) and known:
             if name == "mov":
                 [value] = values
@@ -137,8 +130,6 @@ class Threads:
                 [value], bits = values, width(suffixes[-2])
             elif name == "setp":
                 value, bits = COMPARE[suffixes[0]](*values), 1
-            elif name == "selp":
-                value = np.where(values[2], values[0], values[1])
             elif name == "not":
                 value = ~values[0]
             elif name == "bfe":
@@ -150,10 +141,8 @@ class Threads:
                     value = value + self.get(sources[2], f"b{bits}")
             elif name in BINARY and len(values) == 2:
                 value = BINARY[name](*values)
-        if active is not None and not active.all():
-            before = self.registers.get(target)
-            value = None if value is None or before is None else np.where(active, value, before)
-        self.put(target, value if active is not None else None, bits)
+        everywhere = active is not None and active.all()
+        self.put(target, value if everywhere else None, bits)
 
 
 def totals(accesses):

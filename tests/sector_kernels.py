@@ -38,16 +38,6 @@ def _nested_kernel(y_ptr, x_ptr, index_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pair_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
-    """Two loads of a line, of which one has neighbouring elements and one has not."""
-    cols = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + cols) + tl.load(x_ptr + 3 * cols)
-    for i in tl.static_range(3):
-        x += tl.load(x_ptr + cols * (i + 1), mask=cols < n - i)
-    tl.store(y_ptr + cols, x)
-
-
-@triton.jit
 def _of_row(x_ptr, row, n, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     return tl.load(
@@ -101,31 +91,12 @@ def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _matmul_kernel(c_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
-    rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in tl.range(0, n, BLOCK, num_stages=1):
-        a = tl.load(a_ptr + rows * n + k + cols)
-        b = tl.load(b_ptr + (k + rows) * BLOCK + cols)
-        total = tl.dot(a, b, total)
-    tl.store(c_ptr + rows * BLOCK + cols, total.to(tl.float16))
-
-
-@triton.jit
 def _linear_kernel(y_ptr, x_ptr, w_ptr, bias_ptr, BLOCK: tl.constexpr):
     rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     at = rows * BLOCK + cols
     y = tl.dot(tl.load(x_ptr + at), tl.load(w_ptr + at))
     bias = tl.load(bias_ptr + tl.arange(0, BLOCK))
     tl.store(y_ptr + at, y + bias[None, :])
-
-
-@triton.jit
-def _columns_kernel(y_ptr, x_ptr, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of columns cross warps, whose lanes want several words of a bank at once."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + rows * n + cols)
-    tl.store(y_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.sum(x, axis=0))
 
 
 @triton.jit
@@ -157,37 +128,10 @@ def _same_twice_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _number_again_kernel(y_ptr, x_ptr, n):
-    row = tl.program_id(0)
-    x = tl.load(x_ptr + row)
-    tl.store(y_ptr + row, x + tl.load(x_ptr + row, mask=row < n, other=0))
-
-
-@triton.jit
 def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a block are the same ones again; NVIDIA's assembler loads each once in a thread."""
     rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     tl.store(y_ptr + rows * BLOCK + cols, tl.load(w_ptr + rows % GROUPS * BLOCK + cols))
-
-
-@triton.jit
-def _windows_kernel(y_ptr, x_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Neighbours that a thread loads one by one, and then at once."""
-    cols = tl.arange(0, BLOCK)
-    x = tl.zeros((BLOCK,), dtype=tl.float32)
-    for i in tl.static_range(WIDTH):
-        x += tl.load(x_ptr + cols + i)
-    tl.store(y_ptr + cols, x)
-
-
-@triton.jit
-def _recurrent_kernel(y_ptr, w_ptr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One row for all in each step of a loop, which the assembler unrolls eight times."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    y = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for i in range(STEPS):
-        y = y * 0.5 + tl.load(w_ptr + i * BLOCK + 0 * rows + cols)
-    tl.store(y_ptr + rows * BLOCK + cols, y)
 
 
 @triton.jit
@@ -196,13 +140,6 @@ def _half_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, 2 * BLOCK))
     first, _ = tl.split(tl.trans(tl.reshape(x, (2, BLOCK))))
     tl.store(y_ptr + tl.arange(0, BLOCK), first)
-
-
-@triton.jit
-def _padded_kernel(y_ptr, x_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Half of the block is past the end of the row, which the compiler sees."""
-    cols = tl.arange(0, BLOCK)
-    tl.store(y_ptr + cols, tl.load(x_ptr + cols, mask=cols < N), mask=cols < N)
 
 
 @triton.jit
@@ -245,78 +182,45 @@ def _wrong_hint_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + cols))
 
 
+def over(kernel, *numbers, grid=(1,), shape=None, **constants):
+    """A function that launches a kernel with its result, its tensors, and these numbers.
+
+    shape: of the result, by default that of the first tensor.
+    """
+
+    def fn(x, *others):
+        y = torch.empty(shape or x.shape, dtype=x.dtype, device=x.device)
+        kernel[grid](y, x, *others, *numbers, **constants)
+        return y
+
+    return fn
+
+
+scalar = over(_scalar_kernel, grid=(5,))
+called = over(_called_kernel, 100, grid=(3,), shape=(3, 128), BLOCK=128)
+loop = over(_loop_kernel, 100, 5, shape=(256,), BLOCK=256)
+state = over(_state_kernel, 5, 6, shape=(60,), K=16, V=8, num_stages=1)
+tile = over(_tile_kernel, 33, 50, grid=(3,), shape=(33,), ROWS=16, BLOCK=64)
+tall_tile = over(_tile_kernel, 100, 16, grid=(2,), shape=(100,), ROWS=64, BLOCK=16, num_warps=8)
+linear_32 = over(_linear_kernel, BLOCK=32)
+linear_64 = over(_linear_kernel, BLOCK=64)
+transposed = over(_transposed_kernel, 64, 64, BLOCK=64)
+same_twice = over(_same_twice_kernel, BLOCK=64)
+groups = over(_groups_kernel, shape=(16, 128), GROUPS=8, ROWS=16, BLOCK=128)
+half = over(_half_kernel, BLOCK=512, num_warps=1)
+assembly_load = over(_assembly_load_kernel, BLOCK=64)
+misaligned = over(_wrong_hint_kernel, BLOCK=512, num_warps=1)
+delayed = over(_delayed_kernel, grid=(4,), shape=(256,), BLOCK=64)
+silent = over(_silent_kernel, grid=(4,))
+
+
 def few(x, block=16, n=13, **options):
-    y = torch.empty_like(x)
-    _few_kernel[(x.numel() // block,)](y, x, n, BLOCK=block, **options)
-    return y
-
-
-def scalar(x):
-    y = torch.zeros_like(x)
-    _scalar_kernel[(5,)](y, x)
-    return y
+    return over(_few_kernel, n, grid=(x.numel() // block,), BLOCK=block, **options)(x)
 
 
 def nested(x):
     index = torch.arange(x.numel(), device=x.device).flip(0)
-    y = torch.empty_like(x)
-    _nested_kernel[(4,)](y, x, index, x.numel(), BLOCK=128)
-    return y
-
-
-def pair(x):
-    y = torch.empty(256, device=x.device)
-    _pair_kernel[(1,)](y, x, 200, BLOCK=256, num_warps=2)
-    return y
-
-
-def called(x):
-    y = torch.empty(3, 128, device=x.device)
-    _called_kernel[(3,)](y, x, 100, BLOCK=128)
-    return y
-
-
-def loop(x, trips=5):
-    y = torch.empty(256, device=x.device)
-    _loop_kernel[(1,)](y, x, x, 100, trips, BLOCK=256)
-    return y
-
-
-def state(k, v):
-    y = torch.empty(2 * v.numel(), device=v.device)
-    _state_kernel[(1,)](y, k, v, *v.shape, K=k.numel(), V=8, num_stages=1)
-    return y
-
-
-def tile(x, rows=16, block=64, **options):
-    m, n = x.shape
-    y = torch.empty(m, device=x.device)
-    _tile_kernel[(triton.cdiv(m, rows),)](y, x, x, m, n, ROWS=rows, BLOCK=block, **options)
-    return y
-
-
-def matmul(a, b):
-    c = torch.empty(32, 32, device=a.device, dtype=torch.float16)
-    _matmul_kernel[(1,)](c, a, b, 64, BLOCK=32)
-    return c
-
-
-def linear(x, w, bias):
-    y = torch.empty_like(x)
-    _linear_kernel[(1,)](y, x, w, bias, BLOCK=len(x))
-    return y
-
-
-def columns(x):
-    y = torch.empty(3, x.shape[1], device=x.device)
-    _columns_kernel[(3,)](y, x, x.shape[1], ROWS=64, BLOCK=128)
-    return y
-
-
-def transposed(x):
-    y = torch.empty(x.shape[::-1], device=x.device, dtype=x.dtype)
-    _transposed_kernel[(1,)](y, x, *x.shape, BLOCK=64)
-    return y
+    return over(_nested_kernel, x.numel(), grid=(4,), BLOCK=128)(x, index)
 
 
 def histogram(x):
@@ -335,78 +239,9 @@ def waiting(x):
     _waiting_kernel[(1,)](torch.empty_like(x), torch.ones(1, dtype=torch.int32, device=x.device))
 
 
-def same_twice(x):
-    y = torch.empty_like(x)
-    _same_twice_kernel[(1,)](y, x, BLOCK=64)
-    return y
-
-
-def number_again(x):
-    y = torch.empty_like(x)
-    _number_again_kernel[(x.numel(),)](y, x, 3)
-    return y
-
-
-def groups(w, rows=16):
-    """A block of so many rows, in which those of a matrix repeat; four warps take a row each."""
-    y = torch.empty(rows, w.shape[1], device=w.device)
-    _groups_kernel[(1,)](y, w, GROUPS=w.shape[0], ROWS=rows, BLOCK=w.shape[1])
-    return y
-
-
-def windows(x):
-    y = torch.empty_like(x)
-    _windows_kernel[(1,)](y, x, WIDTH=5, BLOCK=128, num_warps=1)
-    return y
-
-
-def recurrent(w):
-    y = torch.empty_like(w[:8])
-    _recurrent_kernel[(1,)](y, w, STEPS=64, ROWS=8, BLOCK=128, num_warps=1)
-    return y
-
-
-def half(x):
-    y = torch.empty_like(x)
-    _half_kernel[(1,)](y, x, BLOCK=512, num_warps=1)
-    return y
-
-
-def padded(x):
-    y = torch.empty_like(x)
-    _padded_kernel[(1,)](y, x, N=200, BLOCK=512, num_warps=1)
-    return y
-
-
-def assembly_load(x):
-    y = torch.empty(64, dtype=torch.int64, device=x.device)
-    _assembly_load_kernel[(1,)](y, x, BLOCK=64)
-    return y
-
-
 def autotuned(x):
-    y = torch.empty_like(x)
-    _autotuned_kernel[(1,)](y, x, BLOCK=x.numel())
-    return y
+    return over(_autotuned_kernel, BLOCK=x.numel())(x)
 
 
 def autotuned_twice(x):
     return autotuned(autotuned(x))
-
-
-def misaligned(x):
-    y = torch.empty_like(x)
-    _wrong_hint_kernel[(1,)](y, x, BLOCK=512, num_warps=1)
-    return y
-
-
-def delayed(trips, starts):
-    y = torch.empty(len(trips) * 64, device=trips.device)
-    _delayed_kernel[(len(trips),)](y, trips, starts, BLOCK=64)
-    return y
-
-
-def silent(trips, starts):
-    y = torch.empty_like(trips)
-    _silent_kernel[(len(trips),)](y, trips, starts)
-    return y

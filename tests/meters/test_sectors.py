@@ -1,10 +1,6 @@
 """Requests and sectors predicted without a GPU: by hand, lane by lane, and as an H200 counted."""
 
 import importlib
-import itertools
-import os
-import subprocess
-import sys
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -12,6 +8,7 @@ import ptx
 import pytest
 import sector_kernels
 import torch
+from another_process import run_python
 
 from memtraffic import sectors
 from memtraffic.compile.accesses import CompiledAccess
@@ -26,7 +23,6 @@ from memtraffic.meters import sectors as meter
 from memtraffic.meters.count import metered
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.op import find_op
-from memtraffic.tensors import MEMORY_LAYOUTS
 from memtraffic.triton_adapter.memory import Site
 
 # ---- the hardware
@@ -39,7 +35,7 @@ def slow_count(addresses, active, unit):
     return sum(map(bool, touched)), sum(map(len, touched))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_count_sectors_lane_by_lane(seed):
     rng = np.random.default_rng(seed)
     addresses = rng.integers(0, rng.choice([64, 4096, 2**40]), (50, 32))
@@ -105,20 +101,15 @@ def test_sectors_on_amd_where_lanes_move_16_bytes_and_numbers_are_loaded_by_wave
     assert found == dict(load_requests=128, load_sectors=128, store_requests=32, store_sectors=32)
     found = sectors(sector_kernels.scalar, "8,", target="gfx942").totals
     assert found == dict(load_requests=12, load_sectors=12, store_requests=3, store_sectors=3)
+    with pytest.raises(CountError, match="no instruction is marked as that of"):
+        sectors(sector_kernels.nested, "500,", target="gfx942")
 
 
-@pytest.mark.parametrize(
-    ("call", "target", "error", "match"),
-    [
-        (sector_kernels.nested, "gfx942", CountError, "no instruction is marked as that of"),
-        (masked.softmax, "sm_1", UnknownGpuError, "sm_1"),
-        (persistent.softmax, "sm_90", CountError, "copies asynchronously"),
-        (lambda x: x + 1, "sm_90", NoKernelError, "launched no Triton kernel"),
-    ],
-)
-def test_sectors_refuses(call, target, error, match):
-    with pytest.raises(error, match=match):
-        sectors(call, shape=(8, 1024), target=target)
+def test_sectors_refuses_a_gpu_or_a_function():
+    with pytest.raises(UnknownGpuError, match="sm_1"):
+        sectors(masked.softmax, shape=(8, 8), target="sm_1")
+    with pytest.raises(NoKernelError, match="launched no Triton kernel"):
+        sectors(lambda x: x + 1, shape=(8, 8))
 
 
 # ---- the compiled kernels, thread by thread
@@ -173,15 +164,16 @@ KERNELS = {
     "a single number": (sector_kernels.scalar, "8,"),
     "a load for the address of a load": (sector_kernels.nested, "500,"),
     "functions": (sector_kernels.called, "1024,"),
-    "a loop": (sector_kernels.loop, "1024,"),
-    "a tile": (sector_kernels.tile, "33,50"),
-    "a tall tile": (lambda x: sector_kernels.tile(x, 64, 16, num_warps=8), "100,16"),
-    "sums of columns": (sector_kernels.columns, "64,128"),
+    "a loop": (sector_kernels.loop, "1024, 256,"),
+    "a tile": (sector_kernels.tile, "33,50 50,"),
+    "a tall tile": (sector_kernels.tall_tile, "100,16 16,"),
     "a transposed tile": (sector_kernels.transposed, "64,64"),
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
-    "a matrix product": (sector_kernels.matmul, "32,64:fp16 64,32:fp16"),
-    "a product by a warp, and a sum": (sector_kernels.linear, "32,32:fp16 32,32:fp16 32,"),
-    "a product by more warps, and a sum": (sector_kernels.linear, "64,64:bf16 64,64:bf16 64,:bf16"),
+    "a product by a warp, and a sum": (sector_kernels.linear_32, "32,32:fp16 32,32:fp16 32,"),
+    "a product by more warps, and a sum": (
+        sector_kernels.linear_64,
+        "64,64:bf16 64,64:bf16 64,:bf16",
+    ),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
 }
 
@@ -193,15 +185,15 @@ def test_sectors_thread_by_thread(name):
     assert predicted["store_requests"] > 0
 
 
-SAMPLE = [("packed", "float32"), ("odd", "bfloat16")]
-SAMPLE += [("every other", "float32"), ("transposed", "bfloat16")]
-OTHERS = {*itertools.product(MEMORY_LAYOUTS, ("float32", "bfloat16"))} - {*SAMPLE}
-RARELY = [pytest.mark.slow, pytest.mark.oracle]
-
-
-@pytest.mark.parametrize("fn", [masked.softmax, tiled.softmax, online.softmax])
+@pytest.mark.parametrize("fn", [tiled.softmax, online.softmax])
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [*SAMPLE, *(pytest.param(*it, marks=RARELY) for it in sorted(OTHERS))]
+    ("layout", "dtype"),
+    [
+        ("packed", "float32"),
+        ("odd", "bfloat16"),
+        ("every other", "float32"),
+        ("transposed", "bfloat16"),
+    ],
 )
 def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
     how = {"shape": (5, 131), "dtype": dtype, "layout": layout}
@@ -215,14 +207,10 @@ def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
 @pytest.mark.parametrize(
     ("fn", "inputs", "match"),
     [
+        (persistent.softmax, "8,1024", "copies asynchronously"),
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.half, "1024,", "of 8 loads in PTX, 0 load the same .* the 4 of"),
-        (sector_kernels.recurrent, "64,128", "of 8 loads in PTX, 7 load the same .* the 8 of"),
-        (sector_kernels.pair, "1024,", "are among the . of the machine code"),
-        (sector_kernels.number_again, "4,", "of 2 loads in PTX, . load the same again"),
         (sector_kernels.groups, "8,128", "of 4 loads in PTX, . load the same again"),
-        (sector_kernels.windows, "256,", "the loads of sector_kernels.py:.* differ in width"),
-        (sector_kernels.padded, "200,", "are among the . of the machine code"),
         (sector_kernels.assembly_load, "64,", "is no tl.load or tl.store"),
         (sector_kernels.misaligned, "512,", "the load of sector_kernels.py:.* next to each other"),
         (sector_kernels.state, "16, 5,6", "2 instructions are spread differently"),
@@ -280,12 +268,7 @@ print(used.kernel, sectors(kernels.few, "64,").totals)
 @pytest.mark.slow
 def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
     """In a process that compiles its kernels, as one with a GPU does."""
-    done = subprocess.run(
-        [sys.executable, "-c", OUTSIDE, sector_kernels.__file__],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-c", OUTSIDE, sector_kernels.__file__, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"_few_kernel {sectors(sector_kernels.few, '64,').totals}"
 
