@@ -6,11 +6,13 @@ Beside it, from the vendors' tables, what no code says. The rules under test are
 
 import os
 import re
-import shutil
 import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+
+import triton
+from triton._C.libtriton import llvm
 
 # ---- NVIDIA
 
@@ -73,27 +75,12 @@ int main() {
 """
 
 
-def no_header():
-    """Why NVIDIA's header cannot be asked here, or None."""
-    if not shutil.which("g++"):
-        return "there is no g++ to compile NVIDIA's header with"
-    if not _header().is_file():
-        return "Triton's wheel has no cuda_occupancy.h"
-    return None
-
-
-def _header():
-    import triton
-
-    return Path(triton.__file__).parent / "backends/nvidia/include/cuda_occupancy.h"
-
-
 def build_header(folder):
     """Compiles the program that asks the header; returns its path."""
+    include = Path(triton.__file__).parent / "backends/nvidia/include"
     source, program = folder / "occupancy.cpp", folder / "occupancy"
     source.write_text(_PROGRAM, encoding="utf-8")
-    command = ["g++", "-w", f"-I{_header().parent}", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(["g++", "-w", f"-I{include}", source, "-o", program], check=True)
     return program
 
 
@@ -106,14 +93,10 @@ def ask_header(program, product, points, shared_more=0):
     cc = target.removeprefix("sm_")
     sizes = (cc[:-1], cc[-1], threads, shared * 1024 + shared_more, block * 1024)
     lines = [" ".join(map(str, (*sizes, regs, warps, used))) for regs, used, warps in points]
-    command = {"input": "\n".join(lines), "capture_output": True, "text": True, "check": True}
-    answers = []
-    for line in subprocess.run([program], **command).stdout.splitlines():
-        error, resident, *limits = map(int, line.split())
-        names = ("registers", "shared", "warps", "blocks")
-        answers.append((error, resident, dict(zip(names, limits, strict=True))))
-    assert len(answers) == len(points)
-    return answers
+    said = subprocess.check_output([program], input="\n".join(lines), text=True)
+    answers = [[*map(int, line.split())] for line in said.splitlines()]
+    names = ("registers", "shared", "warps", "blocks")
+    return [(error, it, dict(zip(names, them, strict=True))) for error, it, *them in answers]
 
 
 # ---- AMD
@@ -180,15 +163,11 @@ def ask_llvm(points):
 
 
 def _start():
-    from triton._C.libtriton import llvm
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LLVM warns there of each kernel
     llvm.init_targets()
 
 
 def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
-    from triton._C.libtriton import llvm
-
     files = (("v", vgprs), ("a", agprs), ("s", sgprs))
     text = _KERNEL.format(
         triple=triple,
