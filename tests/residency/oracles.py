@@ -7,12 +7,12 @@ Beside it, from the vendors' tables, what no code says. The rules under test are
 import os
 import re
 import subprocess
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import triton
 from triton._C.libtriton import llvm
+
+from memtraffic.compile.worker import WORKER
 
 # ---- NVIDIA
 
@@ -125,11 +125,6 @@ AMD_TABLE = {
 }
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
-# LLVM writes into a kernel's head how many units of LDS it is given, but not on gfx950, for which
-# this LLVM counts in 2048 bytes by mistake (pull request 208046), nor on RDNA, where a number of
-# 512 bytes stands for whole 1024 (219495).
-LDS_UNIT_TARGETS = ("gfx908", "gfx90a", "gfx942")
-LDS_SIZES = (1, 255, 256, 257, 511, 512, 513, 767, 768, 769, 1024, 1025, 1280, 1281)
 
 _KERNEL = """target triple = "{triple}"
 {array}
@@ -147,29 +142,21 @@ attributes #0 = {{
 def ask_llvm(points):
     """What Triton's LLVM says of kernels for points (target, VGPRs, AGPRs, SGPRs, LDS, threads).
 
-    Returns a dict: `kernels`, a list of (VGPRs, AGPRs, SGPRs, waves per SIMD, threads per wave);
-    `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
-    units that it allocates for each of LDS_SIZES.
+    Returns a list of (VGPRs, AGPRs, SGPRs, waves per SIMD, threads per wave).
     """
-    targets = [target for _, _, target, *_ in AMD_TABLE.values()]
-    with ProcessPoolExecutor(2, get_context("spawn"), _start) as pool:
-        return {
-            "kernels": [*pool.map(_compiled, points, chunksize=64)],
-            "most_lds": dict(zip(targets, pool.map(_most_lds, targets), strict=True)),
-            "lds_units": dict(
-                zip(LDS_UNIT_TARGETS, pool.map(_lds_units, LDS_UNIT_TARGETS), strict=True)
-            ),
-        }
+    return WORKER.call([], _compile_all, points)
 
 
-def _start():
+def _compile_all(points):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LLVM warns there of each kernel
     llvm.init_targets()
+    return [*map(_compiled, points)]
 
 
-def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
-    files = (("v", vgprs), ("a", agprs), ("s", sgprs))
-    text = _KERNEL.format(
+def _compiled(point):
+    target, vgprs, agprs, sgprs, lds, threads = point
+    files, triple = (("v", vgprs), ("a", agprs), ("s", sgprs)), "amdgcn-amd-amdhsa"
+    kernel = _KERNEL.format(
         triple=triple,
         clobbers=",".join(f"~{{{file}{count - 1}}}" for file, count in files if count),
         array=f"@lds = internal addrspace(3) global [{lds} x i8] undef" if lds else "",
@@ -177,34 +164,8 @@ def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdh
         threads=threads,
         target=target,
     )
-    return llvm.translate_to_asm(text, triple, target, "", [], False, False)
-
-
-def _compiled(point):
-    text = _assembly(*point)
+    text = llvm.translate_to_asm(kernel, triple, target, "", [], False, False)
     counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
     [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
     names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")
     return (*(counts.get(name, 0) for name in names), int(wave))
-
-
-def _lds_units(target):
-    """LDS_SIZE of COMPUTE_PGM_RSRC2, which is written out where no HSA fills it in."""
-    texts = [_assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--") for lds in LDS_SIZES]
-    found = [re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text) for text in texts]
-    return [int(rsrc2) >> 15 & 0x1FF for [rsrc2] in found]
-
-
-def _most_lds(target):
-    """The bytes of LDS that LLVM names as it refuses far too many, which ends the process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(write, 2)
-        _assembly(target, 0, 0, 0, 2**20, 64)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        stderr = pipe.read().decode()
-    os.waitpid(child, 0)
-    return int(re.search(r"exceeds limit \((\d+)\)", stderr)[1])

@@ -1,7 +1,7 @@
 """The rules for AMD's GPUs, against LLVM, for kernels that are made up."""
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pytest
 
@@ -24,7 +24,7 @@ def llvm_points(product):
     """(target, VGPRs, AGPRs, SGPRs, LDS bytes, threads): around the steps of each limit.
 
     LDS comes in multiples of its granularity: LLVM divides by what a kernel declares and does not
-    round that up. The granularity itself LLVM tells elsewhere: see `oracles.LDS_UNIT_TARGETS`.
+    round that up.
     """
     row = oracles.AMD_TABLE[product]
     _, _, target, _, wave, file, granule, waves, _, lds, group_lds, unit = row
@@ -49,18 +49,6 @@ def llvm_points(product):
     return [(target, *point) for point in points]
 
 
-@pytest.fixture(scope="module")
-def llvm_answers():
-    """What LLVM says; `points`: by target, points to (VGPRs, AGPRs, SGPRs, waves, threads)."""
-    points = [it for product in oracles.AMD_TABLE for it in llvm_points(product)]
-    points = list(dict.fromkeys(points))
-    found = oracles.ask_llvm(points)
-    by_target = defaultdict(dict)
-    for point, answer in zip(points, found["kernels"], strict=True):
-        by_target[point[0]][point] = answer
-    return found | {"points": by_target}
-
-
 def waves_by_our_rules(used, lds, num_warps, gpu):
     """Waves per SIMD as LLVM counts them: of whole workgroups, spread over the SIMDs."""
     limits = amd.programs_by_limit(*used, lds, num_warps, gpu)
@@ -69,34 +57,23 @@ def waves_by_our_rules(used, lds, num_warps, gpu):
     return min(*amd.waves_by_limit(*used, gpu).values(), spread)
 
 
-def differences(answers, gpu):
-    """Where the rules and sizes of `gpu` differ from what LLVM says."""
-    wrong = []
-    for point, (*used, theirs, wave) in answers["points"][gpu.target].items():
-        *_, lds, threads = point
-        ours = waves_by_our_rules(used, lds, -(-threads // gpu.warp_size), gpu)
-        if ours != theirs or wave != gpu.warp_size:
-            wrong.append((point, used, ours, theirs))
-    most = answers["most_lds"][gpu.target]
-    allowed = [amd.programs_by_limit(8, 0, 8, size, 4, gpu)["lds"] for size in (most, most + 1)]
-    if [bool(programs) for programs in allowed] != [True, False]:
-        wrong.append(("most LDS", most, allowed))
-    if gpu.target in oracles.LDS_UNIT_TARGETS:
-        units = [-(-size // gpu.shared_granularity) for size in oracles.LDS_SIZES]
-        if units != answers["lds_units"][gpu.target]:
-            wrong.append(("units of LDS", units, answers["lds_units"][gpu.target]))
-    return wrong
-
-
 @pytest.mark.oracle
-@by_gpu
-def test_programs_by_limit_as_llvm_says(llvm_answers, gpu):
-    answers, wrong = llvm_answers["points"][gpu.target], differences(llvm_answers, gpu)
-    assert not wrong, f"{len(wrong)} of {len(answers)} differ, such as {wrong[:3]}"
-    waves = Counter(answer[3] for answer in answers.values())
-    assert max(waves) == gpu.max_waves_per_simd and len(waves) >= 8
-    for point, (vgprs, agprs, sgprs, *_) in answers.items():  # LLVM used what was asked for
-        assert (vgprs >= point[1], agprs, sgprs >= point[3]) == (True, point[2], True)
+def test_programs_by_limit_as_llvm_says():
+    points = [it for product in oracles.AMD_TABLE for it in llvm_points(product)]
+    wrong, waves = [], defaultdict(set)
+    for point, (*used, theirs, wave) in zip(points, oracles.ask_llvm(points), strict=True):
+        target, vgprs, agprs, sgprs, lds, threads = point
+        gpu = find_gpu(target)
+        waves[gpu].add(theirs)
+        ours = waves_by_our_rules(used, lds, -(-threads // gpu.warp_size), gpu)
+        if (ours, gpu.warp_size) != (theirs, wave):
+            wrong.append((point, used, ours, theirs))
+        # LLVM used what was asked for
+        assert (used[0] >= vgprs, used[1], used[2] >= sgprs) == (True, agprs, True)
+    assert not wrong, f"{len(wrong)} of {len(points)} differ, such as {wrong[:3]}"
+    assert set(waves) == set(AMD_GPUS)
+    for gpu, found in waves.items():
+        assert max(found) == gpu.max_waves_per_simd and len(found) >= 8
 
 
 # ---- the tables, and what no code tells
@@ -128,6 +105,9 @@ def test_what_a_gpu_cannot_hold(gpu):
     assert min(amd.programs_by_limit(8, 0, 8, 0, most, gpu).values()) >= 1
     more = amd.programs_by_limit(8, 0, 8, 0, most + 1, gpu)
     assert [name for name, programs in more.items() if not programs] == ["waves"]
+    lds = gpu.shared_per_program
+    fits = [amd.programs_by_limit(8, 0, 8, size, 4, gpu)["lds"] > 0 for size in (lds, lds + 1)]
+    assert fits == [True, False]
     half = 256 if gpu.target in oracles.CDNA else 0  # accumulation registers
     assert amd.waves_by_limit(256, half, 8, gpu)["vgprs"] >= 1
     more = amd.waves_by_limit(257, half, 8, gpu)
