@@ -1,5 +1,4 @@
 import functools
-import math
 import re
 
 import pytest
@@ -70,24 +69,17 @@ def test_bench_has_a_row_for_each_shape_and_name(timed):
     assert [options for _, options in timed] == [trial, {"budget": 0.3}] * 2
 
 
-def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
+def test_bench_of_functions_by_name(timed, monkeypatch):
+    """Beside the fastest copy, on the same inputs."""
     tried = []
-    fastest = lambda x: tried.append(x) or x.clone  # noqa: E731
-    monkeypatch.setattr(loop, "fastest_copy", fastest)
-    bench({"naive": "naive", "roof": copy}, shapes=[(4, 8)], budget=0.1)
-    [([rung, copied], options)] = timed
-    assert options == {"budget": 0.1}
-    assert rung.args[0] is tried[0]
-    assert copied == tried[0].clone
-
-
-def test_bench_of_functions_by_name(timed):
-    impls = {"half": lambda x: x / 2, "naive": naive.softmax, "rung": "naive"}
-    frame = bench(impls, shapes=[(4, 8)])
-    assert frame["impl"].tolist() == ["half", "naive", "rung"]
-    [(calls, _)] = timed
+    monkeypatch.setattr(loop, "fastest_copy", lambda x: tried.append(x) or x.clone)
+    impls = {"half": lambda x: x / 2, "naive": naive.softmax, "rung": "naive", "roof": copy}
+    frame = bench(impls, shapes=[(4, 8)], budget=0.1)
+    assert frame["impl"].tolist() == list(impls)
+    [([*calls, copied], options)] = timed
+    assert options == {"budget": 0.1} and copied == tried[0].clone
     assert calls[1].func is calls[2].func is naive.softmax
-    assert all(call.args[0] is calls[0].args[0] for call in calls)
+    assert all(call.args[0] is tried[0] for call in calls)
 
 
 def test_bench_of_an_op_with_two_inputs(timed):
@@ -168,13 +160,10 @@ def test_bench_judged_gives_reasons_in_place_of_times(timed):
 
 
 def test_bench_judged_when_the_timer_fails(timed, monkeypatch):
-    def fail(*args, **options):
-        raise RuntimeError("out of events")
-
-    monkeypatch.setattr(loop, "time_interleaved", fail)
-    frame = compare(["torch.softmax"], shapes=[(4, 8)])
-    assert frame["note"].tolist() == ["not timed: RuntimeError: out of events"]
-    assert math.isnan(frame["us"][0])
+    monkeypatch.setattr(loop, "time_interleaved", lambda *args, **options: 1 / 0)
+    frame = compare({"naive": "naive", "wrong": torch.zeros_like}, shapes=[(4, 8)])
+    assert frame["note"][0] == "not timed: ZeroDivisionError: division by zero"
+    assert frame["note"][1].startswith("wrong: ") and frame["us"].isna().all()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
@@ -187,9 +176,9 @@ def test_bench_judged_where_inputs_cannot_be_made(error, timed, monkeypatch):
         return matrix(m, n, *args, **options)
 
     monkeypatch.setattr(tensors, "matrix", make)
-    frame = compare(["copy", "naive"], shapes=[(4, 8), (4, 16), (4, 32)])
-    assert frame["us"].notna().tolist() == [True, True, False, False, True, True]
-    assert frame["note"].str.contains("^not timed: .*illegal access").sum() == 2
+    frame = compare(["naive"], shapes=[(4, 8), (4, 16), (4, 32)])
+    assert frame["us"].notna().tolist() == [True, False, True]
+    assert "not timed: " in frame["note"][1] and "illegal access" in frame["note"][1]
 
 
 def test_bench_judged_judges_what_torch_compile_made_by_one_result(timed):
