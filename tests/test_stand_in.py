@@ -109,11 +109,12 @@ def test_stand_in_refuses_to_be_cast_for():
 def test_stand_in_has_a_generator():
     with stand_in():
         [generator] = torch.cuda.default_generators
-        seed, offset = generator.get_state().view(torch.int64).tolist()
         state = generator.get_state()
+        before = state.view(torch.int64).tolist()
         state.view(torch.int64)[1] += 4
         generator.set_state(state)
-        assert generator.get_state().view(torch.int64).tolist() == [seed, offset + 4]
+        seed, offset = generator.get_state().view(torch.int64).tolist()
+    assert [seed, offset - 4] == before
 
 
 def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):

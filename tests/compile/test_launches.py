@@ -52,10 +52,5 @@ def test_capture_launches_passes_on_what_the_function_raises():
     with pytest.raises(ValueError, match="781 columns"):
         capture_launches(fused.softmax, empty(1, 781))
     assert device.runs_on_gpu() != device.INTERPRETED
-    ones = fused.softmax(empty(1, 4).zero_())
-    assert torch.equal(ones, torch.full_like(ones, 0.25))
-
-
-def test_capture_launches_of_an_argument_that_triton_does_not_take():
-    with pytest.raises(TypeError, match="_masked_kernel"):
+    with pytest.raises(TypeError, match="_masked_kernel"):  # no argument for Triton
         capture_launches(lambda: kernels._masked_kernel[(1,)]("x", "y", 8, BLOCK=8, STORED=8))

@@ -1,6 +1,5 @@
 """The rules for NVIDIA's GPUs, against `cuda_occupancy.h`, the guide's table and the driver."""
 
-import itertools
 import random
 import shutil
 
@@ -103,16 +102,13 @@ def test_gpus_are_those_of_nvidias_table():
 @pytest.mark.parametrize(
     ("gpu", "registers", "shared_bytes", "num_warps", "limit", "blocks"),
     [
-        pytest.param(H100, 16, 0, 1, "shared", 228, id="reserved-by-the-system"),
         pytest.param(H100, 16, 6273, 1, "shared", 31, id="one-byte-takes-128"),
         pytest.param(H100, 16, 232448, 1, "shared", 1, id="all"),
         pytest.param(H100, 16, 232449, 1, "shared", 0, id="more-than-all"),
         pytest.param(T4, 16, 0, 1, "shared", 65536, id="turing-none"),
         pytest.param(H100, 33, 0, 1, "registers", 48, id="one-more-takes-256-per-warp"),
-        pytest.param(H100, 255, 0, 32, "registers", 0, id="not-one-block"),
         pytest.param(H100, 256, 0, 1, "registers", 0, id="more-than-a-thread-may-have"),
         pytest.param(H100, 0, 0, 1, "registers", 65536, id="no-registers"),
-        pytest.param(H100, 16, 0, 33, "warps", 0, id="more-than-1024-threads"),
     ],
 )
 def test_programs_by_limit(gpu, registers, shared_bytes, num_warps, limit, blocks):
@@ -154,17 +150,15 @@ def test_resident_programs_as_the_driver_says():
     from memtraffic.kernels.softmax import persistent
 
     gpu, draw, wrong = this_gpu(), random.Random(0), []
-    for n, num_warps in itertools.product((8, 781, 8192), (1, 4, 16)):
-        if n > 2048 * num_warps:
-            continue  # more than a lane can hold
+    for n, num_warps in ((8, 1), (781, 4), (8192, 16)):
         x = matrix(64, n)
         plan = persistent.plan(x, x.clone(), num_warps=num_warps, num_stages=3)
         used, most = plan.used, gpu.shared_per_program
-        sizes = [(num_warps, used.shared_bytes), (4, 6272), (4, 6273)]
+        points = [(num_warps, used.shared_bytes), (4, 6272), (4, 6273)]
         for warps in range(1, 33):
-            drawn = (draw.randint(0, most) for _ in range(4))
-            sizes += [(warps, shared) for shared in (0, most, most // warps, *drawn)]
-        for warps, shared in sizes:
+            drawn = [draw.randint(0, most) for _ in range(12)]
+            points += [(warps, shared) for shared in (0, most, most // warps, *drawn)]
+        for warps, shared in points:
             limits = nvidia.programs_by_limit(used.registers, shared, warps, gpu)
             theirs = nvidia.driver_resident_programs(plan.compiled, warps, shared)
             if min(limits.values()) != theirs:
