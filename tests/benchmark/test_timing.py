@@ -52,10 +52,8 @@ class FakeGpu:
 
 @pytest.fixture
 def fake(monkeypatch):
-    return install(monkeypatch, FakeGpu())
+    fake = FakeGpu()
 
-
-def install(monkeypatch, fake):
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
@@ -168,8 +166,7 @@ def test_time_interleaved_asks_whether_the_host_was_late(fake, slow, repeats, in
         ("MI300X", 4, 1024),  # 4 MiB in each die, and 256 MiB of Infinity Cache behind them
     ],
 )
-def test_time_interleaved_flushes_every_cache(monkeypatch, product, l2_mib, flushed_mib):
-    fake = install(monkeypatch, FakeGpu())
+def test_time_interleaved_flushes_every_cache(fake, product, l2_mib, flushed_mib):
     fake.gpu = dataclasses.replace(gpus.find_gpu(product), l2_bytes=l2_mib * 2**20)
     time_interleaved([fake.function("a", 1.0)], budget=0)
     assert fake.flushed == flushed_mib * 2**20

@@ -1,7 +1,6 @@
 import functools
 import importlib
 import re
-import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -191,9 +190,8 @@ def test_resources_and_assembly_take_options(fused_on):
 def test_resources_of_inputs_and_of_a_product(fused_on):
     """An option that is None is not given."""
     options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
-    for target in ("h200", find_gpu("H200")):
-        found = resources(fused.softmax, "M,4096", (1,), target=target, **options)
-        assert found == [fused_on["sm_90"]]
+    found = resources(fused.softmax, "M,4096", (1,), target="h200", **options)
+    assert found == [fused_on["sm_90"]]
     with pytest.raises(ValueError, match="M"):
         resources(fused.softmax, "M,4096", target="sm_90")
 
@@ -253,7 +251,7 @@ from {package}.constants import FACTOR
 
 @triton.jit
 def _kernel(x_ptr, FACTOR: tl.constexpr):
-    tl.store(x_ptr, FACTOR + {more})
+    tl.store(x_ptr, FACTOR + 1)
 
 def launch(x):
     _kernel[(1,)](x, FACTOR=FACTOR)
@@ -261,22 +259,19 @@ def launch(x):
 
 
 @pytest.mark.parametrize("file", ["02-kernel.py", "__init__.py"])  # as of Triton's tutorials
-def test_resources_of_a_kernel_that_is_edited(tmp_path, monkeypatch, file):
-    """Another process compiles what is on disk now, and finds it where this process did."""
+def test_resources_of_a_kernel_that_is_found_by_its_folder(tmp_path, monkeypatch, file):
+    """Another process finds it where this process did, although that is no longer on the path."""
     package = tmp_path / f"package_of_{len(file)}"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "constants.py").write_text("FACTOR = 1000\n")
-    name = package.name
-    for more, written in ((1, "0x447a4000"), (100, "0x44898000")):  # the floats 1001 and 1100
-        (package / file).write_text(KERNEL.format(package=name, more=more))
-        for module in [it for it in sys.modules if it.split(".")[0] == name]:
-            del sys.modules[module]
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(tmp_path)
-            module = importlib.import_module(name if file == "__init__.py" else f"{name}.02-kernel")
-        [text] = assembly(module.launch, empty(1, 4), target="gfx942")
-        assert written in text
+    (package / file).write_text(KERNEL.format(package=package.name))
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        name = "" if file == "__init__.py" else ".02-kernel"
+        module = importlib.import_module(package.name + name)
+    [text] = assembly(module.launch, empty(1, 4), target="gfx942")
+    assert "0x447a4000" in text  # the float 1001
 
 
 # ---- assembly

@@ -108,20 +108,15 @@ def ask_header(program, product, points, shared_more=0):
 #   guide
 # KiB of LDS per unit and per workgroup: AMD's documents of each instruction set; the granularity,
 #   in bytes: https://github.com/llvm/llvm-project/pull/208046 and .../219495
+_RDNA = 32, 1536, 24, 16, 256, 128, 64, 1024
 AMD_TABLE = {
     "MI100": ("AMD Instinct MI100", 1.2288, "gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
     # one of its two dies, which are two devices
     "MI250X": ("AMD Instinct MI250X", 3.2768 / 2, "gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
     "MI300X": ("AMD Instinct MI300X", 5.3, "gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
     "MI355X": ("AMD Instinct MI355X", 8.0, "gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
-    "RX 7900 XTX": (
-        *("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, 32, 1536, 24, 16),
-        *(256, 128, 64, 1024),
-    ),
-    "RX 9070 XT": (
-        *("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, 32, 1536, 24, 16),
-        *(256, 128, 64, 1024),
-    ),
+    "RX 7900 XTX": ("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, *_RDNA),
+    "RX 9070 XT": ("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, *_RDNA),
 }
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
