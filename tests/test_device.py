@@ -173,21 +173,21 @@ def forget_faked_gpus():
     device._read_gpu.cache_clear()
 
 
+SIZES = {  # those of no product, as PyTorch calls them and as the table does
+    "multi_processor_count": ("num_sms", 131),
+    "regs_per_multiprocessor": ("registers_per_sm", 32768),
+    "shared_memory_per_multiprocessor": ("shared_per_sm", 65000),
+    "shared_memory_per_block_optin": ("shared_per_program", 64000),
+    "L2_cache_size": ("l2_bytes", 50 * 2**20),
+    "warp_size": ("warp_size", 32),
+    "max_threads_per_multi_processor": ("max_threads_per_sm", 1536),
+}
+
+
 def nvidia_properties(name="NVIDIA H100 80GB HBM3", major=9, minor=0):
-    """What PyTorch tells of a GPU made by NVIDIA, whose sizes are those of no product."""
-    return SimpleNamespace(
-        name=name,
-        major=major,
-        minor=minor,
-        multi_processor_count=131,
-        regs_per_multiprocessor=32768,
-        shared_memory_per_multiprocessor=65000,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=64000,
-        L2_cache_size=50 * 2**20,
-        warp_size=32,
-        max_threads_per_multi_processor=1536,
-    )
+    """What PyTorch tells of a GPU made by NVIDIA."""
+    sizes = {known: value for known, (_, value) in SIZES.items()} | {"shared_memory_per_block": 1}
+    return SimpleNamespace(name=name, major=major, minor=minor, **sizes)
 
 
 def amd_properties(name, arch):
@@ -213,17 +213,9 @@ def test_this_gpu_nvidia(monkeypatch, major, minor, others):
     name = "NVIDIA Orin" if others else "NVIDIA H100 80GB HBM3"
     unlisted = {"product": name, "driver_name": name, "datasheet_bytes_per_s": 0.0}
     calls = fake_gpus(monkeypatch, nvidia_properties(name, major, minor), max_blocks=33)
-    assert this_gpu() == replace(
-        find_gpu("h100"),
-        num_sms=131,
-        registers_per_sm=32768,
-        max_threads_per_sm=1536,
-        max_blocks_per_sm=33,
-        shared_per_sm=65000,
-        shared_per_program=64000,
-        l2_bytes=50 * 2**20,
-        **(unlisted | others if others else {}),
-    )
+    expected = {"max_blocks_per_sm": 33} | dict(SIZES.values())
+    expected |= unlisted | others if others else {}
+    assert this_gpu() == replace(find_gpu("h100"), **expected)
     assert calls == [(106, 0)]  # CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR of cuda.h
 
 

@@ -10,7 +10,6 @@ from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
 PYTORCH = ["clone", "copy_"]
 FLAT = ["1024, 4 warps", "1024, 8 warps", "4096, 8 warps"]
-NAMES = [*PYTORCH, *FLAT, "tiles"]
 
 
 @pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
@@ -23,13 +22,13 @@ def test_copies_are_copies(shape, layout, dtype):
         assert y.dtype == dtype and y.data_ptr() != x.data_ptr()
 
 
-def test_copies_of_memory_as_it_lies_need_memory_without_gaps():
-    for layout in ("packed", "transposed", "odd"):
-        x, flat = matrix(4, 6, layout=layout), layout != "odd"
-        found = copies(x)
-        assert list(found) == (NAMES if flat else [*PYTORCH, "tiles"])
-        assert found["clone"]().stride() == (x if flat else x.contiguous()).stride()
-        assert found["tiles"]().is_contiguous()
+@pytest.mark.parametrize("layout", ["packed", "transposed", "odd"])
+def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout):
+    x, flat = matrix(4, 6, layout=layout), layout != "odd"
+    found = copies(x)
+    assert list(found) == [*PYTORCH, *(FLAT if flat else []), "tiles"]
+    assert found["clone"]().stride() == (x if flat else x.contiguous()).stride()
+    assert found["tiles"]().is_contiguous()
 
 
 def test_copies_of_what_has_no_tiles():

@@ -204,6 +204,7 @@ def test_resources_of_inputs_and_of_a_product(fused_on):
         (functools.partial(kernels.scaled, maxnreg=32), "gfx942", {}, ValueError, "maxnreg"),
         (fused.softmax, "sm_90", {"depth": 2}, TypeError, "depth"),
         (kernels.never_compiles, "sm_90", {}, CompileError, "_kernel does not compile for sm_90"),
+        (naive.softmax, "sm_90", {}, NoKernelError, r"naive\.softmax launched no Triton kernel"),
     ],
 )
 def test_resources_of_what_does_not_compile(fn, target, options, error, said):
@@ -220,17 +221,13 @@ def test_compile_launches_starts_no_process_for_no_work(monkeypatch):
     assert compile_launches([]) == []
 
 
-def test_resources_of_a_function_without_a_kernel():
-    """What a function does without a GPU may be another thing: the message says how to get one."""
-    with pytest.raises(NoKernelError, match=r"naive\.softmax launched no Triton kernel") as caught:
-        resources(naive.softmax, empty(1, 64), target="sm_90")
-    assert ("stand_in()" in str(caught.value)) is not device.HAS_GPU
-
-
 @pytest.mark.skipif(device.HAS_GPU, reason="that one is asked for")
-def test_resources_without_a_target_is_for_the_gpu_that_is_here():
+def test_resources_without_a_gpu():
+    """By default it is asked for; what a function does without one may be another thing."""
     with pytest.raises(NoGpuError, match="GPU"):
         resources(fused.softmax, empty(1, 64))
+    with pytest.raises(NoKernelError, match=r"stand_in\(\)"):
+        resources(naive.softmax, empty(1, 64), target="sm_90")
 
 
 @pytest.mark.parametrize(

@@ -40,32 +40,27 @@ _PROGRAM = r"""
 #include "cuda_occupancy.h"
 
 int main() {
-  int major, minor, threads, regs, warps;
-  long shared, block, dynamic;
-  while (scanf("%d %d %d %ld %ld %d %d %ld", &major, &minor, &threads, &shared, &block, &regs,
-               &warps, &dynamic) == 8) {
-    cudaOccDeviceProp device;
-    device.computeMajor = major;
-    device.computeMinor = minor;
-    device.maxThreadsPerBlock = 1024;
-    device.maxThreadsPerMultiprocessor = threads;
-    device.regsPerBlock = device.regsPerMultiprocessor = 65536;
-    device.warpSize = 32;
-    device.sharedMemPerBlock = 49152;
-    device.sharedMemPerMultiprocessor = shared;
-    device.numSms = 1;
-    device.sharedMemPerBlockOptin = block;
+  cudaOccDeviceProp device;
+  device.maxThreadsPerBlock = 1024;
+  device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+  device.warpSize = 32;
+  device.sharedMemPerBlock = 49152;
+  device.numSms = 1;
+  cudaOccFuncAttributes kernel;
+  kernel.maxThreadsPerBlock = 1024;
+  kernel.sharedSizeBytes = 0;
+  kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+  kernel.numBlockBarriers = 1;
+  cudaOccDeviceState state;
+  state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+  cudaOccResult found;
+  int warps;
+  size_t &shared = device.sharedMemPerMultiprocessor, &block = device.sharedMemPerBlockOptin;
+  size_t &dynamic = kernel.maxDynamicSharedSizeBytes;
+  while (scanf("%d %d %d %zu %zu %d %d %zu", &device.computeMajor, &device.computeMinor,
+               &device.maxThreadsPerMultiprocessor, &shared, &block, &kernel.numRegs, &warps,
+               &dynamic) == 8) {
     device.reservedSharedMemPerBlock = shared - block;
-    cudaOccFuncAttributes kernel;
-    kernel.maxThreadsPerBlock = 1024;
-    kernel.numRegs = regs;
-    kernel.sharedSizeBytes = 0;
-    kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
-    kernel.maxDynamicSharedSizeBytes = dynamic;
-    kernel.numBlockBarriers = 1;
-    cudaOccDeviceState state;
-    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
-    cudaOccResult found;
     int error = cudaOccMaxActiveBlocksPerMultiprocessor(
         &found, &device, &kernel, &state, warps * 32, dynamic);
     printf("%d %d %d %d %d %d\n", error, found.activeBlocksPerMultiprocessor, found.blockLimitRegs,
