@@ -60,18 +60,18 @@ def measure(subject: Experiment) -> pd.DataFrame:
 def on_a_t4() -> Iterator[None]:
     """Context manager: pages find a T4, and measure on it."""
     which = shutil.which
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (gpus, "DEFAULT_GPU", T4),
-            (device, "this_gpu", lambda *index: T4),
-            (device, "gpu_name", lambda *index: T4.driver_name),
-            (torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20)),
-            (torch.cuda, "device_count", lambda: 1),
-            (shutil, "which", lambda name, *a, **o: name if name == "ncu" else which(name, *a)),
-            (recording, "mode", lambda: "live"),
-            (recording, "_run", measure),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, value))
+
+    def which_finds_ncu(name, *arguments, **options):
+        return name if name == "ncu" else which(name, *arguments, **options)
+
+    with (
+        mock.patch.object(gpus, "DEFAULT_GPU", T4),
+        mock.patch.multiple(device, this_gpu=lambda *i: T4, gpu_name=lambda *i: T4.driver_name),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20)),
+        mock.patch.object(torch.cuda, "device_count", lambda: 1),
+        mock.patch.object(shutil, "which", which_finds_ncu),
+        mock.patch.multiple(recording, mode=lambda: "live", _run=measure),
+    ):
         yield
 
 
@@ -79,12 +79,11 @@ def write_kernels(path: Path, sources: list[str]) -> None:
     """Writes what cells import and the kernels that they define."""
     imports, kernels = ["import memtraffic  # noqa: F401  before Triton"], []
     for node in (it for source in sources for it in ast.parse(source).body):
+        text = ast.unparse(node)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            imports.append(ast.unparse(node))
-        elif isinstance(node, ast.FunctionDef) and "triton.jit" in map(
-            ast.unparse, node.decorator_list
-        ):
-            kernels.append(ast.unparse(node))
+            imports.append(text)
+        elif isinstance(node, ast.FunctionDef) and "@triton.jit\ndef " in text:
+            kernels.append(text)
     path.write_text("\n".join(imports + kernels) + "\n", "utf-8")
 
 

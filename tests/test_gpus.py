@@ -30,16 +30,10 @@ def test_find_gpu_by_target_and_product(gpu):
     assert gpu.prefetches_to_shared_memory == (gpu.vendor == "nvidia" and gpu.target != "sm_75")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("sm_91", "mean 'sm_90'"),
-        ("H20", "mean 'H200'"),
-        ("", "MI300X"),
-        (90, "named 90:"),
-        (None, "named None:"),
-    ],
-)
+UNKNOWN = {"sm_91": "mean 'sm_90'", "H20": "mean 'H200'", 90: "named 90:", None: "named None:"}
+
+
+@pytest.mark.parametrize(("name", "said"), [*UNKNOWN.items(), ("", "MI300X")])
 def test_find_gpu_unknown(name, said):
     with pytest.raises(LookupError, match=said) as error:
         find_gpu(name)

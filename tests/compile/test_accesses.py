@@ -91,7 +91,6 @@ BACK = "\t@%p9 bra \t$L__BB0_1;"
         pytest.param([FIRST, FIRST], 2, True, id="each-again"),
         pytest.param([FIRST, SECOND], 1, False, id="left-out"),
         pytest.param([FIRST, FIRST], 1, False, id="merged"),
-        pytest.param([LABEL, FIRST, SECOND, BACK], 2, True, id="in-a-loop"),
         pytest.param([LABEL, FIRST, SECOND, BACK], 8, True, id="unrolled"),
         pytest.param([LABEL, FIRST, BEHIND, BACK], 8, True, id="unrolled-beside-another"),
         pytest.param([LABEL, FIRST, SECOND, FIRST, BACK], 8, False, id="unrolled-and-merged"),

@@ -17,17 +17,8 @@ def empty(m, n, dtype=torch.float32):
 
 def test_capture_launches_is_what_triton_specialises():
     [launch] = capture_launches(fused.softmax, empty(3, 4096, torch.bfloat16))
-    assert (launch.module, launch.qualname) == (
-        "memtraffic.kernels.softmax.fused",
-        "_softmax_fused_kernel",
-    )
-    assert launch.signature == {
-        "y_ptr": "*bf16",
-        "y_row_stride": "i32",
-        "x_ptr": "*bf16",
-        "x_row_stride": "i32",
-        "BLOCK": "constexpr",
-    }
+    assert (launch.module, launch.qualname) == (fused.__name__, "_softmax_fused_kernel")
+    assert list(launch.signature.values()) == ["*bf16", "i32", "*bf16", "i32", "constexpr"]
     assert launch.constants == {"BLOCK": 4096}
     assert set(launch.attributes) == {(0,), (1,), (2,), (3,)}
     assert launch.options == {"num_warps": 8}
@@ -61,10 +52,5 @@ def test_capture_launches_passes_on_what_the_function_raises():
     with pytest.raises(ValueError, match="781 columns"):
         capture_launches(fused.softmax, empty(1, 781))
     assert device.runs_on_gpu() != device.INTERPRETED
-    ones = fused.softmax(empty(1, 4).zero_())
-    assert torch.equal(ones, torch.full_like(ones, 0.25))
-
-
-def test_capture_launches_of_an_argument_that_triton_does_not_take():
-    with pytest.raises(TypeError, match="_masked_kernel"):
+    with pytest.raises(TypeError, match="_masked_kernel"):  # no argument for Triton
         capture_launches(lambda: kernels._masked_kernel[(1,)]("x", "y", 8, BLOCK=8, STORED=8))

@@ -6,11 +6,13 @@ Beside it, from the vendors' tables, what no code says. The rules under test are
 
 import os
 import re
-import shutil
 import subprocess
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
+
+import triton
+from triton._C.libtriton import llvm
+
+from memtraffic.compile.worker import WORKER
 
 # ---- NVIDIA
 
@@ -38,32 +40,27 @@ _PROGRAM = r"""
 #include "cuda_occupancy.h"
 
 int main() {
-  int major, minor, threads, regs, warps;
-  long shared, block, dynamic;
-  while (scanf("%d %d %d %ld %ld %d %d %ld", &major, &minor, &threads, &shared, &block, &regs,
-               &warps, &dynamic) == 8) {
-    cudaOccDeviceProp device;
-    device.computeMajor = major;
-    device.computeMinor = minor;
-    device.maxThreadsPerBlock = 1024;
-    device.maxThreadsPerMultiprocessor = threads;
-    device.regsPerBlock = device.regsPerMultiprocessor = 65536;
-    device.warpSize = 32;
-    device.sharedMemPerBlock = 49152;
-    device.sharedMemPerMultiprocessor = shared;
-    device.numSms = 1;
-    device.sharedMemPerBlockOptin = block;
+  cudaOccDeviceProp device;
+  device.maxThreadsPerBlock = 1024;
+  device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+  device.warpSize = 32;
+  device.sharedMemPerBlock = 49152;
+  device.numSms = 1;
+  cudaOccFuncAttributes kernel;
+  kernel.maxThreadsPerBlock = 1024;
+  kernel.sharedSizeBytes = 0;
+  kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+  kernel.numBlockBarriers = 1;
+  cudaOccDeviceState state;
+  state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+  cudaOccResult found;
+  int warps;
+  size_t &shared = device.sharedMemPerMultiprocessor, &block = device.sharedMemPerBlockOptin;
+  size_t &dynamic = kernel.maxDynamicSharedSizeBytes;
+  while (scanf("%d %d %d %zu %zu %d %d %zu", &device.computeMajor, &device.computeMinor,
+               &device.maxThreadsPerMultiprocessor, &shared, &block, &kernel.numRegs, &warps,
+               &dynamic) == 8) {
     device.reservedSharedMemPerBlock = shared - block;
-    cudaOccFuncAttributes kernel;
-    kernel.maxThreadsPerBlock = 1024;
-    kernel.numRegs = regs;
-    kernel.sharedSizeBytes = 0;
-    kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
-    kernel.maxDynamicSharedSizeBytes = dynamic;
-    kernel.numBlockBarriers = 1;
-    cudaOccDeviceState state;
-    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
-    cudaOccResult found;
     int error = cudaOccMaxActiveBlocksPerMultiprocessor(
         &found, &device, &kernel, &state, warps * 32, dynamic);
     printf("%d %d %d %d %d %d\n", error, found.activeBlocksPerMultiprocessor, found.blockLimitRegs,
@@ -73,27 +70,12 @@ int main() {
 """
 
 
-def no_header():
-    """Why NVIDIA's header cannot be asked here, or None."""
-    if not shutil.which("g++"):
-        return "there is no g++ to compile NVIDIA's header with"
-    if not _header().is_file():
-        return "Triton's wheel has no cuda_occupancy.h"
-    return None
-
-
-def _header():
-    import triton
-
-    return Path(triton.__file__).parent / "backends/nvidia/include/cuda_occupancy.h"
-
-
 def build_header(folder):
     """Compiles the program that asks the header; returns its path."""
+    include = Path(triton.__file__).parent / "backends/nvidia/include"
     source, program = folder / "occupancy.cpp", folder / "occupancy"
     source.write_text(_PROGRAM, encoding="utf-8")
-    command = ["g++", "-w", f"-I{_header().parent}", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(["g++", "-w", f"-I{include}", source, "-o", program], check=True)
     return program
 
 
@@ -106,14 +88,10 @@ def ask_header(program, product, points, shared_more=0):
     cc = target.removeprefix("sm_")
     sizes = (cc[:-1], cc[-1], threads, shared * 1024 + shared_more, block * 1024)
     lines = [" ".join(map(str, (*sizes, regs, warps, used))) for regs, used, warps in points]
-    command = {"input": "\n".join(lines), "capture_output": True, "text": True, "check": True}
-    answers = []
-    for line in subprocess.run([program], **command).stdout.splitlines():
-        error, resident, *limits = map(int, line.split())
-        names = ("registers", "shared", "warps", "blocks")
-        answers.append((error, resident, dict(zip(names, limits, strict=True))))
-    assert len(answers) == len(points)
-    return answers
+    said = subprocess.check_output([program], input="\n".join(lines), text=True)
+    answers = [[*map(int, line.split())] for line in said.splitlines()]
+    names = ("registers", "shared", "warps", "blocks")
+    return [(error, it, dict(zip(names, them, strict=True))) for error, it, *them in answers]
 
 
 # ---- AMD
@@ -125,28 +103,18 @@ def ask_header(program, product, points, shared_more=0):
 #   guide
 # KiB of LDS per unit and per workgroup: AMD's documents of each instruction set; the granularity,
 #   in bytes: https://github.com/llvm/llvm-project/pull/208046 and .../219495
+_RDNA = 32, 1536, 24, 16, 256, 128, 64, 1024
 AMD_TABLE = {
     "MI100": ("AMD Instinct MI100", 1.2288, "gfx908", 120, 64, 256, 4, 10, 512, 64, 64, 512),
     # one of its two dies, which are two devices
     "MI250X": ("AMD Instinct MI250X", 3.2768 / 2, "gfx90a", 110, 64, 512, 8, 8, 512, 64, 64, 512),
     "MI300X": ("AMD Instinct MI300X", 5.3, "gfx942", 304, 64, 512, 8, 8, 512, 64, 64, 512),
     "MI355X": ("AMD Instinct MI355X", 8.0, "gfx950", 256, 64, 512, 8, 8, 512, 160, 160, 1280),
-    "RX 7900 XTX": (
-        *("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, 32, 1536, 24, 16),
-        *(256, 128, 64, 1024),
-    ),
-    "RX 9070 XT": (
-        *("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, 32, 1536, 24, 16),
-        *(256, 128, 64, 1024),
-    ),
+    "RX 7900 XTX": ("AMD Radeon RX 7900 XTX", 0.96, "gfx1100", 96 // 2, *_RDNA),
+    "RX 9070 XT": ("AMD Radeon RX 9070 XT", 0.64, "gfx1201", 64 // 2, *_RDNA),
 }
 CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 SIMDS = 4  # of a compute unit of CDNA, of a workgroup processor of RDNA
-# LLVM writes into a kernel's head how many units of LDS it is given, but not on gfx950, for which
-# this LLVM counts in 2048 bytes by mistake (pull request 208046), nor on RDNA, where a number of
-# 512 bytes stands for whole 1024 (219495).
-LDS_UNIT_TARGETS = ("gfx908", "gfx90a", "gfx942")
-LDS_SIZES = (1, 255, 256, 257, 511, 512, 513, 767, 768, 769, 1024, 1025, 1280, 1281)
 
 _KERNEL = """target triple = "{triple}"
 {array}
@@ -164,33 +132,21 @@ attributes #0 = {{
 def ask_llvm(points):
     """What Triton's LLVM says of kernels for points (target, VGPRs, AGPRs, SGPRs, LDS, threads).
 
-    Returns a dict: `kernels`, a list of (VGPRs, AGPRs, SGPRs, waves per SIMD, threads per wave);
-    `most_lds`, by target, the bytes above which LLVM refuses a kernel; `lds_units`, by target, the
-    units that it allocates for each of LDS_SIZES.
+    Returns a list of (VGPRs, AGPRs, SGPRs, waves per SIMD, threads per wave).
     """
-    targets = [target for _, _, target, *_ in AMD_TABLE.values()]
-    with ProcessPoolExecutor(2, get_context("spawn"), _start) as pool:
-        return {
-            "kernels": [*pool.map(_compiled, points, chunksize=64)],
-            "most_lds": dict(zip(targets, pool.map(_most_lds, targets), strict=True)),
-            "lds_units": dict(
-                zip(LDS_UNIT_TARGETS, pool.map(_lds_units, LDS_UNIT_TARGETS), strict=True)
-            ),
-        }
+    return WORKER.call([], _compile_all, points)
 
 
-def _start():
-    from triton._C.libtriton import llvm
-
+def _compile_all(points):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LLVM warns there of each kernel
     llvm.init_targets()
+    return [*map(_compiled, points)]
 
 
-def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdhsa"):
-    from triton._C.libtriton import llvm
-
-    files = (("v", vgprs), ("a", agprs), ("s", sgprs))
-    text = _KERNEL.format(
+def _compiled(point):
+    target, vgprs, agprs, sgprs, lds, threads = point
+    files, triple = (("v", vgprs), ("a", agprs), ("s", sgprs)), "amdgcn-amd-amdhsa"
+    kernel = _KERNEL.format(
         triple=triple,
         clobbers=",".join(f"~{{{file}{count - 1}}}" for file, count in files if count),
         array=f"@lds = internal addrspace(3) global [{lds} x i8] undef" if lds else "",
@@ -198,34 +154,8 @@ def _assembly(target, vgprs, agprs, sgprs, lds, threads, triple="amdgcn-amd-amdh
         threads=threads,
         target=target,
     )
-    return llvm.translate_to_asm(text, triple, target, "", [], False, False)
-
-
-def _compiled(point):
-    text = _assembly(*point)
+    text = llvm.translate_to_asm(kernel, triple, target, "", [], False, False)
     counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
     [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
     names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")
     return (*(counts.get(name, 0) for name in names), int(wave))
-
-
-def _lds_units(target):
-    """LDS_SIZE of COMPUTE_PGM_RSRC2, which is written out where no HSA fills it in."""
-    texts = [_assembly(target, 0, 0, 0, lds, 64, triple="amdgcn--") for lds in LDS_SIZES]
-    found = [re.findall(r"\.long\s+47180\n\s+\.long\s+(\d+)", text) for text in texts]
-    return [int(rsrc2) >> 15 & 0x1FF for [rsrc2] in found]
-
-
-def _most_lds(target):
-    """The bytes of LDS that LLVM names as it refuses far too many, which ends the process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(write, 2)
-        _assembly(target, 0, 0, 0, 2**20, 64)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        stderr = pipe.read().decode()
-    os.waitpid(child, 0)
-    return int(re.search(r"exceeds limit \((\d+)\)", stderr)[1])
