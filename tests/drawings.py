@@ -14,23 +14,11 @@ def texts(ax):
     return [text.get_text() for text in ax.texts]
 
 
-def ticks(axis):
-    return [label.get_text() for label in axis.get_ticklabels()]
-
-
-def title(ax):
-    """The sentence above a figure, on one line."""
-    return ax.figure.get_suptitle().replace("\n", " ")
-
-
 def boxes(ax, gid=None):
     """The boxes of a drawing, as (x, y, width, height); all of them, or those of one meaning."""
     them = [box for box in ax.patches if isinstance(box, plt.Rectangle)]
-    return [
-        (*box.get_xy(), box.get_width(), box.get_height())
-        for box in them
-        if gid is None or box.get_gid() == gid
-    ]
+    them = [box for box in them if gid in (None, box.get_gid())]
+    return [(*box.get_xy(), box.get_width(), box.get_height()) for box in them]
 
 
 def written(figure):
@@ -54,12 +42,10 @@ def assert_legible(figure):
     found = written(figure)
     pad = 2 * matplotlib.rcParams["savefig.pad_inches"]  # a notebook crops, and adds this
     wide = max(figure.get_tightbbox().width + pad, figure.get_figwidth())
+    whole = figure.bbox.padded(0.01 * figure.dpi)
     for text, place in found:
-        whole, some = figure.bbox, 0.01 * figure.dpi
-        assert place.x0 >= whole.x0 - some, f"{text.get_text()!r} leaves the figure"
-        assert place.x1 <= whole.x1 + some, f"{text.get_text()!r} leaves the figure"
-        assert place.y0 >= whole.y0 - some, f"{text.get_text()!r} leaves the figure"
-        assert place.y1 <= whole.y1 + some, f"{text.get_text()!r} leaves the figure"
+        inside = all(whole.contains(*corner) for corner in place.corners())
+        assert inside, f"{text.get_text()!r} leaves the figure"
         pixels = text.get_fontsize() / 72 * PHONE / wide
         assert pixels >= SMALLEST, f"{text.get_text()!r} is {pixels:.1f} pixels high on a phone"
         assert "$" not in text.get_text(), f"{text.get_text()!r}: powers are too small"

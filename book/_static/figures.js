@@ -1,4 +1,4 @@
-// The figures that move. Each is an SVG in the page, with its states inside: memtraffic_book.figures.moving fills them in.
+// The figures that move. Each is an SVG in the page, with its states inside.
 (() => {
   "use strict";
   const PAUSE = 1100; // milliseconds between two states

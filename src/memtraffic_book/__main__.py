@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     notebooks.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="all by default")
 
     commands.add_parser("map", help="draw the maps of the speed at each width, from the recording")
-    commands.add_parser("moving", help="draw the figures that move")
+    commands.add_parser("moving", help="draw the figure that moves by what was measured")
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "map":
             print("\n".join(map(str, build.draw_maps())))
         elif args.command == "moving":
-            print(*build.draw_moving(), sep="\n")
+            print(build.draw_moving())
         else:
             print(build.chart_data(), end="")
     except (RuntimeError, LookupError, OSError) as error:

@@ -45,7 +45,7 @@ LIT: dict[str, tuple[str, str, float, float]] = {
     "your-kernel": ("MN", "memtraffic.softmax", 16, 2**20),
     "ship": ("MN", "memtraffic.softmax", 16, 2**20),
 }
-MOVING = ("bytes_in_flight", "occupancy_latency")  # what the figures that move are drawn from
+MOVING = ("bytes_in_flight", "occupancy_latency")  # what letters.svg is drawn from
 
 
 def book_folder() -> Path:
@@ -60,7 +60,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     but what this machine cannot measure, if the folder is of the same machine and versions.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
     the others. On the published GPU, the maps are drawn anew with their recording, and the
-    figures that move after theirs. Returns the folder.
+    figure that moves after its own. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
@@ -128,16 +128,14 @@ def draw_maps() -> list[Path]:
     return paths
 
 
-def draw_moving() -> list[Path]:
-    """Fills the figures that move, from counts and the published recordings. Returns the paths."""
+def draw_moving() -> Path:
+    """Fills the figure that moves by what was measured, from its recordings. Returns its path."""
     from memtraffic_book.figures import moving
 
     flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
-    states = moving.all_states(flight[flight["access"] == "read"], chain["latency_ns"][0])
-    paths = {book_folder() / "_static" / name: it for name, it in states.items()}
-    for path, it in paths.items():
-        path.write_text(moving.fill(path.read_text("utf-8"), it), "utf-8")
-    return list(paths)
+    read, path = flight[flight["access"] == "read"], book_folder() / "_static" / "letters.svg"
+    path.write_text(moving.letters(path.read_text("utf-8"), read, chain["latency_ns"][0]), "utf-8")
+    return path
 
 
 def execute_notebooks(paths: Sequence[Path] = ()) -> None:

@@ -5,6 +5,7 @@ import json
 
 import pandas as pd
 import pytest
+from browser import Browser
 
 from memtraffic import device
 from memtraffic_book import catalog, recording
@@ -17,6 +18,14 @@ MACHINE = {
     "torch": "2.11.0",
     "triton": "3.6.0",
 }
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """The one browser of all tests; there is no test where there is none."""
+    found = Browser(tmp_path_factory.mktemp("browser"))
+    yield found
+    found.close()
 
 
 def measure_speed(shapes, scale):

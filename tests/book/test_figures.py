@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import notebooks
 import pandas as pd
-from drawings import PHONE, SMALLEST, assert_legible, boxes, texts, ticks, title
+from drawings import PHONE, SMALLEST, assert_legible, boxes, texts
 
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import Access
@@ -66,7 +66,6 @@ DRAWN = {
     "layout-of-two": lambda: figures.plot_thread_layout(
         BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12), SAYING
     ),
-    "lines": lambda: figures.plot_lines(LINES, "rows", "GB/s", title=SAYING),
     "lines-log": lambda: figures.plot_lines(
         LINES,
         "rows",
@@ -79,7 +78,7 @@ DRAWN = {
     "machine": lambda: figures.machine(H200, lit=LIT, sizes={"dram": "141 GB"}, title=SAYING),
     **{
         f"machine-{name}": lambda name=name: figures.machine(find_gpu(name), title=SAYING)
-        for name in ("T4", "B200", "MI100", "MI300X", "RX 7900 XTX")
+        for name in ("B200", "MI300X", "RX 7900 XTX")
     },
     "map": lambda: figures.plot_access_map(TOUCHED, (5, 8), "x_ptr", SAYING),
     "marks": lambda: marked(
@@ -106,27 +105,14 @@ def closed():
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_figure_is_legible_on_a_phone(name):
-    """It says its sentence, and is as wide as all."""
+    """It says its sentence, is as wide as all, and tells lines apart by more than colour."""
     ax = DRAWN[name]()
-    assert title(ax) == SAYING
+    assert ax.figure.get_suptitle().replace("\n", " ") == SAYING
     assert ax.figure.get_figwidth() == drawing.WIDTH
     assert_legible(ax.figure)
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_figure_tells_lines_apart_by_more_than_colour(name):
-    for ax in DRAWN[name]().figure.axes:
-        named = [line for line in ax.lines if len(line.get_xdata()) > 2]
-        looks = {(line.get_marker(), str(line._dash_pattern)) for line in named}
-        assert len(looks) >= len({line.get_color() for line in named})
-
-
-def test_figures_all_is_what_pages_use():
-    pages = "".join(path.read_text("utf-8") for path in BOOK.glob("*.ipynb"))
-    book = Path(figures.__file__).parents[1]
-    made = "".join(it.read_text("utf-8") for it in [book / "build.py", *book.glob("chapters/*.py")])
-    unused = [name for name in figures.__all__ if f"figures.{name}" not in pages + made]
-    assert not unused and all(hasattr(figures, name) for name in figures.__all__)
+    named = [line for line in ax.lines if len(line.get_xdata()) > 2]
+    looks = {(line.get_marker(), str(line._dash_pattern)) for line in named}
+    assert len(looks) >= len({line.get_color() for line in named})
 
 
 # ---- what each says of its data
@@ -146,7 +132,8 @@ def test_plot_lines_names_each_at_its_end():
     assert drawn == [list(line) for line in itertools.islice(LINES.values(), 2)]
     [bars] = ax.collections
     assert [tuple(it[:, 1]) for it in bars.get_segments()] == [(1, 2), (2, 3), (0, 1)]
-    assert ticks(ax.xaxis) == ["32", "64", "128"] and ax.get_ylim()[0] == 0
+    ticks = [label.get_text() for label in ax.get_xticklabels()]
+    assert ticks == ["32", "64", "128"] and ax.get_ylim()[0] == 0
 
 
 def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():

@@ -12,6 +12,7 @@ from docutils.utils import new_document
 
 ADDRESS = "https://github.com/someone/book"
 COLAB = "https://colab.research.google.com/github/someone/book/blob/gh-pages/_sources/book"
+BASE = "https://example.org/book/"
 
 
 def app(repository="", baseurl=""):
@@ -24,23 +25,23 @@ def app(repository="", baseurl=""):
     return SimpleNamespace(config=config)
 
 
+def italics(text):
+    return nodes.emphasis("", text)
+
+
+def paragraph(*parts):
+    """A paragraph of nodes and texts."""
+    return nodes.paragraph("", "", *(nodes.Text(it) if isinstance(it, str) else it for it in parts))
+
+
 @pytest.mark.parametrize("tag", ['table class="dataframe words"', 'details class="claim"'])
 def test_outputs_keep_units_with_their_numbers(tag):
     part = nodes.container("", nodes.raw("", f"<{tag}>8.4 µs, 4 of 64</{tag.split()[0]}>"))
+    codes = [nodes.literal("", text) for text in ("5MN + 2M", "x - max - log(sum(exp(x - max)))")]
+    part += paragraph(*codes)
     site.keep_units_in(part)
     assert "8.4\N{NO-BREAK SPACE}µs, 4 of 64" in part.astext()
-
-
-def test_short_code_stays_in_one_piece():
-    codes = [nodes.literal("", text) for text in ("5MN + 2M", "x - max - log(sum(exp(x - max)))")]
-    site.keep_units_in(nodes.paragraph("", "", *codes))
-    assert [code["classes"] for code in codes] == [["short"], []]
-
-
-def test_line_with_an_address_is_one_click():
-    line = site.chapter_line("occupancy", 12, ADDRESS)
-    assert f'<a href="{COLAB}/occupancy.ipynb">Run this chapter on Colab</a>' in line
-    assert "upload" not in line and ".py" not in line
+    assert [code["classes"] for code in codes] == [["short"], []], "short code is in one piece"
 
 
 @pytest.mark.parametrize(
@@ -48,18 +49,22 @@ def test_line_with_an_address_is_one_click():
     [("", "../_sources/book/naive.ipynb"), (f"{ADDRESS}/", f"{COLAB}/naive.ipynb")],
     ids=["no-address", "address"],
 )
-def test_buttons_of_the_first_page(address, link):
+def test_chapter_is_one_click_away_where_there_is_an_address(address, link):
     env = SimpleNamespace(app=app(address))
     state = SimpleNamespace(document=SimpleNamespace(settings=SimpleNamespace(env=env)))
     start = site.Start("start", ["naive"], {}, [], 1, 0, "", state, SimpleNamespace(reporter=None))
-    [made] = start.run()
-    assert 'href="naive.html"' in made.astext() and f'href="{link}"' in made.astext()
-    assert ("upload" in made.astext()) == (not address)
+    [buttons] = start.run()
+    line = site.chapter_line("naive", 1, site.repository(app(address)))
+    assert 'href="naive.html"' in buttons.astext() and "About 1 minute · " in line
+    assert 'href="naive.py"' in line and ".py" not in site.chapter_line("occupancy", 2, address)
+    for made in (buttons.astext(), line):
+        assert f'href="{link}"' in made and ("upload" in made) == (not address)
 
 
 def test_minutes_leave_folds_and_solutions_out():
+    text = ["word\n" * 180, "<details>\n", "word\n" * 900, "</details>"]
     cells = [
-        {"metadata": {}, "source": ["word " * 180, "<details>", "word " * 900, "</details>"]},
+        {"metadata": {}, "source": text},
         {"metadata": {"tags": ["hide-input"]}, "source": ["word " * 900]},
         {"metadata": {}, "source": ["word " * 180]},
     ]
@@ -67,7 +72,7 @@ def test_minutes_leave_folds_and_solutions_out():
 
 
 def page(*paragraphs):
-    return nodes.section("", *(nodes.paragraph("", text) for text in paragraphs))
+    return nodes.section("", *map(paragraph, paragraphs))
 
 
 def test_description_is_whole_sentences():
@@ -76,37 +81,31 @@ def test_description_is_whole_sentences():
     assert site.description(page("x" * 300)) == "x" * 300
     assert site.description(page()) == ""
     link = nodes.raw("", '<a title="x">a &lt; b</a>', format="html")
-    linked = nodes.paragraph("", "", nodes.Text("It starts with a link: "), link)
-    linked += nodes.Text(" is what it says here.")
+    linked = paragraph("It starts with a link: ", link, " is what it says here.")
     assert site.description(linked) == "It starts with a link: a < b is what it says here."
 
 
-@pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])
-def test_shared_link_shows_a_card_where_the_site_has_an_address(base):
+@pytest.mark.parametrize("base", ["", BASE], ids=["no-address", "address"])
+def test_what_a_site_with_an_address_has_more(base, tmp_path):
+    """A shared link shows a card, a missing page leads home; a rung is offered in any case."""
     text = 'It says "this" and <that> about the traffic of a kernel.'
     context = {"title": "1. <em>Title</em>", "docstitle": "Memory traffic", "metatags": ""}
-    site.add_metadata(app(baseurl=base), "book/a", "", context, page(text))
+    made = app(baseurl=base)
+    site.add_metadata(made, "book/a", "", context, page(text))
     tags = context["metatags"]
     escaped = "It says &quot;this&quot; and &lt;that&gt; about the traffic of a kernel."
     assert f'<meta name="description" content="{escaped}">' in tags
-    card = '<meta property="og:url" content="https://example.org/book/book/a.html">'
-    assert (card in tags, "og:" in tags) == (bool(base), bool(base))
-    if base:
-        assert '"og:title" content="1. Title"' in tags
-        assert (site.ROOT / "book/_static" / site.CARD).is_file()
+    card = f'<meta property="og:url" content="{BASE}book/a.html">'
+    assert (card in tags) == ('"og:title" content="1. Title"' in tags) == ("og:" in tags)
+    assert ("og:" in tags) == bool(base) and (site.ROOT / "book/_static" / site.CARD).is_file()
 
-
-@pytest.mark.parametrize("base", ["", "https://example.org/book/"], ids=["no-address", "address"])
-def test_files_beside_the_pages(base, tmp_path):
-    """A missing page leads home where the site has an address; a rung is offered as it is."""
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "naive.html").touch()
-    made = app(baseurl=base)
     made.builder, made.outdir = SimpleNamespace(format="html"), tmp_path
     site.write_files(made, None)
-    [offered] = tmp_path.rglob("*.py")
-    rung = site.ROOT / "src/memtraffic/kernels/softmax/naive.py"
-    assert offered.parent.name == "book" and offered.read_bytes() == rung.read_bytes()
+    assert [it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*.py")] == [
+        "book/naive.py"
+    ]
     missing = tmp_path / "404.html"
     assert missing.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
@@ -115,66 +114,48 @@ def test_files_beside_the_pages(base, tmp_path):
 # ---- boxes and captions
 
 
+def transformed(transform, *parts):
+    document = new_document("page")
+    document += parts
+    transform(document).run()
+    return document
+
+
 def test_boxes_and_the_next_chapter_have_their_classes():
     def bold(word, rest):
-        return nodes.paragraph("", "", nodes.Text(""), nodes.strong("", word), nodes.Text(rest))
+        return paragraph("", nodes.strong("", word), rest)
 
     quotes = [nodes.block_quote("", bold(word, " 3.")) for word in ("Takeaway.", "Open questions.")]
-    parts = [bold("Next:", " why?"), bold("Why care?", " It is."), nodes.paragraph("", "Text.")]
-    document = new_document("page")
-    time = nodes.paragraph("", "", nodes.emphasis("", "About ten minutes."), nodes.Text("\nYou."))
-    last = nodes.paragraph("", "", nodes.emphasis("", "It is. About six minutes."))
-    quoted = nodes.paragraph("", "", nodes.pending(site.Boxes))  # a value of another page, as yet
-    parts += [time, nodes.paragraph("", "About 12 minutes."), last, quoted]
-    document += [*quotes, *parts]
-    site.Boxes(document).run()
+    parts = [bold("Next:", " why?"), bold("Why care?", " It is."), paragraph("Text.")]
+    times = paragraph(italics("About ten minutes."), "\nYou."), paragraph("About 12 minutes.")
+    last = paragraph(italics("It is. About six minutes."))
+    quoted = paragraph(nodes.pending(site.Boxes))  # a value of another page, as yet
+    document = transformed(site.Boxes, *quotes, *parts, *times, last, quoted)
     classes = [it["classes"] for it in document.children]
     assert classes == [["takeaway"], ["open-questions"], ["next"], *[[]] * 5]
     assert [it.astext().strip() for it in document.children[5:]] == ["You.", "It is.", ""]
 
 
-def captioned(*parts):
-    document = new_document("page")
-    document += parts
-    site.Captions(document).run()
-    return document
-
-
-def italics(text):
-    return nodes.paragraph("", "", nodes.emphasis("", text))
-
-
 def test_pictures_and_italics_after_them_are_numbered_figures():
-    markdown = nodes.paragraph("", "", nodes.image(uri="a.svg"))
-    output = nodes.container("", nodes.image(uri="b.png"), nodes.literal_block("", "✓ 3"))
+    images = [nodes.image(uri=uri) for uri in ("b.png", "c.png")]
+    output = nodes.container("", *images, nodes.literal_block("", "✓ 3"))
     cell = nodes.container("", nodes.container("", output))
-    two = nodes.paragraph(
-        "", "", nodes.emphasis("", "C"), nodes.Text("\n"), nodes.emphasis("", "D")
-    )
-    found = captioned(markdown, italics("A."), cell, two, nodes.paragraph("", "Text."))
+    two = paragraph(italics("C"), "\n", italics("D"))
+    first, text = paragraph(nodes.image(uri="a.svg")), paragraph("Text.")
+    found = transformed(site.Captions, first, paragraph(italics("A.")), cell, two, text)
     figures = list(found.findall(nodes.figure))
-    assert [it.next_node(nodes.image)["uri"] for it in figures] == ["a.svg", "b.png"]
-    assert [it.next_node(nodes.caption).astext() for it in figures] == [
-        "Figure 1. A.",
-        "Figure 2. C\nD",
-    ]
+    assert [it.next_node(nodes.image)["uri"] for it in figures] == ["a.svg", "c.png"]
+    captions = [it.next_node(nodes.caption).astext() for it in figures]
+    assert captions == ["Figure 1. A.", "Figure 2. C\nD"]
     assert [it["ids"] for it in figures] == [["figure-1"], ["figure-2"]]
     assert [it.astext() for it in found.findall(nodes.paragraph)] == ["Text."]
-    assert figures[1].parent is output and output.children[1].astext() == "✓ 3"
+    assert figures[1].parent is output and output.children[2].astext() == "✓ 3"
 
 
 def test_other_italics_are_no_captions():
-    image = nodes.image(uri="a.svg")
-    mixed = nodes.paragraph("", "", nodes.emphasis("", "Not"), nodes.Text(" only italics."))
-    sentence = nodes.paragraph("", "", nodes.Text("See "), nodes.image(uri="b.svg"))
-    text = nodes.paragraph("", "Text.")
-    found = captioned(
-        italics("First."),
-        nodes.paragraph("", "", image),
-        mixed,
-        sentence,
-        italics("B"),
-        text,
-        italics("C"),
-    )
+    image, sentence = nodes.image(uri="a.svg"), paragraph("See ", nodes.image(uri="b.svg"))
+    parts = [paragraph(italics("First.")), paragraph(image)]
+    parts += [paragraph(italics("Not"), " only italics."), sentence, paragraph(italics("B"))]
+    parts += [paragraph("Text."), paragraph(italics("C"))]
+    found = transformed(site.Captions, *parts)
     assert not list(found.findall(nodes.figure)) and len(found.children) == 7

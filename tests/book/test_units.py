@@ -32,39 +32,20 @@ def sanitize():
     return sanitized
 
 
-MEASURED = ["3957 GB/s", "4.8 TB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "97.4 %", "-3.2 %"]
-MEASURED += ["16.4 kB", "268.4 MB", "1,073.7 MB", "51.2 TFLOP/s", "12.1 FLOP/byte", "0.54 GB"]
-MEASURED += ["4.14 T/s", "15.8 per clock", "0.98 per byte", "1.98 GHz", "5.3 times", "697 cycles"]
+MEASURED = ["3957 GB/s", "101 µs", "0.5 ms", "352 ns", "1.03x", "-3.2 %", "1,073.7 MB"]
+MEASURED += ["12.1 FLOP/byte", "4.14 T/s", "15.8 per clock", "0.98 per byte", "5.3 times"]
+COUNTED = ["5MN + 2M", "3 x 5", "sm_90", "81 reads", "268,435,456", "2026-11-21", "gfx90a", "0x10"]
+COUNTED += ["PyTorch 2.11.0+cu130", "1024x1024", "16 bytes", "3 GBs", "5 msec", "7 %s", "16 KiB"]
+COUNTED += ["3 per clocks", "2 per SM", "5 times"]
 
 
-@pytest.mark.parametrize("text", MEASURED)
-def test_sanitize_rule_replaces_a_number_and_keeps_its_unit(text, sanitize):
-    [unit] = re.findall(r"x$| .*", text)
-    for around in ("{}", "a copy runs at {}.", "<td>{}</td>", "| {} |"):
+@pytest.mark.parametrize("around", ["{}", "a copy runs at {}.", "<td>{}</td>", "| {} |"])
+def test_sanitize_rule_replaces_what_is_measured_alone_and_keeps_its_unit(sanitize, around):
+    for text in MEASURED:
+        [unit] = re.findall(r"x$| .*", text)
         assert sanitize(around.format(text)) == around.format(f"NUMBER{unit}")
-
-
-COUNTED = ["5MN + 2M", "3 x 5", "128 bits", "sm_90", "81 reads", "268,435,456"]
-COUNTED += ["2026-11-21", "PyTorch 2.11.0+cu130", "gfx90a", "0x10", "1024x1024"]
-COUNTED += [
-    "16 bytes",
-    "3 GBs",
-    "5 msec",
-    "7 %s",
-    "8 nsec",
-    "16 KiB",
-    "3 per clocks",
-    "2 per SM",
-    "5 times",
-]
-
-
-@pytest.mark.parametrize("text", COUNTED)
-def test_sanitize_rule_keeps_any_other_number(text, sanitize):
-    assert sanitize(f"says {text}, here") == f"says {text}, here"
-
-
-def test_sanitize_rule_hides_the_size_of_a_figure(sanitize):
+    for text in map(around.format, COUNTED):
+        assert sanitize(text) == text
     shown = "<Figure size 960x246.4 with 1 Axes>"
     assert sanitize(shown) == "<Figure size SIZE with 1 Axes>"
 
