@@ -297,18 +297,8 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
     flight per SM; `sms`; `us`, `us_p20` and `us_p80`; `gb_per_s`, reads plus writes;
     `copy_gb_per_s`, the fastest copy of the same memory.
     """
-    num_sms = device.this_gpu().num_sms
     x = torch.randn(int(gib * 2**28), device=device.default())
     y = torch.empty_like(x)
-
-    def stream(programs: int, warps: int, elements: int, copy: bool) -> None:
-        block = 32 * warps * elements
-        n_tiles, rest = divmod(x.numel(), block)
-        assert not rest
-        exhibits._letters_kernel[(programs * num_sms,)](
-            y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
-        )
-
     calls: list[tuple[dict[str, Any], Callable[[], object]]] = [({}, benchmark.fastest_copy(x))]
     for access, (programs, warps, elements) in itertools.product(("read", "copy"), configurations):
         key = {
@@ -319,13 +309,23 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
             "load_bytes": 4 * min(elements, 4),
             "loads": max(1, elements // 4),
             "flight_bytes": 4 * 32 * programs * warps * elements,
-            "sms": num_sms,
+            "sms": device.this_gpu().num_sms,
         }
-        calls.append((key, functools.partial(stream, programs, warps, elements, access == "copy")))
+        flow = functools.partial(_hold, y, x, programs, warps, elements, access == "copy")
+        calls.append((key, flow))
     copied, *rows = _timed(calls, x.nbytes)
     frame = pd.DataFrame(rows)
     frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
     return frame.assign(copy_gb_per_s=2 * copied["gb_per_s"])
+
+
+def _hold(y: Tensor, x: Tensor, programs: int, warps: int, elements: int, copy: bool) -> None:
+    """Reads `x`, or copies it to `y`; each lane loads so many elements before it waits."""
+    block = 32 * warps * elements
+    n_tiles = _whole_tiles(x, block)
+    exhibits._letters_kernel[(programs * device.this_gpu().num_sms,)](
+        y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
+    )
 
 
 def l2_read(mib: Sequence[float]) -> pd.DataFrame:
