@@ -41,7 +41,6 @@ SECONDS = 240  # that a process may take for one call, and to predict it
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
 Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
-Predicted: TypeAlias = tuple[dict[str, int], list[str]]  # the totals of a call, and its kernels
 
 
 @contextmanager
@@ -110,10 +109,7 @@ def count_sectors(
         )
     ]
     hardware.require_counters()  # or all of them would compile for nothing
-    target = device.this_gpu().product
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        predicted = [*threads.map(lambda case: _predict_alone(case, target), cases)]
-    rows = []
+    predicted, rows = _each(cases, device.this_gpu().product), []
     for case, (found, refused) in zip(cases, predicted, strict=True):
         fn, inputs, shape, dtype, layout = case
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
@@ -133,6 +129,12 @@ def count_sectors(
 def _count(case: Case, chosen: Choices) -> pd.DataFrame:
     worker = "from memtraffic_book.marked_counters import _call; _call()"
     return hardware.parse(hardware.profile(worker, [case, chosen], COUNTERS), COUNTERS)
+
+
+def _each(cases: Sequence[Case], target: str) -> list[tuple[Any, str]]:
+    """`_predict_alone` of each case; there are as many at a time as cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        return [*threads.map(lambda case: _predict_alone(case, target), cases)]
 
 
 def _predict_alone(case: Case, target: str) -> tuple[Any, str]:
