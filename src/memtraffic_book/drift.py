@@ -8,6 +8,7 @@ recorded number is worth there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,26 @@ def measure_again(ids: Sequence[str] = ()) -> list[str]:
     device.require_gpu("drift")
     folder, subjects = recording.folder_of_this_gpu(), list(measurable(find_experiments(ids)))
     recorded = [recording.read(folder, subject) for subject in subjects]
-    sentences, largest = [], []
+    path = folder / DRIFT
+    before = _read(path) if path.is_file() else pd.DataFrame(columns=VALUES + ORIGIN)
+    sentences, frames = [], [before[~before["experiment"].isin([it.id for it in subjects])]]
+    machine = recording.describe_machine()
+    origin = [recording.today(), recording.current_commit(), *(machine[it] for it in ORIGIN[2:])]
     for subject, was in zip(subjects, recorded, strict=True):
         kept = recording.kept_path(subject.id)
         text = kept.read_text("utf-8") if kept.is_file() else recording.to_csv(subject.run())
         now = recording.from_csv(text)
         found, values = compare(subject, was, now)
         sentences += found
-        largest.append(_largest(values))
+        worst = values["difference"].abs().groupby(values["column"], sort=False).idxmax()
+        frames.append(values.loc[worst].assign(**dict(zip(ORIGIN, origin, strict=True))))
         outcome = "drifted" if found else "as recorded"
         if gone := sum(map(is_absent, now.to_dict("records"))):
             outcome += f", but for {gone} of {len(now)} rows, whose packages are absent here"
         print(f"{subject.id}: {outcome}", flush=True)
-    _write(folder / DRIFT, [subject.id for subject in subjects], largest)
+    every = pd.concat([it for it in frames if len(it)] or frames[:1]).set_index("experiment")
+    listed = [id for id in catalog.EXPERIMENTS if id in every.index]
+    path.write_text(recording.to_csv(every.loc[listed].reset_index()), encoding="utf-8")
     return sentences
 
 
@@ -63,53 +71,31 @@ def read_drift() -> pd.DataFrame:
     Raises RecordingError if there is none, or if an experiment was recorded anew since.
     """
     folder = recording.root() / recording.PUBLISHED
-    path = folder / DRIFT
+    path, again = folder / DRIFT, "`python -m memtraffic_book drift"
     if not path.is_file():
-        raise RecordingError(
-            f"{path}: missing; `python -m memtraffic_book drift` on a GPU makes it"
-        )
+        raise RecordingError(f"{path}: missing; {again}` on a GPU makes it")
     frame = _read(path)
     for id, rows in frame.groupby("experiment", sort=False):
         [subject] = find_experiments([id])
         recorded = recording.read(folder, subject)
-        for row in rows.to_dict("records"):
-            now = dict(enumerate(recorded[row["column"]])).get(row["row"])
-            if not isinstance(now, int | float) or float(f"{now:.6g}") != row["recorded"]:
-                again = f"`python -m memtraffic_book drift {id}` on a GPU compares it again"
-                raise RecordingError(f"{path}: {id} was recorded anew since; {again}")
+        for column, row, was in rows[["column", "row", "recorded"]].itertuples(index=False):
+            now = recorded[column].get(row)
+            if not isinstance(now, Real) or float(f"{now:.6g}") != was:
+                fix = f"{again} {id}` on a GPU compares it again"
+                raise RecordingError(f"{path}: {id} was recorded anew since; {fix}")
     name = recording.load_machine(folder)["gpu"]
-    shown = [column for column in ORIGIN if column != "commit"]
-    for origin in frame[shown].drop_duplicates().to_dict("records"):
-        versions = (
-            f"driver {origin['driver']}, PyTorch {origin['torch']}, Triton {origin['triton']}"
+    for date, *versions in frame[[it for it in ORIGIN if it != "commit"]].drop_duplicates().values:
+        driver, torch, triton = versions
+        print(
+            f"A second measurement, on {name}: {date} "
+            f"(driver {driver}, PyTorch {torch}, Triton {triton})."
         )
-        print(f"A second measurement, on {name}: {origin['date']} ({versions}).")
     return frame
 
 
 def _read(path: Path) -> pd.DataFrame:
     text = dict.fromkeys(ORIGIN, str)  # a commit or a version may look like a number
     return pd.read_csv(path, keep_default_na=False, dtype=text, encoding="utf-8")
-
-
-def _write(path: Path, ids: Sequence[str], found: Sequence[pd.DataFrame]) -> None:
-    """Writes what was found of experiments `ids`; the others stay, if they are in the catalog."""
-    machine = recording.describe_machine()
-    origin = {
-        "date": recording.today(),
-        "commit": recording.current_commit(),
-        **{key: machine[key] for key in ("driver", "torch", "triton")},
-    }
-    frames = [frame.assign(**origin) for frame in found]
-    if path.is_file():
-        kept = _read(path)
-        frames.append(kept[~kept["experiment"].isin(ids)])
-    order = {id: place for place, id in enumerate(catalog.EXPERIMENTS)}
-    rows = [it for it in frames if len(it)]
-    frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=VALUES + ORIGIN)
-    frame = frame[frame["experiment"].isin(order)]
-    frame = frame.sort_values("experiment", key=lambda ids: ids.map(order), kind="stable")
-    path.write_text(recording.to_csv(frame), encoding="utf-8")
 
 
 def compare(
@@ -146,11 +132,6 @@ def compare(
                 known = subject.id, column.name, column.unit, row, old, new
                 values.append((*known, new / old - 1, tolerance))
     return sentences, pd.DataFrame(values, columns=VALUES)
-
-
-def _largest(values: pd.DataFrame) -> pd.DataFrame:
-    """Of each column of an experiment, the value that differs most."""
-    return values.loc[values["difference"].abs().groupby(values["column"], sort=False).idxmax()]
 
 
 def _text(row: dict[str, Any]) -> list[str]:

@@ -8,28 +8,26 @@ from __future__ import annotations
 import functools
 import itertools
 import runpy
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from triton import OutOfResources
 
-from memtraffic import benchmark, device, gpus
+from memtraffic import benchmark, device, gpus, residency
 from memtraffic.benchmark.baselines import copy
 from memtraffic.compile import resources
+from memtraffic.kernels.softmax import persistent
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
 from memtraffic.names import OPS
 from memtraffic.op import Op, find_op
 from memtraffic.progress import progress
 from memtraffic.tensors import MEMORY_LAYOUTS, matrix
-from memtraffic_book.marked_counters import count_each
-
-if TYPE_CHECKING:
-    from memtraffic.residency import Resources
+from memtraffic_book import attention, exhibits
 
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
@@ -66,15 +64,10 @@ def resolve(arguments: Mapping[str, Any]) -> dict[str, Any]:
     >>> resolve({"fn": "naive", "shape": [4, 8]})["fn"] is implementation("naive")
     True
     """
-    found = dict(arguments)
-    for name, value in arguments.items():
-        if name == "fn":
-            found[name] = implementation(value)
-        elif name == "impls":
-            found[name] = implementations(value)
-        elif name == "inputs" and value in OPS:
-            found[name] = find_op(value)
-    return found
+    ways = {"fn": implementation, "impls": implementations}
+    if arguments.get("inputs") in OPS:
+        ways["inputs"] = find_op
+    return {name: ways.get(name, lambda it: it)(value) for name, value in arguments.items()}
 
 
 def _stacked(frames: Iterable[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.DataFrame:
@@ -106,11 +99,10 @@ def bench_layouts(
 
     Columns: `layout`, and those of `bench` after `impl`.
     """
-    frames = [
+    return _stacked(
         ({"layout": layout}, benchmark.bench({"": fn}, None, [shape], dtype=dtype, layout=layout))
         for layout in MEMORY_LAYOUTS
-    ]
-    return _stacked(frames).drop(columns="impl")
+    ).drop(columns="impl")
 
 
 def bench_option(
@@ -180,9 +172,10 @@ def count_cases(impls: Impls, cases: Sequence[tuple[str, Sequence[int]]]) -> pd.
     cases: labels of `impls` and shapes. Columns: `impl`, `m`, `n`, and those of `counters`; a row
     for each kernel that ran.
     """
-    keys = [{"impl": label, "m": m, "n": n} for label, (m, n) in cases]
-    frames = count_each([(impls[label], shape, "packed") for label, shape in cases])
-    return _stacked(zip(keys, frames, strict=True))
+    return _stacked(
+        ({"impl": label, "m": m, "n": n}, hardware.counters(impls[label], shape=(m, n)))
+        for label, (m, n) in cases
+    )
 
 
 def count_layouts(fn: Callable[..., Any], shape: Sequence[int]) -> pd.DataFrame:
@@ -190,9 +183,9 @@ def count_layouts(fn: Callable[..., Any], shape: Sequence[int]) -> pd.DataFrame:
 
     Columns: `layout`, a key of `tensors.MEMORY_LAYOUTS`, and those of `counters`.
     """
-    frames = count_each([(fn, shape, layout) for layout in MEMORY_LAYOUTS])
     return _stacked(
-        ({"layout": it}, frame) for it, frame in zip(MEMORY_LAYOUTS, frames, strict=True)
+        ({"layout": layout}, hardware.counters(fn, shape=tuple(shape), layout=layout))
+        for layout in MEMORY_LAYOUTS
     )
 
 
@@ -218,14 +211,14 @@ def arithmetic(trips: int) -> pd.DataFrame:
     `us_p20` and `us_p80`; `t_per_s`, 10**12 results per second; `per_clock`, results per SM and
     clock.
     """
-    from memtraffic_book.exhibits import _arithmetic_kernel
-
     num_sms, steps, block = device.this_gpu().num_sms, 32, 1024
     programs = 24 * num_sms  # 8 or 6 are resident: whole rounds of either
     y = torch.empty(programs * block, device=device.default())
 
     def compute(what: str) -> None:
-        _arithmetic_kernel[(programs,)](y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8)
+        exhibits._arithmetic_kernel[(programs,)](
+            y, trips, WHAT=what, STEPS=steps, BLOCK=block, num_warps=8
+        )
 
     wait = functools.partial(torch.cuda._sleep, SLEEP_CYCLES)
     kinds = ("exp2", "exp", "multiply-add")
@@ -255,13 +248,16 @@ def stream_programs(kib: int) -> tuple[int, int, int]:
 
 def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:
     """Reads `x`, or copies it to `y`, with `kib` KiB in flight per SM."""
-    from memtraffic_book.exhibits import _stream_kernel
-
     programs, warps, block = stream_programs(kib)
     grid = (programs * device.this_gpu().num_sms,)
+    n_tiles = _whole_tiles(x, block)
+    exhibits._stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
+
+
+def _whole_tiles(x: Tensor, block: int) -> int:
     n_tiles, rest = divmod(x.numel(), block)
     assert not rest
-    _stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
+    return n_tiles
 
 
 def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
@@ -301,20 +297,8 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
     flight per SM; `sms`; `us`, `us_p20` and `us_p80`; `gb_per_s`, reads plus writes;
     `copy_gb_per_s`, the fastest copy of the same memory.
     """
-    from memtraffic_book.exhibits import _letters_kernel
-
-    num_sms = device.this_gpu().num_sms
     x = torch.randn(int(gib * 2**28), device=device.default())
     y = torch.empty_like(x)
-
-    def stream(programs: int, warps: int, elements: int, copy: bool) -> None:
-        block = 32 * warps * elements
-        n_tiles, rest = divmod(x.numel(), block)
-        assert not rest
-        _letters_kernel[(programs * num_sms,)](
-            y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
-        )
-
     calls: list[tuple[dict[str, Any], Callable[[], object]]] = [({}, benchmark.fastest_copy(x))]
     for access, (programs, warps, elements) in itertools.product(("read", "copy"), configurations):
         key = {
@@ -325,13 +309,23 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
             "load_bytes": 4 * min(elements, 4),
             "loads": max(1, elements // 4),
             "flight_bytes": 4 * 32 * programs * warps * elements,
-            "sms": num_sms,
+            "sms": device.this_gpu().num_sms,
         }
-        calls.append((key, functools.partial(stream, programs, warps, elements, access == "copy")))
+        flow = functools.partial(_hold, y, x, programs, warps, elements, access == "copy")
+        calls.append((key, flow))
     copied, *rows = _timed(calls, x.nbytes)
     frame = pd.DataFrame(rows)
     frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
     return frame.assign(copy_gb_per_s=2 * copied["gb_per_s"])
+
+
+def _hold(y: Tensor, x: Tensor, programs: int, warps: int, elements: int, copy: bool) -> None:
+    """Reads `x`, or copies it to `y`; each lane loads so many elements before it waits."""
+    block = 32 * warps * elements
+    n_tiles = _whole_tiles(x, block)
+    exhibits._letters_kernel[(programs * device.this_gpu().num_sms,)](
+        y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
+    )
 
 
 def l2_read(mib: Sequence[float]) -> pd.DataFrame:
@@ -355,13 +349,11 @@ def idle_programs(programs: Sequence[int], warps: Sequence[int]) -> pd.DataFrame
 
     Columns: `programs`; `warps`, of a program; `us`, `us_p20` and `us_p80`.
     """
-    from memtraffic_book.exhibits import _idle_kernel
-
     x = torch.zeros(1, device=device.default())
 
     def launch(programs: int, num_warps: int) -> None:
         if programs:
-            _idle_kernel[(programs,)](x, num_warps=num_warps)
+            exhibits._idle_kernel[(programs,)](x, num_warps=num_warps)
 
     keys = itertools.product(programs, warps)
     calls = [({"programs": n, "warps": w}, functools.partial(launch, n, w)) for n, w in keys]
@@ -374,27 +366,23 @@ def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
     hops: loads in the chain. distance: between their addresses, in elements of 8 bytes. Columns:
     `hops`; `us`, the median time of the kernel in microseconds; `latency_ns`, nanoseconds per load.
     """
-    from memtraffic_book.exhibits import _pointer_chase_kernel
-
     here = device.default()
     x = torch.zeros(hops + 2, distance, dtype=torch.int64, device=here)
     x[:, 0] = torch.arange(1, hops + 3, device=here) * distance
     y = torch.empty(1, dtype=torch.int64, device=here)
-    [samples] = benchmark.time_interleaved([lambda: _pointer_chase_kernel[(1,)](y, x, hops)])
-    us = statistics.median(samples) * 1e6
+    [row] = _timed([({}, lambda: exhibits._pointer_chase_kernel[(1,)](y, x, hops))], 0)
+    us = row["us"]
     return pd.DataFrame({"hops": [hops], "us": [us], "latency_ns": [us * 1e3 / hops]})
 
 
 def compile_for_targets(
     targets: Iterable[str], ns: Iterable[int], num_warps: Iterable[int | None] = (None,)
-) -> dict[tuple[str, int, int | None], Resources]:
+) -> dict[tuple[str, int, int | None], residency.Resources]:
     """The persistent kernel compiled for several targets, for float32 rows of several widths.
 
     num_warps: of a program; None is what the launcher chooses for that GPU. Returns the resources
     of each kernel by target, width and number of warps.
     """
-    from memtraffic.kernels.softmax import persistent
-
     found = {}
     for target, n, warps in itertools.product(targets, ns, num_warps):
         options = {"num_warps": warps} if warps else {}
@@ -412,11 +400,6 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     memory. Columns: `kernels`, which of the two; `asked`, the configurations compared; `equal`,
     those where both agree.
     """
-    from triton import OutOfResources
-
-    from memtraffic.kernels.softmax import persistent
-    from memtraffic.residency import loaded_resources, nvidia
-
     gpu = device.this_gpu()
     assert isinstance(gpu, gpus.NvidiaGpu)  # the experiment needs one
     equal: dict[str, list[bool]] = {"as compiled": [], "other sizes": []}
@@ -428,12 +411,12 @@ def compare_with_driver(m: int) -> pd.DataFrame:
             plan = persistent.plan(x, x, num_warps=num_warps, num_stages=num_stages)
         except (ValueError, RuntimeError, OutOfResources):
             continue  # more than a lane, or an SM, can hold
-        used = loaded_resources(plan.compiled, gpu)
+        used = residency.loaded_resources(plan.compiled, gpu)
         sizes = [(num_warps, used.shared_bytes)]
         sizes += [(other, 1237 * other * num_stages) for other in range(1, 33)]
         for i, (size, shared_bytes) in enumerate(sizes):
-            limits = nvidia.programs_by_limit(used.registers, shared_bytes, size, gpu)
-            theirs = nvidia.driver_resident_programs(plan.compiled, size, shared_bytes)
+            limits = residency.nvidia.programs_by_limit(used.registers, shared_bytes, size, gpu)
+            theirs = residency.nvidia.driver_resident_programs(plan.compiled, size, shared_bytes)
             equal["other sizes" if i else "as compiled"].append(min(limits.values()) == theirs)
     rows = [(name, len(answers), sum(answers)) for name, answers in equal.items()]
     return pd.DataFrame(rows, columns=["kernels", "asked", "equal"])
@@ -448,11 +431,9 @@ def step_counters(softmaxes: Sequence[str], shape: Sequence[int]) -> pd.DataFram
     softmaxes: keys of `attention.STEPS`. shape: batch, length and width. Columns: `softmax`;
     `kernels`, how many ran; the sums of the counters of `traffic.counters.counters`.
     """
-    from memtraffic_book.attention import STEPS
-
     rows = []
     for name in softmaxes:
-        frame = hardware.counters(STEPS[name], "B,L,W", tuple(shape))
+        frame = hardware.counters(attention.STEPS[name], "B,L,W", tuple(shape))
         sums = frame.drop(columns="kernel").sum().to_dict()
         rows.append({"softmax": name, "kernels": len(frame)} | sums)
     return pd.DataFrame(rows)

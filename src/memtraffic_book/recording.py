@@ -6,8 +6,7 @@
   what the experiment needs, such as counters that can be read or a memory fast enough for a
   reader to wait, or refuses a kernel, the page says so and shows the recording;
 - `verify`, for comparing pages on a GPU: it is measured and kept, for other pages and for `drift`,
-  and the page shows the recording's label. Rows of packages that are absent here are the
-  recording's;
+  and the page shows the recording's label;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -32,6 +31,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+import triton
 
 from memtraffic import device
 from memtraffic.benchmark.loop import ABSENT
@@ -138,20 +138,16 @@ def _measure_now(
 
     The lines say where the results come from.
     """
-    import triton
-
     needs = {subject.id: subject.needs.lacking(reader=True) for subject in subjects}
     why = [f"{id} needs {lacking}" for id, lacking in needs.items() if lacking]
-    for subject in () if why else subjects:
-        try:
+    try:
+        for subject in () if why else subjects:
             if subject.id not in measured:
                 measured[subject.id] = from_csv(to_csv(_run(subject)))
-        except CountersUnavailable as error:
-            why = [str(error)]
-        except (MemtrafficError, RuntimeError, triton.TritonError) as error:
-            why = [f"{subject.id} is refused here ({described(error)[:200]})"]
-        if why:
-            break
+    except CountersUnavailable as error:
+        why = [str(error)]
+    except (MemtrafficError, RuntimeError, triton.TritonError) as error:
+        why = [f"{subject.id} is refused here ({described(error)[:200]})"]
     if why:
         replayed = [read(folder, subject) for subject in subjects]
         return replayed, [*(f"{it}, so this is a recording." for it in why), label(folder)]
@@ -180,8 +176,7 @@ def _run(subject: Experiment) -> pd.DataFrame:
         return subject.run()
     log = kept_path(subject.id).with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(log.open("w", encoding="utf-8"))
+    with log.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(file))
         stack.enter_context(contextlib.redirect_stderr(file))
         for number in (STDOUT, STDERR):
@@ -286,15 +281,9 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
     Raises RecordingError if the folder's other recordings come from another machine or versions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text, machine = to_csv(frame), describe_machine()
-    experiments: dict[str, Any] = {}
-    if (folder / "machine.json").exists():
-        recorded = load_machine(folder)
-        experiments = recorded.pop("experiments")
-        if recorded != machine:
-            raise RecordingError(
-                f"{folder}: recorded on {recorded}, and this is {machine}; {how_to_fix()}"
-            )
+    text, machine, experiments = to_csv(frame), *_recorded(folder)
+    if machine != (here := describe_machine()):
+        raise RecordingError(f"{folder}: recorded on {machine}, and this is {here}; {how_to_fix()}")
     experiments[subject.id] = {
         "arguments": subject.arguments,
         "columns": subject.schema,
@@ -309,18 +298,23 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
 
 def forget(folder: Path, keep: Sequence[str]) -> None:
     """Removes the recordings of a folder, but those to keep, if they are of this machine."""
-    kept, machine = {}, describe_machine()
-    if keep and (folder / "machine.json").exists():
-        recorded = load_machine(folder)
-        experiments = recorded.pop("experiments")
-        if recorded == machine:
-            kept = {id: experiments[id] for id in keep if id in experiments}
+    machine, experiments = _recorded(folder)
+    same = machine == describe_machine()
+    kept = {id: entry for id, entry in experiments.items() if same and id in keep}
     for path in folder.glob("*.csv"):
         if path.stem not in kept:
             path.unlink()
     (folder / "machine.json").unlink(missing_ok=True)
     if kept:
         (folder / "machine.json").write_text(format_machine(machine, kept), encoding="utf-8")
+
+
+def _recorded(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The machine's facts and the entries of a folder; those of this machine where it has none."""
+    if not (folder / "machine.json").exists():
+        return describe_machine(), {}
+    machine = load_machine(folder)
+    return machine, machine.pop("experiments")
 
 
 def today() -> str:
@@ -348,8 +342,6 @@ def describe_machine() -> dict[str, str]:
 
     The key of the toolkit is `cuda` or `rocm`. Raises RuntimeError without a GPU.
     """
-    import triton
-
     hip = torch.version.hip
     return {
         "gpu": device.gpu_name(),

@@ -88,6 +88,10 @@ class Book:
         self.lists(experiment)
         return experiment
 
+    def slows(self, factor):
+        """Makes `speed` take so many times as long as was recorded; returns it."""
+        return self.changes(measure=lambda shapes, scale: measure_speed(shapes, factor * scale))
+
     def record(self, *experiments, folder=None):
         for experiment in experiments or (SPEED,):
             recording.write(folder or self.h200, experiment, experiment.run())
