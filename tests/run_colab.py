@@ -21,6 +21,7 @@ socket.getaddrinfo = None  # there is no network
 shell = InteractiveShell.instance()
 for path in sys.argv[1:]:
     shell.reset(new_session=False)
+    shell.user_module.__spec__ = None  # as a notebook has it: other processes ask
     for cell in json.load(open(path, encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             shell.run_cell("".join(cell["source"])).raise_error()

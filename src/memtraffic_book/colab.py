@@ -161,8 +161,8 @@ class Book:
         self.values = {name: glued(notebook) for name, notebook in self.notebooks.items()}
         config = yaml.safe_load((root / "_config.yml").read_bytes()) or {}
         places = config.get("repository", {})
-        self.site = config.get("html", {}).get("baseurl", "").rstrip("/")
-        self.repository = places.get("url", "").rstrip("/")
+        self.site = (config.get("html", {}).get("baseurl") or "").rstrip("/")
+        self.repository = (places.get("url") or "").rstrip("/")
         self.branch = places.get("branch", "main")
 
     def write_notebooks(self, folder: Path) -> list[Path]:
@@ -191,8 +191,8 @@ class Book:
 
     def markdown(self) -> str:
         """All pages in their order as Markdown, for readers that see no pictures."""
-        pages = []
-        for name in re.findall(r"(?:root|file): book/(\S+)", (self.root / "_toc.yml").read_text()):
+        pages, toc = [], (self.root / "_toc.yml").read_text("utf-8")
+        for name in re.findall(r"(?:root|file): book/(\S+)", toc):
             if f"{name}.ipynb" in self.notebooks:
                 parts = map(said, self.cells(f"{name}.ipynb", runs=False))
                 pages.append("\n\n".join(filter(None, parts)))
