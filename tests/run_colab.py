@@ -65,12 +65,12 @@ def make_environment(folder: Path) -> Path:
 def execute(python: Path, folder: Path, *notebooks: Path) -> str:
     """What notebooks print that `python` runs in `folder`, in one process without a network.
 
-    Nothing leads it to this repository. Raises CalledProcessError for a cell that fails.
+    Nothing leads it to this repository. Raises AssertionError for a cell that fails.
     """
     ours = ("PYTHON", "MEMTRAFFIC_", "TRITON_", "COVERAGE_", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     kept |= {"PYTHONNOUSERSITE": "1", "MPLBACKEND": "agg"}
     command = [python, "-c", RUN, *notebooks]
-    done = subprocess.run(command, cwd=folder, env=kept, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

@@ -74,7 +74,7 @@ def set_up(address: str, digest: str) -> None:
         data = urlopen(address).read()
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError("it is not what this notebook was written with")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the network, or of what arrived
         again = "Open the chapter anew from where you have it, then run this cell."
         raise RuntimeError(f"The book's package did not arrive whole. {again}") from error
     folder = Path(f"memtraffic-{digest[:8]}").resolve()
