@@ -31,16 +31,11 @@ def packages(monkeypatch):
     def backward(dy, y, dim, dtype):
         return SOFTMAX_BACKWARD.reference(y, dy).to(dtype)
 
-    content = {
-        "liger_kernel.transformers.functional": {"liger_softmax": softmax},
-        "flag_gems.ops": {"softmax": softmax, "softmax_backward": backward},
-        "quack": {"softmax": softmax},
-    }
-    for name, functions in content.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**functions))
-        parts = name.split(".")[:-1]
+    made = SimpleNamespace(liger_softmax=softmax, softmax=softmax, softmax_backward=backward)
+    for name in ("liger_kernel.transformers.functional", "flag_gems.ops", "quack"):
+        parts = name.split(".")
         for i in range(len(parts)):
-            monkeypatch.setitem(sys.modules, ".".join(parts[: i + 1]), SimpleNamespace())
+            monkeypatch.setitem(sys.modules, ".".join(parts[: i + 1]), made)
     monkeypatch.setenv("GEMS_VENDOR", "nvidia")
 
 

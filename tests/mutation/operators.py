@@ -9,7 +9,7 @@ class Names(Operator):
     """Drops an argument, swaps two arguments or operands, or takes the next parameter for one."""
 
     def mutation_positions(self, node):
-        return ((node.start_pos, node.end_pos) for _ in _changes(node))
+        return [(node.start_pos, node.end_pos) for _ in _changes(node)]
 
     def mutate(self, node, index):
         [*_changes(node)][index]()
