@@ -66,73 +66,77 @@ def compiler(monkeypatch):
 # ---- formula, count
 
 
+MINE = """\
+class Own(BaseException): pass
+def add(x, o): return x + o
+def squares(x): return x * x
+def even(x):
+    if x.shape[1] % 2: raise ValueError("odd")
+    return x.exp()
+def third(x):
+    if x.shape[0] % 7 or x.shape[1] % 9: raise ValueError(x.shape)
+    return x.reshape(-1, 9)[:, ::3].exp()
+async def late(x): return x
+def later(x): return late(x)
+def lines(x): raise RuntimeError("two\\nlines")
+def own(x): raise Own("bad")
+def exits(x): raise SystemExit(0)
+def long(x): raise ValueError(1500 * "x")
+def interrupted(x): raise KeyboardInterrupt
+"""
+
+
 def test_formula(command, module):
     module(MINE)
     status, out, err = command("formula mine:even")
     assert (status, out.splitlines()[0], err) == (0, "reads MN, writes MN", "")
     assert "solved at" in out and "refused: odd\n" in out
-
-
-FEW_SHAPES = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
-MINE = """\
-def add(x, o=None): return x + o
-def squares(x): return x * x
-def even(x):
-    if x.shape[1] % 2: raise ValueError("odd")
-    return x.exp()
-def half(x):
-    if x.shape[0] % 7 or x.shape[1] % 9: raise ValueError(x.shape)
-    return x.reshape(-1, 9)[:, ::3].exp()
-"""
-
-
-def test_formula_as_json(command, module):
-    """In one line; of inputs given in text, or at few shapes; a fraction is text."""
-    module(MINE)
-    status, out, err = command("formula mine:add --json --inputs 'M,N o=N:bf16'")
-    assert (status, err, out.count("\n")) == (0, "", 1)
-    assert json.loads(out)["reads"] == {"MN": 1, "M": 0, "N": 1, "1": 0}
-    found = json.loads(command(f"formula mine:half --json {FEW_SHAPES}")[1])
-    assert found["reads"]["MN"] == "1/3" and found["tried"] == {"M": [7, 77], "N": [9, 99]}
-    assert command("formula mine:half")[0] == 1
-
-
-def test_formula_and_count_backward(command, module):
-    module(MINE)
-    _, out, _ = command("formula mine:squares --backward")
+    assert command("formula mine:third")[0] == 1
     lines = ["forward: reads 2MN, writes MN", "backward: reads 6MN, writes 3MN"]
-    assert out.splitlines()[:2] == lines
+    assert command("formula mine:squares --backward")[1].splitlines()[:2] == lines
+
+
+FEW = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("formula mine:add --inputs 'M,N o=N:bf16'", {"reads": {"MN": 1, "M": 0, "N": 1, "1": 0}}),
+        (f"formula mine:third {FEW}", {"tried": {"M": [7, 77], "N": [9, 99]}}),
+        (f"formula mine:third {FEW}", {"reads": {"MN": "1/3", "M": 0, "N": 0, "1": 0}}),
+        ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", {"read_elements": 32}),
+        ("count fused 4 8 --dtype float16", {"read_elements": 32, "read_bytes": 64}),
+    ],
+)
+def test_json(text, expected, command, module):
+    """In one line; a fraction is text."""
+    module(MINE)
+    status, out, err = command(f"{text} --json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert json.loads(out) | expected == json.loads(out)
+
+
+def test_json_of_both_passes(command, module):
+    module(MINE)
     found = json.loads(command("formula mine:squares --backward --json")[1])
     assert found["backward"]["reads"] == {"MN": 6, "M": 0, "N": 0, "1": 0}
     found = json.loads(command("count mine:squares 3 5 --backward --json")[1])
     assert [found[each]["read_elements"] for each in ("forward", "backward")] == [30, 90]
     _, out, _ = command("count mine:squares 3 5 --backward")
-    assert re.findall(r"^(?:for|back)ward$|^total +\d+", out, re.M)[::2] == ["forward", "backward"]
+    assert re.findall("^forward|^backward|^total +[0-9]+", out, re.M)[::2] == [
+        "forward",
+        "backward",
+    ]
 
 
 def test_count(command):
-    status, out, err = command("count naive 3 5")
-    header, *lines = [line.split() for line in out.splitlines()]
+    status, out, err = command("count naive 64 1024")
+    header, first, *_, last = out.splitlines()
     assert (status, err) == (0, "")
-    assert header == "read elements written elements read bytes written bytes".split()
-    assert lines == [
-        ["amax", "15", "3", "60", "12"],
-        ["sub", "18", "15", "72", "60"],
-        ["exp", "15", "15", "60", "60"],
-        ["sum", "15", "3", "60", "12"],
-        ["div", "18", "15", "72", "60"],
-        ["total", "81", "51", "324", "204"],
-    ]
-    assert command("count naive 64 1024")[1].splitlines()[1].split()[1] == "65,536"
-
-
-@pytest.mark.parametrize(
-    ("call", "elements", "itemsize"),
-    [("torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", 32, 4), ("fused 4 8 --dtype float16", 32, 2)],
-)
-def test_count_as_json(call, elements, itemsize, command):
-    found = json.loads(command(f"count {call} --json")[1])
-    assert (found["read_elements"], found["read_bytes"]) == (elements, itemsize * elements)
+    assert header.split() == "read elements written elements read bytes written bytes".split()
+    assert first.split() == ["amax", "65,536", "64", "262,144", "256"]
+    assert last.split() == ["total", "327,808", "196,736", "1,311,232", "786,944"]
 
 
 def test_count_of_a_function_that_prints(command, module):
@@ -243,12 +247,10 @@ def test_report_is_what_the_other_commands_say(command, compiler, tmp_path, monk
 
 
 def test_report_needs_no_sizes(command, module):
-    module("def double(x, w):\n    return 2 * x + w\n")
-    out = command("report mine:double --inputs 'M,N N'")[1]
-    assert out.startswith("# mine:double M=256 N=256 M,N N float32\n")
+    module(MINE)
+    out = command("report mine:add --inputs 'M,N N'")[1]
+    assert out.startswith("# mine:add M=256 N=256 M,N N float32\n")
     assert "launched no Triton kernel" in out
-    status, out, err = command("report mine:double")
-    assert (status, out) == (1, "") and "missing 1 required positional argument" in err
 
 
 # ---- help
@@ -263,70 +265,52 @@ def test_help_names_each_command_and_version(command):
         assert status == 0 and ("`M,N:bf16`" in out) == (name != "roof")
 
 
-# ---- mistakes: one line and status 2 for a bad call, 1 for a failure
+# ---- mistakes
 
-BAD_CALLS = {
-    "": "Missing command",
-    "formula fusd": "did you mean 'fused'?",
-    "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
-    "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
-    "count naive 4": "N of 'M,N' has no number",
-    "count naive 4 8 --dtype int9": "did you mean 'int8'",
-    "sectors fused 4 64 8 --target sm_90": "8",
-    "report fused --target sm_91": "sm_91",
-    "report naive -o none/page.md": "none/page.md",
+MISTAKES = {
+    2: {
+        "": "Missing command",
+        "formula fusd": "did you mean 'fused'?",
+        "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
+        "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
+        "count broken:fn 3 5": "'broken:fn' cannot be imported",
+        "count naive 4": "N of 'M,N' has no number",
+        "count naive 4 8 --dtype int9": "did you mean 'int8'",
+        "sectors fused 4 64 8 --target sm_90": "8",
+        "report fused --target sm_91": "sm_91",
+        "report naive -o none/page.md": "none/page.md",
+        "resources mine:later --target sm_90 N=8": "of type coroutine, before it",
+    },
+    1: {
+        "formula kernels:raises": "cannot take (2, 8)",
+        "count kernels:dropped_mask 5 12": "outside x_ptr",
+        "count kernels:gathered 5 8": "kernels:gathered: TypeError: ",
+        "count mine:lines 3 5": "mine:lines: RuntimeError: two lines\n",
+        "count mine:own 3 5": "mine:own: mine.Own: bad\n",
+        "count mine:exits 3 5": "mine:exits: SystemExit: 0\n",
+        "count mine:long 3 5": f"mine:long: ValueError: {977 * 'x'}…\n",
+        "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
+        "report mine:add": "missing 1 required positional argument",
+        **dict.fromkeys(["counters naive 8 8", "roof", "bench tiled"], "GPU"),
+    },
 }
-FAILURES = {
-    "formula kernels:raises": "cannot take (2, 8)",
-    "count kernels:raises 3 5": "kernels:raises: TypeError: kernels: cannot take (3, 5)",
-    "count kernels:dropped_mask 5 12": "outside x_ptr",
-    "count kernels:gathered 5 8": "missing 1 required positional argument: 'index'",
-    "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
-    **dict.fromkeys(["counters naive 8 8", "roof", "bench tiled"], "GPU"),
-}
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [*((it, 2) for it in BAD_CALLS), *((it, 1) for it in FAILURES)]
-)
-def test_mistake_is_one_line(text, status, command, monkeypatch):
+@pytest.mark.parametrize(("status", "text"), [(n, it) for n in MISTAKES for it in MISTAKES[n]])
+def test_mistake_is_one_line(status, text, command, module, monkeypatch, tmp_path):
+    """Status 2 for a bad call, 1 for a failure; a function that raises is named."""
     monkeypatch.setattr(device, "HAS_GPU", False)
+    module(MINE)
+    (tmp_path / "broken.py").write_text("raise SystemExit(4)")
     found, out, err = command(text)
-    assert (BAD_CALLS | FAILURES)[text] in err
+    assert MISTAKES[status][text] in err
     assert err.startswith("memtraffic: ") and err.count("\n") == 1 and err.endswith("\n")
     assert (found, out) == (status, "")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("raise Own('bad')", "mine.Own: bad"),
-        ("import sys; sys.exit(0)", "SystemExit: 0"),
-        ("raise ValueError(1500 * 'x')", f"ValueError: {979 * 'x'}…"),
-    ],
-)
-def test_function_that_raises_is_named(body, message, command, module):
-    module(f"class Own(BaseException): pass\ndef fn(x):\n    {body}\n")
-    assert command("count mine:fn 3 5") == (1, "", f"memtraffic: mine:fn: {message}\n")
-
-
-def test_module_that_cannot_be_imported_is_named(command, module):
-    module("raise SystemExit(4)")
-    status, out, err = command("count mine:fn 3 5")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "'mine:fn' cannot be imported" in err
-
-
-def test_coroutine_is_refused_and_python_says_nothing(command, module):
-    module("async def later(x): return x\ndef fn(x): return later(x)\n")
-    status, _, err = command("resources mine:fn --target sm_90 N=8")
-    assert status and err.count("\n") == 1 and "of type coroutine, before it" in err
-
-
 def test_interrupted(command, module):
-    module("def fn(x): raise KeyboardInterrupt")
-    status, out, err = command("count mine:fn 8 8")
+    module(MINE)
+    status, out, err = command("count mine:interrupted 8 8")
     assert (status, out, err.strip()) == (130, "", "")
 
 

@@ -49,17 +49,19 @@ def project(tmp_path):
 
 def write_notebook(path, *cells, solution=None):
     """A notebook of (source, stored output); with a solution, an exercise, which wants a 1."""
+    cells = list(cells)
+    if solution is not None:
+        check = "def check_exercise(right):\n    print('✓' if right else '○ 1')\n\n\n"
+        cells.append((f"{check}answer_1 = None\ncheck_exercise(answer_1 == 1)", "○ 1\n"))
     made = [
-        new_code_cell(source, outputs=[new_output("stream", text=text)] if text else [])
-        for source, text in cells
+        new_code_cell(source, execution_count=i, outputs=[new_output("stream", text=text)])
+        for i, (source, text) in enumerate(cells, 1)
     ]
     if solution is not None:
         fold = "<details><summary>Solution</summary>\n\n```python\nanswer_1 = "
         text = f"{fold}{solution}\n```\n</details>"
-        made.append(new_markdown_cell(f"text\n\n## Exercises\n\n**1.** How many?\n\n{text}"))
-        check = "def check_exercise(right):\n    print('✓' if right else '○ 1')\n\n\n"
-        source = f"{check}answer_1 = None\ncheck_exercise(answer_1 == 1)"
-        made.append(new_code_cell(source, outputs=[new_output("stream", text="○ 1\n")]))
+        exercise = f"text\n\n## Exercises\n\n**1.** How many?\n\n{text}"
+        made.insert(-1, new_markdown_cell(exercise))
     path.parent.mkdir(exist_ok=True)
     nbformat.write(new_notebook(cells=made), path)
 
@@ -90,7 +92,7 @@ def test_nbval_compares_strictly_and_tries_the_solutions(project):
     write_notebook(book / "right.ipynb", solution="print('– Not timed: no GPU.') or 1")
     write_notebook(book / "wrong.ipynb", solution="2")
     for folder in (book / "_build", project / "_build"):
-        write_notebook(folder / "a.ipynb", ("1", None))
+        write_notebook(folder / "a.ipynb", ("print(1)", "1\n"))
     assert outcomes(project, "--nbval") == {
         "book/same.ipynb::Cell 0": "PASSED",
         "book/same.ipynb::Cell 1": "PASSED",
