@@ -43,7 +43,7 @@ def packages(monkeypatch):
 @pytest.mark.parametrize("name", [it for it in example.CANDIDATES if "compile" not in it])
 def test_candidates_have_a_gradient(name, dtype, packages):
     softmax = example.CANDIDATES[name]
-    x = matrix(5, 784, dtype)
+    x = matrix(5, 792, dtype)
     assert_correct("softmax", softmax, x)
     assert_correct(example.WITH_GRADIENT, functools.partial(example.with_gradient, softmax), x)
 

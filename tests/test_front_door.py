@@ -41,16 +41,21 @@ def test_errors_have_one_base():
 
 @pytest.mark.slow
 def test_front_door_is_lazy_and_works_in_a_script_whose_last_argument_is_m(tmp_path):
+    """And a command imports no more than its meter needs."""
     script = tmp_path / "train.py"
     script.write_text("""
 import sys, memtraffic
-heavy = "torch", "triton", "pandas", "sympy", "matplotlib"
-print(*(name for name in heavy if name in sys.modules))
-from memtraffic import formula
+heavy = "pandas", "sympy", "matplotlib", "torch._dynamo"
+print(*(name for name in (*heavy, "torch", "triton") if name in sys.modules))
+from memtraffic import cli, formula
 print(formula.__module__)
+cli.main(["formula", "naive"])
+print(*(name for name in heavy if name in sys.modules))
 """)
     done = run_python(script, "-m")
-    assert (done.stdout, done.stderr) == ("\nmemtraffic.meters.formula\n", "")
+    first, module, said, *_, last = done.stdout.split("\n")[:-1]
+    assert (first, module, last, done.stderr) == ("", "memtraffic.meters.formula", "", "")
+    assert said == "reads 5MN + 2M, writes 3MN + 2M"
 
 
 # ---- the order of imports
