@@ -41,11 +41,9 @@ INF, NAN = float("inf"), float("nan")
 # By name: the columns of each rank; the ranks that are left out are not in the group.
 WIDTHS = {
     "one-rank": (781,),
-    "halves": (64, 64),
     "odd-and-uneven": (129, 652),
     "three": (33, 33, 15),
     "first-has-none": (0, 17, 5),
-    "four": (20, 20, 20, 20),
     "one-column-each": (1, 1, 1, 1),
     "middle-have-none": (300, 0, 0, 81),
     "several-tiles": (9000, 4500),

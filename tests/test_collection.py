@@ -1,14 +1,12 @@
 """What `pytest` and `pytest --nbval` run when nothing is typed after them (conftest.py)."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from another_process import run_python
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,25 +14,17 @@ FAKE_GPU = "import memtraffic.device\nmemtraffic.device.HAS_GPU = True\n"
 pytestmark = pytest.mark.slow
 
 
-def run_pytest(folder, *arguments, paths=()):
+def run_pytest(folder, *arguments):
     """What pytest says in a folder, run as a process of its own."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env.pop("TRITON_INTERPRET", None)
-    there = env.get("PYTHONPATH", "").split(os.pathsep)
-    env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, ROOT / "src", *filter(None, there)]))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300
-    ).stdout
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", *arguments, folder=folder)
+    return done.stdout
 
 
-def outcomes(folder, *arguments, paths=()):
+def outcomes(folder, *arguments):
     """PASSED, FAILED or ERROR by the id of the test."""
-    said = run_pytest(folder, "-rA", *arguments, paths=paths)
-    return {
-        name: outcome
-        for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", said, re.M)
-    }
+    said = run_pytest(folder, "-rA", *arguments)
+    found = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", said, re.M)
+    return {name: outcome for outcome, name in found}
 
 
 def collected(folder, *arguments):
@@ -58,24 +48,20 @@ def project(tmp_path):
 
 
 def write_notebook(path, *cells, solution=None):
-    """A notebook of (source, stored output); with a solution, an exercise, which wants a 1.
-
-    A cell with a title is folded.
-    """
-    made = []
-    for i, (source, text) in enumerate(cells, 1):
-        outputs = [new_output("stream", text=text)] if text else []
-        made.append(new_code_cell(source, execution_count=i, outputs=outputs))
-        if source.startswith("# @title"):
-            made[-1].metadata = {"tags": ["hide-input"], "cellView": "form"}
+    """A notebook of (source, stored output); with a solution, an exercise, which wants a 1."""
+    cells = list(cells)
+    if solution is not None:
+        check = "def check_exercise(right):\n    print('✓' if right else '○ 1')\n\n\n"
+        cells.append((f"{check}answer_1 = None\ncheck_exercise(answer_1 == 1)", "○ 1\n"))
+    made = [
+        new_code_cell(source, execution_count=i, outputs=[new_output("stream", text=text)])
+        for i, (source, text) in enumerate(cells, 1)
+    ]
     if solution is not None:
         fold = "<details><summary>Solution</summary>\n\n```python\nanswer_1 = "
         text = f"{fold}{solution}\n```\n</details>"
-        made.append(new_markdown_cell(f"text\n\n## Exercises\n\n**1.** How many?\n\n{text}"))
-        check = "def check_exercise(right):\n    print('✓' if right else '○ 1')\n\n\n"
-        source = f"{check}answer_1 = None\ncheck_exercise(answer_1 == 1)"
-        shown = [new_output("stream", text="○ 1\n")]
-        made.append(new_code_cell(source, execution_count=1, outputs=shown))
+        exercise = f"text\n\n## Exercises\n\n**1.** How many?\n\n{text}"
+        made.insert(-1, new_markdown_cell(exercise))
     path.parent.mkdir(exist_ok=True)
     nbformat.write(new_notebook(cells=made), path)
 
@@ -102,11 +88,11 @@ def test_nbval_compares_strictly_and_tries_the_solutions(project):
     book, environment = project / "book", "import os\nprint('TRITON_INTERPRET' in os.environ)"
     counted = "print('5 elements')"  # not measured: a GPU compares it, too
     write_notebook(book / "same.ipynb", (counted, "5 elements\n"), (environment, "False\n"))
-    write_notebook(book / "other.ipynb", (f"# @title Folded\n{counted}", "6 elements\n"))
+    write_notebook(book / "other.ipynb", (counted, "6 elements\n"))
     write_notebook(book / "right.ipynb", solution="print('– Not timed: no GPU.') or 1")
     write_notebook(book / "wrong.ipynb", solution="2")
     for folder in (book / "_build", project / "_build"):
-        write_notebook(folder / "a.ipynb", ("1", None))
+        write_notebook(folder / "a.ipynb", ("print(1)", "1\n"))
     assert outcomes(project, "--nbval") == {
         "book/same.ipynb::Cell 0": "PASSED",
         "book/same.ipynb::Cell 1": "PASSED",
@@ -119,22 +105,17 @@ def test_nbval_compares_strictly_and_tries_the_solutions(project):
 
 
 def test_nbval_on_a_gpu_leaves_out_measured_numbers_and_removes_what_was_kept_before(project):
-    (project / "tests" / "fake_gpu.py").write_text(FAKE_GPU, "utf-8")
+    (project / "fake_gpu.py").write_text(FAKE_GPU, "utf-8")
     mode = "import os\nprint(os.environ['MEMTRAFFIC_MODE'])"
-    write_notebook(
-        project / "book/a.ipynb",
-        (mode, "verify\n"),
-        ("print('5 µs')", "7 µs\n"),
-        ("print('5 elements')", "7 elements\n"),
-    )
+    cells = (mode, "verify\n"), ("print('5 µs')", "7 µs\n"), ("print('5 elements')", "7 elements\n")
+    write_notebook(project / "book/a.ipynb", *cells)
     kept = project / "book/_build/verify/earlier.csv"
     for folder in (kept.parent, project / "book/recordings"):
         folder.mkdir(parents=True)
     kept.touch()
-    on_a_gpu = "--nbval", "-p", "fake_gpu"
-    run_pytest(project, "--collect-only", *on_a_gpu, paths=[project / "tests"])
+    run_pytest(project, "--collect-only", "--nbval", "-p", "fake_gpu")
     assert kept.exists()
-    found = outcomes(project, *on_a_gpu, paths=[project / "tests"])
+    found = outcomes(project, "--nbval", "-p", "fake_gpu")
     assert list(found.values()) == ["PASSED", "PASSED", "FAILED"] and not kept.exists()
 
 

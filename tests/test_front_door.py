@@ -13,8 +13,7 @@ from another_process import run_python
 import memtraffic
 from memtraffic import errors
 
-SOURCE = Path(memtraffic.__file__).parent
-
+SRC = Path(memtraffic.__file__).parents[1]
 
 # ---- the front door
 
@@ -31,8 +30,8 @@ def test_front_door_has_what_it_says(name):
 def test_errors_have_one_base():
     found = {
         value
-        for path, tree in modules()
-        for value in vars(import_module(module_name(path))).values()
+        for name in of_the_library()
+        for value in vars(import_module(name)).values()
         if isinstance(value, type) and issubclass(value, Exception)
         if value.__module__.startswith("memtraffic") and not value.__name__.startswith("_")
     }
@@ -42,16 +41,21 @@ def test_errors_have_one_base():
 
 @pytest.mark.slow
 def test_front_door_is_lazy_and_works_in_a_script_whose_last_argument_is_m(tmp_path):
+    """And a command imports no more than its meter needs."""
     script = tmp_path / "train.py"
     script.write_text("""
 import sys, memtraffic
-heavy = "torch", "triton", "pandas", "sympy", "matplotlib"
-print(*(name for name in heavy if name in sys.modules))
-from memtraffic import formula
+heavy = "pandas", "sympy", "matplotlib", "torch._dynamo"
+print(*(name for name in (*heavy, "torch", "triton") if name in sys.modules))
+from memtraffic import cli, formula
 print(formula.__module__)
+cli.main(["formula", "naive"])
+print(*(name for name in heavy if name in sys.modules))
 """)
     done = run_python(script, "-m")
-    assert (done.stdout, done.stderr) == ("\nmemtraffic.meters.formula\n", "")
+    first, module, said, *_, last = done.stdout.split("\n")[:-1]
+    assert (first, module, last, done.stderr) == ("", "memtraffic.meters.formula", "", "")
+    assert said == "reads 5MN + 2M, writes 3MN + 2M"
 
 
 # ---- the order of imports
@@ -77,84 +81,35 @@ RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
 @cache
 def modules():
-    """(path within the package, syntax tree) of each module but the front door."""
-    paths = {path.relative_to(SOURCE): path for path in sorted(SOURCE.rglob("*.py"))}
-    del paths[Path("__init__.py")]
-    return [(relative, ast.parse(path.read_text("utf-8"))) for relative, path in paths.items()]
-
-
-def module_name(path):
-    return ".".join(["memtraffic", *path.with_suffix("").parts]).removesuffix(".__init__")
-
-
-def room_of(path):
-    return path.parts[0].removesuffix(".py")
-
-
-def imported(tree):
-    """Full names of what a module imports, wherever it does; for type hints, too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports are not resolved here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def rooms_imported(tree):
-    for name in imported(tree):
-        package, *inner = name.split(".")
-        if package == "memtraffic" and inner:
-            # A name of the front door stands for the module that it comes from.
-            yield memtraffic._MODULES.get(inner[0], name).split(".")[1]
-
-
-def test_imports_know_each_room():
-    assert {room_of(path) for path, _ in modules()} == set(RANKS)
-
-
-def test_imports_run_one_way():
-    wrong = [
-        f"{path} imports {room}"
-        for path, tree in modules()
-        for room in rooms_imported(tree)
-        if RANKS.get(room, 0) > RANKS.get(room_of(path), 0)
-    ]
-    assert not wrong
-
-
-def test_no_module_imports_itself_by_way_of_others():
-    """Of both packages, wherever a file imports; but for the front door, which imports late."""
-    files = {}
-    for path in SOURCE.parent.rglob("*.py"):
-        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
-        files[name.removesuffix(".__init__")] = ast.parse(path.read_text("utf-8"))
-    del files["memtraffic"]
-
-    def module_of(name):
-        return name if name in files else name.rpartition(".")[0]
-
-    needs = {
-        name: {*map(module_of, imported(tree))} & files.keys() - {name}
-        for name, tree in files.items()
+    """What each module of both packages uses; but for the front door, which imports late."""
+    paths = {
+        path: path.relative_to(SRC).with_suffix("") for path in SRC.rglob("memtraffic*/**/*.py")
     }
-    assert len(needs) > 100 and any(needs.values())
-    TopologicalSorter(needs).prepare()  # which raises CycleError
+    names = {path: ".".join(inner.parts).removesuffix(".__init__") for path, inner in paths.items()}
+    found = {name: set(used(ast.parse(path.read_text("utf-8")))) for path, name in names.items()}
+    del found["memtraffic"]
+    return found
 
 
-def test_imports_of_the_book_are_those_of_the_book():
-    """Nothing that a reader installs to meter a kernel needs what only the pages use."""
-    wrong = [path for path, tree in modules() for name in imported(tree) if "_book" in name]
-    assert not wrong
+def of_the_library():
+    return {name: uses for name, uses in modules().items() if name.startswith("memtraffic.")}
 
 
-# ---- private names of Triton and PyTorch
-
-PUBLIC_MODULES = {"triton", "triton.language", "triton.testing"}
-PUBLIC_NAMES = {
-    "__version__", "autotune", "cdiv", "compile", "Config", "jit", "language", "next_power_of_2",
-    "testing",
-}  # fmt: skip
+def used(tree):
+    """Full names of what a module imports, wherever it does, and of what it takes from that."""
+    bound = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            within = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                full = within + alias.name
+                name = alias.asname or (alias.name if within else full.split(".")[0])
+                bound[name] = full if within or alias.asname else name
+                yield full
+    for node in ast.walk(tree):
+        first, *rest = dotted(node) or [""]
+        if rest and first in bound:
+            yield ".".join([bound[first], *rest])
 
 
 def dotted(node):
@@ -165,32 +120,42 @@ def dotted(node):
     return [node.id] if isinstance(node, ast.Name) else []
 
 
-def private_names(tree, package):
-    """Names of a package, "triton" or "torch", that a module uses and that are not public."""
-    bound = {}  # name in the module: full name in the package
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == package:
-                    if not is_public_module(alias.name):
-                        yield alias.name
-                    bound[alias.asname or package] = alias.name if alias.asname else package
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                bound[alias.asname or alias.name] = full
-                if not is_public(full):
-                    yield full
-    for node in ast.walk(tree):
-        chain = dotted(node)
-        if len(chain) > 1 and chain[0] in bound:
-            full = ".".join([bound[chain[0]], *chain[1:]])
-            if not is_public(full):
-                yield full
+def room_of(full):
+    """Of a name of the front door, that which it comes from."""
+    inner = full.split(".")[1]
+    return memtraffic._MODULES.get(inner, full).split(".")[1]
 
 
-def is_public_module(full):
-    return full in PUBLIC_MODULES if full.startswith("triton") else is_public(full)
+def test_imports_run_one_way():
+    """And none leads to the book: a reader who meters a kernel needs nothing that pages use."""
+    assert {room_of(name) for name in of_the_library()} == set(RANKS)
+    wrong = [
+        f"{name} uses {full}"
+        for name, uses in of_the_library().items()
+        for full in uses
+        if full.startswith("memtraffic_book")
+        or (full.startswith("memtraffic.") and RANKS.get(room_of(full), 0) > RANKS[room_of(name)])
+    ]
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    found = modules()
+    needs = {
+        name: {full if full in found else full.rpartition(".")[0] for full in uses}
+        & {*found} - {name}
+        for name, uses in found.items()
+    }
+    assert len(needs) > 100 and any(needs.values())
+    TopologicalSorter(needs).prepare()  # which raises CycleError
+
+
+# ---- private names of Triton and PyTorch
+
+PUBLIC_NAMES = {
+    "__version__", "autotune", "cdiv", "compile", "Config", "jit", "language", "next_power_of_2",
+    "testing",
+}  # fmt: skip
 
 
 def is_public(full):
@@ -203,5 +168,9 @@ def is_public(full):
 
 @pytest.mark.parametrize("package", ["triton", "torch"])
 def test_private_names_are_in_one_place(package):
-    where = {room_of(path) for path, tree in modules() if set(private_names(tree, package))}
-    assert where == {f"{package}_adapter"}
+    private = {
+        room_of(name)
+        for name, uses in of_the_library().items()
+        if not all(is_public(full) for full in uses if full.split(".")[0] == package)
+    }
+    assert private == {f"{package}_adapter"}

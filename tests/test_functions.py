@@ -41,15 +41,10 @@ def generator(x):
     yield x
 
 
-def run_by_a_library(fn):
-    @functools.wraps(fn)
-    def run(x):
-        return x
-
-    return run
+run_by_a_library = functools.wraps(coroutine)(lambda x: x)
 
 
-@pytest.mark.parametrize("fn", [len, Callable(), torch.nn.ReLU(), run_by_a_library(coroutine)])
+@pytest.mark.parametrize("fn", [len, Callable(), torch.nn.ReLU(), run_by_a_library])
 def test_as_function_returns_what_computes_as_it_is(fn):
     assert as_function(fn) is fn
 
@@ -57,14 +52,14 @@ def test_as_function_returns_what_computes_as_it_is(fn):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        pytest.param(coroutine, "coroutine does its work after", id="coroutine"),
-        pytest.param(generator, "generator does its work after", id="generator"),
-        pytest.param(asynchronous, "asynchronous does its work after", id="asynchronous"),
-        pytest.param(functools.partial(coroutine), "coroutine does its work", id="partial"),
-        pytest.param(Late(), "Late does its work after", id="module"),
-        pytest.param(Callable, "Callable is a class", id="class-of-callables"),
-        pytest.param(Sized, "missing 1 required positional argument: 'size'", id="sized"),
-        pytest.param(7, "int is int, not a function", id="number"),
+        (coroutine, "coroutine does its work after"),
+        (generator, "generator does its work after"),
+        (asynchronous, "asynchronous does its work after"),
+        (functools.partial(coroutine), "coroutine does its work"),
+        (Late(), "Late does its work after"),
+        (Callable, "Callable is a class"),
+        (Sized, "missing 1 required positional argument: 'size'"),
+        (7, "int is int, not a function"),
     ],
 )
 def test_as_function_of_what_is_none(fn, message):

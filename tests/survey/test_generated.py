@@ -1,11 +1,8 @@
 """What torch.compile generates for a GPU, counted without one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from another_process import run_python
 from generated import generated
 
 from memtraffic import device
@@ -19,18 +16,11 @@ from memtraffic.stand_in import stand_in
 from memtraffic.meters.count import count
 from generated import generated
 
-def softmax(x):
-    return torch.softmax(x, dim=1)
-
-def both(x, y):
-    return torch.relu(x @ y), x.sum()
-
 with stand_in():
     x = torch.randn(8, 2048)
-    print(count(generated(softmax, x), x))
-    x = torch.randn(8, 8)
-    results = []
-    fn = generated(both, x, x)
+    print(count(generated(lambda x: torch.softmax(x, dim=1), x), x))
+    x, results = torch.randn(8, 8), []
+    fn = generated(lambda x, y: (torch.relu(x @ y), x.sum()), x, x)
     print(count(lambda: results.append(fn(x, x)), ()))
 [(product, total)] = results
 assert torch.allclose(product, torch.relu(x @ x), atol=1e-5)
@@ -42,13 +32,7 @@ assert torch.allclose(total, x.sum(), atol=1e-4)
 @pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 def test_generated_softmax_reads_wide_rows_twice():
     """By default, inductor keeps a row of at most 1024 elements."""
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILED],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-W", "ignore", "-c", COMPILED, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     product = 2 * 64 + 64 + 64  # reads of the product, of the relu in place, and of the sum
     assert done.stdout.splitlines() == [

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import contextmanager
-from importlib.metadata import version
 
 import measure
 import pytest
@@ -18,57 +17,42 @@ LIGER = "liger_kernel.transformers.functional:liger_softmax"
 SIZES = {"M": 4, "N": 8}
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        [x] = ctx.saved_tensors
-        calls.append(gradient.shape)
-        return 3 * x * x * gradient
-
-
-calls: list[object] = []
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_run_counts_one_call_after_three(direction, monkeypatch, tmp_path):
     """A kernel that is not there is told by name, and one that fails by what it says."""
-    marked = []
+    calls, marked = {"forward": [], "backward": []}, []
+
+    def cube(x):
+        calls["forward"].append(x.shape)
+        y = x**3
+        y.register_hook(lambda gradient: calls["backward"].append(gradient.shape))
+        return y
 
     @contextmanager
     def counted():
-        before = len(calls)
+        before = {way: len(each) for way, each in calls.items()}
         yield
-        marked.append(len(calls) - before)
+        marked.append([len(each) - before[way] for way, each in calls.items()])
 
-    def find_kernel(path, folder):
-        return {"ours:cube": Cube, "ours:fails": torch.linalg.inv}[path]
-
-    calls.clear()
     known = [
-        survey.Published("numpy", "ours:cube", "M,N"),
-        survey.Published("no-such-package", "nowhere:fn", "M,N"),
-        survey.Published("numpy", "ours:fails", "M,N"),
+        survey.Published(package, path, "M,N")
+        for package, path in (("numpy", "cube"), ("no-such-package", "none"), ("numpy", "fails"))
     ]
+    found = {"cube": cube, "fails": torch.linalg.inv}
     monkeypatch.setattr(survey, "read_kernels", lambda: known)
-    monkeypatch.setattr(survey, "find_kernel", find_kernel)
+    monkeypatch.setattr(survey, "find_kernel", lambda path, folder: found[path])
     monkeypatch.setattr(measure, "counted", counted)
-    monkeypatch.setenv("GEMS_VENDOR", "")
-    monkeypatch.setenv("FLAGGEMS_CACHE_DIR", "")
-    kernels = [f"{known[0].path} {direction} N=16", *(f"{k.path} {direction}" for k in known[1:])]
+    for name in survey.flag_gems_settings(""):
+        monkeypatch.setenv(name, "")
+    kernels = [f"cube {direction} N=16", *(f"{it.path} {direction}" for it in known[1:])]
     measure.run(kernels, SIZES, str(tmp_path / "told"))
     ours, absent, failing = json.loads((tmp_path / "told").read_text())
-    assert (ours["version"], ours["begun"], ours["missing"]) == (version("numpy"), True, "")
-    assert (ours["kernel"], ours["at"]) == ("ours:cube", "M=4, N=16")
+    assert (ours["kernel"], ours["at"], ours["begun"]) == ("cube", "M=4, N=16", True)
+    assert ours["version"] == known[0].release and not ours["missing"]
     assert absent["missing"].startswith("absent: PackageNotFoundError") and not absent["begun"]
     assert "square" in failing["missing"]
-    assert marked == [1 if direction == "backward" else 0]
-    warmed = marked_counters.WARMUP + 1
-    assert calls == ([(4, 16)] * warmed if direction == "backward" else [])
+    assert marked[0] == [int(direction == "forward"), int(direction == "backward")]
+    assert calls[direction] == [(4, 16)] * (marked_counters.WARMUP + 1)
 
 
 @pytest.mark.parametrize("kernel", ["nowhere:fn forward", LIGER, f"{LIGER} sideways"])

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import kernels
 import pandas as pd
@@ -18,16 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 
-class Squares(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * x * weight
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        return 2 * x * weight * gradient, (x * x * gradient).sum(dim=0)
+def refusing(x):
+    raise TypeError("this GPU is too old\nfor it")
 
 
 class Broken(torch.autograd.Function):
@@ -40,32 +31,20 @@ class Broken(torch.autograd.Function):
         raise RuntimeError("no backward yet")
 
 
-def refusing(x):
-    raise TypeError("this GPU is too old\nfor it")
-
-
-def staircase(x):
-    return torch.zeros(4 * (x.shape[0] // 4))
-
-
 def three(x, sizes, y, *, scale):
     assert (sizes, scale) == ([2], 3)
     return x + y
 
 
-matmul, differing, tuned = torch.matmul, kernels.differing, kernels._differing_kernel
-
-
 @pytest.fixture
 def rows_of(monkeypatch):
     """The survey's rows of a kernel of this file, which is no module to import."""
-    monkeypatch.setattr(
-        survey, "find_kernel", lambda path, tutorials: globals()[path.partition(":")[2]]
-    )
+    tuned = kernels._differing_kernel
     monkeypatch.setattr(tuned, "configs", list(tuned.configs))
 
-    def rows(name, inputs, **options):
-        kernel = survey.Published("numpy", f"ours:{name}", inputs, **options)
+    def rows(fn, inputs, **options):
+        monkeypatch.setattr(survey, "find_kernel", lambda path, _: {"fn": fn, "tuned": tuned}[path])
+        kernel = survey.Published("numpy", "fn", inputs, **options)
         return list(survey.count_kernel(kernel, survey.Path("nowhere")))
 
     return rows
@@ -76,42 +55,37 @@ def moved(row):
 
 
 def test_count_kernel_of_both_passes(rows_of):
-    forward, backward = rows_of("Squares", "M,N N,")
-    assert moved(forward) == ("3MN + N", "2MN", "MN + N", "MN")
-    assert moved(backward) == ("9MN + N", "5MN + N", "2MN + N", "MN + N")
+    forward, backward = rows_of(lambda x, weight: x * weight, "M,N N,")
+    assert moved(forward) == ("MN + N", "MN", "MN + N", "MN")
+    assert moved(backward)[2:] == ("2MN + N", "MN + N")
     assert [row.direction for row in (forward, backward)] == ["forward", "backward"]
 
 
 def test_count_kernel_gives_numbers_where_there_is_no_formula(rows_of):
-    [row] = rows_of("staircase", "M,2")
-    size = survey.AT["M"]
-    assert moved(row) == ("0", str(size // 4 * 4), str(2 * size), str(size // 4 * 4))
-    assert row.at == f"M={size}"
-
-
-def test_count_kernel_gives_numbers_of_more_than_two_sizes(rows_of):
-    forward, backward = rows_of("matmul", "M,K K,N")
+    """Or where there are more than two sizes."""
+    [row] = rows_of(lambda x: torch.zeros(4 * (x.shape[0] // 4)), "M,2")
     m, k, n = (survey.AT[size] for size in "MKN")
+    assert moved(row) == ("0", str(m // 4 * 4), str(2 * m), str(m // 4 * 4))
+    assert row.at == f"M={m}"
+    forward, backward = rows_of(torch.matmul, "M,K K,N")
     assert (forward.reads, forward.writes) == (str(m * k + k * n), str(m * n))
     assert forward.at == f"M={m}, K={k}, N={n}"
     assert backward.least_writes == str(m * k + k * n)
 
 
 def test_count_kernel_says_why_it_cannot_count(rows_of):
-    [row] = rows_of("refusing", "M,N")
+    [row] = rows_of(refusing, "M,N")
     assert row.reason == "TypeError: this GPU is too old"
-    forward, backward = rows_of("Broken", "M,N")
+    forward, backward = rows_of(Broken, "M,N")
     assert (forward.reads, forward.reason) == ("MN", "")
     assert (backward.reads, backward.reason) == ("", "RuntimeError: no backward yet")
 
 
-def test_with_fixed_sets_arguments_by_name_and_by_position(rows_of):
-    forward, *_ = rows_of("three", "M,N M,N", fixed='{"1": [2], "scale": 3}')
+def test_count_kernel_prepares_what_it_counts(rows_of):
+    """Arguments are set by name and by position, and one configuration is kept, and noted."""
+    forward, *_ = rows_of(three, "M,N M,N", fixed='{"1": [2], "scale": 3}')
     assert (forward.reads, forward.writes) == ("2MN", "MN")
-
-
-def test_keep_first_keeps_one_configuration_and_notes_it(rows_of):
-    [row] = rows_of("differing", "M,N", keep=":tuned", note="ours")
+    [row] = rows_of(kernels.differing, "M,N", keep="tuned", note="ours")
     assert (row.reads, row.writes) == ("MN", "M")
     assert row.note == "_masked_kernel: STORED=1; ours"
 
@@ -124,11 +98,6 @@ def test_read_kernels_has_each_once_at_sizes_that_are_known():
         assert set(letters) <= set(survey.AT)
         assert not (kernel.package == "torch" and letters)
         survey.with_fixed(print, kernel.fixed)
-
-
-def test_published_release_of_an_absent_package():
-    with pytest.raises(PackageNotFoundError):
-        assert survey.Published("no-such-package", "nowhere:fn", "M,N").release
 
 
 def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
@@ -159,8 +128,7 @@ def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
     assert tuple(found.columns) == COLUMNS
     assert found["reads"][0] == found["writes"][0] == "MN"
     assert found["reason"].iloc[-1].startswith("ModuleNotFoundError")
-    monkeypatch.setattr(survey, "_is_here", lambda package, tutorials: False)
-    survey.main(tmp_path, tmp_path / "survey.csv")
+    survey.main(tmp_path / "nowhere", tmp_path / "survey.csv")
     assert f"{survey.TUTORIALS} is not installed: {len(found)} rows stay" in capsys.readouterr().err
     again = pd.read_csv(tmp_path / "survey.csv", keep_default_na=False)
     pd.testing.assert_frame_equal(again, found)
