@@ -134,9 +134,10 @@ def test_execute_notebooks_all_or_none(book, in_mode):
     """In place, replaying the fresh recordings; nothing is written if one of them fails."""
     in_mode("live")
     path = book.folder / "a.ipynb"
-    notebook(path, "import os\nprint(os.environ['MEMTRAFFIC_MODE'], os.getcwd())")
+    pieces = "print(os.environ['MEMTRAFFIC_MODE'], flush=True)\nprint(os.getcwd())"
+    notebook(path, f"import os\n{pieces}")
     execute_notebooks()
-    assert output(path) == [f"replay {book.folder}\n"]
+    assert output(path) == [f"replay\n{book.folder}\n"]
     notebook(path, "print(2)")
     notebook(book.folder / "b.ipynb", "1 / 0")
     with pytest.raises(Exception, match="ZeroDivisionError"):
