@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memtraffic import device, gpus
 from memtraffic_book import recording
@@ -160,7 +160,8 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
         print(f"executing {path}", flush=True)
         notebook = nbformat.read(path, as_version=4)
         resources = {"metadata": {"path": str(path.parent)}}
-        client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+        options: dict[str, Any] = {"coalesce_streams": True, "record_timing": False}
+        client = NotebookClient(notebook, timeout=600, resources=resources, **options)
         client.execute(env=environment)
         done[path] = fold_inputs(normalize_outputs(notebook))
     for path, notebook in done.items():
@@ -170,23 +171,14 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
 def normalize_outputs(notebook: NotebookNode) -> NotebookNode:
     """Removes from an executed notebook what differs from run to run or names paths of the machine.
 
-    These are timestamps, versions and tracebacks. What a cell prints is joined into one output,
-    however many pieces it arrived in. Changes and returns the notebook.
+    These are versions and tracebacks. Changes and returns the notebook.
     """
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-        outputs: list[NotebookNode] = []
+        cell.metadata.pop("execution", None)  # when it ran, of an older notebook
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
-            last = outputs[-1] if outputs else {}
-            if output.output_type == "stream" and last.get("name") == output["name"]:
-                last["text"] += output["text"]
-            else:
-                outputs.append(output)
-        if cell.cell_type == "code":
-            cell.outputs = outputs
     return notebook
 
 

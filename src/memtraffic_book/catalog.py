@@ -21,13 +21,10 @@ from memtraffic import benchmark, device
 from memtraffic.benchmark.roof import roof
 from memtraffic.meters.sectors import COUNTERS as SECTORS
 from memtraffic.tensors import MEMORY_LAYOUTS
-from memtraffic_book import many_gpus, marked_counters
+from memtraffic_book import many_gpus
 from memtraffic_book import measurements as m
-from memtraffic_book.marked_counters import (
-    count_sectors,
-    count_surveyed,
-    count_surveyed_sectors,
-)
+from memtraffic_book.marked_counters import AMOUNTS as AMOUNT_NAMES
+from memtraffic_book.marked_counters import count_sectors, count_surveyed, count_surveyed_sectors
 
 NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
@@ -121,15 +118,14 @@ def _of_sectors(unit: str) -> str:
     return " ".join(f"{name} predicted_{name}" for name in SECTORS if name.endswith(unit))
 
 
+BYTES = "instruction_read_bytes l1_l2_read_bytes dram_read_bytes dram_write_bytes"
+CALLED = "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
 # Columns by their unit, tolerance and noise. What is not here is text, which must be equal.
 NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("rows", 0, 0): "m",
     ("columns", 0, 0): "n",
     ("µs", 0.1, 0): "us copy_us",
-    ("µs", None, 0): (  # of one run, or of a host
-        "us_p20 us_p80 us_reversed "
-        "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
-    ),
+    ("µs", None, 0): f"us_p20 us_p80 us_reversed {CALLED}",  # of one run, or of a host
     ("ns", 0.1, 0): "ns latency_ns",
     ("GB/s", 0.1, 0): "gb_per_s copy_gb_per_s",
     ("GB/s", 0, 0): "datasheet_gb_per_s",
@@ -140,12 +136,9 @@ NUMBERS: dict[tuple[str, float | None, float], str] = {
     ("MiB", 0, 0): "mib l2_mib",
     ("KiB", 0, 0): "kib_per_sm",
     ("instructions", 0.1, 0): "load_instructions",
-    ("bytes", 0.1, NOISE_BYTES): (
-        "instruction_read_bytes l1_l2_read_bytes dram_read_bytes dram_write_bytes"
-    ),
+    ("bytes", 0.1, NOISE_BYTES): BYTES,
     ("sectors", 0.1, 0): "l2_write_sectors",
-    ("requests", 0, 0): _of_sectors("requests"),
-    ("sectors", 0, 0): _of_sectors("sectors"),
+    **{(unit, 0, 0): _of_sectors(unit) for unit in ("requests", "sectors")},
     ("launches", 0, 0): "launches",
     ("processors", 0, 0): "sms",
     ("programs", 0, 0): "programs",
@@ -170,28 +163,22 @@ TIMES = f"m n dtype {SPREAD} gb_per_s"
 BENCH = columns(f"impl {TIMES}")
 JUDGED = f"impl m n dtype {SPREAD} us_reversed gb_per_s"
 COMPARED = columns(f"{JUDGED} note", note=None)  # in place of a time
-DECIDED = columns(  # a package may be absent, see drift.py
-    f"{JUDGED} version note eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80",
-    version=None,
-    note=None,
-)
-AMOUNTS = " ".join(marked_counters.AMOUNTS)
+# A package may be absent, see drift.py.
+DECIDED = columns(f"{JUDGED} version note {CALLED}", version=None, note=None)
+AMOUNTS = " ".join(AMOUNT_NAMES)
 PREDICTED = " ".join((*SECTORS, *(f"predicted_{name}" for name in SECTORS)))
 COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None)  # a compiler's name for it, or ours
 # Inductor times several configurations and takes the fastest. How much of the second read the
 # caches answer, and how long it takes, therefore differs from run to run.
 _TUNED = dict.fromkeys(("l1_l2_read_bytes", "dram_read_bytes", "ns"), 0.5)
-COMPILED_COUNTERS = columns(f"kernel {AMOUNTS} ns", kernel=None, **_TUNED)
 # How much of a second read L2 answers depends on which programs happen to run at the same time.
 _SHARED = dict.fromkeys(("dram_read_bytes", "dram_write_bytes", "ns"), 0.25)
 
 # ---- shapes and values
 
 WIDE = [4096, 16384]
-WIDTHS = [[4096, 2**k] for k in range(8, 16)]
 NARROW = [[65536, 2**k] for k in range(6, 11)]
 NARROW_AND_WIDE = [[4096, 512], WIDE]
-EIGHT_ROWS = [[8, 2**k] for k in range(12, 19)]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
@@ -217,7 +204,6 @@ SLOTS = [  # programs per SM, warps, elements that a lane loads before it waits
     *([3, 1, 1], [3, 1, 4], [3, 1, 16], [3, 1, 32], [3, 1, 64], [3, 1, 128]),
     *([1, 1, 64], [1, 1, 128], [2, 1, 64], [2, 1, 128], [4, 1, 64]),
 ]
-EACH_TILE = 2**20  # programs: more than there are tiles, so each takes one
 
 # ---- what is run, by its label
 
@@ -232,16 +218,15 @@ COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
 CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
-SUSPECTS = {
+SUSPECTS = {  # a program per tile: where more are asked for than there are tiles
     "tiled": "tiled",
     "1 stage": {"fn": "persistent", "num_stages": 1},
     "1 stage, 8 warps": {"fn": "persistent", "num_warps": 8, "num_stages": 1},
     "2 stages": {"fn": "persistent", "num_stages": 2},
-    "2 stages, program per tile": {"fn": "persistent", "num_stages": 2, "programs": EACH_TILE},
+    "2 stages, program per tile": {"fn": "persistent", "num_stages": 2, "programs": 2**20},
     "3 stages": {"fn": "persistent", "num_stages": 3},
 }
 REPEATED = ["copy", "naive", "tiled"]
-LADDER = ["copy", "naive", "fused", "masked", "tiled", "persistent"]  # as it was recorded
 MAPPED = _named(
     *("copy", "torch.softmax", "naive", "fused", "masked", "tiled", "chunks", "persistent"),
     *("online", "split", "memtraffic.softmax"),
@@ -310,7 +295,6 @@ LONG_COUNTED = dict(
 )
 BACKWARD = dict(inputs="softmax_backward", shape=WIDE)
 RACE = dict(inputs="softmax_backward", dtypes=DTYPES, budget=0.1)
-SEQUENCES = [2, 4096, 512]
 SHARDED = dict(n_rows=8192, widths=[16384, 32768, 65536], dtypes=DTYPES, ranks=2)
 # Whose sectors are predicted; at widths that are wide, odd, a power of two, and long.
 _METERED = ("fused", "masked", "tiled", "online", "persistent", "memtraffic:softmax")
@@ -353,7 +337,7 @@ COLUMNS: dict[Measure | str, tuple[Column, ...]] = {
     m.step_counters: (Column("softmax"), Column("kernels", "kernels", 0.2), *COUNTERS[1:]),
     many_gpus.sharded_times: columns(f"impl m n dtype {SPREAD}"),
     m.counters: COUNTERS,
-    "compiled_counters": COMPILED_COUNTERS,
+    "compiled_counters": columns(f"kernel {AMOUNTS} ns", kernel=None, **_TUNED),
     m.count_cases: columns(f"impl m n kernel {AMOUNTS} ns", kernel=None, **_SHARED),
     m.count_layouts: (Column("layout"), *COUNTERS),
     count_surveyed: columns(
@@ -428,7 +412,7 @@ _ALL = (  # in the order of the book
     _counted("torch_softmax_counters", "torch.softmax", shape=WIDE),
     _counted("fused_counters", "fused", shape=WIDE),
     _raced("fused_race", ["copy", "naive", "fused"], [WIDE]),
-    _raced("fused_widths", ["copy", "fused", *COMPILED], WIDTHS),
+    _raced("fused_widths", ["copy", "fused", *COMPILED], [[4096, 2**k] for k in range(8, 16)]),
     *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
@@ -443,7 +427,7 @@ _ALL = (  # in the order of the book
     _counted("persistent_counters", "persistent", shape=WIDE),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
     _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
-    _raced("ladder", LADDER, [WIDE]),
+    _raced("ladder", ["copy", "naive", "fused", "masked", "tiled", "persistent"], [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),
     *_typed("decision_gradient", m.decide, shapes=DECIDED_AT, gradient=True, budget=0.02),
@@ -454,11 +438,11 @@ _ALL = (  # in the order of the book
     _one("occupancy_warps", m.bench_option, fn="persistent", shapes=[WIDE], **NUM_WARPS),
     _one("survey_counters", count_surveyed, kernels=PUBLISHED, sizes={"M": 1024, "N": 8192}),
     _one("long_counters", m.count_cases, **LONG_COUNTED),
-    _raced("long_few", LONG_FEW, EIGHT_ROWS, budget=0.05),
+    _raced("long_few", LONG_FEW, [[8, 2**k] for k in range(12, 19)], budget=0.05),
     _counted("backward_torch_counters", TORCH_BACKWARD, **BACKWARD),
     _counted("backward_counters", OUR_BACKWARD, **BACKWARD),
     _one("backward_race", m.bench_dtypes, impls=RACED, shapes=GRADIENTS, **RACE),
-    _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=SEQUENCES),
+    _one("backward_step_counters", m.step_counters, softmaxes=BOTH, shape=[2, 4096, 512]),
     _one("many_gpus", many_gpus.sharded_times, **SHARDED),
     _raced("your_kernel_rms", RMS_NORMS, [SQUARE], **WEIGHTED, beside_copy=True),
     _counted("your_kernel_rms_counters", BOTH_NORMS, shape=SQUARE, **WEIGHTED),

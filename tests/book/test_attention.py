@@ -14,29 +14,22 @@ HOW = ("with_torch", "with_ours", "fused")
 
 def test_look_up_wants_the_value_of_the_position_that_is_named():
     x, target = look_up(3, 8, 16)
-    assert x.shape == (3, 8, 16) and target.shape == (3, 8, 8)
     asked, names, values = x.split([4, 4, 8], dim=-1)
     same = (asked[:, :, None] == names[:, None]).all(dim=-1)  # (batch, position, named position)
     assert (same.sum(dim=2) == 1).all() and (same.sum(dim=1) == 1).all()
-    named = same.int().argmax(dim=2)
-    for found, value, position in zip(target, values, named, strict=True):
-        assert torch.equal(found, value[position])
+    assert torch.equal(target, same.to(x.dtype) @ values)
     assert not torch.equal(same[0], same[1])
     assert torch.equal(look_up(3, 8, 16)[0], x)
 
 
 def test_attention_is_that_of_pytorch():
-    model = Attention(torch.softmax, 32, 4)
-    x = torch.randn(2, 16, 32)
-    heads = [
-        layer(x).view(2, 16, 4, 8).transpose(1, 2)
-        for layer in (model.queries, model.keys, model.values)
-    ]
+    model, x = Attention(torch.softmax, 32, 4), torch.randn(2, 16, 32)
+    layers = model.queries, model.keys, model.values
+    heads = [layer(x).view(2, 16, 4, 8).transpose(1, 2) for layer in layers]
     mixed = nn.functional.scaled_dot_product_attention(*heads)
     expected = model.mix(mixed.transpose(1, 2).reshape(2, 16, 32))
-    error = (model(x) - expected).abs().max()
-    assert error < 1e-6 and expected.abs().max() > 0.1
-    assert model(x).shape == (2, 16, 16)
+    assert expected.shape == (2, 16, 16) and expected.abs().max() > 0.1
+    assert (model(x) - expected).abs().max() < 1e-6
 
 
 def test_ways_to_attend_agree():

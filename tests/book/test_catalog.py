@@ -48,10 +48,7 @@ def test_needs_are_those_of_the_functions_that_measure():
 @pytest.mark.parametrize(
     ("needs", "lacking"),
     [
-        (Needs(), ""),
-        (Needs(("sh",), "amd", 100), ""),
-        (Needs(("no-such-command",)), "the command `no-such-command`"),
-        (Needs(vendor="nvidia"), "a GPU of nvidia, not an MI300X"),
+        (Needs(("sh",), "amd", 100, 2, 2048), ""),
         (Needs(gib=200), "200 GiB of GPU memory, not 192.0"),
         (Needs(gpus=3), "3 GPUs, not 2"),
         (Needs(gb_per_s=5299), ""),
@@ -68,18 +65,17 @@ def test_lacking_names_what_the_machine_does_not_have(needs, lacking, monkeypatc
     assert not (needs.gb_per_s and needs.lacking())  # who records has time
 
 
-def test_bytes_in_flight_are_measured_where_an_sm_holds_all_warps(monkeypatch):
+def test_what_an_sm_cannot_hold_or_a_reader_not_await_is_not_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 140 * 2**30))
     for name, lacks in ("H200", ""), ("T4", "SMs of 2048 threads, not 1024"), ("MI300X", ""):
         monkeypatch.setattr(device, "this_gpu", lambda *index, name=name: gpus.find_gpu(name))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 16 * 2**30))
         assert EXPERIMENTS["bytes_in_flight"].needs.lacking() == lacks
-
-
-def test_long_rows_are_counted_where_the_map_times_them():
-    timed, counted = (EXPERIMENTS[it].arguments for it in ("map_float32", "long_counters"))
-    assert all(shape in timed["shapes"] for _, shape in counted["cases"])
-    found = {label for label, shape in counted["cases"] if shape[1] == 128256}
-    assert found == {"torch.softmax", "online", "split"} <= set(timed["impls"])
+    monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("H200"))
+    long = {id for id, it in EXPERIMENTS.items() if "patience" in it.needs.lacking(reader=True)}
+    types = ("float32", "bfloat16")
+    assert long == {
+        f"{it}_{dtype}" for it in ("map", "decision", "decision_gradient") for dtype in types
+    }
 
 
 def test_find_experiments_and_run_them(book, monkeypatch):

@@ -9,11 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from memtraffic import device, residency, resources, softmax
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
-from memtraffic.testing import (
-    assert_close,
-    assert_correct,
-    assert_traffic,
-)
+from memtraffic.testing import assert_close, assert_correct, assert_traffic
 from memtraffic_book import exhibits
 
 pytestmark = pytest.mark.slow  # together they take several seconds
@@ -82,21 +78,20 @@ def test_pointer_chase_kernel_follows_the_chain():
         assert y.item() == at
 
 
-# ---- backward
+def test_transpose_through_lds():
+    x = torch.arange(128.0 * 128, device=device.default()).view(128, 128)
+    assert torch.equal(exhibits.transpose(x), x.T)
 
 
-@pytest.mark.parametrize(
-    ("name", "roundings", "reads", "writes"),
-    [
-        ("backward_ours", 4, "2MN", "MN"),
-        ("backward_lines", 16, "6MN + M", "3MN + M"),  # rounds each operation
-    ],
-)
-def test_backward_is_right_and_moves(name, roundings, reads, writes):
-    op, fn = replace(SOFTMAX_BACKWARD, roundings=roundings), getattr(exhibits, name)
+def test_backward_is_right():
+    op = replace(SOFTMAX_BACKWARD, roundings=16)  # the lines round each operation
     for n, dtype in ((1, "float32"), (781, "float32"), (2176, "bfloat16")):
-        assert_correct(op, fn, *op.arguments((5, n), dtype).positional)
-    assert_traffic(fn, reads, writes, SOFTMAX_BACKWARD, fit=[(5, 781)], held_out=())
+        inputs = op.arguments((5, n), dtype).positional
+        assert_correct(SOFTMAX_BACKWARD, exhibits.backward_ours, *inputs)
+        assert_correct(op, exhibits.backward_lines, *inputs)
+    traffic = dict(fit=[(5, 781)], held_out=())
+    assert_traffic(exhibits.backward_ours, "2MN", "MN", SOFTMAX_BACKWARD, **traffic)
+    assert_traffic(exhibits.backward_lines, "6MN + M", "3MN + M", SOFTMAX_BACKWARD, **traffic)
 
 
 def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):

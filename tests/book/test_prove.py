@@ -2,21 +2,14 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from cases import cases
 
 from memtraffic import device
-from memtraffic.errors import NoKernelError
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import naive
+from memtraffic.kernels.softmax import fused, naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD, backward_reference
 from memtraffic.meters.formula import formula
 from memtraffic_book import prove, yours
@@ -25,10 +18,6 @@ pytestmark = pytest.mark.slow  # together they take half as long as all quick te
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
-
-ROOT = Path(__file__).resolve().parents[2]
-DEVICE = device.default()
-POWERS, WIDTHS = (1, 4, 64, 256), (3, 781)
 
 
 @triton.jit
@@ -48,11 +37,11 @@ def _kernel(
     tl.store(y_ptr + row * n_cols + cols, y, mask=mask & (row != SKIPPED))
 
 
-def softmax(x, twice=False, masked=True, skipped=-1, packed=False, fewer=0):
+def softmax(x, twice=False, masked=True, skipped=-1, packed=False):
     y, (m, n) = torch.empty_like(x), x.shape
     options = {"TWICE": twice, "MASKED": masked, "SKIPPED": skipped}
     stride = n if packed else x.stride(0)
-    _kernel[(m - fewer,)](y, x, stride, n, BLOCK=triton.next_power_of_2(n), **options)
+    _kernel[(m,)](y, x, stride, n, BLOCK=triton.next_power_of_2(n), **options)
     return y
 
 
@@ -102,9 +91,9 @@ def refuses_all(x):
     ("fn", "options"),
     {
         "kernel": (softmax, {}),
-        "what-is-asked": (variant(twice=True), {"reads": "2MN", "widths": WIDTHS}),
+        "what-is-asked": (variant(twice=True), {"reads": "2MN", "widths": (3, 781)}),
         "other-order": (naive.softmax, {"reads": "2M+5MN", "writes": "3MN+2M"}),
-        "widths": (only_powers_of_two, {"widths": POWERS}),
+        "widths": (only_powers_of_two, {"widths": (1, 4, 64, 256)}),
         "infinite-result": (lambda x: x.exp(), {"op": torch.exp}),
     },
 )
@@ -127,17 +116,11 @@ def test_exam_of_another_operation():
         "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2, 16 elements, not 8\n"),
         "drops-the-mask": (variant(masked=False), r"changed is wrong at 3 x 5: .*_kernel"),
         "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2, 6 elements, not 8"),
-        "program-fewer": (variant(fewer=1), r"changed reads MN - N, not MN: at 4 x 2, 6 elements"),
         "operations": (naive.softmax, r"reads 5MN \+ 2M, not MN: .*\n.*: amax 8, sub 12,"),
-        "nothing": (lambda x: None, "reads 0, not MN: at 4 x 2, 0 elements"),
         "error": (lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt"),
         "no-sum": (lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5"),
-        "refuses-widths": (
-            only_powers_of_two,
-            r"^only.* fails at 5 x 127, .*: 127 columns",
-        ),
+        "refuses-widths": (only_powers_of_two, r"^only.* fails at 5 x 127, .*: 127 columns"),
         "refuses": (refuses_all, "refuses every shape, 2 x 8 with: not today"),
-        "transposed-result": (lambda x: x.softmax(1).T, "shape"),
         "a-kernel": (_kernel, "is a kernel: give the function that launches it"),
         "number": (5, "the answer is 5: a function"),
     },
@@ -145,32 +128,6 @@ def test_exam_of_another_operation():
 def test_exam_refuses(fn, reason):
     with pytest.raises(AssertionError, match=reason):
         prove.exam(fn)
-
-
-@pytest.mark.slow
-def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
-    """Kernels of `__main__`, as in a notebook on a GPU, are counted in the same process."""
-    source = Path(__file__).read_text("utf-8")
-    kernel = source[source.index("@triton.jit") : source.index("def pytorch")]
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import memtraffic\nimport torch\nimport triton\nimport triton.language as tl\n"
-        f"from memtraffic_book import prove\n\n\n{kernel}\n\n"
-        "prove.traffic(softmax)\nprove.traffic(variant(twice=True), '2MN')\n"
-        "prove.exam(variant(twice=True))\n",
-        encoding="utf-8",
-    )
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "✓ Counted at 17 shapes: softmax reads MN elements and writes MN.",
-        "✓ Counted at 17 shapes: changed reads 2MN elements and writes MN.",
-    ]
-    assert "reads 2MN, not MN: at 4 x 2, 16 elements, not 8" in done.stderr
-
-
-# ---- traffic
 
 
 # ---- correct
@@ -190,10 +147,6 @@ def test_exam_of_a_script_in_a_process_that_compiles(tmp_path):
             wrong_where(lambda x: x.dtype == torch.bfloat16, lambda x: pytorch(x.float())),
             "at 5 x 781, packed, bfloat16: dtype torch.float32",
         ),
-        "unwritten": (
-            wrong_where(lambda x: x.shape[0] > 5, torch.empty_like),
-            r"NaN in 52327 wrong places, the first at \(0, 0\) \(a place",
-        ),
         "packed-rows": (variant(packed=True), "at 5 x 5000, odd"),
         "outside": pytest.param(
             variant(masked=False),
@@ -212,9 +165,7 @@ def test_correct_refuses(fn, where, capsys):
 
 
 def test_resources_says_what_was_compiled(capsys):
-    from memtraffic.kernels.softmax import fused
-
-    x = torch.empty(1, 4096, device=DEVICE)
+    x = torch.empty(1, 4096, device=device.default())
     options = {"load_bits": 128, "store_bits": 128}
     prove.resources(fused.softmax, x, target=("sm_90", "gfx942"), **options)
     assert capsys.readouterr().out == (
@@ -225,56 +176,27 @@ def test_resources_says_what_was_compiled(capsys):
         with pytest.raises(AssertionError, match=r"not for sm_90: .* Found: _softmax_fused_ker"):
             prove.resources(fused.softmax, x, **{name: 64})
     with pytest.raises(AssertionError, match="spill"):
-        wide = torch.empty(32, 32768, device=DEVICE)
+        wide = x.new_empty(32, 32768)
         prove.resources(yours.rms_norm_loop, wide, wide[0])
-    with pytest.raises(NoKernelError, match="pytorch"):
-        prove.resources(pytorch, x)
 
 
 # ---- counters
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """An experiment `two` of two kernels, on 4 rows of 100 numbers of 2 bytes."""
-    arguments = {"impls": ["naive"], "shape": [4, 100], "dtype": "bfloat16"}
-    frame = pd.DataFrame(
-        {
-            "l1_l2_read_bytes": [800, 808],
-            "l2_write_sectors": [25, 0],
-        }
-    )
-    monkeypatch.setattr(
-        prove, "find_experiments", lambda ids: [SimpleNamespace(arguments=arguments)]
-    )
-    monkeypatch.setattr(prove, "experiment", lambda id: frame)
-
-
-def test_counters_says_what_was_measured(counted, capsys):
-    prove.counters("two", "2MN")
-    prove.counters("two", "2MN + M", within=0)
-    assert capsys.readouterr().out.splitlines() == [
-        "✓ Measured at 4 x 100: naive reads 1.6 kB from L2, 1.005x the bytes of 2MN elements, and "
-        "writes 0.8 kB to L2, 1.000x the bytes of MN elements.",
-        "✓ Measured at 4 x 100: naive reads 1.6 kB from L2, exactly the bytes of 2MN + M elements, "
-        "and writes 0.8 kB to L2, exactly the bytes of MN elements.",
-    ]
-
-
-@pytest.mark.parametrize(
+@cases(
     ("options", "reason"),
-    [
-        pytest.param(
-            {}, "naive reads 1,608 bytes from L2 at 4 x 100, and MN elem.* 800", id="reads"
-        ),
-        pytest.param({"reads": "2MN", "within": 0}, "2MN elements are 1,600 bytes", id="exactly"),
-        pytest.param({"reads": "2MN", "writes": "2MN"}, "writes 800 bytes to L2", id="writes"),
-    ],
+    {
+        "reads": ({"reads": "2MN"}, r"fused reads \S+ bytes from L2 at 4096 x 16384, and 2MN elem"),
+        "writes": ({"writes": "2MN"}, r"fused writes 268,435,456 bytes to L2 .* 536,870,912 bytes"),
+        "exactly": ({"reads": "MN + M", "within": 0}, r"MN \+ M elements are 268,451,840 bytes"),
+    },
 )
-def test_counters_refuses(counted, options, reason, capsys):
+def test_counters_refuses(options, reason, capsys):
+    prove.counters("fused_counters", "MN + M", "MN - M", within=1e-4)
+    assert "from L2, 1.000x the bytes of MN + M elements, and writes" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=reason):
-        prove.counters("two", **options)
-    assert not capsys.readouterr().out
+        prove.counters("fused_counters", **options)
+    assert "✓" not in capsys.readouterr().out
 
 
 def test_compiled_answer_is_of_the_one_kernel_that_is_launched():

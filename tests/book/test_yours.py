@@ -23,13 +23,12 @@ from memtraffic_book import yours
 pytestmark = pytest.mark.slow  # together they take several seconds
 
 NORMS = (yours.rms_norm, yours.rms_norm_loop, partial(yours.rms_norm_loop, programs=2))
-LOGITS = "M,N M:int64<N"
 WIDTHS = [1, 127, 781, 1024]
 
 
 def logits(m, n, dtype="float32"):
-    """Logits, of which some are minus infinity, and the columns that are right."""
-    x, target = matrix(m, n, dtype), torch.arange(m, device=device.default()) * 7 % n
+    """Logits, one of them minus infinity, and the columns that are right: in all chunks."""
+    x, target = matrix(m, n, dtype), torch.arange(m, device=device.default()) * (n - 1) // (m - 1)
     if n > 2:
         x[-1, int(target[-1]) - 1] = -float("inf")
     return x, target
@@ -102,17 +101,6 @@ def test_cross_entropy_is_right(n, dtype):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("column", [0, 255, 256, 299])
-def test_cross_entropy_of_a_target_in_any_chunk(column):
-    x = matrix(3, 300)  # chunks of 4 * 64 columns
-    target = torch.full((3,), column, device=device.default())
-    loss, dx = yours.cross_entropy(x, target)
-    exact = x.double().softmax(1) - F.one_hot(target, 300)
-    exact_loss = F.cross_entropy(x.double(), target, reduction="none")
-    assert_close(loss[:, None], exact_loss[:, None], loss.dtype)
-    assert_close(dx, exact, x.dtype, roundings=8)
-
-
 @pytest.mark.parametrize(("n", "warps", "chunks"), [(50, 1, 1), (781, 1, 7), (32768, 16, 16)])
 def test_cross_entropy_takes_a_program_per_row(n, warps, chunks):
     x, target = logits(5, n)
@@ -140,30 +128,28 @@ def test_rms_norm_is_vectorised():
     assert loop.spill_bytes > 32  # exercise 3
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.zeros(2, 32769),
-        torch.zeros(2, 0),
-        torch.zeros(8, 2).T,
-        torch.zeros(4, 6)[:, ::2],
-        torch.zeros(8),
-    ],
-    ids=["too-wide", "no-columns", "transposed", "every-other", "no-matrix"],
-)
-def test_yours_refuse_other_matrices(x):
-    target = torch.zeros(len(x), dtype=torch.int64)
+@pytest.mark.parametrize("shape", [(2, 32769), (2, 0), (2, 8), (8,)], ids=str)
+def test_yours_refuse_other_matrices(shape):
+    x = torch.zeros(shape)
+    x = x.T if shape == (2, 8) else x  # which is not packed
     with pytest.raises(ValueError, match=r"cross_entropy: .* 1 to 32768 columns, not \("):
-        yours.cross_entropy(x, target)
+        yours.cross_entropy(x, torch.zeros(len(x), dtype=torch.int64))
     for fn in NORMS[:2]:
         with pytest.raises(ValueError, match=rf"{fn.__name__}: "):
             fn(x, torch.ones(x.shape[-1]))
 
 
-def test_yours_hold_32_elements_per_thread():
-    for n, warps in ((8, 4), (4096, 4), (8192, 8), (32768, 32)):
-        x, w = (torch.empty(*shape, device=device.default()) for shape in ((2, n), (n,)))
-        [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("H200"))
-        assert launch.options["num_warps"] == warps
-    [launch] = capture_launches(yours.rms_norm, x, w, gpu=gpus.find_gpu("gfx942"))
-    assert launch.options["num_warps"] == 16  # of 64 threads
+@pytest.mark.parametrize(
+    ("n", "warps", "gpu"),
+    [
+        (8, 4, "H200"),
+        (4096, 4, "H200"),
+        (8192, 8, "H200"),
+        (32768, 32, "H200"),
+        (32768, 16, "gfx942"),
+    ],
+)
+def test_yours_hold_32_elements_per_thread(n, warps, gpu):
+    x = torch.empty(2, n, device=device.default())
+    [launch] = capture_launches(yours.rms_norm, x, x[0], gpu=gpus.find_gpu(gpu))
+    assert launch.options["num_warps"] == warps

@@ -107,16 +107,9 @@ def plot_lines(
             ax.errorbar(line.index, line, spread, capsize=3, elinewidth=1, **look)
         else:
             ax.plot(line.index, line, **look)
-        text = ax.annotate(
-            _in_two(name),
-            (line.index[-1], line.iloc[-1]),
-            (7, 0),
-            textcoords="offset points",
-            color=color,
-            va="center",
-            annotation_clip=False,
-        )
-        text.set_gid(END)
+        end = line.index[-1], line.iloc[-1]
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "gid": END}
+        ax.annotate(_in_two(name), end, (7, 0), color=color, annotation_clip=False, **beside)
     if ticks:
         ax.set_xscale("log", base=2)
         ax.set_ylim(0, None)
@@ -249,13 +242,8 @@ def roofline(
         ax.plot([ridges[it]] * 2, [bottom, roof], color=color, linestyle=":", linewidth=1.2)
         above = roof == max(roofs.values())  # below the others is room, above them the slope
         look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
-        _note(
-            ax,
-            f"{PREFIXED(float(f'{roof:.3g}'))} {it}/s",
-            (high, roof),
-            (0, 3 if above else -4),
-            **look,
-        )
+        rate = f"{PREFIXED(float(f'{roof:.3g}'))} {it}/s"
+        _note(ax, rate, (high, roof), (0, 3 if above else -4), **look)
         _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), (3, 5 + 13 * i), color=color)
         if it == kind:
             at = needs, min(roof, needs * bandwidth)

@@ -187,13 +187,9 @@ def machine(
         arrow(ax, tail, head, way.heads, color=color, linewidth=3, mutation_scale=15)
         look = {"ha": "left", "color": color, "weight": "bold"}
         write(ax, way.x + 0.13, (tail[1] + head[1]) / 2, lit[segment], **look)
-    for name, middle in (
-        ("dram", l2 + 0.36 + GAP / 2),
-        ("l2", l2 - GAP / 2),
-        ("l1", l1 - GAP / 2),
-    ):
+    for name, top in {"dram": dram, "l2": l2, "l1": l1}.items():
         if name in speeds:
-            write(ax, RIGHT - 0.08, middle, speeds[name], ha="right", color=MUTED)
+            write(ax, RIGHT - 0.08, top - GAP / 2, speeds[name], ha="right", color=MUTED)
     return finish(ax, dram + 0.44, title)
 
 

@@ -78,9 +78,8 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
     left, right = 0.08 + text_width("row 0"), 0.08 + text_width("warp 0")
     unit, tall = (WIDTH - left - right) / n, 0.3
     ax = board()
-    every = math.ceil(
-        (text_width("00") + 0.04) / (unit * wide)
-    )  # lanes between two that are written
+    # Lanes between two that are written.
+    every = math.ceil((text_width("00") + 0.04) / (unit * wide))
     for y, x in itertools.product(range(m // high), range(n // wide)):
         lane = y % down[0] * down[1] + x % down[1]
         warp = y // down[0] % across[0] * across[1] + x // down[1] % across[1]

@@ -6,7 +6,7 @@ What it says of the recordings as they are, nbval compares on its page.
 import pytest
 
 from memtraffic_book import recording, survey
-from memtraffic_book.chapters import backward, ship, tiled, your_kernel
+from memtraffic_book.chapters import backward, many_gpus, sectors, ship, tiled, your_kernel
 
 
 def times(columns, by, **where):
@@ -28,6 +28,14 @@ def us(by, impl=None, **where):
 
 
 OURS = "memtraffic.softmax"
+
+
+def alternating(frame):
+    """Of the numbers of rows, ours is the fastest at every other, and torch.softmax at the rest."""
+    for m, impl in ((8, OURS), (64, ship.TORCH), (4096, OURS), (65536, ship.TORCH)):
+        frame = times("eager_us eager_us_p20 eager_us_p80", 0.01, impl=impl, m=m)(frame)
+    return frame
+
 
 LIES = {
     "backward": {
@@ -55,6 +63,10 @@ LIES = {
         "show_three_reads, speed": (us(0.5, "torch.softmax"), "less than 60 %"),
         "show_few_rows": (us(3, "split, 1024 columns"), "more than 1.5x"),
     },
+    "many_gpus": {
+        "show_times": (us(0.5, many_gpus.TWO), "more than 1.1x"),
+        "show_times, DTensor": (us(0.1, many_gpus.DTENSOR), "more than 3x"),
+    },
     "masked": {
         "explain_surplus": (times("l1_l2_read_bytes", 1.1), "sectors of its rows"),
         "time_the_cheat": (us(3, "block of 512"), "more than 3x"),
@@ -80,12 +92,19 @@ LIES = {
     },
     "sectors": {
         "open_page": (times("l1_l2_read_bytes", 2, layout="transposed"), "8 expected"),
+        "compare": (
+            times("store_sectors", 2, fn="online", shape="16x8320", dtype="float32"),
+            "467 of 468",
+        ),
+        "compare, others": (times("load_requests", 2, shape="160x128"), "counters of 15 are equal"),
         "time_layouts": (times("l1_l2_read_bytes", 2, layout="every other"), "exactly"),
     },
     "scoreboard": {
         "show_versions": (times("us_reversed", 2), "2 % allowed"),
     },
     "ship": {
+        "show_thresholds": (alternating, "Called one by one"),
+        "show_wrong": (lambda frame: frame.assign(note="wrong: 1 element"), "none of them by"),
         "claim_rivals": (us(3, OURS), "0.85x to 1.1x"),
         "show_times": (times("eager_us", 0.1, n=128), "more than 2.00x"),
         "show_attention": (us(3, "scaled_dot_product_attention"), "more than 2.00x"),
@@ -115,8 +134,15 @@ LIES = {
     },
 }  # fmt: skip
 COMPILES = {"persistent-take_apart", "persistent-take_apart, detour"}  # which takes seconds
-GIVEN = dict.fromkeys(("show_versions", "claim_rivals", "show_times"), ship.load)
-GIVEN |= {"show_measured": survey.load}  # what makes the argument of a function
+GIVEN = {  # what makes the argument of a function
+    "many_gpus": {"show_times": many_gpus.load_times},
+    "scoreboard": {"show_versions": ship.load},
+    "sectors": {"compare": sectors.recorded},
+    "ship": dict.fromkeys(
+        ("show_thresholds", "show_wrong", "claim_rivals", "show_times"), ship.load
+    ),
+    "survey": {"show_measured": survey.load},
+}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +165,7 @@ def test_chapter_refuses_a_recording_in_which_its_claim_is_false(
 ):
     read = recording.read
     monkeypatch.setattr(recording, "read", lambda *what: change(read(*what)))
-    given = [GIVEN[name]()] if name in GIVEN else []
+    make = GIVEN.get(chapter.__name__.rpartition(".")[2], {}).get(name)
+    given = [make()] if make else []
     with pytest.raises(AssertionError, match=f"does not hold: .*{refused}"):
         getattr(chapter, name)(*given)
