@@ -15,7 +15,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from triton import OutOfResources
 
 from memtraffic import benchmark, device, gpus, residency
 from memtraffic.benchmark.baselines import copy
@@ -400,6 +399,8 @@ def compare_with_driver(m: int) -> pd.DataFrame:
     memory. Columns: `kernels`, which of the two; `asked`, the configurations compared; `equal`,
     those where both agree.
     """
+    from triton import OutOfResources
+
     gpu = device.this_gpu()
     assert isinstance(gpu, gpus.NvidiaGpu)  # the experiment needs one
     equal: dict[str, list[bool]] = {"as compiled": [], "other sizes": []}
