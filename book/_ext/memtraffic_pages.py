@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import csv
 import html
-import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -117,7 +116,7 @@ def describe(shown: str, node: Definition, fence: str = "``````") -> Iterator[st
     if isinstance(node, ast.ClassDef) and node.bases:
         yield f"Bases: {', '.join(f'`{ast.unparse(base)}`' for base in node.bases)}"
         yield ""
-    yield from markdown(inspect.cleandoc(ast.get_docstring(node) or ""), names(node))
+    yield from markdown(ast.get_docstring(node) or "", names(node))
     for method in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
             yield from describe_method(method, fence[1:])

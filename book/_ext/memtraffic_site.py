@@ -98,16 +98,10 @@ class Start(SphinxDirective):
         name = self.arguments[0]
         address = colab_address(name, repository(self.env.app))
         colab = f'href="{address}"' if address else f'href="../_sources/book/{name}.ipynb" download'
-        text = (
-            f'<p class="start"><a href="{name}.html">Start</a>'
-            f"<a {colab}>Run on Colab</a></p>"
-            + (
-                ""
-                if address
-                else f'<p class="hint">The notebook, to upload at '
-                f'<a href="{COLAB}">colab.research.google.com</a>.</p>'
-            )
-        )
+        text = f'<p class="start"><a href="{name}.html">Start</a><a {colab}>Run on Colab</a></p>'
+        if not address:
+            place = f'<a href="{COLAB}">colab.research.google.com</a>'
+            text += f'<p class="hint">The notebook, to upload at {place}.</p>'
         return [nodes.raw("", text, format="html")]
 
 

@@ -1,5 +1,6 @@
 """The figures: one judge for all of them, and what each says of its data."""
 
+import functools
 import itertools
 import re
 import xml.etree.ElementTree as ET
@@ -103,10 +104,16 @@ def closed():
     plt.close("all")
 
 
+@functools.cache
+def drawn(name):
+    """The axes of a figure that is drawn once for all tests."""
+    return DRAWN[name]()
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_figure_is_legible_on_a_phone(name):
     """It says its sentence, is as wide as all, and tells lines apart by more than colour."""
-    ax = DRAWN[name]()
+    ax = drawn(name)
     assert ax.figure.get_suptitle().replace("\n", " ") == SAYING
     assert ax.figure.get_figwidth() == drawing.WIDTH
     assert_legible(ax.figure)
@@ -125,11 +132,11 @@ def test_wrap_does_not_part_a_number_from_its_unit():
 
 
 def test_plot_lines_names_each_at_its_end():
-    ax = DRAWN["lines-log"]()
+    ax = drawn("lines-log")
     assert texts(ax) == ["torch.\nsoftmax", "compile\n(naive)", "a", "b", "c", "copy"]
     assert [text.xy for text in ax.texts] == [(128, line.iloc[-1]) for line in LINES.values()]
-    drawn = [list(line.get_ydata()) for line in ax.lines if line.get_gid() is None][:2]
-    assert drawn == [list(line) for line in itertools.islice(LINES.values(), 2)]
+    values = [list(line.get_ydata()) for line in ax.lines if line.get_gid() is None][:2]
+    assert values == [list(line) for line in itertools.islice(LINES.values(), 2)]
     [bars] = ax.collections
     assert [tuple(it[:, 1]) for it in bars.get_segments()] == [(1, 2), (2, 3), (0, 1)]
     ticks = [label.get_text() for label in ax.get_xticklabels()]
@@ -137,7 +144,7 @@ def test_plot_lines_names_each_at_its_end():
 
 
 def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
-    ax = DRAWN["roofline"]()
+    ax = drawn("roofline")
     slope, exp, _, point, fma, _ = ax.lines
     assert all(y == pytest.approx(4e12 * x) for x, y in zip(*slope.get_data(), strict=True))
     assert (fma.get_xdata()[0], fma.get_ydata()[0]) == (7, 28e12)
@@ -147,14 +154,14 @@ def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
 
 
 def test_plot_bars_draws_each_with_its_text():
-    ax = DRAWN["bars"]()
+    ax = drawn("bars")
     assert [bar.get_width() for bar in ax.patches] == [4000, 800]
     assert texts(ax) == ["4000 GB/s", "800 GB/s"]
     assert len({bar.get_facecolor() for bar in ax.patches}) == 2
 
 
 def test_full_and_empty_draws_each_slot_and_each_load():
-    ax = DRAWN["full-and-empty"]()
+    ax = drawn("full-and-empty")
     assert len(boxes(ax, "filled")) == 64 + 3 and len(boxes(ax, "empty")) == 61
     assert len(boxes(ax, "load")) == 64 * 1 + 3 * 16
     assert {"57 %", "102 %", "8.2 kB in flight", "24.6 kB in flight"} <= {*texts(ax)}
@@ -163,18 +170,18 @@ def test_full_and_empty_draws_each_slot_and_each_load():
 def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
     """Of a kernel that a chapter is about; the ends of the book are pale then."""
 
-    def drawn(ax):
+    def lines(ax):
         return {
             line.get_gid(): [tuple(map(float, it)) for it in line.get_xydata()] for line in ax.lines
         }
 
-    found = drawn(figures.width_map(SPEEDS, ("naive", "ours")))
+    found = lines(drawn("width-map"))
     assert found == {
         "naive": [(16, 9), (128, 9), (1024, 19)], "naive, odd": [(33, 9)],
         "ours": [(16, 99), (128, 98), (1024, 100)], "ours, odd": [(33, 60)],
     }  # fmt: skip
     ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="fused", stretch=(500, 2000))
-    assert drawn(ax)["fused"] == [(1024, 99)] and drawn(ax)["fused, odd"] == []
+    assert lines(ax)["fused"] == [(1024, 99)] and lines(ax)["fused, odd"] == []
     colors = {line.get_gid(): line.get_color() for line in ax.lines}
     assert colors["naive"] == colors["ours"] != colors["fused"]
     ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="ours", station="MN")
@@ -185,7 +192,7 @@ def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
 
 
 def test_machine_draws_what_the_table_says():
-    ax = DRAWN["machine"]()
+    ax = drawn("machine")
     assert len(boxes(ax, "processor")) == H200.num_sms and len(boxes(ax, "lane")) == 4 * 32
     said = {"132 SMs", "with 256 KiB of registers", "memory (DRAM), 141 GB", *LIT.values()}
     assert said | {"shared memory\nup to 228 KiB"} <= {*texts(ax)}
@@ -193,19 +200,19 @@ def test_machine_draws_what_the_table_says():
     arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
     strong = [it for it in arrows if it.get_linewidth() > 2]
     assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS), len(LIT))
-    amd = {*texts(DRAWN["machine-MI300X"]())}
+    amd = {*texts(drawn("machine-MI300X"))}
     assert {"LDS\n64 KiB", "304 CUs", "registers\n128 KiB"} <= amd
 
 
 def test_strip_says_what_passes_between_neighbours():
-    ax = DRAWN["strip"]()
+    ax = drawn("strip")
     said = [text for text in texts(ax) if text]  # an arrow is a text of nothing
     assert said == ["DRAM", "L2", "L1", "warps", "16.4 kB", "2.1 MB", "268.4 MB"]
     assert len(boxes(ax, "stop")) == 4
 
 
 def test_plot_access_map_shows_who_touched_what():
-    ax = DRAWN["map"]()
+    ax = drawn("map")
     assert [text for text in texts(ax) if text.startswith("program")] == [
         f"program {i % 3}" for i in range(5)
     ]
@@ -214,19 +221,19 @@ def test_plot_access_map_shows_who_touched_what():
 
 
 def test_plot_thread_layout_numbers_lanes_within_their_warp():
-    ax = DRAWN["layout-of-two"]()
+    ax = drawn("layout-of-two")
     first, second = ["0", "1", "2"] * 2, ["3", "4", "5"] * 2
     assert [text for text in texts(ax) if text.isdigit()] == [*(first + second) * 2, "3", "6", "9"]
     assert "warp 1" in texts(ax) and len(boxes(ax)) == 24
 
 
 def test_sm_packing_fills_until_the_first_is_full():
-    ax = DRAWN["packing"]()
+    ax = drawn("packing")
     assert len(boxes(ax, "taken")) == 4 * 7 and len(boxes(ax, "free")) == 9 + 9 + 25
     assert {"room for only 7", "room for 16", "one program: 9,216 of 65,536"} <= {*texts(ax)}
     [rest, _], places = boxes(ax, "rest"), boxes(ax, "taken")
     assert rest[2] / places[0][2] == pytest.approx((65536 - 7 * 9216) / 9216)
-    amd = DRAWN["packing-amd"]()
+    amd = drawn("packing-amd")
     assert {"vector registers", "wave slots", "LDS", "room for only 3"} <= {*texts(amd)}
 
 

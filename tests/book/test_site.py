@@ -1,14 +1,13 @@
 """The built site, as a browser gets it: `pytest tests/book/test_site.py --site _build/html`."""
 
 import functools
-import html
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from bs4 import BeautifulSoup, NavigableString
 from notebooks import MACHINE_PATH, folded, load
 
 import memtraffic
@@ -19,8 +18,6 @@ PAGES = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8
 ON_PATH = re.findall(r"file: (\S+)", TOC)
 CHAPTERS = [page for page in PAGES if (ROOT / f"{page}.ipynb").exists()]
 KERNELS = {"naive", "fused", "masked", "tiled", "chunks", "persistent"}
-UNSEEN = {"script", "style", "template", "title"}
-VOID = set("area base br col embed hr img input link meta source track wbr".split())
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)  # https:, mailto:, data:
 MARKUP = r"\{(?:glue|cite|doc|ref|term|numref|math|py)\b|:::|```|\[\[?\w*\]\(|<details"
 NO_TEXT = r"<(pre|code|style|script|head|svg)\b.*?</\1>"
@@ -28,56 +25,23 @@ per_page = pytest.mark.parametrize("name", PAGES)
 per_chapter = pytest.mark.parametrize("name", CHAPTERS)
 
 
-class Page(HTMLParser):
-    """What the tests ask of one page."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.source = source
-        self.open = []  # (tag, classes) of the elements around
-        self.ids, self.links, self.images, self.titles = set(), [], [], []
-        self.headings = 0  # of level one, in the article
-        self.description = ""
-        self.classes = []  # of all elements, and of the tables in outputs
-        self.tables = []
-        self.seen = self.text = ""  # all that is seen, and that without code
-        self.feed(source)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        found = {name: value or "" for name, value in attributes}
-        classes = found.get("class", "").split()
-        self.classes += classes
-        self.ids |= {found[name] for name in ("id", "name") if name in found}
-        self.links += [found[name] for name in ("href", "src") if name in found]
-        self.headings += tag == "h1" and self.within("article")
-        if found.get("name") == "description":
-            self.description = found["content"]
-        if tag == "img":
-            self.images.append((found.get("src", ""), found.get("alt", "").strip()))
-        if tag == "table" and any("cell_output" in around for _, around in self.open):
-            self.tables.append(classes)
-        if tag not in VOID:
-            self.open.append((tag, classes))
-
-    def handle_endtag(self, tag):
-        while tag in (name for name, _ in self.open) and self.open.pop()[0] != tag:
-            pass
-
-    def handle_data(self, data):
-        if self.open and self.open[-1][0] == "title":
-            self.titles.append(data.strip())
-        if not self.within(*UNSEEN):
-            self.seen += data
-            self.text += data * (not self.within("pre", "code"))
-
-    def within(self, *tags):
-        return any(name in tags for name, _ in self.open)
+@functools.cache
+def read(path):
+    return BeautifulSoup(path.read_text("utf-8"), "html.parser")
 
 
 @functools.cache
-def read(path):
-    return Page(path.read_text("utf-8"))
+def values(path, *names):
+    """The values of these attributes on a page."""
+    return [element[name] for name in names for element in read(path).select(f"[{name}]")]
+
+
+def title(path):
+    return read(path).title.get_text().strip()
+
+
+def description(path):
+    return read(path).select_one("meta[name=description]")["content"]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +53,18 @@ def site(request):
 
 
 @pytest.fixture
-def page(site, name):
-    return read(site / f"{name}.html")
+def path(site, name):
+    return site / f"{name}.html"
+
+
+@pytest.fixture
+def page(path):
+    return read(path)
+
+
+@pytest.fixture
+def source(path):
+    return path.read_text("utf-8")
 
 
 def test_local_links_lead_to_files_and_elements(site):
@@ -98,7 +72,7 @@ def test_local_links_lead_to_files_and_elements(site):
     for path in sorted(site.rglob("*.html")):
         if "_static" in path.relative_to(site).parts:  # the theme's own
             continue
-        for link in filter(lambda it: not ELSEWHERE.match(it), read(path).links):
+        for link in filter(lambda it: not ELSEWHERE.match(it), values(path, "href", "src")):
             target, fragment = urldefrag(link)
             target = unquote(target.split("?")[0])
             base = site if target.startswith("/") else path.parent
@@ -106,39 +80,41 @@ def test_local_links_lead_to_files_and_elements(site):
             file = file / "index.html" if file.is_dir() else file
             there = file.is_file() and file.is_relative_to(site)
             if there and fragment and file.suffix == ".html":
-                there = unquote(fragment) in read(file).ids
+                there = unquote(fragment) in values(file, "id", "name")
             broken += [] if there else [f"{path}: {link}"]
     assert not broken
 
 
 @per_page
-def test_page_says_in_a_search_engine_what_it_is(page, site, name):
+def test_page_says_in_a_search_engine_what_it_is(page, path, site, name):
     """In a title and a description that no other page has."""
-    others = [read(site / f"{other}.html") for other in PAGES if other != name]
-    assert page.titles[0] not in [other.titles[0] for other in others]
-    assert page.titles[0].count("Memory traffic") == 1 and page.headings == 1
-    assert 30 < len(page.description) < 300
-    assert page.description not in [other.description for other in others]
-    assert any("favicon.svg" in link for link in page.links)
-    assert len([link for link in page.links if "memtraffic.css" in link]) == 1
+    others = [site / f"{other}.html" for other in PAGES if other != name]
+    assert title(path) not in map(title, others) and title(path).count("Memory traffic") == 1
+    assert description(path) not in map(description, others)
+    assert 30 < len(description(path)) < 300 and len(page.select("article h1")) == 1
+    links = values(path, "href", "src")
+    assert any("favicon.svg" in link for link in links)
+    assert len([link for link in links if "memtraffic.css" in link]) == 1
 
 
-def test_old_addresses_and_that_of_the_site_lead_to_a_page(site):
+def test_files_beside_the_pages(site):
     index = (site / "index.html").read_text("utf-8")
     assert "<title>Memory traffic</title>" in index and f"url={PAGES[0]}.html" in index
     assert "url=tiled.html" in (site / "book" / "warps.html").read_text("utf-8")
+    icons = site / "_static" / "scripts" / "fontawesome.js"  # but a few of them
+    assert icons.stat().st_size < 20_000
 
 
 def test_first_page_has_a_card_for_each_chapter_in_order(site):
     """With its number, its title, its question and its minutes; the parts are those of the toc."""
-    text = read(site / f"{PAGES[0]}.html").source
+    text = (site / f"{PAGES[0]}.html").read_text("utf-8")
     link = r'<li><a href="(.+?).html" data-number="(\d+)">'
     card = link + r"(.+?)</a><span>(.+?)</span><small>(.+?)</small>"
     links, numbers, titles, questions, minutes = zip(*re.findall(card, text), strict=True)
     assert list(map(int, numbers)) == list(range(1, len(ON_PATH) + 1))
     assert [f"book/{it}" for it in links] == ON_PATH
-    for name, title in zip(ON_PATH, titles, strict=True):
-        assert f". {title}" in read(site / f"{name}.html").titles[0]
+    for name, start in zip(ON_PATH, titles, strict=True):
+        assert f". {start}" in title(site / f"{name}.html")
     assert all(question.endswith("?") for question in questions)
     assert all(re.fullmatch(r"[1-9]\d? minutes", it) for it in minutes)
     headings = [re.sub("<.*?>", "", it) for it in re.findall(r"<h3>(.*?)<a class", text)]
@@ -146,28 +122,31 @@ def test_first_page_has_a_card_for_each_chapter_in_order(site):
 
 
 @per_page
-def test_text_of_a_page_is_whole(page, name):
+def test_text_of_a_page_is_whole(page, source, name):
     """No markup is left in it, no reference open; each glued value is there, and no own path."""
-    assert not re.findall(rf".{{0,30}}(?:{MARKUP}).{{0,30}}", page.text)
-    assert not {"problematic", "system-message"}.intersection(page.classes)
-    assert "undefined label" not in page.text and "papermill.record" not in page.text
+    strings = [it for it in page.body.find_all(string=True) if type(it) is NavigableString]
+    text = "".join(it for it in strings if not it.find_parent(["pre", "code"]))
+    assert not re.findall(rf".{{0,30}}(?:{MARKUP}).{{0,30}}", text)
+    assert not page.select(".problematic, .system-message")
+    assert "undefined label" not in text and "papermill.record" not in text
     [path] = (ROOT / name).parent.glob(f"{Path(name).name}.[im]*")  # .ipynb or .md
-    assert page.classes.count("pasted-text") == path.read_text("utf-8").count("{glue:text}`")
-    assert not [match.group() for match in MACHINE_PATH.finditer(page.seen)]
-    assert not [source for source, alt in page.images if not alt or alt == source]
-    assert not [classes for classes in page.tables if "dataframe" not in classes]
-    text = re.sub(NO_TEXT, "", page.source, flags=re.S)
+    assert len(page.select(".pasted-text")) == path.read_text("utf-8").count("{glue:text}`")
+    assert not [match.group() for match in MACHINE_PATH.finditer("".join(strings))]
+    assert all(it.get("alt", "").strip() not in ("", it["src"]) for it in page.select("img"))
+    assert not page.select(".cell_output table:not(.dataframe)")
+    text = re.sub(NO_TEXT, "", source, flags=re.S)
     assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
 
 
 @per_page
-def test_buttons_lead_to_the_repository_or_are_not_there(page, name):
+def test_buttons_lead_to_the_repository_or_are_not_there(path, name):
     """`repository.url` in _config.yml is the one place of the public address."""
     config = (ROOT / "_config.yml").read_text("utf-8")
     [address] = re.findall(r'^repository:\n  url: "?([^"\s]*)"?', config, re.M)
-    launch = {link for link in page.links if "colab.research.google.com/github" in link}
+    links = values(path, "href", "src")
+    launch = {link for link in links if "colab.research.google.com/github" in link}
     if not address:
-        assert not launch and not [link for link in page.links if "/issues/" in link]
+        assert not launch and not [link for link in links if "/issues/" in link]
     elif name in CHAPTERS:
         path = f"{address.removeprefix('https://github.com')}/blob/gh-pages/_sources/{name}.ipynb"
         assert launch == {f"https://colab.research.google.com/github{path}"}
@@ -179,18 +158,17 @@ def test_line_under_the_title_and_card_of_the_next(site, page, name):
 
     The notebook is the one that memtraffic_book.colab writes, with the package inside.
     """
-    [line] = re.findall(r'</h1>\s*<p class="chapter-line">(.*?)</p>', page.source, re.S)
-    line = Page(line)
-    assert re.match(r"About [1-9]\d? minutes? ", line.seen)
-    assert "Run this chapter on Colab" in line.seen
+    [line] = page.select("h1 + p.chapter-line")
+    links, said = [it["href"] for it in line.select("a")], line.get_text()
+    assert re.match(r"About [1-9]\d? minutes? ", said) and "Run this chapter on Colab" in said
     file = f"{Path(name).name}.py"
-    assert (file in line.links) == (Path(name).name in KERNELS)
-    if file in line.links:
+    assert (file in links) == (Path(name).name in KERNELS)
+    if file in links:
         rung = ROOT / "src" / "memtraffic" / "kernels" / "softmax" / file
         assert (site / "book" / file).read_bytes() == rung.read_bytes()
-    assert any(link.endswith(f"{name}.ipynb") for link in line.links)
-    assert ("upload it" in line.seen) == (f"../_sources/{name}.ipynb" in line.links)
-    assert name not in ON_PATH or "next" in page.classes
+    assert any(link.endswith(f"{name}.ipynb") for link in links)
+    assert ("upload it" in said) == (f"../_sources/{name}.ipynb" in links)
+    assert name not in ON_PATH or page.select("p.next")
     path = site / "_sources" / f"{name}.ipynb"
     cells = json.loads(path.read_text("utf-8"))["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
@@ -202,22 +180,22 @@ def test_whole_book_is_one_file_of_markdown(site):
     """With a heading for each page, in the book's order, and nothing that only a browser shows."""
     text = (site / "memtraffic.md").read_text("utf-8")
     titles = re.findall(r"^# .*$", re.sub(r"^(```+).*?^\1", "", text, flags=re.M | re.S), re.M)
-    for name, title in zip(PAGES, titles, strict=True):
-        seen = read(site / f"{name}.html").titles[0]
-        assert title[2:12].replace("`", "") in html.unescape(seen) or name == PAGES[0]
+    for name, heading in zip(PAGES, titles, strict=True):
+        seen = title(site / f"{name}.html")
+        assert heading[2:12].replace("`", "") in seen or name == PAGES[0]
     assert "{glue:" not in text and "base64" not in text
     assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
 
 
 def test_reference_describes_the_front_door(site):
-    described = read(site / "book" / "api.html").ids
+    described = values(site / "book" / "api.html", "id")
     for name in memtraffic.__all__:  # a module has an entry for each of its names
         full = f"memtraffic.{name}"
         assert any(entry == full or entry.startswith(f"{full}.") for entry in described), full
 
 
 def test_recordings_page_names_every_recording(site):
-    seen = read(site / "book" / "recordings.html").seen
+    seen = read(site / "book" / "recordings.html").get_text()
     for path in (ROOT / "book" / "recordings").glob("*/machine.json"):
         machine = json.loads(path.read_text("utf-8"))
         entries = machine["experiments"].values()
@@ -227,30 +205,24 @@ def test_recordings_page_names_every_recording(site):
 
 
 @per_chapter
-def test_fold_shows_the_title_of_its_cell(page, name):
+def test_fold_shows_the_title_of_its_cell(page, source, name):
     """As Colab does, and a screen reader: no label stands in its place, nor it in the code."""
     cells = filter(folded, load(ROOT / f"{name}.ipynb").cells)
     titles = [cell.source.splitlines()[0].removeprefix("# @title ") for cell in cells]
-    shown = re.findall(r'<p class="collapsed admonition-title">Code: (.*?)</p>', page.source)
-    assert list(map(html.unescape, shown)) == titles
-    assert "# @title" not in page.source
-    assert "<summary" in page.source and not re.findall(r"<summary[^>]*aria-label", page.source)
+    shown = [it.get_text() for it in page.select("p.collapsed.admonition-title")]
+    shown = [it for it in shown if it != "Code"]  # of a cell without one
+    assert shown == [f"Code: {it}" for it in titles] and "# @title" not in source
+    assert page.select("summary") and not page.select("summary[aria-label]")
 
 
 @per_page
 def test_terms_lead_to_the_glossary_and_say_their_definition(page, name):
     """Each term once; that the fragments exist, the test of local links checks."""
-    term = r'<a class="term" href="(.*?)" aria-description="(.+?)">(.+?)</a>'
-    links, words = [], []
-    for link, _, word in re.findall(term, page.source):
-        links.append(link)
-        words.append(word.lower().removesuffix("s"))
-    assert all(link.startswith("glossary.html#term-") for link in links)
+    terms = page.select("a.term")
+    assert all(it["href"].startswith("glossary.html#term-") for it in terms)
+    assert all(it["aria-description"] for it in terms)
+    words = [it.get_text().lower().removesuffix("s") for it in terms]
     assert len(words) == len(set(words)) and (len(words) >= 5 or name not in ON_PATH)
-
-
-def test_icons_are_few(site):
-    assert (site / "_static" / "scripts" / "fontawesome.js").stat().st_size < 20_000
 
 
 # ---- in a browser
