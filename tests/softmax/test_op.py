@@ -179,12 +179,15 @@ def test_offsets_of_a_batch_outgrow_int32(strides):
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("batches", [2, 5])
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
+def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim, batches):
     monkeypatch.setattr(op, "MAX_BATCHES", 3)
-    x = matrix(5 * 3, 24)[:, :20].unflatten(0, (5, 3))
+    x = matrix(batches * 3, 24)[:, :20].unflatten(0, (batches, 3))
     for view in (x, x[:, :2], x[:, ::2, ::3]):
         assert_softmax_along(dim, view)
+        traffic = count(lambda x: softmax(x, dim), view, trace=True)
+        assert all(it.program[1] < 3 for it in traffic.accesses)
 
 
 # ---- dtype
