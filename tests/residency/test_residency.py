@@ -30,9 +30,9 @@ UNUSED = {"registers": 500, "vgprs": 500, "agprs": 500, "sgprs": 500}
         ),
         (
             kernel(
-                "gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=101, **UNUSED
+                "gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=90, **UNUSED
             ),
-            {"vgprs": 3, "waves": 8, "sgprs": 7, "lds": 3, "groups": 16},
+            {"vgprs": 3, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16},
         ),
     ],
     ids=["nvidia", "amd-by-what-a-wave-is-given"],
