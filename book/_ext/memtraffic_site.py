@@ -85,8 +85,7 @@ def notebook(path: Path) -> dict[str, Any]:
 
 
 def repository(app: Sphinx) -> str:
-    address: str = app.config.html_theme_options.get("repository_url", "")
-    return address.rstrip("/")
+    return str(app.config.html_theme_options.get("repository_url", "")).rstrip("/")
 
 
 class Start(SphinxDirective):
@@ -100,8 +99,10 @@ class Start(SphinxDirective):
         colab = f'href="{address}"' if address else f'href="../_sources/book/{name}.ipynb" download'
         text = f'<p class="start"><a href="{name}.html">Start</a><a {colab}>Run on Colab</a></p>'
         if not address:
-            place = f'<a href="{COLAB}">colab.research.google.com</a>'
-            text += f'<p class="hint">The notebook, to upload at {place}.</p>'
+            text += (
+                f'<p class="hint">The notebook, to upload at <a href="{COLAB}">'
+                "colab.research.google.com</a>.</p>"
+            )
         return [nodes.raw("", text, format="html")]
 
 
