@@ -29,9 +29,7 @@ UNUSED = {"registers": 500, "vgprs": 500, "agprs": 500, "sgprs": 500}
             {"registers": 7, "shared": 6, "warps": 16, "blocks": 32},
         ),
         (
-            kernel(
-                "gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=90, **UNUSED
-            ),
+            kernel("gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=90, **UNUSED),
             {"vgprs": 3, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16},
         ),
     ],

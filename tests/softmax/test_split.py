@@ -306,6 +306,7 @@ def words(fake_gpu, monkeypatch):
 
 
 def test_launches_on_the_default_stream_share_no_sector_of_words(words):
+    words(1)  # threads that begin at once might each zero some
     taken = [it for n in (1, 2, 3, 5, 9, 400, 1000) for it in words(n, times=50)]
     assert all(len(it) >= n for it, n in zip(taken[::50], (1, 2, 3, 5, 9, 400, 1000), strict=True))
     sectors = [{(it.data_ptr() + 8 * i) // 32 for i in range(len(it))} for it in taken]
