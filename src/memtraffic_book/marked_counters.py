@@ -1,6 +1,6 @@
-"""Hardware counters of kernels by their path: others' of the survey, and beside `sectors`.
+"""Hardware counters of many calls in one process, because to start one takes longer than a call.
 
-Each call is counted in a process of its own, whatever the one before has loaded or chosen.
+A small kernel of our own marks where each call begins in what Nsight Compute reports.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from memtraffic import device
 from memtraffic.benchmark.loop import ABSENT
+from memtraffic.errors import CountersError
 from memtraffic.functions import as_function
 from memtraffic.inputs import Arguments
 from memtraffic.meters import counters as hardware
@@ -35,19 +37,24 @@ from memtraffic.op import find_op
 from memtraffic.triton_adapter import capture
 from memtraffic_book.processes import run_ranks
 
+MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 SECONDS = 240  # that a process may take for one call, and to predict it
+T = TypeVar("T")
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
-Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
-Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Lets Nsight Compute count the kernels inside of the block."""
+    """Lets Nsight Compute count the kernels inside of the block, after one that marks it."""
+    from memtraffic_book.exhibits import _idle_kernel
+
+    mark: Tensor = torch.zeros(1, device="cuda")
+    _idle_kernel[(1,)](mark)  # compiled before the profiler looks
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
+    _idle_kernel[(1,)](mark)
     try:
         yield
     finally:
@@ -55,32 +62,48 @@ def counted() -> Iterator[None]:
         torch.cuda.cudart().cudaProfilerStop()
 
 
+def _parts(
+    report: str, calls: int, metrics: Mapping[str, str] = hardware.METRICS
+) -> list[pd.DataFrame]:
+    """What ncu reports after each marker; raises CountersError if that is not of so many calls."""
+    frame = hardware.parse(report, metrics) if calls else pd.DataFrame({"kernel": []})
+    begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
+    if len(begins) != calls:
+        raise CountersError(f"counters: {calls} calls were counted, ncu saw {len(begins)}")
+    pairs = itertools.pairwise([*begins, len(frame)])
+    return [frame.iloc[begin + 1 : end] for begin, end in pairs]
+
+
 def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
     """What the hardware moved in passes of kernels of the survey, a row for each of them.
 
     kernels, sizes: as of `run` in `examples/survey/measure.py`. Columns: `package`, its `version`,
     `kernel`, `direction`; the sizes `at`, as the survey writes them; the number of `launches`; the
-    sums of `AMOUNTS`; `missing`, why there are none, and then the numbers are 0. A kernel is
-    missing if its package or its file is, or if it fails.
+    amounts, as of `count_calls`; `missing`, why there are none, and then the numbers are 0. A
+    kernel is missing if its package or its file is, or if it fails.
 
     Raises CountersError for a kernel that is not in the survey, and what `counters.profile` raises.
     """
     worker = f"import json, sys; sys.path.insert(0, {str(SURVEY)!r}); import measure; "
     worker += "measure.run(**json.loads(sys.argv[1]))"
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
+        report = hardware.profile(worker, job)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
     rows = []
-    for kernel in kernels:
-        with tempfile.TemporaryDirectory() as folder:
-            told = Path(folder) / "told.json"
-            job = {"kernels": [kernel], "sizes": sizes, "told": str(told)}
-            report = hardware.profile(worker, job)
-            [outcome] = json.loads(told.read_text(encoding="utf-8"))
-        del outcome["begun"]
+    for outcome in outcomes:
         missing, numbers = outcome.pop("missing"), dict.fromkeys(("launches", *AMOUNTS), 0)
-        if not missing:
-            frame = hardware.parse(report)
-            numbers = {"launches": len(frame)} | {name: int(frame[name].sum()) for name in AMOUNTS}
+        part = next(parts) if outcome.pop("begun") else None
+        if part is not None and not missing:
+            numbers = {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
         rows.append(outcome | numbers | {"missing": missing})
     return pd.DataFrame(rows)
+
+
+Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
+Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
 
 
 def count_sectors(
@@ -92,15 +115,14 @@ def count_sectors(
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
     A call is made in a process of its own, where kernels are compiled and autotuners choose, and
-    predicted there for this GPU, or with these choices in another process. Then, when all of them
-    are done and nothing else runs, it is made in a process that is counted, which is given the
-    choices, too, and compiles nothing. calls: of each function, a rung or `module:function`, its
-    inputs; the others as `memtraffic.sectors` takes them, or sizes by letter in place of shapes.
-    Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, of the kernels that are
-    predicted; each of them after `predicted_`; and `refused`, why nothing is predicted or it
-    failed: numbers are 0 then.
+    predicted there for this GPU, or with these choices in another process; then, if that is done,
+    it is made in the one process that is counted, which is given the choices, too, and compiles
+    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
+    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
+    `shape`, `dtype`, `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them
+    after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers are 0 then.
 
-    Raises what `counters.require_counters` raises.
+    Raises what `counters.profile` raises.
     """
     cases: list[Case] = [
         (fn, inputs, _sized(inputs, shape), dtype, layout)
@@ -109,45 +131,59 @@ def count_sectors(
         )
     ]
     hardware.require_counters()  # or all of them would compile for nothing
-    predicted, rows = _each(cases, device.this_gpu().product), []
-    for case, (found, refused) in zip(cases, predicted, strict=True):
-        fn, inputs, shape, dtype, layout = case
+    target = device.this_gpu().product
+    predicted, refused = _each(
+        _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
+    )
+    tuned = {i: (cases[i], it[0], target) for i, it in predicted.items() if it[0]}
+    again, failed = _each(_predict, tuned)
+    predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
+    predicted = {i: it for i, it in predicted.items() if i not in failed}
+    refused |= failed
+    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()}, COUNTERS)
+    refused |= failed
+    rows = []
+    for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
         row |= {"dtype": dtype, "layout": layout}
-        row |= dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
-        if not refused:
-            chosen, totals, kernels = found
-            frame, refused = _attempt(_count, case, chosen)
-        if not refused:
-            ours = frame[frame["kernel"].isin(kernels)]
-            row |= {name: int(ours[name].sum()) for name in COUNTERS}
-            row |= {f"predicted_{name}": totals[name] for name in COUNTERS}
-        rows.append(row | {"refused": refused})
+        numbers = dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
+        if i not in refused:
+            _, totals, kernels = predicted[i]
+            ours = parts[i][parts[i]["kernel"].isin(kernels)]
+            numbers |= {name: int(ours[name].sum()) for name in COUNTERS}
+            numbers |= {f"predicted_{name}": totals[name] for name in COUNTERS}
+        rows.append(row | numbers | {"refused": refused.get(i, "")})
     return pd.DataFrame(rows)
 
 
-def _count(case: Case, chosen: Choices) -> pd.DataFrame:
-    worker = "from memtraffic_book.marked_counters import _call; _call()"
-    return hardware.parse(hardware.profile(worker, [case, chosen], COUNTERS), COUNTERS)
+def _count(
+    calls: Mapping[int, tuple[Case, Choices]], counters: Mapping[str, str]
+) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
+    """What ncu reports of each call, and why those that failed did."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = "from memtraffic_book.marked_counters import _call; _call()"
+        told = Path(folder) / "told.json"
+        job = {"calls": [*calls.values()], "told": str(told)}
+        report = hardware.profile(worker, job, counters)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    parts = _parts(report, sum(begun for begun, _ in outcomes), counters)
+    begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
+    failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}
+    return dict(zip(begun, parts, strict=True)), failed
 
 
-def _each(cases: Sequence[Case], target: str) -> list[tuple[Any, str]]:
-    """`_predict_alone` of each case; there are as many at a time as cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return [*threads.map(lambda case: _predict_alone(case, target), cases)]
+def _each(
+    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
+) -> tuple[dict[int, T], dict[int, str]]:
+    """What a function returns for each of some arguments, and why it fails for others.
 
-
-def _predict_alone(case: Case, target: str) -> tuple[Any, str]:
-    """What autotuners choose, the totals of a call and its kernels, and ""; or why there are none.
-
-    A package may call what it has tuned without its autotuner the second time, so that a choice is
-    met in another process alone.
+    Each call has a process of its own; there are as many at a time as cores.
     """
-    found, why = _attempt_alone(_choose_and_predict, case, target)
-    if why or not found[0]:
-        return found, why
-    again, why = _attempt_alone(_predict, case, found[0], target)
-    return (found[0], *(again or ())), why
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
+    failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
+    found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
+    return found, failed
 
 
 def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
@@ -183,20 +219,38 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     calls = {path: row["inputs"] for path, row in called.items()}
     frame = count_sectors(calls, [sizes], [dtype], ["packed"])
     packages = frame["fn"].map(lambda path: called[path]["package"])
-    absent = packages[[not any(importlib.metadata.distributions(name=it)) for it in packages]]
+    absent = packages[~packages.map(_is_installed)]
     frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"
     return frame
 
 
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _survey() -> Any:
+    """The module of the survey, beside which lie those that adapt what others published."""
+    if str(SURVEY) not in sys.path:
+        sys.path.append(str(SURVEY))
+    return importlib.import_module("survey")
+
+
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     name, inputs, shape, dtype, layout = case
-    if str(SURVEY) not in sys.path:  # where those lie that adapt what others published
-        sys.path.append(str(SURVEY))
+    _survey()
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
 
 
 def _choose_and_predict(case: Case, target: str) -> tuple[Choices, dict[str, int], list[str]]:
-    """What autotuners choose in a call; and if there are none, what is predicted of it."""
+    """What autotuners choose in a call; and if there are none, what is predicted of it.
+
+    A package may call what it has tuned without its autotuner the second time, so that a choice is
+    met in another process alone.
+    """
     chosen = _choose(case)
     return chosen, *(({}, []) if chosen else _predict(case, chosen, target))
 
@@ -221,13 +275,23 @@ def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], 
 
 
 def _call() -> None:
-    """What runs under ncu for `count_sectors`: a call twice, of which it counts the second."""
-    case, chosen = json.loads(sys.argv[1])
+    """What runs under ncu for `count_sectors`: tells of each call if it began and why it failed."""
+    job, outcomes = json.loads(sys.argv[1]), []
+    for case, chosen in job["calls"]:
+        begun: list[bool] = []
+        _, why = _attempt(_call_as_chosen, case, chosen, begun)
+        outcomes.append((bool(begun), why))
+    Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
+
+
+def _call_as_chosen(case: Case, chosen: Choices, begun: list[bool]) -> None:
+    """Calls a function twice, and counts the second time, when all is loaded."""
     fn, arguments = _arguments(case)
     with _as_chosen(chosen) as ran:
         arguments.call(fn)
     _check_same(ran, chosen)
     with _as_chosen(chosen), counted():
+        begun.append(True)
         arguments.call(fn)
 
 
