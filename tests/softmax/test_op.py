@@ -201,6 +201,13 @@ def test_softmax_converts_first(either):
         assert_softmax(lambda _, y=y: y, x.to(result))
 
 
+def test_softmax_converts_what_does_not_fit(either):
+    x = torch.tensor([[1e5, 1.0, -1e5], [6e4, 1.0, -1e5]], device=DEVICE)
+    y = softmax(x, dtype=torch.float16)
+    assert y[0].isnan().all()
+    assert torch.equal(y[1], torch.softmax(x[1], 0, dtype=torch.float16))
+
+
 @pytest.mark.parametrize("name", ["int64", "bool", "float8_e5m2"])
 def test_softmax_of_another_dtype_needs_one(name):
     x = torch.tensor([[1, 2, 0], [5, 0, 0]], device=DEVICE).to(getattr(torch, name))

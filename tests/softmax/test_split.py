@@ -253,7 +253,13 @@ def test_a_program_whose_part_was_published_by_a_helper(few_sms, monkeypatch):
     ]
     assert sorted(offset for it in published for offset in it.offsets) == list(range(3 * parts))
     assert {it.program[0] for it in published} == {0, 3, 6}
-    assert traffic.ops[-1].written_elements == 3 * (40 + parts)
+    kernel = traffic.ops[-1]
+    assert kernel.written_elements == 3 * (40 + parts)
+    first = 2 * 16 + 2 * (40 - 16)  # columns it reads: its own ones and the others' twice
+    # It publishes its own word and looks; again for each missing one; and looks at all once more.
+    words = (1 + parts) + 2 * (1 + parts) + parts
+    others = 2 * (1 + parts) + (40 - 16)
+    assert kernel.read_elements == 3 * (first + words + others)
 
 
 # ---- what it moves
@@ -388,7 +394,7 @@ def test_publish_keeps_every_bit():
 
 @pytest.mark.parametrize("silent", [-1, 0, 2])
 def test_look_finds_the_words_of_all_that_come_and_gives_up(silent):
-    x = matrix(3, 2) + 10
+    x = matrix(3, 2) - 10
     expected = x.clone()
     expected[[it for it in [silent] if it >= 0]] = 0
     assert torch.equal(exchanged(x, silent, looks=50), expected.t().expand(3, 2, 3))
