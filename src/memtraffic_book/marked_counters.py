@@ -79,8 +79,8 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
     kernels, sizes: as of `run` in `examples/survey/measure.py`. Columns: `package`, its `version`,
     `kernel`, `direction`; the sizes `at`, as the survey writes them; the number of `launches`; the
-    amounts, as of `count_calls`; `missing`, why there are none, and then the numbers are 0. A
-    kernel is missing if its package or its file is, or if it fails.
+    sums of `AMOUNTS`; `missing`, why there are none, and then the numbers are 0. A kernel is
+    missing if its package or its file is, or if it fails.
 
     Raises CountersError for a kernel that is not in the survey, and what `counters.profile` raises.
     """
@@ -140,7 +140,7 @@ def count_sectors(
     predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
     predicted = {i: it for i, it in predicted.items() if i not in failed}
     refused |= failed
-    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()}, COUNTERS)
+    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()})
     refused |= failed
     rows = []
     for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
@@ -157,16 +157,16 @@ def count_sectors(
 
 
 def _count(
-    calls: Mapping[int, tuple[Case, Choices]], counters: Mapping[str, str]
+    calls: Mapping[int, tuple[Case, Choices]],
 ) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
     """What ncu reports of each call, and why those that failed did."""
     with tempfile.TemporaryDirectory() as folder:
         worker = "from memtraffic_book.marked_counters import _call; _call()"
         told = Path(folder) / "told.json"
         job = {"calls": [*calls.values()], "told": str(told)}
-        report = hardware.profile(worker, job, counters)
+        report = hardware.profile(worker, job, COUNTERS)
         outcomes = json.loads(told.read_text(encoding="utf-8"))
-    parts = _parts(report, sum(begun for begun, _ in outcomes), counters)
+    parts = _parts(report, sum(begun for begun, _ in outcomes), COUNTERS)
     begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
     failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}
     return dict(zip(begun, parts, strict=True)), failed
@@ -232,16 +232,10 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def _survey() -> Any:
-    """The module of the survey, beside which lie those that adapt what others published."""
-    if str(SURVEY) not in sys.path:
-        sys.path.append(str(SURVEY))
-    return importlib.import_module("survey")
-
-
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     name, inputs, shape, dtype, layout = case
-    _survey()
+    if str(SURVEY) not in sys.path:  # where those lie that adapt what others published
+        sys.path.append(str(SURVEY))
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
 
 

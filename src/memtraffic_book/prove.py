@@ -198,14 +198,14 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
     ✓ Measured at 4096 x 16384: fused reads 268.4 MB from L2, exactly the bytes of MN elements, and
     writes 268.4 MB to L2, exactly the bytes of MN elements.
 
-    id: an experiment in float32, with the columns of `memtraffic.counters`. reads, writes: in
-    elements. within: how far a measured number may be from its formula, relatively; at 0 it must be
-    equal.
+    id: an experiment whose columns are those of `memtraffic.counters`. reads, writes: elements.
+    within: how far a measured number may be from its formula, relatively; at 0 it must be equal.
 
     Raises AssertionError with both numbers, and what `experiment` raises.
     """
     [subject] = find_experiments([id])
     (m, n), [name] = subject.arguments["shape"], subject.arguments["impls"]
+    itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
     frame = experiment(id)
     measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
     expected = [evaluate(parse(it, SYMBOLS), SYMBOLS, (m, n)) for it in (reads, writes)]
@@ -213,7 +213,7 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
     for verb, way, elements, *sizes in zip(
         ("reads", "writes"), ("from L2", "to L2"), (reads, writes), measured, expected, strict=True
     ):
-        found, counted = int(sizes[0]), int(sizes[1] * 4)
+        found, counted = int(sizes[0]), int(sizes[1] * itemsize)
         if abs(found - counted) > within * counted:
             raise AssertionError(
                 f"{name} {verb} {found:,} bytes {way} at {m} x {n}, and {elements} elements are "

@@ -199,13 +199,13 @@ def row_tile(
         rows = max(1, tuned("warp_bytes") // (block * itemsize))
         return Tile(rows, block, _in_warps(1, gpu))
     rows = next((n for n, it in ROWS.items() if row_bytes <= tuned(it)), 1)
-    held, most = rows * row_bytes * inputs, tuned("lone_elements") * itemsize * inputs
+    held, lone = rows * row_bytes * inputs, tuned("lone_elements") * itemsize * inputs
     fitting = (
         n
         for n in (1, 2, 4, 8, 16)
-        if held <= 32 * n * min(tuned("lane_bytes"), most * n)
+        if held <= 32 * n * min(tuned("lane_bytes"), lone * n)
     )
-    warps = next(fitting, 32)
+    warps = next(fitting, 32)  # more than any program has here
     num_warps = _in_warps(warps, gpu)
     if warps > most_warps or num_warps > max_warps(gpu):
         return None

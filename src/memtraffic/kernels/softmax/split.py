@@ -216,15 +216,17 @@ def best_split(
     widest, warps = VECTOR_BYTES // itemsize, PART_LANES // gpu.warp_size
     resident = tuned("parts_per_sm") * gpu.num_sms
     lane_bytes, registers = tuned("part_lane_bytes"), None
-    half = n_cols * itemsize <= resident * PART_LANES * lane_bytes // 2  # is enough
+    # Whether a row fits the GPU at once, if a lane holds half of that.
+    half = n_cols * itemsize <= resident * PART_LANES * lane_bytes // 2
     if itemsize == 2 and align >= widest:  # two numbers a register
         registers = tuned("part_registers")
     elif itemsize == 2 and vector > 1 and inputs == 1:
         lane_bytes = tuned("shifted_lane_bytes")
     elif max(align, vector) < widest or (inputs == 1 and half):
-        lane_bytes //= 2  # an address for each element needs registers, too
+        # Each element needs an address in registers; or half is faster.
+        lane_bytes //= 2
     while True:
-        chunks = max(1, lane_bytes // VECTOR_BYTES // inputs)
+        chunks = lane_bytes // VECTOR_BYTES // inputs
         split = split_row(n_cols, PART_LANES * widest, chunks, warps, registers)
         if n_rows * split.parts > resident or lane_bytes <= 32:
             return split
@@ -250,8 +252,8 @@ class SplitLaunch(Launch):
             try:
                 slots = _supply[gpu, size].pop()
             except (KeyError, IndexError):
-                n = min(SUPPLY, 256 * size)
-                words = torch.zeros(n, dtype=torch.int64, device=gpu)
+                many = min(SUPPLY, 256 * size)
+                words = torch.zeros(many, dtype=torch.int64, device=gpu)
                 slots, *_supply[gpu, size] = words.split(size)
         self.run(*tensors, slots)
 
