@@ -146,6 +146,18 @@ def test_softmax_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fi
 
 
 @settings(max_examples=100, deadline=None)
+@given(
+    n_cols=st.integers(1, 2**11),
+    n_rows=st.integers(1, 2**10) | st.integers(1, 2**20),
+    itemsize=st.sampled_from([2, 4, 8]),
+)
+def test_softmax_tile_leaves_no_sm_idle(n_cols, n_rows, itemsize):
+    tile = rule.softmax_tile(n_rows, n_cols, itemsize, 1, H200, 1)
+    assert -(-n_rows // tile.rows) >= min(n_rows, H200.num_sms)
+    assert is_power_of_two(tile.rows)
+
+
+@settings(max_examples=100, deadline=None)
 @given(n_cols=st.integers(1, 2**17), n_rows=st.integers(1, 2**20))
 def test_column_tile_holds_a_row(n_cols, n_rows):
     tile = rule.column_tile(n_cols, n_rows)

@@ -182,12 +182,13 @@ def row_tile(
     gpu: Gpu,
     vector: int = 1,
     most_warps: int = 16,
+    most_rows: int = 2**11,
 ) -> Tile | None:
     """The tile of a program that has whole rows of `n_cols` columns; None if they do not fit.
 
     itemsize: bytes of an element. inputs: tensors that the program holds, 1 forward, 2 backward.
     vector: of rows that start between multiples of 16 bytes, see `shifted_vector`. most_warps: of
-    32 lanes.
+    32 lanes. most_rows: of a program, a power of two.
 
     >>> from memtraffic.gpus import find_gpu
     >>> row_tile(12672, 4, 1, find_gpu("H200"))
@@ -196,16 +197,14 @@ def row_tile(
     row_bytes = n_cols * itemsize
     if row_bytes <= tuned("aligned_block_bytes" if vector == 1 else "block_bytes"):
         block = triton.next_power_of_2(n_cols)
-        rows = max(1, tuned("warp_bytes") // (block * itemsize))
+        rows = max(1, min(most_rows, tuned("warp_bytes") // (block * itemsize)))
         return Tile(rows, block, _in_warps(1, gpu))
     rows = next((n for n, it in ROWS.items() if row_bytes <= tuned(it)), 1)
+    rows = min(rows, most_rows)
     held, lone = rows * row_bytes * inputs, tuned("lone_elements") * itemsize * inputs
-    fitting = (
-        n
-        for n in (1, 2, 4, 8, 16)
-        if held <= 32 * n * min(tuned("lane_bytes"), lone * n)
-    )
-    warps = next(fitting, 32)  # more than any program has here
+    warps = 1
+    while warps <= 16 and held > 32 * warps * min(tuned("lane_bytes"), lone * warps):
+        warps *= 2  # to 32, more than any program has here
     num_warps = _in_warps(warps, gpu)
     if warps > most_warps or num_warps > max_warps(gpu):
         return None
@@ -240,11 +239,13 @@ def softmax_tile(
     n_rows: int, n_cols: int, itemsize: int, inputs: int, gpu: Gpu, vector: int
 ) -> Tile | None:
     """As `row_tile`, of `n_rows` rows in all; None, too, where it is faster to share a row."""
+    most_rows = 1 << max(1, n_rows // gpu.num_sms).bit_length() - 1  # no SM is idle
+    most_warps = tuned("most_warps")
     if itemsize == 8:  # its sum fits no half of a word, so programs cannot share it
-        return row_tile(n_cols, itemsize, inputs, gpu, vector)
-    if n_rows < gpu.num_sms and n_cols * itemsize >= tuned("few_rows_bytes"):
+        most_warps = 16
+    elif n_rows < gpu.num_sms and n_cols * itemsize >= tuned("few_rows_bytes"):
         return None
-    return row_tile(n_cols, itemsize, inputs, gpu, vector, tuned("most_warps"))
+    return row_tile(n_cols, itemsize, inputs, gpu, vector, most_warps, most_rows)
 
 
 def column_tile(n_cols: int, n_rows: int) -> Tile | None:
