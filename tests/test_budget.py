@@ -34,10 +34,10 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7054, 5957),
+    "library": (7055, 5957),
     "benchmark": (400, 358),
     "compile": (556, 498),
-    "kernels": (1699, 1240),
+    "kernels": (1700, 1240),
     "meters": (1532, 1379),
     "residency": (216, 167),
     "triton_adapter": (1050, 996),
