@@ -39,9 +39,9 @@ has_storage = torch._C._has_storage  # not so: a gradient under `is_grads_batche
 is_tracing = torch._C._is_tracing
 # Forward mode computes derivatives together with the values: outside, FORWARD_MODE[LEVEL] is -1.
 FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"
-# The next two are None where PyTorch is built without CUDA.
+# Where PyTorch is built without CUDA, the first is None, and the second says the default stream.
 current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
-raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: 0)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

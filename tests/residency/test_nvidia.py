@@ -12,7 +12,7 @@ from residency import oracles
 
 from memtraffic.device import this_gpu
 from memtraffic.gpus import GPUS, NvidiaGpu, find_gpu
-from memtraffic.residency import nvidia
+from memtraffic.residency import loaded_resources, nvidia
 from memtraffic.tensors import matrix
 
 H100, T4 = find_gpu("H100"), find_gpu("T4")
@@ -153,7 +153,7 @@ def test_resident_programs_as_the_driver_says():
     for n, num_warps in ((8, 1), (781, 4), (8192, 16)):
         x = matrix(64, n)
         plan = persistent.plan(x, x.clone(), num_warps=num_warps, num_stages=3)
-        used, most = plan.used, gpu.shared_per_program
+        used, most = loaded_resources(plan.compiled, gpu), gpu.shared_per_program
         points = [(num_warps, used.shared_bytes), (4, 6272), (4, 6273)]
         for warps in range(1, 33):
             drawn = [draw.randint(0, most) for _ in range(12)]

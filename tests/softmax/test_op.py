@@ -42,7 +42,7 @@ def small(monkeypatch):
     twice. In other memory orders 16 columns fit as well.
     """
     gpu = replace(DEFAULT_GPU, num_sms=2)
-    by_rule = rule.softmax_tile
+    by_rule = rule.op_tile
     for module in (op, split):
         monkeypatch.setattr(module, "planning_gpu", lambda x: gpu)
 
@@ -51,7 +51,7 @@ def small(monkeypatch):
             return by_rule(m, n, itemsize, inputs, gpu, vector)
         return Tile(1, 4, 1, -(-n // 4), vector) if n <= 16 else None
 
-    monkeypatch.setattr(rule, "softmax_tile", tile)
+    monkeypatch.setattr(rule, "op_tile", tile)
     monkeypatch.setattr(rule, "column_tile", lambda n, m: Tile(2, 16, 1) if n <= 16 else None)
     monkeypatch.setattr(split, "best_split", lambda n, *args: split_row(n, 8, 2, 1))
     monkeypatch.setattr(rule, "pass_tile", lambda *args: Tile(1, 16, 1))

@@ -141,8 +141,8 @@ def test_row_tile_ends_where_a_program_does(itemsize, inputs):
         pytest.param(10**6, 8193, 4, 2, False, id="of-the-backward"),
     ],
 )
-def test_softmax_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fits):
-    assert (rule.softmax_tile(m, n, itemsize, inputs, H200, 1) is not None) is fits
+def test_op_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fits):
+    assert (rule.op_tile(m, n, itemsize, inputs, H200, 1) is not None) is fits
 
 
 @settings(max_examples=100, deadline=None)
@@ -151,8 +151,8 @@ def test_softmax_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fi
     n_rows=st.integers(1, 2**10) | st.integers(1, 2**20),
     itemsize=st.sampled_from([2, 4, 8]),
 )
-def test_softmax_tile_leaves_no_sm_idle(n_cols, n_rows, itemsize):
-    tile = rule.softmax_tile(n_rows, n_cols, itemsize, 1, H200, 1)
+def test_op_tile_leaves_no_sm_idle(n_cols, n_rows, itemsize):
+    tile = rule.op_tile(n_rows, n_cols, itemsize, 1, H200, 1)
     assert -(-n_rows // tile.rows) >= min(n_rows, H200.num_sms)
     assert is_power_of_two(tile.rows)
 

@@ -17,12 +17,13 @@ from memtraffic.compile import assembly, capture_launches
 from memtraffic.device import planning_gpu
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.exchange import high_of, look, low_of, publish
+from memtraffic.kernels.launch import Launch
 from memtraffic.kernels.operands import shifted_vector
 from memtraffic.kernels.softmax import split
 from memtraffic.kernels.softmax.gradient import split_backward_kernel
 from memtraffic.kernels.softmax.op import backward
 from memtraffic.kernels.softmax.rule import tuned
-from memtraffic.kernels.softmax.split import SplitLaunch, best_split, split_row
+from memtraffic.kernels.softmax.split import best_split, split_row
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.triton_adapter.turns import Turns
@@ -46,12 +47,12 @@ def few_sms(monkeypatch):
 def one_after_the_other(monkeypatch):
     """A program of the interpreter starts when the one before has ended."""
 
-    class Plain(SplitLaunch):
+    class Plain(Launch):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             self.options.pop("launch_cooperative_grid", None)
 
-    monkeypatch.setattr(split, "SplitLaunch", Plain)
+    monkeypatch.setattr(split, "Launch", Plain)
 
 
 def in_any_order(monkeypatch, seed):
@@ -284,42 +285,30 @@ def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
 
 @pytest.fixture
 def words(fake_gpu, monkeypatch):
-    """The words that launches are given on a GPU, as they are when they start; then -1."""
-    taken, streams = [], {"current": 0}
-
-    def starter(*arguments):
-        def start(y, slots):
-            assert not slots.any()
-            slots.fill_(-1)  # as a kernel does
-            taken.append(slots)
-
-        return start
-
-    monkeypatch.setattr("memtraffic.kernels.launch.starter", starter)
+    """The words that launches are given on a GPU: their address, and what holds them."""
+    streams = {"current": 0}
     monkeypatch.setattr(split, "raw_stream", lambda index: streams["current"])
-    monkeypatch.setattr(split, "_supply", {})
+    monkeypatch.setattr(split, "_supplies", {})
     monkeypatch.setattr(split, "SUPPLY", 1024)
-    y = torch.zeros(1, device=DEVICE)
 
     def take(n, times=1, stream=0):
-        streams["current"] = stream
-        launch = SplitLaunch(_exchange_kernel, (n, 1), (y, y), {}, num_warps=1)
+        streams["current"], give = stream, split.words_of(n, torch.device(DEVICE))
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: launch(y), range(times)))
-        return taken[-times:]
+            return list(pool.map(lambda _: give(), range(times)))
 
     return take
 
 
 def test_launches_on_the_default_stream_share_no_sector_of_words(words):
     words(1)  # threads that begin at once might each zero some
-    taken = [it for n in (1, 2, 3, 5, 9, 400, 1000) for it in words(n, times=50)]
-    assert [len(it) for it in taken[::50]] == [4, 4, 4, 8, 16, 512, 1024]  # a power of two
-    sectors = [{(it.data_ptr() + 8 * i) // 32 for i in range(len(it))} for it in taken]
-    assert len(set().union(*sectors)) == sum(map(len, sectors))
-    assert all(it.data_ptr() % 16 == 0 for it in taken)  # as the kernel was compiled for
-    storages = {it.untyped_storage().data_ptr() for it in taken[:100]}
-    assert len(storages) == 1  # zeroed at once
+    for n, size in ((1, 4), (2, 4), (4, 4), (5, 8), (9, 16), (400, 512), (1000, 1024)):
+        taken = words(n, times=300)
+        offsets = {(id(held), at - held.data_ptr()) for at, held in taken}
+        assert len(offsets) == 300 and {it % (8 * size) for _, it in offsets} == {0}
+        assert all(at + 8 * n <= held.data_ptr() + held.nbytes for at, held in taken)
+        assert not any(held.any() for _, held in taken)
+        assert all(at % 32 == 0 for at, _ in taken)
+        assert len({id(held) for _, held in taken}) < 300 or size == 1024  # zeroed for many
 
 
 @pytest.mark.parametrize(("n", "stream"), [(5, 7), (1025, 0)])
@@ -328,9 +317,9 @@ def test_other_launches_zero_their_own_words(words, n, stream):
 
     Words for many programs would soon use it up.
     """
-    for it in words(n, times=2, stream=stream):
-        assert it.untyped_storage().nbytes() == 8 * n
-    assert split._supply == {}
+    for at, held in words(n, times=2, stream=stream):
+        assert at == held.data_ptr() and held.nbytes == 8 * n and not held.any()
+    assert not any(split._supplies.values())
 
 
 def test_launch_limits_the_registers_of_a_whole_vector(fake_gpu):
@@ -377,7 +366,8 @@ def exchanged(x, silent=-1, looks=10_000):
     example = (y, x, x.to(torch.int64), parts)
     constants = {"SILENT": silent, "SLOTS": 64, "LOOKS": looks}
     side_by_side = {"launch_cooperative_grid": True} if device.INTERPRETED else {}
-    SplitLaunch(_exchange_kernel, (parts, 1), example, constants, num_warps=2, **side_by_side)(y, x)
+    words = split.words_of(parts, y.device)
+    Launch(_exchange_kernel, (parts,), example, constants, words, num_warps=2, **side_by_side)(y, x)
     assert (y[..., parts:] == 0).all()  # where there is no slot
     return y[..., :parts]
 
@@ -429,7 +419,7 @@ def test_backward_adds_products_in_one_way():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [16384, 65536, 100000, 100001, 2**20])
+@pytest.mark.parametrize("n", [32768, 65536, 100000, 100001, 2**20])
 @DIRECTIONS
 def test_impatient_programs_find_the_same_bits_on_the_gpu(kernel, inputs, n, dtype):
     m = 2**24 // n

@@ -31,7 +31,8 @@ class Launch:
 
     kernel: its last parameters are the constants. grid: of programs. arguments: for all
     parameters before the constants; its tensors stand for those of the calls.
-    constants: by name, in the kernel's order. options: of a launch, such as `num_warps`.
+    constants: by name, in the kernel's order. words: gives, for each call, the address of
+    the last tensor, and one that holds its memory. options: of a launch, such as `num_warps`.
 
     Attributes: `run`, what a call calls, and `compiled`, the compiled kernel; None where
     kernels are interpreted or captured.
@@ -43,12 +44,15 @@ class Launch:
         grid: tuple[int, ...],
         arguments: Sequence[Any],
         constants: dict[str, Any],
+        words: Callable[[], tuple[int, Tensor]] | None = None,
         **options: Any,
     ) -> None:
         tensors = {i: it for i, it in enumerate(arguments) if isinstance(it, Tensor)}
         self.kernel, self.grid, self.constants, self.options = kernel, grid, constants, options
         self._arguments = [0 if i in tensors else it for i, it in enumerate(arguments)]
         self._places = list(tensors)
+        if words:
+            self._arguments[self._places.pop()] = words
         self.compiled: Any = None
         self.run: Callable[..., None] = self._run
         if device.runs_on_gpu():
@@ -63,7 +67,7 @@ class Launch:
 
     def _run(self, *tensors: Tensor) -> None:
         """A launch that is interpreted, or seen by a meter."""
-        arguments = self._arguments.copy()
+        arguments = [it()[1] if callable(it) else it for it in self._arguments]
         for place, tensor in zip(self._places, tensors, strict=True):
             arguments[place] = tensor
         with device.device_guard(tensors[0]):

@@ -130,7 +130,8 @@ def starter(
 
     It does not do what Triton does for each launch: no hook is called, and nothing is checked.
     arguments: all of them, in the kernel's order, constants included; Triton reads beyond the end
-    of fewer. places: which of these are the addresses of the tensors. gpu: its index.
+    of fewer. A function gives, for each launch, an address and what holds its memory. places: which
+    arguments are the addresses of the tensors. gpu: its index.
     """
     compiled._init_handles()
     expected = len(compiled.src.signature)
@@ -144,7 +145,7 @@ def starter(
             return repr(value)
         name = f"value{len(values)}"
         values[name] = value
-        return name
+        return f"(held := {name}())[0]" if callable(value) else name
 
     # Written out as a line of Python, which costs the host less than to fill a list.
     given = {place: f"given{i}" for i, place in enumerate(places)}

@@ -99,8 +99,7 @@ def softmax(x: Tensor) -> Tensor:
     y = check_operands("chunks", x, MAX_COLS)
     if not x.numel():
         return y
-    n_rows, n_cols = x.shape
-    gpu = planning_gpu(x)
+    (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
     tile = row_tile(n_cols, x.element_size(), 1, gpu, shifted_vector((y, x)))
     if tile is None:
         raise ValueError(

@@ -7,6 +7,7 @@ takes. The tiles are in `rule.py`.
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ from memtraffic.torch_adapter import (
 FLOATS = (*DTYPES, torch.float64)
 PLAIN = (Tensor, torch.nn.Parameter)
 MAX_BATCHES = 65535  # of a grid's second dimension
-Run = Callable[..., None]
 
 # What a call asks, bound once.
 is_autocast, is_grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
@@ -111,7 +111,11 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         dim, dtype,
     )  # fmt: skip
     run = find_plan(key)
-    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    y = (
+        torch.empty_like(x)  # which costs the host less
+        if x.dtype == dtype and x.is_contiguous()
+        else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    )
     if run is None:
         _check(x, dim, dtype)
         run = keep_plan(key, _plan((y, x), dim))
@@ -246,7 +250,7 @@ torch_adapter.at_autograd(SOFTMAX_BACKWARD, _gradient_in_level)
 # ---- which kernel
 
 
-def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
+def _plan(tensors: Sequence[Tensor], dim: int) -> Callable[..., None]:
     """What computes the first of `tensors` from the others: (y, x), or (dx, y, dy)."""
     if not tensors[0].numel():
         return lambda *tensors: None
@@ -262,9 +266,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
     adjacent = all(s[-1] == 1 for s in strides) or n_cols == 1
     vector = shifted_vector(tensors, strides)
     if adjacent:
-        tile = rule.softmax_tile(
-            batches * n_rows, n_cols, itemsize, inputs, gpu, vector
-        )
+        tile = rule.op_tile(batches * n_rows, n_cols, itemsize, inputs, gpu, vector)
     else:
         tile = rule.column_tile(n_cols, n_rows)
     one_batch = adjacent and batches == 1  # as the kernels of long rows need it
@@ -284,12 +286,10 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
     if adjacent and tensors[-1].dtype in DTYPES and tensors[0].dtype in DTYPES:
         kernel = (split.split_kernel, gradient.split_backward_kernel)[inputs - 1]
         how = split.best_split(n_cols, itemsize, inputs, align, vector, gpu, n_rows)
-        try:
+        with suppress(split.TooManyPrograms):  # in passes, then
             return split.split_launch(
                 kernel, arguments, n_rows, n_cols, how, align=align, vector=vector
-            )
-        except split.TooManyPrograms:
-            pass  # in passes, then
+            ).run
     if inputs == 2:
         return lambda dx, y, dy: dx.copy_(_in_pytorch(dy, y, dim, dx.dtype))
     one = rule.pass_tile(n_cols, itemsize, gpu)
@@ -299,7 +299,7 @@ def _plan(tensors: Sequence[Tensor], dim: int) -> Run:
     ).run  # fmt: skip
 
 
-def _with_rows_last(dim: int) -> Run:
+def _with_rows_last(dim: int) -> Callable[..., None]:
     """Copies the tensors, where no launch reaches all of their rows as they lie."""
 
     def run(to: Tensor, *others: Tensor) -> None:

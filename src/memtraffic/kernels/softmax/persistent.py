@@ -72,8 +72,7 @@ def plan(
     fitting = INTERPRETED_PROGRAMS
     if runs_on_gpu():
         compiled = compile_kernel(kernel, *arguments, **constants, num_warps=warps)
-        per_sm = resident_programs(loaded_resources(compiled, gpu), gpu)
-        fitting = per_sm * gpu.num_sms
+        fitting = gpu.num_sms * resident_programs(loaded_resources(compiled, gpu), gpu)
     grid = min(triton.cdiv(n_rows, tile.rows), programs or max(1, fitting))
     return Launch(kernel, (grid, 1), arguments, constants, num_warps=warps)
 
@@ -97,9 +96,8 @@ def softmax(
     y = check_operands("persistent", x, MAX_COLS)
     if x.numel():
         with device_guard(x):
-            launch = plan(
+            plan(
                 x, y, rows=rows, num_warps=num_warps,
                 num_stages=num_stages, programs=programs,
-            )  # fmt: skip
-            launch(y, x)
+            )(y, x)  # fmt: skip
     return y

@@ -160,8 +160,8 @@ def choose_num_stages(tile_bytes: int, vector_bytes: int, gpu: Gpu) -> int:
     """
     if vector_bytes < tuned("prefetched_bytes") or not gpu.prefetches_to_shared_memory:
         return 1
-    scratch = 1024  # bytes that the reductions of 32 warps may need
-    tiles = (gpu.shared_per_program - scratch) // tile_bytes
+    # The reductions of 32 warps may need 1024 bytes.
+    tiles = (gpu.shared_per_program - 1024) // tile_bytes
     return 1 + max(0, min(tuned("max_stages") - 1, tiles))
 
 
@@ -235,16 +235,15 @@ def tile_constants(
 # ---- `memtraffic.softmax`
 
 
-def softmax_tile(
+def op_tile(
     n_rows: int, n_cols: int, itemsize: int, inputs: int, gpu: Gpu, vector: int
 ) -> Tile | None:
     """As `row_tile`, of `n_rows` rows in all; None, too, where it is faster to share a row."""
-    most_rows = 1 << max(1, n_rows // gpu.num_sms).bit_length() - 1  # no SM is idle
-    most_warps = tuned("most_warps")
-    if itemsize == 8:  # its sum fits no half of a word, so programs cannot share it
-        most_warps = 16
-    elif n_rows < gpu.num_sms and n_cols * itemsize >= tuned("few_rows_bytes"):
+    shared = itemsize < 8  # a sum of float64 fits no half of a word
+    if shared and n_rows < gpu.num_sms and n_cols * itemsize >= tuned("few_rows_bytes"):
         return None
+    most_warps = tuned("most_warps") if shared else 16
+    most_rows = 1 << max(1, n_rows // gpu.num_sms).bit_length() - 1  # no SM is idle
     return row_tile(n_cols, itemsize, inputs, gpu, vector, most_warps, most_rows)
 
 

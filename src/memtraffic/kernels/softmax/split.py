@@ -4,6 +4,7 @@ Traffic: reads MN + 2M, writes MN + 2M. That is of one program a row, which writ
 word and reads it; of P programs, each reads all words of its row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,27 +236,33 @@ def best_split(
 
 # Words of 0 that no launch has been given yet, by GPU and number. They were zeroed on the default
 # stream, for many launches at once: to zero those of each would be a launch of its own.
-_supply: dict[tuple[torch.device, int], list[Tensor]] = {}
+_supplies: dict[tuple[torch.device, int], list[tuple[int, Tensor]]] = {}
 SUPPLY = 2**18  # words, 2 MiB
 
 
-class SplitLaunch(Launch):
-    """The launch of a kernel whose programs share rows: in each call, one gets a word of 0."""
+def words_of(n: int, gpu: torch.device) -> Callable[[], tuple[int, Tensor]]:
+    """A function that gives a launch `n` words of 0 and a few more: an address, and their memory.
 
-    def __call__(self, *tensors: Tensor) -> None:
-        gpu, n = tensors[0].device, self.grid[0]
-        other_stream = raw_stream and raw_stream(gpu.index)
-        if self.compiled is None or n > SUPPLY or other_stream:
-            slots = torch.zeros(n, dtype=torch.int64, device=gpu)
-        else:  # not captured into a CUDA graph, whose second replay would find them written
-            size = max(4, 1 << (n - 1).bit_length())  # no two launches share a sector
-            try:
-                slots = _supply[gpu, size].pop()
-            except (KeyError, IndexError):
-                many = min(SUPPLY, 256 * size)
-                words = torch.zeros(many, dtype=torch.int64, device=gpu)
-                slots, *_supply[gpu, size] = words.split(size)
-        self.run(*tensors, slots)
+    An address costs the host less than a tensor of its own.
+    """
+    size = max(4, 1 << (n - 1).bit_length())  # no two launches share a sector
+    supply = _supplies.setdefault((gpu, size), [])
+    own = size > SUPPLY or not device.runs_on_gpu()
+
+    def take() -> tuple[int, Tensor]:
+        if own or raw_stream(gpu.index):
+            words = torch.zeros(n, dtype=torch.int64, device=gpu)
+            return words.data_ptr(), words
+        # Not captured into a CUDA graph, whose second replay would find them written.
+        try:
+            return supply.pop()
+        except IndexError:
+            words = torch.zeros(min(256 * size, SUPPLY), dtype=torch.int64, device=gpu)
+            first, end = words.data_ptr(), words.data_ptr() + words.nbytes
+            supply.extend((at, words) for at in range(first + 8 * size, end, 8 * size))
+            return first, words
+
+    return take
 
 
 def split_launch(
@@ -268,7 +275,7 @@ def split_launch(
     align: int,
     vector: int = 1,
     looks: int | None = None,
-) -> SplitLaunch:
+) -> Launch:
     """The launch of `kernel` that splits rows of `n_cols` columns over programs.
 
     kernel: its parameters are `arguments`, the slots, M, N, the parts of a row, SLOTS,
@@ -302,7 +309,8 @@ def split_launch(
             f"{split.chunks * split.block}, and {resident} fit the GPU at once"
         )
     programs = n_rows * split.parts
-    return SplitLaunch(kernel, (programs, 1), arguments, constants, **options)
+    words = words_of(programs, x.device)
+    return Launch(kernel, (programs,), arguments, constants, words, **options)
 
 
 def softmax(
@@ -335,7 +343,7 @@ def plan(
     block: int | None = None,
     chunks: int | None = None,
     looks: int | None = None,
-) -> SplitLaunch:
+) -> Launch:
     """The launch of the softmax of `x` into `y`.
 
     block: columns that the lanes of a program load at once, a power of two. chunks:
