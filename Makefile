@@ -18,9 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE # without bytecode, each process would compile 
 PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
+SEED := $(shell date +%Y%m%d)
 COLAB := tests/book/test_colab.py::test_notebook_runs_as_on_colab
 
-.PHONY: help book serve pdf notebook colab check test environments lint quick unit notebooks site mutants \
+.PHONY: help book serve pdf notebook colab check test environments lint quick unit weekly notebooks site mutants \
   record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift gpu clean
 
 help: ## list the commands
@@ -66,6 +67,9 @@ quick: $(TEST_ENV) ## run the unit tests that have no marker
 
 unit: $(TEST_ENV) ## run the unit tests; of the slow oracles, samples
 	$(PY) -m pytest $(PARALLEL) -m "not (slow and oracle)"
+
+weekly: $(TEST_ENV) ## run all unit tests, with samples drawn by SEED, by default today's date
+	SEED=$(SEED) $(PY) -m pytest $(PARALLEL) --hypothesis-seed=$(SEED)
 
 notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions
 	$(PY) -m pytest --nbval $(PARALLEL) --dist loadfile
