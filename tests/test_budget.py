@@ -5,10 +5,8 @@ needs it. `python tests/test_budget.py` prints today's figures as the table has 
 """
 
 import ast
-import io
 import json
 import re
-import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -51,10 +49,6 @@ LIMITS = {
     "tests": (13445, 10404),
     "conftest.py": (101, 96),
 }
-NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    tokenize.ENDMARKER,
-}
 
 # ---- what is in the repository
 
@@ -83,37 +77,41 @@ def shown_code(markdown):
             continue  # a fragment
 
 
+parse = cache(ast.parse)  # of what two rules read
+
+
 @cache
 def tree_of(path, text):
     """The syntax tree of a module, or of all code on a page."""
     if path.endswith(".py"):
-        return ast.parse(text)
+        return parse(text)
     parts = []
     if path.endswith(".ipynb"):
-        parts, text = list(map(ast.parse, cells(text))), "\n".join(cells(text, "markdown"))
+        parts, text = list(map(parse, cells(text))), "\n".join(cells(text, "markdown"))
     return ast.Module([node for part in (*parts, *shown_code(text)) for node in part.body], [])
 
 
 # ---- limits
 
 
-def docstrings(tree):
-    """Where the docstrings of a module begin."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match node.body[:1]:
-                case [ast.Expr(value=ast.Constant(value=str()) as it)]:
-                    yield it.lineno, it.col_offset
+@cache
+def walk(tree):
+    return tuple(ast.walk(tree))
 
 
 def size_of_python(text):
     """(lines that hold a token, statements) of a module or a cell."""
-    tree, lines = ast.parse(text), set()
-    skipped = set(docstrings(tree))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE and token.start not in skipped:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines), sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    found = {number for number, line in lines if line and line[0] != "#"}
+    nodes = walk(parse(text))
+    for node in nodes:
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno > node.lineno:
+            found.update(range(node.lineno, node.end_lineno + 1))
+    for node in nodes:
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant(value=str()) as docstring), *_]:
+                found -= {*range(docstring.lineno, docstring.end_lineno + 1)}
+    return len(found), sum(isinstance(node, ast.stmt) for node in nodes)
 
 
 @cache
@@ -151,11 +149,6 @@ def wrong_sizes(texts):
 
 
 @cache
-def walk(tree):
-    return tuple(ast.walk(tree))
-
-
-@cache
 def chains(tree):
     return [names for names in map(chain, walk(tree)) if names]
 
@@ -163,13 +156,9 @@ def chains(tree):
 def imported(tree):
     """(name in a module, full name) of each import."""
     for node in walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (
-                (it.asname, it.name) if it.asname else (it.name.split(".")[0],) * 2
-                for it in node.names
-            )
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((it.asname or it.name, f"{node.module}.{it.name}") for it in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            within = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from ((it.asname or it.name, f"{within}{it.name}") for it in node.names)
 
 
 def definitions(tree):
@@ -245,8 +234,8 @@ class Sources:
 
     def uses(self, path, node):
         """What the names and the chains of attributes in a part of a file stand for."""
-        bound = self.bound[path]
-        known = {".".join([bound[it[0]], *it[1:]]) for it in chains(node) if it[0] in bound}
+        bound = self.bound[path]  # where `import a.b` binds `a.b`, and a chain begins with `a`
+        known = {".".join([bound.get(it[0], it[0]), *it[1:]]) for it in chains(node)}
         return set(map(self.resolve, known)) - {None}
 
     def results(self, path, name):
@@ -323,12 +312,10 @@ class Sources:
         found = set(re.findall(r"[\w./]+", self.texts["Makefile"]))
         found.update(re.findall(r"([\w.]+):", self.texts["pyproject.toml"]))
         for path, tree in self.trees.items():
-            names = [it.partition(":")[0] for it in strings(tree)]
-            for it in walk(tree):
-                if isinstance(it, ast.Import | ast.ImportFrom):
-                    within = [f"{it.module}."] if isinstance(it, ast.ImportFrom) else [""]
-                    names += [f"{within[0]}{alias.name}" for alias in it.names]
-            found.update(it for it in names if it != module_of(path))
+            names = {it.partition(":")[0] for it in strings(tree)} | {
+                *dict(imported(tree)).values()
+            }
+            found |= names - {module_of(path)}
         for module, path in self.paths.items():
             if not any(f"{it}.".startswith(f"{module}.") or it == path for it in found):
                 if not path.endswith("__main__.py"):
