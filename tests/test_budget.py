@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -270,10 +271,7 @@ class Sources:
         """The full names in an `__all__` of the library, or in api.md."""
         for module, path in self.paths.items():
             if "__all__" in self.defined[path] and path.startswith("src/memtraffic/"):
-                listed = self.defined[path]["__all__"].value
-                tables = [self.defined[path][it.id] for it in walk(listed) if type(it) is ast.Name]
-                names = [*listed.elts, *(name for it in tables for name in it.value.keys)]
-                yield from (f"{module}.{it.value}" for it in names if type(it) is ast.Constant)
+                yield from (f"{module}.{name}" for name in import_module(module).__all__)
         blocks = re.compile(r"^```{api} (\S+)\n(.*?)^```", re.M | re.S)
         for module, names in blocks.findall(self.texts[API]):
             nodes = self.defined[self.paths[module]]
