@@ -249,23 +249,22 @@ def put(folder, name, script):
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize(("toolkit", "driver"), [("rocm", "unknown"), ("cuda", "580.1")])
-def test_describe_machine(toolkit, driver, monkeypatch, tmp_path):
-    for name, version in (("hip", "6.4"), ("cuda", "13.0")):
-        here = (name == "cuda") == (toolkit == "cuda")
-        monkeypatch.setattr(torch.version, name, version if here else None)
+def test_describe_machine(monkeypatch, tmp_path):
+    """By PyTorch, and of NVIDIA's GPUs by their command, whose failure is an error."""
+    versions = {"gpu": "a GPU", "torch": torch.__version__, "triton": triton.__version__}
     monkeypatch.setattr(device, "gpu_name", lambda: "a GPU")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert recording.describe_machine() == {
-        **{"gpu": "a GPU", "driver": "unknown", "torch": torch.__version__},
-        **{"triton": triton.__version__, toolkit: {"rocm": "6.4", "cuda": "13.0"}[toolkit]},
-    }
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert recording.describe_machine() == versions | {"driver": "unknown", "cuda": "13.0"}
     put(tmp_path, "nvidia-smi", "echo 580.1; echo of the second GPU")
-    assert recording.describe_machine()["driver"] == driver
+    assert recording.describe_machine() == versions | {"driver": "580.1", "cuda": "13.0"}
     put(tmp_path, "nvidia-smi", "exit 9")
-    if toolkit == "cuda":
-        with pytest.raises(subprocess.CalledProcessError):
-            recording.describe_machine()
+    with pytest.raises(subprocess.CalledProcessError):
+        recording.describe_machine()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert recording.describe_machine() == versions | {"driver": "unknown", "rocm": "6.4"}
 
 
 def test_today_and_current_commit(monkeypatch, tmp_path):
