@@ -28,6 +28,7 @@ from memtraffic_book.catalog import EXPERIMENTS
 pytest.importorskip("triton", reason="Triton is not installed")
 
 MARK = marked_counters.MARKER
+BLIND = [*csv.DictReader((marked_counters.SURVEY / "blind.csv").read_text("utf-8").splitlines())]
 
 
 def report(*kernels, metrics=counters.METRICS):
@@ -216,16 +217,13 @@ def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypa
     frame = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
     assert asked[0]["lightllm.models.llama.triton_kernel.rmsnorm:rmsnorm_forward"] == "M,N N, 1e-6"
     absent = [recording.is_absent(row) for row in frame.to_dict("records")]
-    with (marked_counters.SURVEY / "blind.csv").open(encoding="utf-8") as file:
-        assert absent == [row["package"] == "flashnn" for row in csv.DictReader(file)]
+    assert absent == [row["package"] == "flashnn" for row in BLIND]
     assert {*frame["refused"]} == {"absent: flashnn is not installed", "cannot be predicted"}
 
 
 def test_every_blind_kernel_has_a_call():
-    with (marked_counters.SURVEY / "blind.csv").open(encoding="utf-8") as file:
-        rows = [*csv.DictReader(file)]
-    assert len({row["path"] for row in rows}) == len(rows) >= 37
-    for row in rows:
+    assert len({row["path"] for row in BLIND}) == len(BLIND) >= 37
+    for row in BLIND:
         module, _, name = row["path"].partition(":")
         assert module != "blind" or callable(getattr(blind, name))
         find_op(row["inputs"]).arguments([160, 128][: len(find_op(row["inputs"]).sizes)])
