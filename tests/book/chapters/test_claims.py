@@ -50,6 +50,7 @@ LIES = {
     "fused-draw_widths": (us(2, "compile(persistent reduction)"), "(10 % allowed)"),
     "fused-draw_widths, wide": (us(0.6, "compile(persistent reduction)", n=32768), "more than 1.1"),
     "in_flight-draw_full_and_empty": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),
+    "in_flight-show_ways": (times("gb_per_s", 0.003, slots=4), "4 warps have"),
     "long_rows-show_three_reads": (times("l1_l2_read_bytes", 0.6, impl=ship.TORCH), "3 expected"),
     "long_rows-show_three_reads, speed": (us(0.5, "torch.softmax"), "less than 60 %"),
     "long_rows-show_few_rows": (us(3, "split, 1024 columns"), "more than 1.5x"),
@@ -74,6 +75,7 @@ LIES = {
         "467 of 468",
     ),
     "sectors-compare, 15": (times("load_requests", 2, shape="160x128"), "counters of 15 are equal"),
+    "sectors-draw_odd_widths": (times("load_requests", 9, fn="memtraffic:softmax"), "tiled makes"),
     "sectors-time_layouts": (times("l1_l2_read_bytes", 2, layout="every other"), "exactly"),
     "scoreboard-show_versions": (times("us_reversed", 2), "2 % allowed"),
     "ship-show_thresholds": (alternating, "Called one by one"),
@@ -99,9 +101,13 @@ LIES = {
 }  # fmt: skip
 COMPILES = {"persistent-take_apart", "persistent-take_apart, detour"}  # which takes seconds
 GIVEN = {  # what makes the argument of a function
+    "in_flight-show_ways": lambda: recording.experiment("slots_in_flight").query(
+        "access == 'read'"
+    ),
     "many_gpus-show_times": many_gpus.load_times,
     "scoreboard-show_versions": ship.load,
     "sectors-compare": sectors.recorded,
+    "sectors-draw_odd_widths": sectors.recorded,
     "ship-show_thresholds": ship.load,
     "ship-show_wrong": ship.load,
     "ship-claim_rivals": ship.load,

@@ -143,14 +143,6 @@ QUICK = {
         lambda it: it.show_load(flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)),
         r"over 1\.5x",
     ),
-    "in_flight-ways": (
-        lambda it: it.show_ways(
-            experiment("slots_in_flight")
-            .query("access == 'read'")
-            .assign(gb_per_s=lambda its: its["gb_per_s"].where(its["slots"] != 4, 9.0))
-        ),
-        "4 warps have",
-    ),
     "long_rows-parts": (lambda it: it.are_parts((4, 16)), WRONG),
     "long_rows-speeds": (
         lambda it: it.draw_speeds(
@@ -219,10 +211,6 @@ QUICK = {
         "read the weights 50 times",
     ),
     "sectors-sixteenth": (lambda it: it.sixteenth(16), WRONG),
-    "sectors-requests": (
-        lambda it: it.draw_odd_widths(it.recorded().assign(load_requests=100)),
-        "load requests",
-    ),
     "ship-table": (lambda it: it.right_by_the_table_alone(torch.zeros_like), "width of the table"),
     "ship-right": (
         lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
