@@ -106,6 +106,16 @@ def said(output: NotebookNode) -> str:
     return output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
 
 
+def printed(cell: NotebookNode) -> str:
+    """All text of a cell's outputs, whatever it is kept as."""
+    texts = []
+    for output in cell.outputs:
+        texts += [output.get("text", ""), output.get("evalue", ""), *output.get("traceback", [])]
+        kinds = output.get("data", {}).items()
+        texts += [str(value) for kind, value in kinds if not kind.startswith("image/")]
+    return "\n".join(texts)
+
+
 # The start of a heading, a table, HTML, a directive; then also of an item, a question, a formula.
 NO_PROSE = re.compile(r"\s*(#|\||<|:|\{)")
 NEW_LINE = re.compile(r"\s*(#|\||<|:|\$\$|[-*+]\s|\d+\.\s|\*\*\d+\.\*\*)")

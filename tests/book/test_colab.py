@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import functools
+import hashlib
 import importlib
 import io
 import itertools
@@ -21,13 +22,14 @@ import nbformat
 import pandas as pd
 import pytest
 import run_colab  # tests/run_colab.py
+import run_t4
 import torch
 from cases import cases
 from markdown_it import MarkdownIt
-from notebooks import code_cells, folded, load, tags
+from notebooks import code_cells, folded, load, said, tags
 from torch._subclasses import FakeTensorMode
 
-from memtraffic import device, gpus
+from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.op import find_op
 from memtraffic_book import colab, marked_counters, measurements, recording
@@ -36,38 +38,36 @@ from memtraffic_book.catalog import EXPERIMENTS
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
 HOLDS = "book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book"
-LACKS = "__main__.py", "build.py", "colab.py", "figures/moving.py"  # which make the book
-PICTURE = base64.b64encode(b"a picture").decode()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The notebooks of the book, written by the script, where there is no package."""
+    """The book in both forms, written by the script, where there is no package."""
     folder = tmp_path_factory.mktemp("colab")
-    subprocess.run([sys.executable, "-I", colab.__file__, folder], check=True)
+    command = [sys.executable, "-I", colab.__file__, folder, "--markdown", folder / "book.md"]
+    subprocess.run(command, check=True)
     return folder
 
 
 @functools.cache
 def given(path):
     """The address and the digest of the archive that a notebook unpacks."""
-    return re.findall(r'^[A-Z]+ = "(.*)"$', code_cells(load(path))[0].source, re.M)
+    return re.search(r'^set_up\("(.*)", "(.*)"\)$', code_cells(load(path))[0].source, re.M).groups()
 
 
 # ---- the notebooks of the book
 
 
 def test_archive_holds_the_package_and_the_recordings_and_nothing_else(folder):
-    assert len({tuple(given(folder / name)) for name in CHAPTERS}) == 1
+    assert len({given(folder / name) for name in CHAPTERS}) == 1
     data = base64.b64decode(given(folder / CHAPTERS[0])[0].partition(",")[2])
     with tarfile.open(fileobj=io.BytesIO(data)) as files:
         found = {it.name: files.extractfile(it).read() for it in files if it.isfile()}
         facts = {(it.mtime, it.mode, it.uid, it.gid, it.uname, it.gname) for it in files}
     assert facts == {(0, 0o755, 0, 0, "", "")}  # the same files give the same bytes
-    kept = {it for folder in HOLDS for it in (ROOT / folder).rglob("*") if it.is_file()}
-    kept = {it for it in kept if "__pycache__" not in it.parts}
-    kept -= {ROOT / "src/memtraffic_book" / name for name in LACKS}
-    assert found == {it.relative_to(ROOT).as_posix(): it.read_bytes() for it in kept}
+    kept = [it for folder in HOLDS for it in (ROOT / folder).rglob("*") if it.is_file()]
+    kept = {it.relative_to(ROOT).as_posix(): it for it in kept if "__pycache__" not in it.parts}
+    assert found == {name: it.read_bytes() for name, it in kept.items()}
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
@@ -95,16 +95,34 @@ def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
         if "raises-exception" in tags(before):
             [tree.body] = [it.body for it in tree.body if isinstance(it, ast.Try)]
         assert ast.dump(tree) == ast.dump(ast.parse(before.source))
+        for output in (it for it in after.outputs if "image/png" in it.get("data", {})):
+            assert output.metadata == {"image/png": before.metadata.mystnb.image}  # its alt text
+
+
+def test_markdown_of_the_book_says_what_the_notebooks_say(folder):
+    """Each picture is its alternative text, and an error what it says; folded code is left out."""
+    text = (folder / "book.md").read_text("utf-8")
+    for cell in (it for name in CHAPTERS for it in load(folder / name).cells):
+        if cell.cell_type == "markdown":
+            assert (
+                re.sub(r"!\[(.*?)\]\(data:.*?\)", r"*\1*", cell.source, flags=re.S).strip() in text
+            )
+    for cell in (it for name in CHAPTERS for it in code_cells(load(ROOT / "book" / name))):
+        if "remove-cell" not in tags(cell):
+            assert (f"```python\n{cell.source}\n```" in text) != folded(cell)
+            for output in cell.outputs:
+                assert (said(output) or "".join(output.get("traceback", ""))).strip() in text
+                if "image/png" in output.get("data", {}):
+                    assert f"*{cell.metadata.mystnb.image.alt}*" in text
 
 
 @cases(
     ("change", "advice"),
     {
-        "cut": (lambda it, digest: (it[:-8], digest), "Open the chapter anew"),
-        "no-base64": (lambda it, digest: (it[:-9], digest), "Open the chapter anew"),
-        "edited": (lambda it, digest: (f"{it[:999]}AAAA{it[1003:]}", digest), "Open the chapter"),
-        "gone": (lambda it, digest: ("file:///nowhere", digest), "Open the chapter anew"),
-        "installed": (lambda it, digest: (it, digest), "Uninstall it, restart"),
+        "no-base64": (lambda it, digest: (it[:-9], digest), "open the chapter anew"),
+        "edited": (lambda it, digest: (f"{it[:999]}AAAA{it[1003:]}", digest), "open the chapter"),
+        "gone": (lambda it, digest: ("file:///nowhere", digest), "open the chapter anew"),
+        "imported": (lambda it, digest: (it, digest), "/memtraffic/__init__.py is imported: rest"),
     },
 )
 def test_set_up_says_what_to_do_and_leaves_nothing(folder, change, advice, tmp_path, monkeypatch):
@@ -116,106 +134,61 @@ def test_set_up_says_what_to_do_and_leaves_nothing(folder, change, advice, tmp_p
     assert not list(tmp_path.iterdir()) and sys.path == before
 
 
-# ---- the rules, on a book of our own
+# ---- what depends on addresses, and what has no rule
+
+NOWHERE = "html: {}\nrepository: {branch: trunk, url: ''}"
+PLACE = "html: {}\nrepository: {branch: trunk, url: 'https://code.org/r/'}"
+SITE = PLACE.replace("{}", "{baseurl: 'https://site.org/b/'}")
+BLOB = "https://code.org/r/blob/trunk/book"
 
 
 @pytest.fixture
 def made(tmp_path):
-    """A function that makes a book of one page, of these cells, with values for the text."""
+    """A function that makes a book without pages, but with values for the text of one."""
 
-    def make(*cells, config=""):
-        for folder in HOLDS:
-            (tmp_path / folder / "__pycache__").mkdir(parents=True)
-        (tmp_path / "book" / "a.png").write_bytes(b"a picture")
+    def make(config=NOWHERE):
         (tmp_path / "_config.yml").write_text(config, "utf-8")
-        notebook = nbformat.v4.new_notebook(cells=cells)
-        nbformat.write(notebook, tmp_path / "book" / "page.ipynb")
         book = colab.Book(tmp_path)
-        book.values |= {"other.ipynb": {"far": "3957 GB/s"}}
+        book.values = {"page.ipynb": {"near": "5.07x"}, "other.ipynb": {"far": "3957 GB/s"}}
         return book
 
     return make
 
 
-SITE = "html:\n  baseurl: https://site.org/b/\n"
-PLACE = "repository:\n  url: 'https://code.org/r/'\n  branch: trunk\n"
-BLOB = "https://code.org/r/blob/trunk/book"
-RAW = "```{raw} html\n<div>\n```"
-
-
 @cases(
     ("config", "before", "after"),
     {
-        "no-address": ('repository:\n  url: ""\n', "[a *b*](other.ipynb#c)", "a *b*"),
-        "page": (SITE + PLACE, "[a](b.md#c)", "[a](https://site.org/b/book/b.html#c)"),
-        "same-page": (SITE, "[a](#c)", "[a](https://site.org/b/book/page.html#c)"),
-        "repository": (PLACE, "[`c[0]`](other.ipynb)", f"[`c[0]`]({BLOB}/other.ipynb)"),
-        "absolute": (SITE, *2 * ["[a](https://x.org/y(z)) ![b](//x.org/c.png)"]),
-        "image": ("", "![a](a.png)", f"![a](data:image/png;base64,{PICTURE})"),
-        "values": ("", "{glue:text}`near`, {glue:text}`near:>6`", "5.07x,  5.07x"),
-        "value-in-label": ("", "[{glue:text}`other.ipynb::far`](b.md)", "3957 GB/s"),
-        "block-of-code": ("", *2 * ["```python\nk[(1,)](y)\n[a](b.md) {glue:text}`c`\n```"]),
-        "code-span": ("", *2 * ["a ``[a](b.md) `c` {d}`` {e} (b)[c] <details>"]),
-        "chart": ("", '```{raw} html\n<div class="occupancy-chart"></div>\n```', ""),
+        "no-address": (NOWHERE, "[a *b*](other.ipynb#c)", "a *b*"),
+        "page": (SITE, "[a](b.md#c)", "[a](https://site.org/b/book/b.html#c)"),
+        "repository": (PLACE, "[`c`](other.ipynb)", f"[`c`]({BLOB}/other.ipynb)"),
+        "absolute": (SITE, *2 * ["[a](https://x.org/y(z)) ![b](https://x.org/c.png)"]),
+        "values": (NOWHERE, "{glue:text}`near`, {glue:text}`near:>6`", "5.07x,  5.07x"),
+        "of-a-page": (NOWHERE, "*{glue:text}`other.ipynb::far:s`*", "*3957 GB/s*"),
+        "block-of-code": (SITE, *2 * ["```python\nk[(1,)](y)\n[a](b.md) {glue:text}`c`\n```"]),
+        "code-span": (SITE, *2 * ["a `[a](b.md) {d}` {e} (b)[c] <details>"]),
     },
 )
 def test_text_is_what_any_notebook_shows(made, config, before, after):
-    assert made(KEPT, config=config).text("page.ipynb", before) == after
+    assert made(config).text("page.ipynb", before) == after
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{glue:text}`none`", "{glue:text}`none.ipynb::far`", "{numref}`a`", ":::{note}\na\n:::", RAW],
+    ["{glue:text}`none`", "{glue:text}`none.ipynb::far`", "{numref}`a`", ":::{note}\na\n:::"],
 )
-def test_notebook_names_the_page_that_has_no_rule(made, tmp_path, text):
+def test_text_without_a_rule_is_an_error_that_names_its_page(made, text):
     with pytest.raises(ValueError, match=r"page\.ipynb: no rule"):
-        made(nbformat.v4.new_markdown_cell(text)).write_notebooks(tmp_path)
+        made().text("page.ipynb", text)
 
 
-def code(source, *tags, **metadata):
-    return nbformat.v4.new_code_cell(source, metadata={"tags": tags, **metadata})
-
-
-# A cell that kept a value for the text, as `memtraffic_book.glue` does.
-KEPT = code("glue()", "remove-cell")
-KEPT.outputs = [
-    nbformat.v4.new_output(
-        "display_data",
-        {"application/papermill.record/text/plain": "'5.07x'"},
-        metadata={"scrapbook": {"name": "near"}},
-    )
-]
-
-
-def test_page_as_a_notebook_and_as_markdown(made, tmp_path):
-    """It is set up, does not stop at an error, and has alt texts; Markdown shows no folded code."""
-    raises = code("1 / 0", "raises-exception")
-    raises.outputs = [nbformat.v4.new_output("error", ename="E", traceback=["E: no"])]
-    folded = code("# @title T\ng()", "hide-input", mystnb={"image": {"alt": "A."}})
-    folded.outputs = [
-        nbformat.v4.new_output("display_data", data)
-        for data in (
-            {"text/plain": "✓ 3.", "text/html": "<p>"},
-            {"image/png": PICTURE, "text/plain": "<F>"},
-            {"text/markdown": "**b**", "text/plain": "b"},
-        )
-    ]
-    title = nbformat.v4.new_markdown_cell("# P\n\n{glue:text}`near`\n\n![B.](a.png)")
-    book = made(title, KEPT, raises, folded, config=PLACE)
-    [path] = book.write_notebooks(tmp_path / "out")
-    first, set_up, caught, drawing = load(path).cells
-    assert first.source.startswith("# P\n\n5.07x") and "set_up(ADDRESS, DIGEST)" in set_up.source
-    assert drawing.outputs[1].metadata == {"image/png": {"alt": "A."}}
-    assert caught.source == colab.catch("1 / 0")
-    assert given(path)[0].startswith("https://code.org/r/raw/gh-pages/_sources/book/memtraffic-")
-    with tarfile.open(path.parent / given(path)[0].rpartition("/")[2]) as files:
-        assert files.getnames() == list(HOLDS)  # no bytecode
-    (tmp_path / "_toc.yml").write_text("root: book/intro\n  - file: book/page\n", "utf-8")
-    (tmp_path / "book/intro.md").write_text("# I\n\n```{start} page\n```\n\n[p](page.ipynb)")
-    parts = [it for it in book.markdown().split("\n\n") if it.strip()]
-    assert parts[:4] == ["# I", f"[p]({BLOB}/page.ipynb)", "---", "# P"]
-    assert parts[4:8] == ["5.07x", "*B.*", "```python\n1 / 0\n```", "```\nE: no\n```"]
-    assert parts[8:] == ["```\n✓ 3.\n```", "*A.*", "**b**\n"]
+def test_archive_lies_beside_the_notebooks_where_there_is_an_address(tmp_path):
+    book = colab.Book(ROOT)
+    book.repository = "https://code.org/r"
+    book.write_notebooks(tmp_path / "out")
+    address, digest = given(tmp_path / "out" / CHAPTERS[0])
+    where, _, name = address.rpartition("/")
+    assert where == "https://code.org/r/raw/gh-pages/_sources/book"
+    assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
 
 
 # ---- executed as on Colab
@@ -248,13 +221,10 @@ LAUNCHED = {"split_kernel", "_arithmetic_kernel", "_idle_kernel", "_pointer_chas
 
 
 @pytest.fixture
-def t4(monkeypatch):
-    """The GPU that is here is a T4, whose driver lets nobody read counters."""
-    gpu = gpus.find_gpu("T4")
-    monkeypatch.setattr(device, "this_gpu", lambda *index: gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, 15_095 * 2**20))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    return gpu
+def t4():
+    """The GPU that is here is a T4."""
+    with run_t4.on_a_t4():
+        yield run_t4.T4
 
 
 @functools.cache
@@ -306,6 +276,12 @@ def test_notebooks_take_a_t4_eight_minutes_and_12_gb_at_most(t4):
             assert 5 * 4 * (frame["m"] * frame["n"]).max() <= 12e9, subject.id
 
 
+def unlaunchable(launches):
+    """What cannot be launched on a T4, and why; fails where one of them does not compile."""
+    kernels = compile_launches([(launch, run_t4.T4) for launch in launches])
+    return [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
+
+
 def calls_of(subject):
     """The calls by which an experiment launches our kernels, by name; tensors have no numbers."""
     found = measurements.resolve(subject.arguments)
@@ -329,7 +305,6 @@ def calls_of(subject):
 @pytest.mark.slow
 def test_kernels_of_experiments_compile_for_a_t4(t4, timed, monkeypatch):
     """And can be launched there; what a launcher refuses is named, with the number."""
-    monkeypatch.setattr(device, "gpu_name", lambda: t4.driver_name)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     subjects = [it for it in measured() if it.id != "occupancy_driver"]  # which asks the driver
@@ -343,8 +318,7 @@ def test_kernels_of_experiments_compile_for_a_t4(t4, timed, monkeypatch):
                 launches |= {repr(it): it for it in capture_launches(call, gpu=t4)}
             except ValueError as error:
                 refused[name] = str(error)
-    kernels = compile_launches([(launch, t4) for launch in launches.values()])
-    assert not [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
+    assert not unlaunchable(launches.values())
     assert all(re.search(r"\d", error) for error in refused.values())
     assert {name.partition(":")[0] for name in refused} == REFUSED
     assert {launch.qualname for launch in launches.values()} >= LAUNCHED
@@ -375,8 +349,7 @@ def test_notebook_goes_on_on_a_t4(names, tmp_path, t4, monkeypatch):
     of_cells = [it for it in every if it.module.startswith("cells_of_")]
     assert {it.qualname for it in of_cells} >= {"softmax_rows", "two_passes_kernel"}
     others = random.Random(6).sample([it for it in every if it not in of_cells], 6)
-    kernels = compile_launches([(launch, t4) for launch in (*of_cells, *others)])
-    assert not [(it.kernel, it.unlaunchable) for it in kernels if it.unlaunchable]
+    assert not unlaunchable([*of_cells, *others])
     for name, found in launches.items():
         assert sum(map(seconds, measured([name]))) + TRITON * len(found) <= 8 * 60, name
 
@@ -388,7 +361,6 @@ def test_counters_that_the_driver_denies_are_those_recorded(ids, t4, tmp_path, m
     ncu.write_text("#!/bin/sh\necho $$ >> asked; echo ==ERROR== ERR_NVGPUCTRPERM; exit 1\n")
     ncu.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("MEMTRAFFIC_MODE", "live")
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(ROOT / "book" / "recordings"))
     monkeypatch.setattr(device, "HAS_GPU", True)
     monkeypatch.setattr(device, "require_gpu", lambda what: None)

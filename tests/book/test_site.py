@@ -18,6 +18,8 @@ PAGES = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8
 ON_PATH = re.findall(r"file: (\S+)", TOC)
 CHAPTERS = [page for page in PAGES if (ROOT / f"{page}.ipynb").exists()]
 KERNELS = {"naive", "fused", "masked", "tiled", "chunks", "persistent"}
+# `repository.url` in _config.yml is the one place of the public address.
+[ADDRESS] = re.findall(r'^  url: "(.*?)"', (ROOT / "_config.yml").read_text("utf-8"), re.M)
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)  # https:, mailto:, data:
 MARKUP = r"\{(?:glue|cite|doc|ref|term|numref|math|py)\b|:::|```|\[\[?\w*\]\(|<details"
 NO_TEXT = r"<(pre|code|style|script|head|svg)\b.*?</\1>"
@@ -40,10 +42,6 @@ def title(path):
     return read(path).title.get_text().strip()
 
 
-def description(path):
-    return read(path).select_one("meta[name=description]")["content"]
-
-
 @pytest.fixture(scope="module")
 def site(request):
     folder = request.config.getoption("--site")
@@ -60,11 +58,6 @@ def path(site, name):
 @pytest.fixture
 def page(path):
     return read(path)
-
-
-@pytest.fixture
-def source(path):
-    return path.read_text("utf-8")
 
 
 def test_local_links_lead_to_files_and_elements(site):
@@ -90,11 +83,13 @@ def test_page_says_in_a_search_engine_what_it_is(page, path, site, name):
     """In a title and a description that no other page has."""
     others = [site / f"{other}.html" for other in PAGES if other != name]
     assert title(path) not in map(title, others) and title(path).count("Memory traffic") == 1
-    assert description(path) not in map(description, others)
-    assert 30 < len(description(path)) < 300 and len(page.select("article h1")) == 1
+    description = page.select_one("meta[name=description]")["content"]
+    assert not any(description in values(other, "content") for other in others)
+    assert 30 < len(description) < 300 and len(page.select("article h1")) == 1
     links = values(path, "href", "src")
     assert any("favicon.svg" in link for link in links)
     assert len([link for link in links if "memtraffic.css" in link]) == 1
+    assert ADDRESS or not [link for link in links if "/issues/" in link]
 
 
 def test_files_beside_the_pages(site):
@@ -122,44 +117,33 @@ def test_first_page_has_a_card_for_each_chapter_in_order(site):
 
 
 @per_page
-def test_text_of_a_page_is_whole(page, source, name):
+def test_text_of_a_page_is_whole(page, path, name):
     """No markup is left in it, no reference open; each glued value is there, and no own path."""
     strings = [it for it in page.body.find_all(string=True) if type(it) is NavigableString]
     text = "".join(it for it in strings if not it.find_parent(["pre", "code"]))
     assert not re.findall(rf".{{0,30}}(?:{MARKUP}).{{0,30}}", text)
     assert not page.select(".problematic, .system-message")
     assert "undefined label" not in text and "papermill.record" not in text
-    [path] = (ROOT / name).parent.glob(f"{Path(name).name}.[im]*")  # .ipynb or .md
-    assert len(page.select(".pasted-text")) == path.read_text("utf-8").count("{glue:text}`")
-    assert not [match.group() for match in MACHINE_PATH.finditer("".join(strings))]
+    [written] = (ROOT / name).parent.glob(f"{Path(name).name}.[im]*")  # .ipynb or .md
+    assert len(page.select(".pasted-text")) == written.read_text("utf-8").count("{glue:text}`")
+    assert not MACHINE_PATH.findall("".join(strings))
     assert all(it.get("alt", "").strip() not in ("", it["src"]) for it in page.select("img"))
     assert not page.select(".cell_output table:not(.dataframe)")
-    text = re.sub(NO_TEXT, "", source, flags=re.S)
+    text = re.sub(NO_TEXT, "", path.read_text("utf-8"), flags=re.S)
     assert not re.findall(r"\d (?:µs|ms|ns|GB/s|TB/s|kB|MB|GB|%)(?!\w)", text)
 
 
-@per_page
-def test_buttons_lead_to_the_repository_or_are_not_there(path, name):
-    """`repository.url` in _config.yml is the one place of the public address."""
-    config = (ROOT / "_config.yml").read_text("utf-8")
-    [address] = re.findall(r'^repository:\n  url: "?([^"\s]*)"?', config, re.M)
-    links = values(path, "href", "src")
-    launch = {link for link in links if "colab.research.google.com/github" in link}
-    if not address:
-        assert not launch and not [link for link in links if "/issues/" in link]
-    elif name in CHAPTERS:
-        path = f"{address.removeprefix('https://github.com')}/blob/gh-pages/_sources/{name}.ipynb"
-        assert launch == {f"https://colab.research.google.com/github{path}"}
-
-
 @per_chapter
-def test_line_under_the_title_and_card_of_the_next(site, page, name):
+def test_line_under_the_title_and_card_of_the_next(site, page, path, name):
     """How long the chapter takes, its kernel's file as the package has it, and where to run it.
 
     The notebook is the one that memtraffic_book.colab writes, with the package inside.
     """
     [line] = page.select("h1 + p.chapter-line")
     links, said = [it["href"] for it in line.select("a")], line.get_text()
+    place = f"{ADDRESS.removeprefix('https://github.com')}/blob/gh-pages/_sources/{name}.ipynb"
+    colab = {link for link in values(path, "href") if "colab.research.google.com/github" in link}
+    assert colab == ({f"https://colab.research.google.com/github{place}"} if ADDRESS else set())
     assert re.match(r"About [1-9]\d? minutes? ", said) and "Run this chapter on Colab" in said
     file = f"{Path(name).name}.py"
     assert (file in links) == (Path(name).name in KERNELS)
@@ -169,11 +153,7 @@ def test_line_under_the_title_and_card_of_the_next(site, page, name):
     assert any(link.endswith(f"{name}.ipynb") for link in links)
     assert ("upload it" in said) == (f"../_sources/{name}.ipynb" in links)
     assert name not in ON_PATH or page.select("p.next")
-    path = site / "_sources" / f"{name}.ipynb"
-    cells = json.loads(path.read_text("utf-8"))["cells"]
-    first = next(cell for cell in cells if cell["cell_type"] == "code")
-    assert re.search(r'^ADDRESS = "(data:|https:)', "".join(first["source"]), re.M)
-    assert "{glue:" not in path.read_text("utf-8")
+    assert 'set_up(\\"' in (site / "_sources" / f"{name}.ipynb").read_text("utf-8")
 
 
 def test_whole_book_is_one_file_of_markdown(site):
@@ -205,13 +185,13 @@ def test_recordings_page_names_every_recording(site):
 
 
 @per_chapter
-def test_fold_shows_the_title_of_its_cell(page, source, name):
+def test_fold_shows_the_title_of_its_cell(page, path, name):
     """As Colab does, and a screen reader: no label stands in its place, nor it in the code."""
     cells = filter(folded, load(ROOT / f"{name}.ipynb").cells)
     titles = [cell.source.splitlines()[0].removeprefix("# @title ") for cell in cells]
     shown = [it.get_text() for it in page.select("p.collapsed.admonition-title")]
     shown = [it for it in shown if it != "Code"]  # of a cell without one
-    assert shown == [f"Code: {it}" for it in titles] and "# @title" not in source
+    assert shown == [f"Code: {it}" for it in titles] and "# @title" not in path.read_text("utf-8")
     assert page.select("summary") and not page.select("summary[aria-label]")
 
 

@@ -1,10 +1,10 @@
 """Units of measured numbers, and the rule that leaves the numbers out, read as nbval reads it."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+from notebooks import code_cells, load, printed
 
 from memtraffic_book import units
 from memtraffic_book.catalog import EXPERIMENTS
@@ -50,17 +50,9 @@ def test_sanitize_rule_replaces_what_is_measured_alone_and_keeps_its_unit(saniti
     assert sanitize(shown) == "<Figure size SIZE with 1 Axes>"
 
 
-def outputs(path):
-    """The texts that the cells of a notebook print or display."""
-    for cell in json.loads(path.read_text("utf-8"))["cells"]:
-        for output in cell.get("outputs", []):
-            data = {"text/plain": output.get("text", []), **output.get("data", {})}
-            for kind in ("text/plain", "text/html", "text/markdown"):
-                yield "".join(data.get(kind, []))
-
-
 def test_units_know_every_unit_in_an_output():
-    texts = [text for path in sorted(BOOK.glob("*.ipynb")) for text in outputs(path)]
+    cells = [cell for path in BOOK.glob("*.ipynb") for cell in code_cells(load(path))]
+    texts = map(printed, cells)
     found = {unit for text in texts for unit in LIKE_A_UNIT.findall(text)}
     assert {"GB/s", "µs", "%"} <= found
     unknown = found - {*units.UNITS, "KiB", "MiB", "GiB"}  # of sizes that are chosen, not measured

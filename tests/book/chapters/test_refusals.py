@@ -45,11 +45,6 @@ def ratios(*values):
     return pd.DataFrame(dict.fromkeys(columns, values), cases)
 
 
-def measured(page, **changes):
-    """The counters of the five lines, with these columns the same in each."""
-    return [line | changes for line in page.show_counters()]
-
-
 def of_columns(x):
     """The softmax of columns, a program each, so that several programs touch a sector."""
     return tiled.softmax(x.t(), rows=1).t()
@@ -70,213 +65,171 @@ def padded(page):
 
 
 SLOW = {  # those that compile, or count much
-    "backward": {
-        "kept": (lambda it: it.check_kept(it.FromX.apply), "8704 elements with y"),
-    },
-    "cdna": {
-        "by hand": (lambda it: it.check_by_hand(3, 5, 5), "5 waves on an MI300X"),
-        "units": (
-            lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
-            "more than 160",
+    "backward-kept": (lambda it: it.check_kept(it.FromX.apply), "8704 elements with y"),
+    "cdna-by hand": (lambda it: it.check_by_hand(3, 5, 5), "5 waves on an MI300X"),
+    "cdna-units": (
+        lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
+        "more than 160",
+    ),
+    "cdna-equal units": (
+        lambda it: it.check_units(
+            three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
+            {("gfx942",): replace(three, llvm_waves=9)},
         ),
-        "equal units": (
-            lambda it: it.check_units(
-                three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
-                {("gfx942",): replace(three, llvm_waves=9)},
-            ),
-            "0 of 1 kernels",
+        "0 of 1 kernels",
+    ),
+    "cdna-packing": (
+        lambda it: it.draw_packing(
+            replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
         ),
-        "packing": (
-            lambda it: it.draw_packing(
-                replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
-            ),
-            "LDS leaves room",
-        ),
-        "stages": (
-            lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
-            "LDS more",
-        ),
-    },
-    "chunks": {
-        "rule": (lambda it: it.is_the_rule(lambda n: 4), "it gives"),
-        "two blocks": (lambda it: it.in_two_blocks(masked.softmax), "elements at 8320 columns"),
-    },
-    "fused": {
-        "shuffles": (
-            lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
-            "20 shuffles",
-        ),
-        "row 0": (lambda it: it.reads_row_0(lambda x: x + 1), WRONG),
-    },
-    "long_rows": {
-        "split": (lambda it: it.check_split(ratios(1, 2, 2, 2)), "2.00x the bytes"),
-        "second read": (lambda it: it.draw_second_read(ratios(1, 1, 2, 2)), "far larger"),
-    },
-    "sectors": {
-        "columns": (
-            lambda it: it.examine(it.softmax_of_columns)(of_columns),
-            "256 sectors are read 2048 times",
-        ),
-        "64 bits": (lambda it: it.loads_64_bits(1024), WRONG),
-        "columns to choose from": (lambda it: it.loads_64_bits(4), "not between"),
-    },
-    "your_kernel": {
-        "reads": (
-            lambda it: it.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w)),
-            r"3\.00 times",
-        ),
-        "spills": (lambda it: it.judge_spills(yours.rms_norm), "_rms_norm_kernel"),
-    },
+        "LDS leaves room",
+    ),
+    "cdna-stages": (
+        lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
+        "LDS more",
+    ),
+    "chunks-rule": (lambda it: it.is_the_rule(lambda n: 4), "it gives"),
+    "chunks-two blocks": (lambda it: it.in_two_blocks(masked.softmax), "elements at 8320 columns"),
+    "fused-shuffles": (
+        lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
+        "20 shuffles",
+    ),
+    "fused-row 0": (lambda it: it.reads_row_0(lambda x: x + 1), WRONG),
+    "long_rows-split": (lambda it: it.check_split(ratios(1, 2, 2, 2)), "2.00x the bytes"),
+    "long_rows-second read": (lambda it: it.draw_second_read(ratios(1, 1, 2, 2)), "far larger"),
+    "sectors-columns": (
+        lambda it: it.examine(it.softmax_of_columns)(of_columns),
+        "256 sectors are read 2048 times",
+    ),
+    "sectors-64 bits": (lambda it: it.loads_64_bits(1024), WRONG),
+    "sectors-columns to choose from": (lambda it: it.loads_64_bits(4), "not between"),
+    "your_kernel-reads": (
+        lambda it: it.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w)),
+        r"3\.00 times",
+    ),
+    "your_kernel-spills": (lambda it: it.judge_spills(yours.rms_norm), "_rms_norm_kernel"),
 }
 QUICK = {
-    "backward": {
-        "slopes": (lambda it: it.check_differences(squares, SLOPES, SLOPES), "finite differences"),
-        "sum": (lambda it: it.check_differences(squares, SLOPES, 2 * SLOPES), "add up to 0"),
-        "gradient": (lambda it: it.check_gradient(lambda x: x.log_softmax(1)), "5 x 781"),
-        "losses": (lambda it: it.check_losses(FELL, 2 * FELL, FELL), "1 in 10,000"),
-        "wrong loss": (
-            lambda it: it.check_losses(FELL, FELL, torch.tensor([1.0, 0.9])),
-            "wrong gradient",
+    "backward-slopes": (
+        lambda it: it.check_differences(squares, SLOPES, SLOPES),
+        "finite differences",
+    ),
+    "backward-sum": (lambda it: it.check_differences(squares, SLOPES, 2 * SLOPES), "add up to 0"),
+    "backward-gradient": (lambda it: it.check_gradient(lambda x: x.log_softmax(1)), "5 x 781"),
+    "backward-losses": (lambda it: it.check_losses(FELL, 2 * FELL, FELL), "1 in 10,000"),
+    "backward-wrong loss": (
+        lambda it: it.check_losses(FELL, FELL, torch.tensor([1.0, 0.9])),
+        "wrong gradient",
+    ),
+    "backward-graphs": (
+        lambda it: it.check_graphs(torch.compiler.disable(masked.softmax), softmax),
+        "registered operation 2",
+    ),
+    "backward-answer": (lambda it: it.judge()(torch.mul), "mul is wrong"),
+    "chunks-wider": (lambda it: it.check_wider_row(65537), "65,537 float32 numbers"),
+    "fused-rows": (
+        lambda it: it.compare_rows(torch.softmax(X[:, :4], dim=1) + 1e-3, X),
+        "less than 1e-6",
+    ),
+    "fused-half": (lambda it: it.examine(it.half)(fused.softmax), "is wrong"),
+    "in_flight-law": (lambda it: it.check_law(flight(), 1000.0, 11_300), "the law predicts"),
+    "in_flight-bend": (lambda it: it.draw_bend(flight(), 22_000), r"1\.2x of that"),
+    "in_flight-load": (
+        lambda it: it.show_load(flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)),
+        r"over 1\.5x",
+    ),
+    "long_rows-parts": (lambda it: it.are_parts((4, 16)), WRONG),
+    "long_rows-speeds": (
+        lambda it: it.draw_speeds(
+            pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
         ),
-        "graphs": (
-            lambda it: it.check_graphs(torch.compiler.disable(masked.softmax), softmax),
-            "registered operation 2",
-        ),
-        "answer": (lambda it: it.judge()(torch.mul), "mul is wrong"),
-    },
-    "chunks": {
-        "wider": (lambda it: it.check_wider_row(65537), "65,537 float32 numbers"),
-    },
-    "fused": {
-        "rows": (
-            lambda it: it.compare_rows(torch.softmax(X[:, :4], dim=1) + 1e-3, X),
-            "less than 1e-6",
-        ),
-        "half": (lambda it: it.examine(it.half)(fused.softmax), "is wrong"),
-    },
-    "in_flight": {
-        "law": (lambda it: it.check_law(flight(), 1000.0, 11_300), "the law predicts"),
-        "bend": (lambda it: it.draw_bend(flight(), 22_000), r"1\.2x of that"),
-        "load": (
-            lambda it: it.show_load(
-                flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
-            ),
-            r"over 1\.5x",
-        ),
-        "ways": (
-            lambda it: it.show_ways(
-                experiment("slots_in_flight")
-                .query("access == 'read'")
-                .assign(gb_per_s=lambda its: its["gb_per_s"].where(its["slots"] != 4, 9.0))
-            ),
-            "4 warps have",
-        ),
-    },
-    "long_rows": {
-        "parts": (lambda it: it.are_parts((4, 16)), WRONG),
-        "speeds": (
-            lambda it: it.draw_speeds(
-                pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
-            ),
-            r"1.2x as fast",
-        ),
-        "-inf": (
-            lambda it: it.examine_minus_infinity(lambda x: (x - x.amax(1, keepdim=True)).exp()),
-            "elements",
-        ),
-        "logsumexp": (lambda it: it.examine_logsumexp(lambda x: x.exp().sum(1).log()), "reads"),
-    },
-    "many_gpus": {
-        "parts": (lambda it: it.check_parts(X[:1].softmax(1), [*X[1]]), "all 5 numbers"),
-        "sums": (lambda it: it.examine_sums(lambda x: x.amax(dim=1)), "writes M, not 2M"),
-        "normalised": (
-            lambda it: it.examine_normalised(lambda x, all_sums: x.softmax(1)),
-            r"reads MN, not MN \+ 4M",
-        ),
-        "one order": (lambda it: it.examine_orders(pytest.fail, [SIX]), "1 orders"),
-        "no order": (lambda it: it.examine_orders(pytest.fail, [SIX, SIX[:3]]), "is no order"),
-        "ends": (lambda it: it.examine_orders(lambda orders, room: room == 3, [SIX] * 2), "end"),
-    },
-    "masked": {
-        "rows": (lambda it: it.try_rows(exhibits._no_other_kernel), "On 3 rows of 5 numbers"),
-        "narrow": (lambda it: it.check_narrow(64, at_least=0.9), "At 64 columns"),
-    },
-    "memory_wall": {
-        "trace": (lambda it: it.trace_rows(exhibits.copy_rows, X, X), "still NaN"),
-        "reads": (
-            lambda it: it.examine(torch.clone, "3MN")(exhibits.first_copy),
-            "reads MN, not 3MN",
-        ),
-    },
-    "naive": {
-        "operations": (
-            lambda it: it.show_ops(count(naive.softmax, torch.ones(3, 6))),
-            "81 elements",
-        ),
-        "maxima": (
-            lambda it: it.draw_maxima(measured(it, instruction_read_bytes=2 * it.MATRIX)),
-            "at the instructions",
-        ),
-        "late": (lambda it: it.draw_late(measured(it, ns=99)), "more than"),
-        "prediction": (
-            lambda it: it.predicts(naive.softmax)(("4MN + 2M", "3MN + 2M")),
-            r"reads 5MN \+ 2M, not 4MN",
-        ),
-        "logs": (
-            lambda it: it.examine("5MN + 2M", "3MN + 2M", it.logs)(naive.softmax),
-            "wrong at",
-        ),
-    },
-    "occupancy": {
-        "packing": (lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)), "allow 6 programs"),
-    },
-    "persistent": {
-        "neighbours": (
-            lambda it: it.takes_neighbours(lambda x: persistent.softmax(x, rows=1, programs=3)),
-            "no neighbours",
-        ),
-        "programs": (lambda it: it.takes_neighbours(tiled.softmax), "not 3"),
-        "weights": (lambda it: it.loads_weights_once(yours.rms_norm), "read the weights 50 times"),
-    },
-    "sectors": {
-        "sixteenth": (lambda it: it.sixteenth(16), WRONG),
-        "requests": (
-            lambda it: it.draw_odd_widths(it.recorded().assign(load_requests=100)),
-            "load requests",
-        ),
-    },
-    "ship": {
-        "table": (lambda it: it.right_by_the_table_alone(torch.zeros_like), "width of the table"),
-        "right": (
-            lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
-            "right at 781",
-        ),
-    },
-    "tiled": {
-        "dead row": (
-            lambda it: it.show_dead_row(torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15),
-            "dead one is NaN",
-        ),
-        "scaled": (lambda it: it.examine(it.scaled)(masked.softmax), "is wrong"),
-    },
-    "your_kernel": {
-        "layer norm": (lambda it: it.judge_layer_norm(two_reads), "reads"),
-        "add and norm": (
-            lambda it: it.judge_add_and_norm(lambda x, r, w: (x + r, yours.rms_norm(x + r, w))),
-            "reads",
-        ),
-        "padding": (lambda it: it.judge_padding(padded(it)), "rows to read"),
-    },
+        r"1.2x as fast",
+    ),
+    "long_rows--inf": (
+        lambda it: it.examine_minus_infinity(lambda x: (x - x.amax(1, keepdim=True)).exp()),
+        "elements",
+    ),
+    "long_rows-logsumexp": (
+        lambda it: it.examine_logsumexp(lambda x: x.exp().sum(1).log()),
+        "reads",
+    ),
+    "many_gpus-parts": (lambda it: it.check_parts(X[:1].softmax(1), [*X[1]]), "all 5 numbers"),
+    "many_gpus-sums": (lambda it: it.examine_sums(lambda x: x.amax(dim=1)), "writes M, not 2M"),
+    "many_gpus-normalised": (
+        lambda it: it.examine_normalised(lambda x, all_sums: x.softmax(1)),
+        r"reads MN, not MN \+ 4M",
+    ),
+    "many_gpus-one order": (lambda it: it.examine_orders(pytest.fail, [SIX]), "1 orders"),
+    "many_gpus-no order": (
+        lambda it: it.examine_orders(pytest.fail, [SIX, SIX[:3]]),
+        "is no order",
+    ),
+    "many_gpus-ends": (
+        lambda it: it.examine_orders(lambda orders, room: room == 3, [SIX] * 2),
+        "end",
+    ),
+    "masked-rows": (lambda it: it.try_rows(exhibits._no_other_kernel), "On 3 rows of 5 numbers"),
+    "masked-narrow": (lambda it: it.check_narrow(64, at_least=0.9), "At 64 columns"),
+    "memory_wall-trace": (lambda it: it.trace_rows(exhibits.copy_rows, X, X), "still NaN"),
+    "memory_wall-reads": (
+        lambda it: it.examine(torch.clone, "3MN")(exhibits.first_copy),
+        "reads MN, not 3MN",
+    ),
+    "naive-operations": (
+        lambda it: it.show_ops(count(naive.softmax, torch.ones(3, 6))),
+        "81 elements",
+    ),
+    "naive-late": (
+        lambda it: it.draw_late([line | {"ns": 99} for line in it.show_counters()]),
+        "more than",
+    ),
+    "naive-prediction": (
+        lambda it: it.predicts(naive.softmax)(("4MN + 2M", "3MN + 2M")),
+        r"reads 5MN \+ 2M, not 4MN",
+    ),
+    "naive-logs": (
+        lambda it: it.examine("5MN + 2M", "3MN + 2M", it.logs)(naive.softmax),
+        "wrong at",
+    ),
+    "occupancy-packing": (
+        lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
+        "allow 6 programs",
+    ),
+    "persistent-neighbours": (
+        lambda it: it.takes_neighbours(lambda x: persistent.softmax(x, rows=1, programs=3)),
+        "no neighbours",
+    ),
+    "persistent-programs": (lambda it: it.takes_neighbours(tiled.softmax), "not 3"),
+    "persistent-weights": (
+        lambda it: it.loads_weights_once(yours.rms_norm),
+        "read the weights 50 times",
+    ),
+    "sectors-sixteenth": (lambda it: it.sixteenth(16), WRONG),
+    "ship-table": (lambda it: it.right_by_the_table_alone(torch.zeros_like), "width of the table"),
+    "ship-right": (
+        lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
+        "right at 781",
+    ),
+    "tiled-dead row": (
+        lambda it: it.show_dead_row(torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15),
+        "dead one is NaN",
+    ),
+    "tiled-scaled": (lambda it: it.examine(it.scaled)(masked.softmax), "is wrong"),
+    "your_kernel-layer norm": (lambda it: it.judge_layer_norm(two_reads), "reads"),
+    "your_kernel-add and norm": (
+        lambda it: it.judge_add_and_norm(lambda x, r, w: (x + r, yours.rms_norm(x + r, w))),
+        "reads",
+    ),
+    "your_kernel-padding": (lambda it: it.judge_padding(padded(it)), "rows to read"),
 }
 
 
 @pytest.mark.parametrize(
     ("chapter", "attempt", "reason"),
     [
-        pytest.param(chapter, *case, id=f"{chapter}-{name}", marks=marks)
+        pytest.param(name.partition("-")[0], *case, id=name, marks=marks)
         for table, marks in ((QUICK, []), (SLOW, [pytest.mark.slow]))
-        for chapter, cases in table.items()
-        for name, case in cases.items()
+        for name, case in table.items()
     ],
     indirect=["chapter"],
 )
