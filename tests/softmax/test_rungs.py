@@ -68,9 +68,10 @@ LAUNCHES = [  # a rung, a matrix and options; some of what is launched on an H20
     ("persistent", empty(32768), {}, {"STAGES": 2}),
     ("persistent", empty(1024), {"rows": 32, "num_warps": 16}, {"STAGES": 2, "num_warps": 16}),
     ("online", empty(78), {"block": 16, "num_warps": 2}, {"BLOCK": 16, "num_warps": 2}),
-    ("split", empty(65536), {}, {"BLOCK": 512, "CHUNKS": 8}),
+    ("split", empty(65536), {}, {"BLOCK": 512, "CHUNKS": 8, "SLOTS": 128}),  # a word a lane
     ("split", empty(65536), {"chunks": 1}, {"BLOCK": 512, "CHUNKS": 1}),
     ("split", empty(65536), {"block": 1024}, {"BLOCK": 1024, "CHUNKS": 8}),
+    ("split", empty(640), {"block": 16, "chunks": 1}, {"SLOTS": 64}),  # more parts than lanes
 ]
 
 

@@ -1,18 +1,20 @@
-from functools import partial
+from unittest.mock import MagicMock, call
 
 import pytest
 
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.kernels.softmax import tiled
-from memtraffic.meters.count import count
 from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import matrix
 
 
-def test_softmax_launches_no_more_programs_than_tiles():
-    for m, programs in ((3, 1), (64, 2), (65, 3)):
-        traffic = count(partial(tiled.softmax, rows=32), matrix(m, 32), trace=True)
-        assert {it.program for it in traffic.accesses} == {(i, 0, 0) for i in range(programs)}
+def test_softmax_launches_no_more_programs_than_tiles(monkeypatch):
+    """One too many would touch nothing."""
+    kernel = MagicMock()
+    monkeypatch.setattr(tiled, "_softmax_tiled_kernel", kernel)
+    for m in (3, 64, 65):
+        tiled.softmax(matrix(m, 32), rows=32)
+    assert kernel.__getitem__.call_args_list == [call((1,)), call((2,)), call((3,))]
 
 
 # ---- compiled
