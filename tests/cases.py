@@ -17,12 +17,12 @@ def cases(names, table):
     return pytest.mark.parametrize(names, list(table.values()), ids=list(table))
 
 
-def assert_touches_once(traffic, argument, elements):
+def assert_touches_once(traffic, argument, elements, times=1):
     """Assert that Triton kernels touched each element of `argument` exactly once, and no others.
 
     traffic: what `count(..., trace=True)` returned. argument: the name of the kernel's pointer,
     such as `x_ptr`. elements: how many there are, one beside the other, or the tensor that they lie
-    in.
+    in. times: how often each was to be touched.
     """
     touched = Counter(
         offset
@@ -32,9 +32,9 @@ def assert_touches_once(traffic, argument, elements):
     )
     if isinstance(elements, torch.Tensor):
         offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
-        expected = Counter(offsets.flatten().tolist())
+        expected = Counter(times * offsets.flatten().tolist())
     else:
-        expected = Counter(range(elements))
+        expected = Counter(times * list(range(elements)))
     missing, extra = expected - touched, touched - expected
     assert not missing and not extra, (
         f"{argument}: {missing.total()} elements missed, {extra.total()} touched too often or "

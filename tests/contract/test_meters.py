@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -365,16 +366,10 @@ def test_nothing_is_left_behind(it, fn):
 
 
 def test_meters_in_threads_take_turns():
-    at_once, found = [it for it in METERS if it.name != "bench"], {}
-    threads = [
-        threading.Thread(target=lambda it=it: found.update({it: it.ask(masked, "M,N", AT)}))
-        for it in at_once
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {it: expected(it) for it in at_once}
+    at_once = [it for it in METERS if it.name != "bench"]
+    with ThreadPoolExecutor(len(at_once)) as pool:
+        found = list(pool.map(lambda it: it.ask(masked, "M,N", AT), at_once))
+    assert found == [expected(it) for it in at_once]
 
 
 def test_meter_that_waits_for_a_capture_sees_what_is_launched_after_it():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 
 from memtraffic import device
 from memtraffic.compile.launches import capture_launches
@@ -18,15 +19,15 @@ def empty(m, n, dtype=torch.float32):
     return torch.empty(m, n, dtype=dtype, device=device.default())
 
 
-@pytest.mark.parametrize(
-    ("x", "align", "vector"),
-    [
-        pytest.param(empty(8, 12672), 4, 1, id="wide"),
-        pytest.param(empty(8, 8321, torch.bfloat16), 1, 8, id="odd"),
-        pytest.param(empty(8, 8320).t(), 1, 1, id="transposed"),
-        pytest.param(empty(80, 77), 1, 4, id="narrow-and-odd"),
-    ],
-)
+MATRICES = {
+    "wide": (empty(8, 12672), 4, 1),
+    "odd": (empty(8, 8321, torch.bfloat16), 1, 8),
+    "transposed": (empty(8, 8320).t(), 1, 1),
+    "narrow-and-odd": (empty(80, 77), 1, 4),
+}
+
+
+@cases(("x", "align", "vector"), MATRICES)
 def test_softmax_takes_the_chunks_of_the_rule(x, align, vector):
     (m, n), [launch] = x.shape, capture_launches(chunks.softmax, x, gpu=H200)
     tile = row_tile(n, x.element_size(), 1, H200, vector)

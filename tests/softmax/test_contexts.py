@@ -33,25 +33,9 @@ def leaf(x):
     return x.detach().requires_grad_()
 
 
-def gradient(fn, x, dy=None, **options):
+def gradient(fn, x, dy=None):
     y = fn(x := leaf(x))
-    return torch.autograd.grad(y, x, x.detach().cos() if dy is None else dy, **options)[0]
-
-
-def twice(fn, x):
-    """The derivative of a derivative, by graphs."""
-    [dx] = torch.autograd.grad(loss(fn)(x := leaf(x)), x, create_graph=True)
-    return dx, torch.autograd.grad(dx.square().sum(), x)
-
-
-def batched(fn, x):
-    dys = torch.stack([x.cos(), x.sin(), 0 * x])
-    return gradient(fn, x, dys, is_grads_batched=True)
-
-
-def dual(fn, x):
-    with forward_ad.dual_level():
-        return tuple(forward_ad.unpack_dual(fn(forward_ad.make_dual(x, x.cos()))))
+    return torch.autograd.grad(y, x, x.detach().cos() if dy is None else dy)[0]
 
 
 def forward_over_reverse(fn, x):
@@ -114,10 +98,6 @@ CONTEXTS = {
     "forward-over-forward": lambda fn, x: jacfwd(jacfwd(loss(fn)))(x),
     "reverse-over-forward": lambda fn, x: jacrev(jacfwd(loss(fn)))(x),
     "gradient": gradient,
-    "gradient-twice": twice,
-    "gradients-by-the-batch": batched,
-    "gradient-of-one-number": lambda fn, x: gradient(fn, x, x.new_ones(()).expand_as(x)),
-    "dual-numbers": dual,
     "forward-over-reverse": forward_over_reverse,
     "no-gradient-inside": lambda fn, x: grad(without_gradient_inside(fn))(x),
     "no-gradient-inside-twice": lambda fn, x: hessian(without_gradient_inside(fn))(x),
@@ -130,13 +110,13 @@ CONTEXTS = {
         lambda x: torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False), x
     ),
 }
-COMPILED = "vmap-of-another-dimension", "vmap-of-grad", "jvp", "jacrev", "jacfwd", "hessian"
+COMPILED = "vmap-of-another-dimension", "vmap-of-grad", "jvp", "hessian"
 
 
 @cases("context", CONTEXTS)
 @pytest.mark.parametrize(("dim", "dtype"), [(-1, None), (0, torch.float64)])
 def test_softmax_works_where_that_of_pytorch_does(context, dim, dtype):
-    x = matrix(6, 4).view(2, 3, 4)
+    x = matrix(6, 2).view(2, 3, 2)
     found, expected = (
         context(partial(fn, dim=dim, dtype=dtype), x) for fn in (softmax, torch.softmax)
     )
@@ -146,7 +126,7 @@ def test_softmax_works_where_that_of_pytorch_does(context, dim, dtype):
 @cases("context", {name: CONTEXTS[name] for name in COMPILED})
 def test_compiled_softmax_works_where_that_of_pytorch_does(context):
     torch._dynamo.reset()
-    x = matrix(6, 4).view(2, 3, 4)
+    x = matrix(6, 2).view(2, 3, 2)
     run = torch.compile(
         lambda x: context(lambda x: softmax(x, -1), x), backend="aot_eager", fullgraph=True
     )
@@ -244,7 +224,7 @@ def test_compiled_softmax_of_any_shape_and_strides(backend, dim, dtype):
         return softmax(x.sin(), dim, dtype=dtype) * 2
 
     compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=True)
-    for x in (*(matrix(m, 40) for m in (3, 5, 6)), matrix(5, 40).t()):
+    for x in (matrix(3, 40), matrix(5, 40), matrix(5, 40).t()):
         torch.testing.assert_close(compiled(x), block(x))
     dy = x.cos().to(dtype)
     torch.testing.assert_close(gradient(compiled, x, dy), gradient(block, x, dy))
@@ -263,17 +243,12 @@ def test_exported_softmax():
         assert torch.equal(exported.module()(x), softmax(x, 1))
 
 
-def test_softmax_of_fake_and_meta_tensors():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def test_softmax_of_meta_tensors():
     x = torch.empty(3, 2, device="meta", dtype=torch.float16, requires_grad=True)
     y = softmax(x.t(), 0, dtype=torch.float32)
     assert (y.shape, y.stride(), y.dtype, y.device.type) == ((2, 3), (3, 1), torch.float32, "meta")
     y.sum().backward()
     assert (x.grad.shape, x.grad.dtype) == (x.shape, x.dtype)
-    with FakeTensorMode():
-        y = softmax(torch.empty(3, 2, device=DEVICE).t(), 0)
-    assert (y.shape, y.stride()) == ((2, 3), (3, 1))
 
 
 # ---- modes, subclasses, meters

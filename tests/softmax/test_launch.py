@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import cases
 
 from memtraffic import device
 from memtraffic.gpus import find_gpu
@@ -139,37 +140,27 @@ def test_check_operands_counts_rows_in_32_bits():
     assert check(x[1:]).shape == (2**30, 0)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "expected"),
-    [
-        pytest.param([matrix(8, 4096)], 4, id="packed"),
-        pytest.param([matrix(8, 6)], 2, id="a-multiple-of-2"),
-        pytest.param([matrix(8, 4104, torch.bfloat16)], 8, id="16-bytes-of-half"),
-        pytest.param([matrix(8, 9)[:, :8]], 1, id="odd-stride"),
-        pytest.param([matrix(8, 16)[:, ::2]], 1, id="column-stride-2"),
-        pytest.param([matrix(1, 8).expand(8, 8)], 4, id="row-stride-0"),
-        pytest.param([matrix(8, 8), matrix(8, 9)[:, :8]], 1, id="odd-stride-of-another"),
-        pytest.param([matrix(8, 8), matrix(8, 16)[:, ::2]], 1, id="column-stride-of-another"),
-    ],
-)
-def test_common_divisor(tensors, expected):
-    assert common_divisor(*tensors) == expected
+ROWS = {  # what divides all of their addresses; the vector, where some start between multiples
+    "packed": ([matrix(8, 4096)], 4, 1),
+    "packed-half": ([matrix(8, 4104, torch.bfloat16)], 8, 1),
+    "two-of-four": ([matrix(8, 6)], 2, 4),
+    "odd": ([matrix(4, 41)], 1, 4),
+    "odd-half": ([matrix(4, 41, "float16")], 1, 8),
+    "odd-of-two-dtypes": ([matrix(4, 41, "float16"), matrix(4, 41)], 1, 1),
+    "odd-stride": ([matrix(8, 9)[:, :8]], 1, 4),
+    "odd-stride-of-another": ([matrix(8, 8), matrix(8, 9)[:, :8]], 1, 1),
+    "other-strides": ([matrix(4, 41), matrix(4, 44)[:, :41]], 1, 1),
+    "strides-alike": ([matrix(4, 41), matrix(4, 45)[:, :41]], 1, 4),
+    "starts-at-the-second": ([matrix(1, 165)[0, 1:].view(4, 41)], 1, 1),
+    "row-stride-0": ([matrix(1, 8).expand(8, 8)], 4, 1),
+    "column-stride-2": ([matrix(8, 16)[:, ::2]], 1, 1),
+    "column-stride-of-another": ([matrix(8, 8), matrix(8, 16)[:, ::2]], 1, 1),
+    "transposed-and-odd": ([matrix(41, 4).t()], 1, 1),
+    "batches": ([matrix(6, 41).view(2, 3, 41)], 1, 4),
+}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "expected"),
-    [
-        pytest.param([matrix(4, 41)], 4, id="odd-width"),
-        pytest.param([matrix(4, 42)], 4, id="two-of-four"),
-        pytest.param([matrix(4, 41, "float16")], 8, id="float16"),
-        pytest.param([matrix(4, 41, "float16"), matrix(4, 41)], 1, id="two-dtypes"),
-        pytest.param([matrix(4, 40)], 1, id="whole-vectors"),
-        pytest.param([matrix(4, 41), matrix(4, 44)[:, :41]], 1, id="other-strides"),
-        pytest.param([matrix(4, 41), matrix(4, 45)[:, :41]], 4, id="strides-alike"),
-        pytest.param([matrix(1, 165)[0, 1:].view(4, 41)], 1, id="starts-at-the-second"),
-        pytest.param([matrix(41, 4).t()], 1, id="transposed"),
-        pytest.param([matrix(6, 41).view(2, 3, 41)], 4, id="batches"),
-    ],
-)
-def test_shifted_vector(tensors, expected):
-    assert shifted_vector(tensors) == expected
+@cases(("tensors", "divisor", "vector"), ROWS)
+def test_accesses_are_as_wide_as_rows_permit(tensors, divisor, vector):
+    assert common_divisor(*tensors) == divisor
+    assert shifted_vector(tensors) == vector

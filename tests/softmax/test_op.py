@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import assert_softmax, assert_touches_once, far
+from cases import assert_softmax, assert_touches_once, cases, far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,22 +66,14 @@ def either(request):
 
 # A matrix for each kernel: its shape, the dimension, the dtype.
 KERNELS = {
-    "softmax_kernel": ((5, 12), 1, "float32"),
-    "softmax_kernel-edges": ((5, 13), 1, "float64"),
-    "softmax_kernel-columns": ((13, 5), 0, "float32"),
-    "split_kernel": ((5, 40), 1, "float32"),
-    "split_kernel-copied": ((40, 5), 0, "float32"),
-    "online_kernel": ((5, 40), 1, "float64"),
-    "online_kernel-longest": ((5, 130), 1, "float32"),
+    "softmax_kernel": ((3, 12), 1, "float32"),
+    "softmax_kernel-edges": ((3, 13), 1, "float64"),
+    "softmax_kernel-columns": ((13, 3), 0, "float32"),
+    "split_kernel": ((3, 40), 1, "float32"),
+    "split_kernel-copied": ((40, 3), 0, "float32"),
+    "online_kernel": ((3, 40), 1, "float64"),
+    "online_kernel-longest": ((3, 130), 1, "float32"),
 }
-EACH = pytest.mark.parametrize(("shape", "dim", "name"), KERNELS.values(), ids=KERNELS)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_each_kernel_is_tested(small, kernel):
-    shape, dim, name = KERNELS[kernel]
-    ops = count(lambda x: softmax(x, dim), matrix(*shape, name)).ops
-    assert kernel.partition("-")[0] in [it.name for it in ops]
 
 
 def assert_softmax_along(dim, x):
@@ -90,10 +82,15 @@ def assert_softmax_along(dim, x):
     def reference(x):
         return torch.softmax(x, dim).movedim(dim, -1)
 
+    def rows_of_softmax(x):
+        y = softmax(x, dim)
+        assert y.is_contiguous()
+        return y.movedim(dim, -1)
+
     # The reference to a result in float64 is itself rounded to float64.
     roundings = 16 if x.dtype == torch.float64 else SOFTMAX.roundings
     judged = Op("softmax", "M,N", reference, roundings, checks_row_sums=True)
-    assert_correct(judged, lambda x: softmax(x, dim).movedim(dim, -1), x)
+    assert_correct(judged, rows_of_softmax, x)
 
 
 # ---- any shape, dimension, strides, dtype
@@ -112,31 +109,37 @@ def draw_tensor(data, sizes, dtype):
     return matrix(1, offset + step + 1, dtype).view(-1).as_strided(sizes, strides, offset)
 
 
-def draw_sizes(data, least):
-    """The sizes of a tensor, and the dimension of its columns."""
-    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-    dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
-    sizes[dim] = data.draw(st.integers(least, 40), "columns")
-    return sizes, dim
-
-
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
     "examples", [20, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_softmax_of_any_tensor(either, examples):
+def test_softmax_and_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
     @given(data=st.data())
     def check(data):
-        sizes, dim = draw_sizes(data, least=0)
-        x = draw_tensor(data, sizes, data.draw(st.sampled_from(op.FLOATS), "dtype"))
+        sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+        dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
+        sizes[dim] = data.draw(st.integers(0, 40), "columns")
+        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
+        x, y, dy = (draw_tensor(data, sizes, dtype) for _ in range(3))
         special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
         if x.numel() and special:
             x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
         assert_softmax_along(dim, x)
-        assert softmax(x, dim).is_contiguous()
+        assert_backward_along(dim, dy, y.sigmoid() if data.draw(st.booleans()) else y)
 
     check()
+
+
+def assert_backward_along(dim, dy, y):
+    found = backward(dy, y, dim, y.dtype)
+    eps, smallest = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).smallest_normal
+    y, dy = y.double(), dy.double()
+    size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
+    expected = y * (dy - (y * dy).sum(dim, keepdim=True))
+    room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
+    assert found.shape == expected.shape and found.is_contiguous()
+    assert ((found - expected).abs() <= room).all()
 
 
 @pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
@@ -179,11 +182,10 @@ def test_offsets_of_a_batch_outgrow_int32(strides):
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("batches", [2, 5])
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim, batches):
+def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
     monkeypatch.setattr(op, "MAX_BATCHES", 3)
-    x = matrix(batches * 3, 24)[:, :20].unflatten(0, (batches, 3))
+    x = matrix(15, 24)[:, :20].view(5, 3, 20)
     for view in (x, x[:, :2], x[:, ::2, ::3]):
         assert_softmax_along(dim, view)
         traffic = count(lambda x: softmax(x, dim), view, trace=True)
@@ -193,12 +195,18 @@ def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim, batch
 # ---- dtype
 
 
-def test_softmax_converts_first(either):
-    for dtype, result, n in product(op.FLOATS, op.FLOATS, (13, 88)):
+def test_softmax_converts_first(small):
+    """And its gradient has the dtype of x."""
+    for dtype, result, n in product(op.FLOATS, op.FLOATS, (7, 13, 88)):
         x = matrix(2, n, torch.float64).to(dtype)
         y = softmax(x, dtype=result)
         assert y.dtype == result
         assert_softmax(lambda _, y=y: y, x.to(result))
+        fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
+        found, expected = (gradient(fn, x, matrix(2, n, seed=1)) for fn in fns)
+        assert found.dtype == expected.dtype == dtype
+        eps = max(torch.finfo(it).eps for it in (dtype, result))
+        torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
 
 
 def test_softmax_converts_what_does_not_fit(either):
@@ -219,38 +227,29 @@ def test_softmax_of_another_dtype_needs_one(name):
 # ---- errors
 
 
-def zeros(*shape, **options):
-    return torch.zeros(shape, **options)
-
-
 ERRORS = {
-    "dim-too-large": (lambda fn: fn(zeros(2, 0), 2), IndexError, r"dim 2 .* 2 .*\(2, 0\)"),
-    "dim-too-small": (lambda fn: fn(zeros(2, 3), -3), IndexError, r"dim -3 .*\(2, 3\)"),
-    "dim-of-a-scalar": (lambda fn: fn(zeros(), 1), IndexError, r"dim 1 .* 0 dimensions \(\)"),
-    "to-integers": (
-        lambda fn: fn(zeros(2, 3), 1, dtype=torch.int64), NotImplementedError, "torch.int64",
-    ),
-    "too-high": (
-        lambda fn: fn(zeros(1, 1).expand(MAX_ROW + 1, 2), 0), RuntimeError, f"{MAX_ROW + 1} col",
-    ),
-}  # fmt: skip
+    "dim-too-large": ((2, 0), {"dim": 2}, IndexError, r"dim 2 .* 2 .*\(2, 0\)"),
+    "dim-too-small": ((2, 3), {"dim": -3}, IndexError, r"dim -3 .*\(2, 3\)"),
+    "dim-of-a-scalar": ((), {"dim": 1}, IndexError, r"dim 1 .* 0 dimensions \(\)"),
+    "to-integers": ((2, 3), {"dim": 1, "dtype": torch.int64}, NotImplementedError, "torch.int64"),
+    "too-high": ((MAX_ROW + 1, 2), {"dim": 0}, RuntimeError, f"{MAX_ROW + 1} col"),
+}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
-@pytest.mark.parametrize("case", ERRORS)
-def test_softmax_refuses(case):
+@cases(("shape", "options", "error", "message"), ERRORS)
+def test_softmax_refuses(shape, options, error, message):
     """As PyTorch does, but for rows that are too long; meta tensors, too."""
-    call, error, message = ERRORS[case]
     for place in (DEVICE, DEVICE, "meta"):  # nothing wrong is remembered
-        with torch.device(place), pytest.raises(error, match=f"^softmax: .*{message}"):
-            call(softmax)
-    if case != "too-high":
+        with pytest.raises(error, match=f"^softmax: .*{message}"):
+            softmax(torch.zeros((), device=place).expand(shape), **options)
+    if error is not RuntimeError:
         with pytest.raises(error):
-            call(torch.softmax)
+            torch.softmax(torch.zeros(shape), **options)
 
 
 def test_softmax_refuses_what_is_no_dim_and_no_dtype():
-    x = zeros(2, 3, device=DEVICE)
+    x = matrix(2, 3)
     softmax(x, 1)
     for dim in (1.0, "1", None):  # also where 1 is planned, which equals 1.0
         for fn in (softmax, torch.vmap(softmax, in_dims=(0, None))):
@@ -273,34 +272,19 @@ def test_softmax_refuses_a_tensor_whose_memory_was_freed():
 # ---- what it moves
 
 
-@pytest.mark.parametrize("dim", [1, 2], ids=["in-the-middle", "rows-in-another-order"])
+@pytest.mark.parametrize("dim", [1, 2], ids=["in-the-middle", "rows-that-start-anywhere"])
 def test_softmax_touches_each_element_of_a_batch_once(dim):
-    x, written = matrix(6, 16).view(2, 3, 16).transpose(0, 2 - dim), []
+    x, written = matrix(14, 41).view(2, 7, 41)[:, :3], []  # y starts as far from 16 bytes
     traffic = count(lambda x: written.append(softmax(x, dim)), x, trace=True)
     assert [it.name for it in traffic.ops] == ["softmax_kernel"]  # nothing is copied
     assert_touches_once(traffic, "x_ptr", x)
     assert_touches_once(traffic, "y_ptr", written[0])
 
 
-def placed(x, step, start):
-    """The same rows, so far apart and so far from a multiple of 16 bytes, and NaN around them."""
-    m, n = x.shape
-    memory = torch.full((m * step + start + 64,), NAN, dtype=x.dtype, device=DEVICE)
-    return memory.as_strided((m, n), (step, 1), start).copy_(x)
-
-
-def test_softmax_of_batches_of_rows_that_start_anywhere():
-    for n in (41, 2051):
-        x = matrix(12, n).view(3, 4, n)
-        assert_softmax(lambda x, n=n: softmax(x.view(3, 4, n)).view(12, n), x.view(12, n))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_traffic_of_softmax_and_its_gradient(dtype):
+def test_traffic_of_softmax_and_its_gradient():
     """Another dtype is converted where it is computed, by no operation of its own."""
-    traffic = count(
-        lambda x: softmax(x, dtype=torch.float32), matrix(3, 40).to(dtype), backward=True
-    )
+    x = matrix(3, 40, "float16")
+    traffic = count(lambda x: softmax(x, dtype=torch.float32), x, backward=True)
     both = [(each.ops[0].name, each.read_elements) for each in (traffic, traffic.backward)]
     assert both == [("softmax_kernel", 120), ("softmax_backward_kernel", 240)]
     assert len(traffic.ops) == len(traffic.backward.ops) == 1
@@ -324,65 +308,29 @@ def test_traffic_of_split_rows_backward(small, factor):
 # ---- autograd
 
 
-def gradient(fn, x, dy, **options):
+def gradient(fn, x, dy):
     x = x.detach().requires_grad_()
     y = fn(x)
-    return torch.autograd.grad(y, x, dy.to(y.dtype).expand_as(y), **options)[0]
+    return torch.autograd.grad(y, x, dy.to(y.dtype).expand_as(y))[0]
 
 
-@EACH
-def test_gradient_of_softmax(small, shape, dim, name):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradient_of_softmax(small, kernel):
+    """Of the result that each kernel writes; rounded to its dtype, as autograd of PyTorch would."""
+    shape, dim, name = KERNELS[kernel]
     x, dy = matrix(*shape, name), matrix(*shape, name, seed=1)
+    ops = count(lambda x: softmax(x, dim), x).ops
+    assert kernel.partition("-")[0] in [it.name for it in ops]
     for of in (dy, dy.t().contiguous().t(), dy[:, :1].expand(shape), dy[0, 0]):
         found = gradient(lambda x: softmax(x, dim), x, of)
         expected = gradient(lambda x: torch.softmax(x, dim), x.double(), of.double())
-        size = expected.abs().amax(dim, keepdim=True) + torch.softmax(x, dim).amax(
-            dim, keepdim=True
-        )
+        y = torch.softmax(x, dim)
+        size = expected.abs().amax(dim, keepdim=True) + y.amax(dim, keepdim=True)
         room = 8 * torch.finfo(x.dtype).eps * size
         assert ((found - expected).abs() <= room).all()
-
-
-@pytest.mark.parametrize(
-    "examples", [15, pytest.param(80, marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_backward_of_any_tensors(either, examples):
-    @settings(max_examples=examples, deadline=None)
-    @given(data=st.data())
-    def check(data):
-        sizes, dim = draw_sizes(data, least=1)
-        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
-        y, dy = draw_tensor(data, sizes, dtype), draw_tensor(data, sizes, dtype)
-        y = y.sigmoid() if data.draw(st.booleans()) else y
-        found = backward(dy, y, dim, y.dtype)
-        y, dy = y.double(), dy.double()
-        size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
-        expected = y * (dy - (y * dy).sum(dim, keepdim=True))
-        eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
-        room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
-        assert found.shape == expected.shape and found.is_contiguous()
-        assert ((found - expected).abs() <= room).all()
-
-    check()
-
-
-def test_gradient_has_the_dtype_of_x():
-    for dtype, result in product(op.FLOATS, repeat=2):
-        x, dy = matrix(3, 13, torch.float64).to(dtype), matrix(3, 13, seed=1)
-        fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
-        found, expected = (gradient(fn, x, dy) for fn in fns)
-        assert found.dtype == expected.dtype == dtype
-        eps = max(torch.finfo(it).eps for it in (dtype, result))
-        torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
-
-
-@EACH
-def test_gradient_is_rounded_to_the_dtype_of_the_result(small, shape, dim, name):
-    """As autograd of PyTorch would, which converts it afterwards."""
-    x = matrix(*shape)
-    found = gradient(lambda x: softmax(x, dim, dtype=torch.float16), x, matrix(*shape, seed=1))
-    assert found.dtype == torch.float32 and found.any()
-    assert torch.equal(found, found.half().float())
+    found = gradient(lambda x: softmax(x, dim, dtype=torch.float16), x, dy)
+    assert found.dtype == x.dtype and found.any()
+    assert torch.equal(found, found.half().to(x.dtype))
 
 
 @pytest.mark.parametrize("value", [NAN, -INF])
@@ -470,18 +418,18 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, index, started_on)
 # ---- as_rows
 
 
-@pytest.mark.parametrize(
-    ("make", "dim", "expected"),
-    [
-        pytest.param(lambda x: [x, x], 0, [1, 60, 2], id="first-dimension"),
-        pytest.param(lambda x: [x, x], 1, [2, 20, 3], id="in-the-middle"),
-        pytest.param(lambda x: [x.permute(2, 1, 0, 3)], 3, [1, 24, 5], id="rows-in-another-order"),
-        pytest.param(lambda x: [x[:, :2]], 3, [2, 8, 5], id="padded-matrices"),
-        pytest.param(lambda x: [x[:, ::2, ::2]], 3, [2, 2, 2, 5], id="too-many-to-join"),
-        pytest.param(lambda x: [x[:, :1].expand(2, 9, 4, 5)], 3, [2, 4, 9, 5], id="repeated"),
-        pytest.param(lambda x: [x[:, :2], x[:, :2].clone()], 3, [2, 8, 5], id="only-one-can"),
-    ],
-)
+JOINED = {
+    "first-dimension": (lambda x: [x, x], 0, [1, 60, 2]),
+    "in-the-middle": (lambda x: [x, x], 1, [2, 20, 3]),
+    "rows-in-another-order": (lambda x: [x.permute(2, 1, 0, 3)], 3, [1, 24, 5]),
+    "padded-matrices": (lambda x: [x[:, :2]], 3, [2, 8, 5]),
+    "too-many-to-join": (lambda x: [x[:, ::2, ::2]], 3, [2, 2, 2, 5]),
+    "repeated": (lambda x: [x[:, :1].expand(2, 9, 4, 5)], 3, [2, 4, 9, 5]),
+    "only-one-can": (lambda x: [x[:, :2], x[:, :2].clone()], 3, [2, 8, 5]),
+}
+
+
+@cases(("make", "dim", "expected"), JOINED)
 def test_as_rows_joins_what_it_can(make, dim, expected):
     """In all of the tensors at once."""
     assert as_rows(make(torch.empty(2, 3, 4, 5)), dim)[0] == expected
@@ -490,12 +438,12 @@ def test_as_rows_joins_what_it_can(make, dim, expected):
 # ---- compiled
 
 
-def compiled(target, widths, name, inputs, m=H200.num_sms):
+def compiled(target, widths, name, inputs):
     """The kernels of the softmax of rows of these widths, or of its backward."""
     fns = {1: softmax, 2: lambda y: backward(y, y.clone(), 1, y.dtype)}
     jobs = []
     for n in widths:
-        x = torch.empty(m, n, dtype=FLOATS[name], device=DEVICE)
+        x = torch.empty(H200.num_sms, n, dtype=FLOATS[name], device=DEVICE)
         [launch] = capture_launches(fns[inputs], x, gpu=find_gpu(target))
         jobs.append((launch, target))
     return compile_launches(jobs)
@@ -663,6 +611,13 @@ def test_softmax_under_autocast(name):
         assert softmax(x, dtype=torch.float16).dtype == torch.float16
         for run in (lambda fn: fn(x, -1), lambda fn: gradient(lambda x: fn(x, -1), x, dy)):
             torch.testing.assert_close(run(softmax), run(torch.softmax))
+
+
+def placed(x, step, start):
+    """The same rows, so far apart and so far from a multiple of 16 bytes, and NaN around them."""
+    m, n = x.shape
+    memory = torch.full((m * step + start + 64,), NAN, dtype=x.dtype, device=DEVICE)
+    return memory.as_strided((m, n), (step, 1), start).copy_(x)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,17 +60,17 @@ def test_tile_shape_refuses_more_than_64_elements_per_lane():
         rule.tile_shape(4096, 4, H200, rows=4)
 
 
-@pytest.mark.parametrize(
-    ("tile_bytes", "vector_bytes", "expected"),
-    [
-        pytest.param(16384, 16, 3, id="more-fit"),
-        pytest.param((SHARED - 1024) // 2, 16, 3, id="two-fit-exactly"),
-        pytest.param((SHARED - 1024) // 2 + 1, 16, 2, id="two-do-not-fit"),
-        pytest.param(SHARED - 1024, 16, 2, id="fits-exactly"),
-        pytest.param(SHARED - 1023, 16, 1, id="one-byte-too-many"),
-        pytest.param(2048, 8, 1, id="narrow-accesses"),
-    ],
-)
+STAGES = {
+    "more-fit": (16384, 16, 3),
+    "two-fit-exactly": ((SHARED - 1024) // 2, 16, 3),
+    "two-do-not-fit": ((SHARED - 1024) // 2 + 1, 16, 2),
+    "fits-exactly": (SHARED - 1024, 16, 2),
+    "one-byte-too-many": (SHARED - 1023, 16, 1),
+    "narrow-accesses": (2048, 8, 1),
+}
+
+
+@cases(("tile_bytes", "vector_bytes", "expected"), STAGES)
 def test_choose_num_stages(tile_bytes, vector_bytes, expected):
     assert rule.choose_num_stages(tile_bytes, vector_bytes, H200) == expected
     for in_registers in ("gfx950", "sm_75"):
@@ -129,18 +130,18 @@ def test_row_tile_ends_where_a_program_does(itemsize, inputs):
     assert replace(of_gpu[H200], num_warps=8) == of_gpu[MI300X]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "itemsize", "inputs", "fits"),
-    [
-        pytest.param(131, 9215, 4, 1, True, id="a-row-of-less-than-36-KiB"),
-        pytest.param(131, 9216, 4, 1, False, id="of-36-KiB"),
-        pytest.param(132, 9216, 4, 1, True, id="a-row-for-each-SM"),
-        pytest.param(131, 16384, 8, 1, True, id="a-sum-of-float64-outgrows-half-a-word"),
-        pytest.param(10**6, 16384, 4, 1, True, id="8-warps"),
-        pytest.param(10**6, 16385, 4, 1, False, id="more-than-8-warps"),
-        pytest.param(10**6, 8193, 4, 2, False, id="of-the-backward"),
-    ],
-)
+FITS = {
+    "a-row-of-less-than-36-KiB": (131, 9215, 4, 1, True),
+    "of-36-KiB": (131, 9216, 4, 1, False),
+    "a-row-for-each-SM": (132, 9216, 4, 1, True),
+    "a-sum-of-float64-outgrows-half-a-word": (131, 16384, 8, 1, True),
+    "8-warps": (10**6, 16384, 4, 1, True),
+    "more-than-8-warps": (10**6, 16385, 4, 1, False),
+    "of-the-backward": (10**6, 8193, 4, 2, False),
+}
+
+
+@cases(("m", "n", "itemsize", "inputs", "fits"), FITS)
 def test_op_tile_leaves_rows_to_several_programs(m, n, itemsize, inputs, fits):
     assert (rule.op_tile(m, n, itemsize, inputs, H200, 1) is not None) is fits
 

@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from cases import assert_softmax
+from cases import assert_softmax, cases
 
 from memtraffic import device
 from memtraffic.compile import capture_launches
-from memtraffic.kernels.softmax import fused, masked, online
+from memtraffic.gpus import find_gpu
+from memtraffic.kernels.softmax import fused, online
 from memtraffic.meters.formula import formula
 from memtraffic.names import RUNGS, import_function, import_path
 from memtraffic.tensors import matrix
@@ -36,33 +37,52 @@ def test_formula_is_that_of_the_docstring(name):
 # ---- fused
 
 
-@pytest.mark.parametrize(
-    ("make", "numbers"),
-    [
-        pytest.param(lambda: matrix(4, 781), "781", id="not-a-power-of-two"),
-        pytest.param(lambda: matrix(4, 0), "0", id="no-columns"),
-        pytest.param(lambda: matrix(4, 6)[:, ::3], "3", id="two-columns-3-apart"),
-        pytest.param(lambda: matrix(8, 4).T, "4", id="transposed"),
-    ],
-)
-def test_fused_refuses_and_repeats_the_numbers(make, numbers):
+REFUSED = {
+    "not-a-power-of-two": (matrix(4, 781), "781"),
+    "no-columns": (matrix(4, 0), "0"),
+    "two-columns-3-apart": (matrix(4, 6)[:, ::3], "3"),
+    "transposed": (matrix(8, 4).T, "4"),
+}
+
+
+@cases(("x", "numbers"), REFUSED)
+def test_fused_refuses_and_repeats_the_numbers(x, numbers):
     with pytest.raises(ValueError, match=rf"^fused: .*\b{numbers}"):
-        fused.softmax(make())
+        fused.softmax(x)
 
 
-# ---- masked, online
+# ---- what is launched
 
 
-@pytest.mark.parametrize(("n", "warps"), [(781, 4), (5000, 16), (20000, 32)])
-def test_warps_of_masked_are_by_the_block(n, warps):
-    [launch] = capture_launches(masked.softmax, torch.empty(2, n, device=DEVICE))
-    assert launch.options["num_warps"] == warps
+def empty(n, dtype=torch.float32):
+    return torch.empty(2, n, dtype=dtype, device=DEVICE)
 
 
-def test_online_reads_so_many_columns_at_a_time():
-    of = partial(online.softmax, block=16, num_warps=2)
-    [launch] = capture_launches(of, matrix(5, 78))
-    assert (launch.constants["BLOCK"], launch.options["num_warps"]) == (16, 2)
+LAUNCHES = [  # a rung, a matrix and options; some of what is launched on an H200
+    ("masked", empty(5000), {}, {"BLOCK": 8192, "num_warps": 16}),
+    ("tiled", empty(200), {"rows": 8}, {"ROWS": 8, "num_warps": 1}),
+    ("tiled", empty(200), {"num_warps": 2}, {"ROWS": 2, "num_warps": 2}),
+    ("persistent", empty(1004), {}, {"STAGES": 3}),
+    ("persistent", empty(1004, torch.float16), {}, {"STAGES": 1}),  # 8 bytes at a time
+    ("persistent", empty(1004, torch.float16), {"num_stages": 4}, {"STAGES": 4}),
+    ("persistent", empty(32768), {}, {"STAGES": 2}),
+    ("persistent", empty(1024), {"rows": 32, "num_warps": 16}, {"STAGES": 2, "num_warps": 16}),
+    ("online", empty(78), {"block": 16, "num_warps": 2}, {"BLOCK": 16, "num_warps": 2}),
+    ("split", empty(65536), {}, {"BLOCK": 512, "CHUNKS": 8, "SLOTS": 128}),  # a word a lane
+    ("split", empty(65536), {"chunks": 1}, {"BLOCK": 512, "CHUNKS": 1}),
+    ("split", empty(65536), {"block": 1024}, {"BLOCK": 1024, "CHUNKS": 8}),
+    ("split", empty(640), {"block": 16, "chunks": 1}, {"SLOTS": 64}),  # more parts than lanes
+]
+
+
+@pytest.mark.parametrize(("name", "x", "options", "expected"), LAUNCHES)
+def test_launch_is_by_the_rule_or_as_asked(name, x, options, expected):
+    softmax = partial(import_function(name), **options)
+    [launch] = capture_launches(softmax, x, gpu=find_gpu("H200"))
+    assert expected.items() <= (launch.constants | launch.options).items()
+
+
+# ---- online
 
 
 def test_online_kernel_takes_float64_below_any_float32():
