@@ -128,21 +128,6 @@ def _same_twice_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of a block are the same ones again; NVIDIA's assembler loads each once in a thread."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    tl.store(y_ptr + rows * BLOCK + cols, tl.load(w_ptr + rows % GROUPS * BLOCK + cols))
-
-
-@triton.jit
-def _half_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
-    """Needs half of what it loads, which the assembler sees."""
-    x = tl.load(x_ptr + tl.arange(0, 2 * BLOCK))
-    first, _ = tl.split(tl.trans(tl.reshape(x, (2, BLOCK))))
-    tl.store(y_ptr + tl.arange(0, BLOCK), first)
-
-
-@triton.jit
 def _assembly_load_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     x = tl.inline_asm_elementwise(
@@ -206,8 +191,6 @@ linear_32 = over(_linear_kernel, BLOCK=32)
 linear_64 = over(_linear_kernel, BLOCK=64)
 transposed = over(_transposed_kernel, 64, 64, BLOCK=64)
 same_twice = over(_same_twice_kernel, BLOCK=64)
-groups = over(_groups_kernel, shape=(16, 128), GROUPS=8, ROWS=16, BLOCK=128)
-half = over(_half_kernel, BLOCK=512, num_warps=1)
 assembly_load = over(_assembly_load_kernel, BLOCK=64)
 misaligned = over(_wrong_hint_kernel, BLOCK=512, num_warps=1)
 delayed = over(_delayed_kernel, grid=(4,), shape=(256,), BLOCK=64)
