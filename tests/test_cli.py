@@ -281,7 +281,9 @@ MISTAKES = {
         "count mine:long 3 5": f"mine:long: ValueError: {977 * 'x'}…\n",
         "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
         "report mine:add": "missing 1 required positional argument",
-        **dict.fromkeys(["counters naive 8 8", "roof", "bench tiled"], "GPU"),
+        "counters naive 8 8": "no GPU",
+        "roof": "memtraffic: roof needs a GPU",
+        "bench tiled": "memtraffic: bench needs a GPU",
     },
 }
 

@@ -50,14 +50,6 @@ def test_import_function_that_is_not_there(name, source, message, module):
         import_function(name)
 
 
-class Function(torch.autograd.Function):
-    pass
-
-
-def test_import_path_of_an_inherited_method_names_its_class():
-    assert import_path(Function.apply) == f"{__name__}:Function.apply"
-
-
 def test_import_path_of_what_another_process_cannot_import():
     def inner(x):
         return x
