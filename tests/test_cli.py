@@ -14,7 +14,6 @@ from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
-from memtraffic.meters import sectors as predicted
 from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Resources
 
@@ -52,12 +51,7 @@ def compiler(monkeypatch):
             Resources("two", target.target, 1, 8, 0, 0),
         ]
 
-    def sectors(*call, target, dtype):
-        resources(*call, target=target, dtype=dtype)
-        return predicted.Sectors(target.target, [])
-
     monkeypatch.setattr(compile, "resources", resources)
-    monkeypatch.setattr(predicted, "sectors", sectors)
     return calls
 
 
@@ -104,6 +98,7 @@ FEW = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
         (f"formula mine:third {FEW}", {"reads": {"MN": "1/3", "M": 0, "N": 0, "1": 0}}),
         ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", {"read_elements": 32}),
         ("count fused 4 8 --dtype float16", {"read_elements": 32, "read_bytes": 64}),
+        ("sectors fused 3 64 --dtype bf16 --target sm_90", {"store_sectors": 3 * 64 * 2 // 32}),
     ],
 )
 def test_json(text, expected, command, module):
@@ -153,7 +148,6 @@ def test_count_of_a_function_that_prints(command, module):
         ("resources fused N=64", (16, 64), "float32"),  # of some rows
         ("occupancy fused N=48 M=3", (3, 48), "float32"),
         ("resources fused 3 48 --dtype bf16", (3, 48), "bfloat16"),
-        ("sectors fused 3 48 --dtype bf16", (3, 48), "bfloat16"),
     ],
 )
 def test_compiler_is_given_each_option(call, shape, dtype, command, compiler):
