@@ -16,7 +16,7 @@ from memtraffic.compile.accesses import CompiledAccess
 from memtraffic.compile.layouts import Layout
 from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import masked, persistent
+from memtraffic.kernels.softmax import masked, online, persistent, tiled
 from memtraffic.meters import sectors as meter
 from memtraffic.meters.sectors import count_sectors
 from memtraffic.triton_adapter.memory import Site
@@ -120,6 +120,10 @@ KERNELS = {
     "by more warps": (sector_kernels.linear_64, "64,64:bf16 64,64:bf16 64,:bf16",
                       [64, 544, 16, 256]),
     "a load that is made once": (sector_kernels.same_twice, "64,", [4, 16, 2, 8]),
+    "two passes": (online.softmax, "5,131", [50, 204, 25, 102]),
+    "odd rows": (lambda x: tiled.softmax(x[:, 1:]), "5,132:bf16", [25, 65, 25, 61]),
+    "every other column": (lambda x: online.softmax(x[:, ::2]), "5,262", [50, 358, 25, 102]),
+    "rows of a transposed matrix": (lambda x: tiled.softmax(x.T), "131,5:bf16", [34, 98, 25, 61]),
 }  # fmt: skip
 
 
