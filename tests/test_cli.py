@@ -277,7 +277,7 @@ MISTAKES = {
         "report mine:add": "missing 1 required positional argument",
         "counters naive 8 8": "no GPU",
         "roof": "memtraffic: roof needs a GPU",
-        "bench tiled": "memtraffic: bench needs a GPU",
+        "bench tiled --shapes 8x8": "memtraffic: bench needs a GPU",
     },
 }
 
