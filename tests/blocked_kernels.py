@@ -136,20 +136,3 @@ def rows_grow(rows_at_most: int = 1024) -> Callable:
         return layer_norm_backward(10**6, rows)(x)
 
     return fn
-
-
-@triton.jit
-def _unmasked_kernel(y_ptr, x_ptr, n_cols, COLS: tl.constexpr):
-    at = tl.program_id(0) * n_cols + tl.program_id(1) * COLS + tl.arange(0, COLS)
-    tl.store(y_ptr + at, tl.load(x_ptr + at))
-
-
-def unmasked(cols: int) -> Callable:
-    """A copy in whole blocks: the last block of a row leaves it, that of the last row leaves x."""
-
-    def fn(x: Tensor) -> Tensor:
-        (m, n), y = x.shape, torch.empty_like(x)
-        _unmasked_kernel[(m, triton.cdiv(n, cols))](y, x, n, COLS=cols)
-        return y
-
-    return fn

@@ -28,7 +28,7 @@ ROOMS = {  # a pattern of the paths in each
     "book/_ext": r"book/_ext/.*\.py",
     "book/_static": r"book/_static/(?!occupancy-data).*\.js",  # which is numbers
     "examples": r"examples/.*\.py",
-    "tests": r"(tests/.*|conftest)\.py",
+    "tests": (12908, 10145),
     "conftest.py": r"conftest\.py",
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
@@ -47,7 +47,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13445, 10404),
+    "tests": (12908, 10145),
     "conftest.py": (101, 96),
 }
 

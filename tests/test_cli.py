@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import sys
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,7 +14,6 @@ from memtraffic.cli import commands, main
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax.definitions import SOFTMAX
 from memtraffic.meters import counters as hardware
-from memtraffic.meters import sectors as predicted
 from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Resources
 
@@ -53,11 +51,7 @@ def compiler(monkeypatch):
             Resources("two", target.target, 1, 8, 0, 0),
         ]
 
-    def sectors(*call, **options):
-        return SimpleNamespace(as_dict=lambda: {"of": str(resources(*call, **options))})
-
     monkeypatch.setattr(compile, "resources", resources)
-    monkeypatch.setattr(predicted, "sectors", sectors)
     return calls
 
 
@@ -78,7 +72,6 @@ async def late(x): return x
 def later(x): return late(x)
 def lines(x): raise RuntimeError("two\\nlines")
 def own(x): raise Own("bad")
-def exits(x): raise SystemExit(0)
 def long(x): raise ValueError(1500 * "x")
 def interrupted(x): raise KeyboardInterrupt
 """
@@ -105,6 +98,7 @@ FEW = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
         (f"formula mine:third {FEW}", {"reads": {"MN": "1/3", "M": 0, "N": 0, "1": 0}}),
         ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", {"read_elements": 32}),
         ("count fused 4 8 --dtype float16", {"read_elements": 32, "read_bytes": 64}),
+        ("sectors fused 3 64 --dtype bf16 --target sm_90", {"store_sectors": 3 * 64 * 2 // 32}),
     ],
 )
 def test_json(text, expected, command, module):
@@ -148,19 +142,12 @@ def test_count_of_a_function_that_prints(command, module):
 # ---- resources, occupancy, sectors
 
 
-def test_occupancy_is_a_line_for_each_kernel(command, compiler):
-    lines = command("occupancy fused N=64 --target sm_90")[1].splitlines()
-    kernels = ["one for sm_90 (H200), 4 warps: 6 programs fit", "two for sm_90 (H200), 1 warps: 32"]
-    assert list(map(str.startswith, lines, kernels)) == [True, True]
-
-
 @pytest.mark.parametrize(
     ("call", "shape", "dtype"),
     [
         ("resources fused N=64", (16, 64), "float32"),  # of some rows
         ("occupancy fused N=48 M=3", (3, 48), "float32"),
         ("resources fused 3 48 --dtype bf16", (3, 48), "bfloat16"),
-        ("sectors fused 3 48 --dtype bf16", (3, 48), "bfloat16"),
     ],
 )
 def test_compiler_is_given_each_option(call, shape, dtype, command, compiler):
@@ -227,11 +214,13 @@ def test_bench_of_everything(command, timed):
 
 
 def test_report_is_what_the_other_commands_say(command, compiler, tmp_path, monkeypatch):
-    """On stdout or in a file; a refusal has its place."""
+    """In a file; a refusal has its place, and each kernel a line."""
     monkeypatch.setattr(device, "HAS_GPU", False)
-    status, out, err = command("report naive 4 64")
-    assert (status, err) == (0, "") and out.startswith("# naive 4 64 M,N float32\n")
-    said = dict(part.split("\n", 1) for part in out.split("\n## ")[1:])
+    file = tmp_path / "page.md"
+    assert command(f"report naive 4 64 -o {file}") == (0, f"wrote {file}\n", "")
+    title, *parts = file.read_text("utf-8").split("\n## ")
+    assert title == "# naive 4 64 M,N float32\n"
+    said = dict(part.split("\n", 1) for part in parts)
     names = ["resources", "occupancy", "sectors"]
     targets = [f"{name} for {target}" for target in ("sm_90", "gfx942") for name in names]
     assert list(said) == ["formula", "count", *targets, "counters", "bench"]
@@ -239,9 +228,9 @@ def test_report_is_what_the_other_commands_say(command, compiler, tmp_path, monk
     for asked in ("formula naive", "count naive 4 64", "occupancy naive 4 64 --target sm_90"):
         heading = asked.replace(" naive", "").replace(" 4 64", "").replace("--target", "for")
         assert said[heading].strip("`\n") == command(asked)[1].rstrip("\n")
-    file = tmp_path / "page.md"
-    assert command(f"report naive 4 64 -o {file}") == (0, f"wrote {file}\n", "")
-    assert re.sub("0x.*", "", file.read_text("utf-8")) == re.sub("0x.*", "", out)
+    lines = said["occupancy for sm_90"].splitlines()[2:4]
+    kernels = ["one for sm_90 (H200), 4 warps: 6 programs fit", "two for sm_90 (H200), 1 warps: 32"]
+    assert list(map(str.startswith, lines, kernels)) == [True, True]
 
 
 def test_report_needs_no_sizes(command, module):
@@ -268,10 +257,8 @@ def test_help_names_each_command_and_version(command):
 MISTAKES = {
     2: {
         "": "Missing command",
-        "formula fusd": "did you mean 'fused'?",
         "formula naive --fit 2x8,3by16": "'3by16' is not a positive",
         "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
-        "count broken:fn 3 5": "'broken:fn' cannot be imported",
         "count naive 4": "N of 'M,N' has no number",
         "count naive 4 8 --dtype int9": "did you mean 'int8'",
         "sectors fused 4 64 8 --target sm_90": "8",
@@ -285,21 +272,21 @@ MISTAKES = {
         "count kernels:gathered 5 8": "kernels:gathered: TypeError: ",
         "count mine:lines 3 5": "mine:lines: RuntimeError: two lines\n",
         "count mine:own 3 5": "mine:own: mine.Own: bad\n",
-        "count mine:exits 3 5": "mine:exits: SystemExit: 0\n",
         "count mine:long 3 5": f"mine:long: ValueError: {977 * 'x'}…\n",
         "sectors naive 4 64 --target sm_90": "launched no Triton kernel",
         "report mine:add": "missing 1 required positional argument",
-        **dict.fromkeys(["counters naive 8 8", "roof", "bench tiled"], "GPU"),
+        "counters naive 8 8": "no GPU",
+        "roof": "memtraffic: roof needs a GPU",
+        "bench tiled --shapes 8x8": "memtraffic: bench needs a GPU",
     },
 }
 
 
 @pytest.mark.parametrize(("status", "text"), [(n, it) for n in MISTAKES for it in MISTAKES[n]])
-def test_mistake_is_one_line(status, text, command, module, monkeypatch, tmp_path):
+def test_mistake_is_one_line(status, text, command, module, monkeypatch):
     """Status 2 for a bad call, 1 for a failure; a function that raises is named."""
     monkeypatch.setattr(device, "HAS_GPU", False)
     module(MINE)
-    (tmp_path / "broken.py").write_text("raise SystemExit(4)")
     found, out, err = command(text)
     assert MISTAKES[status][text] in err
     assert err.startswith("memtraffic: ") and err.count("\n") == 1 and err.endswith("\n")
@@ -318,7 +305,7 @@ INSISTS = """\
 import kernels, torch
 {at_import}
 def fn(x):
-    {check}
+    assert x.is_cuda
     return kernels.masked(x)
 """
 
@@ -335,31 +322,12 @@ def fn(x):
 def test_stand_in_for_a_gpu(text, sms, expected, command, module):
     """Also while the module is imported; a target of NVIDIA's is the GPU that answers."""
     asked = "torch.cuda.get_device_properties(0).multi_processor_count"
-    module(INSISTS.format(at_import=f"assert {asked} == {sms}", check="assert x.is_cuda"))
+    module(INSISTS.format(at_import=f"assert {asked} == {sms}"))
     status, out, err = command(f"{text} --stand-in")
     assert (status, err) == (0, "") and expected in out
 
 
-@WITHOUT_GPU
-def test_hint_at_stand_in(command, module):
-    module(INSISTS.format(at_import="", check="if not x.is_cuda: return x.exp()"))
-    status, _, err = command("resources mine:fn --target sm_90 N=64")
-    assert (status, err.count("\n"), "give --stand-in" in err) == (1, 1, True)
-
-
 # ---- from the shell
-
-
-def test_help_imports_neither_torch_nor_pandas():
-    code = f"""
-import sys
-from memtraffic.cli import main
-for line in (["--version"], ["--help"], *([name, "--help"] for name in {[*commands.commands]})):
-    assert main(line) == 0, line
-assert not {{"torch", "triton", "pandas", "numpy"}} & {{*sys.modules}}
-"""
-    done = run_python("-c", code)
-    assert (done.returncode, done.stderr, len(commands.commands)) == (0, "", 9)
 
 
 def shell(text, folder):
@@ -382,15 +350,13 @@ def test_shell_where_pytorch_cannot_be_imported(tmp_path):
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
-        ("$M formula nave", (2,), "memtraffic: .*did you mean 'naive'"),
         ("$M count mine:fn 3 5", (1,), "memtraffic: mine:fn: TypeError: no"),
-        ("$M resources mine:double --target sm_90 N=64", (1,), "launched no Triton kernel"),
         ("$M count naive 3 5 | true", (0, 1), ""),
         ("$M count naive 3 5 > /dev/full", (1,), "No space left"),
     ],
 )
 def test_shell_has_no_traceback(text, status, message, module, tmp_path):
-    module("def double(x): return 2 * x\ndef fn(x): raise TypeError('no')\n")
+    module("def fn(x): raise TypeError('no')\n")
     found, out, err = shell(text, tmp_path)
     assert (found in status, out) == (True, "")
     assert re.search(message, err) and err.count("\n") <= 1 and "Traceback" not in err

@@ -27,21 +27,13 @@ def outcomes(folder, *arguments):
     return {name: outcome for outcome, name in found}
 
 
-def collected(folder, *arguments):
-    """The files of which something is collected, with the names of their tests."""
-    found = {}
-    for line in run_pytest(folder, "--collect-only", "-q", *arguments).splitlines():
-        path, mark, name = line.partition("::")
-        if mark:
-            found.setdefault(path, []).append(name)
-    return found
-
-
 @pytest.fixture
 def project(tmp_path):
-    """An empty project with the settings of this one."""
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "src").mkdir()
+    """A project with the settings of this one, a unit test and an example that pass."""
+    example = 'def f():\n    """\n    >>> 1\n    1\n    """\n'
+    for folder, name in (("tests", "test_a.py"), ("src", "a.py")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(f"{example}def test_passes(): pass\n", "utf-8")
     for name in ("conftest.py", "pyproject.toml", "tests/notebooks.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -66,21 +58,25 @@ def write_notebook(path, *cells, solution=None):
     nbformat.write(new_notebook(cells=made), path)
 
 
-def test_nbval_runs_every_notebook_and_no_unit_test():
-    found = collected(ROOT, "--nbval")
-    assert set(found) == {f"book/{path.name}" for path in (ROOT / "book").glob("*.ipynb")}
-    for path, names in found.items():
-        has_exercises = "## Exercises" in (ROOT / path).read_text("utf-8")
-        assert (names[-1] == "Solutions") is has_exercises, path
+@pytest.mark.parametrize(
+    ("option", "pattern"), [("--site=_build", "tests/**/test_*.py"), ("--nbval", "book/*.ipynb")]
+)
+def test_each_file_is_collected(option, pattern):
+    """But for one that asks for a library, which may be missing here."""
+    found = re.findall(r"^(.*?)::", run_pytest(ROOT, "--collect-only", "-q", option), re.M)
+    missing = [it for it in ROOT.glob(pattern) if str(it.relative_to(ROOT)) not in found]
+    assert all("importorskip(" in path.read_text("utf-8") for path in missing)
 
 
-def test_plain_pytest_runs_the_unit_tests_and_the_examples():
-    found = collected(ROOT, "--site", "_build/html")  # for whose pages there are tests, too
-    tests = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
-    examples = set(found) - tests
-    # Only a file that asks for a library, which may be missing here, may have no tests.
-    assert all("importorskip(" in (ROOT / path).read_text("utf-8") for path in tests - set(found))
-    assert examples and not [it for it in examples if not it.startswith("src/")]
+def test_plain_pytest_runs_the_unit_tests_and_the_examples(project):
+    """Of `src` alone, and a test module that cannot be imported is an error."""
+    (project / "tests" / "test_broken.py").write_text("import no_such_module\n", "utf-8")
+    write_notebook(project / "book/a.ipynb", ("print(1)", "2\n"))
+    assert outcomes(project, "--continue-on-collection-errors") == {
+        "src/a.py::src.a.f": "PASSED",
+        "tests/test_a.py::test_passes": "PASSED",
+        "tests/test_broken.py": "ERROR",
+    }
 
 
 def test_nbval_compares_strictly_and_tries_the_solutions(project):
@@ -117,8 +113,3 @@ def test_nbval_on_a_gpu_leaves_out_measured_numbers_and_removes_what_was_kept_be
     assert kept.exists()
     found = outcomes(project, "--nbval", "-p", "fake_gpu")
     assert list(found.values()) == ["PASSED", "PASSED", "FAILED"] and not kept.exists()
-
-
-def test_broken_test_module_is_an_error(project):
-    (project / "tests" / "test_broken.py").write_text("import no_such_module\n", "utf-8")
-    assert outcomes(project) == {"tests/test_broken.py": "ERROR"}

@@ -64,7 +64,7 @@ def test_decide_measures_what_the_book_records(id, timed, monkeypatch):
     """Everything but the graphs, the clock and the compiler runs, at two widths."""
     for package in ("flag_gems", "liger_kernel"):  # as if they were not installed
         monkeypatch.setitem(sys.modules, package, None)
-    names = ("torch.softmax", "Liger", "FlagGems", "memtraffic.softmax")
+    names = ("torch.softmax", "Liger", "FlagGems")
     monkeypatch.setattr(example, "CANDIDATES", {name: example.CANDIDATES[name] for name in names})
     monkeypatch.setattr(example, "ROUNDS", 2)
     monkeypatch.setattr(example, "ROUND_US", 2)

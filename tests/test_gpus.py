@@ -54,5 +54,3 @@ def test_find_gpus():
     h200, a100 = find_gpu("H200"), find_gpu("A100")
     assert find_gpus("h200") == find_gpus(h200) == [h200]
     assert find_gpus(it for it in ("sm_90", a100)) == [h200, a100]
-    with pytest.raises(ValueError, match="no GPU is named"):
-        find_gpus([])

@@ -1,5 +1,8 @@
-"""What a reader installs: the wheel holds the library alone, which needs what it names alone."""
+"""What a reader installs: the wheel needs what it names alone, and does what the README says."""
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,25 +57,22 @@ BLOCK = """
 import os, sys
 sys.modules |= dict.fromkeys(os.environ["ABSENT"].split())  # which cannot be imported
 """
-USE = """
-import importlib, pkgutil
-import memtraffic
-
+README = (ROOT / "README.md").read_text("utf-8")
+COMMAND = r"^\$ memtraffic (.*?)(?: +#.*)?\n((?:(?!\$|```).*\n)*)"
+RUN = """
+import sys, json, importlib, pkgutil
+from memtraffic.cli import main
+for arguments in json.loads(sys.argv[1]):
+    print("$")
+    assert main(arguments) == 0
 for module in pkgutil.walk_packages(memtraffic.__path__, "memtraffic."):
     importlib.import_module(module.name)
-from memtraffic.kernels.softmax import fused
-
-print(memtraffic.formula(fused.softmax))
-from memtraffic.cli import main
-
-for line in ("count fused 2 4 --json", "resources fused --target sm_90 N=64 --json",
-             "report fused 8 64 --target sm_90,gfx942", "bench --help"):
-    assert main(line.split()) == 0, line
 """
 
 
 @pytest.mark.slow
-def test_library_works_where_only_its_dependencies_can_be_imported(wheel, tmp_path):
+def test_example_of_the_readme_where_only_dependencies_can_be_imported(wheel, tmp_path):
+    """The Python lines and the commands that need no GPU, in one process."""
     wheel.extractall(tmp_path)
     allowed = {canonicalize_name(it.name) for it in with_dependencies(NEEDED)} | {"memtraffic"}
     absent = [
@@ -82,10 +82,24 @@ def test_library_works_where_only_its_dependencies_can_be_imported(wheel, tmp_pa
     ]
     assert {"IPython", "matplotlib", "nbformat", "pytest"} <= set(absent)
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    module, script = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    (tmp_path / "mine.py").write_text(module, "utf-8")
+    commands = [
+        (shlex.split(command), shown)
+        for command, shown in re.findall(COMMAND, README, re.M)
+        if not command.startswith(("counters", "roof", "bench"))
+    ]
+    arguments = json.dumps([command for command, _ in commands])
     environment = {"ABSENT": " ".join(absent), "PYTHONPATH": str(tmp_path)}
-    done = run_python("-c", USE, folder=tmp_path, **environment)
+    done = run_python("-c", script + RUN, arguments, folder=tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("reads MN, writes MN\n") and "sm_90 (H200)" in done.stdout
+    printed, *said = done.stdout.split("$\n")
+    comments = re.findall(r"^print.*  # (.*?)(?:, \.\.\.)?$", script, re.M)
+    assert len(comments) == len(printed.splitlines()) == 5
+    assert all(map(str.startswith, printed.splitlines(), comments))
+    assert len(said) == len(commands) == 6
+    for text, (_, shown) in zip(said, commands, strict=True):
+        assert text == shown if shown else text
 
 
 def test_environments_have_exact_versions_that_agree():

@@ -97,13 +97,12 @@ def test_resources_of_each_rung_on_each_target():
 
 @pytest.mark.slow
 def test_resources_on_sm_90():
-    """What decides how wide an access is; configurations and loops."""
+    """What decides how wide an access is; and loops."""
     made = {
         "contiguous": capture_launches(kernels.strided, empty(1, 1024)),
         "strided": capture_launches(kernels.strided, empty(1, 2048)[:, ::2]),
         "unaligned": capture_launches(kernels.strided, empty(1, 1028)[:, 1:1025]),
         "half": capture_launches(fused.softmax, empty(1, 4096, torch.float16)),
-        "tuned": capture_launches(kernels.tuned, empty(2, 781)),
         "three-passes": capture_launches(kernels.three_passes, empty(8192, 8)),
     }
     jobs = [(launch, "sm_90") for several in made.values() for launch in several]
@@ -116,7 +115,6 @@ def test_resources_on_sm_90():
     assert widest("contiguous") == 128 > max(widest("strided"), widest("unaligned"))
     assert found["strided"][0].store_bits == found["contiguous"][0].store_bits == {128: 2}
     assert found["half"][0].load_bits == {128: 4096 // 256 * 16 // 128}
-    assert [kernel.num_warps for kernel in found["tuned"]] == [4, 8]
     [loops] = found["three-passes"]
     assert loops.kernel == "_three_passes_kernel" and sum(loops.load_bits.values()) >= 3
     assert [it for it in loops.schedule if it in ("for", "end")] == ["for", "end"] * 3
@@ -192,15 +190,13 @@ def test_resources_of_inputs_and_of_a_product(fused_on):
     options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
     found = resources(fused.softmax, "M,4096", (1,), target="h200", **options)
     assert found == [fused_on["sm_90"]]
-    with pytest.raises(ValueError, match="M"):
-        resources(fused.softmax, "M,4096", target="sm_90")
 
 
 @pytest.mark.parametrize(
     ("fn", "target", "options", "error", "said"),
     [
         (fused.softmax, "sm_90", {"waves_per_eu": 2}, ValueError, "waves_per_eu"),
-        (fused.softmax, "gfx942", {"waves_per_eu": 9}, ValueError, "gfx942 holds 8"),
+        (fused.softmax, "gfx942", {"waves_per_eu": 9}, ValueError, "is 9: .* gfx942 holds 8"),
         (functools.partial(kernels.scaled, maxnreg=32), "gfx942", {}, ValueError, "maxnreg"),
         (fused.softmax, "sm_90", {"depth": 2}, TypeError, "depth"),
         (kernels.never_compiles, "sm_90", {}, CompileError, "_kernel does not compile for sm_90"),

@@ -1,5 +1,4 @@
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -48,23 +47,3 @@ def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, static):
 def test_read_of_what_is_no_machine_code():
     with pytest.raises(subprocess.CalledProcessError):
         sass.read({"cubin": b"no cubin"}, "k", find_gpu("sm_90"))
-
-
-def test_disassembler_is_asked_once_about_each_binary(tmp_path):
-    """By the script through which these tests call it, with one that counts how often it is."""
-    script = Path(__file__).parents[1] / "cuobjdump"
-    calls = tmp_path / "calls"
-    calls.write_text('#!/bin/sh\necho >> "$0.made"\ntest -s "$2" && cat "$2"\n')
-    calls.chmod(0o755)
-    environment = {"CUOBJDUMP": str(calls), "CUOBJDUMP_ANSWERS": str(tmp_path)}
-    made = 0
-    for option, binary, new in (
-        *(("-sass", "one", 1), ("-sass", "one", 0), ("-sass", "two", 1), ("-res-usage", "two", 1)),
-        *(("-sass", "", 1), ("-sass", "", 1)),  # it fails
-    ):
-        file = tmp_path / f"binary-{made}"
-        file.write_text(binary)
-        done = subprocess.run([script, option, file], env=environment, capture_output=True)
-        made += new
-        assert done.stdout.decode() == binary
-        assert len((tmp_path / "calls.made").read_text()) == made

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memtraffic import device
-from memtraffic.errors import AccessError, FormulaError, InputsError
+from memtraffic.errors import AccessError, FormulaError
 from memtraffic.meters import counts as module
 from memtraffic.meters.counts import FIT, HELD_OUT, Counts, plan
 from memtraffic.meters.formula import formula
@@ -275,19 +275,6 @@ PRODUCT = "M,K K,N"
 
 
 @pytest.mark.slow
-def test_formula_of_whole_blocks():
-    """At multiples of its blocks, a kernel that works in blocks has a formula."""
-    fit = [(64, 1), (128, 5), (192, 8), (256, 3), (64, 16), (192, 7)]
-    found = formula(blocked.add_bias(64, 64), fit=fit)
-    assert str(found) == "reads (65/64)MN, writes MN"
-    assert found.steps == {"M": "multiples of 64"}
-    fit = [(4, 8), (5, 12), (7, 5), (9, 16), (6, 21), (12, 3)]
-    found = formula(blocked.layer_norm_backward(4), fit=fit)  # a full grid
-    assert str(found) == "reads MN + 4N, writes MN + 5N"
-    assert not found.holds(3, 8)
-
-
-@pytest.mark.slow
 def test_formula_keeps_grids_small(monkeypatch):
     """A program an element: a size still reaches a hundred, or the range says less."""
     monkeypatch.setattr(module, "MAX_PROGRAMS", 300)
@@ -300,9 +287,7 @@ def test_formula_keeps_grids_small(monkeypatch):
 
 # Kernels that work in blocks: what sizes must be multiples of, or what the refusal says.
 BLOCKED = {
-    ("rows_grow", 1): {},
     ("add_bias", 256, 64, False, True): {"M": 256},
-    ("unmasked", 64): {"N": 64},
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
     ("layer_norm_backward", 10**6, 48): {"M": 48},
     ("add_bias", 2, 512): {"M": 2},
@@ -326,8 +311,7 @@ def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
     assert found.steps == {size: f"multiples of {unit}" for size, unit in units.items()}
     for size, unit in units.items():
         assert f"{size} to {found.tried[size][1]} in multiples of {unit}" in found.evidence
-    others = "other sizes have no formula: it reads ", "refused: _unmasked_kernel reads "
-    assert any(text in found.evidence for text in others) == bool(units)
+    assert "other sizes have no formula: it reads " in found.evidence
     counts, wanted = Counts(fn, inputs), []
     while len(wanted) < 10:
         shape = tuple(
@@ -358,39 +342,24 @@ def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
     assert counts.run() is None and counts.narrower("") is None
 
 
-@pytest.mark.slow
-def test_formula_says_what_to_try_where_one_shape_is_odd():
-    copy = blocked.rows_grow(1)
-    with pytest.raises(FormulaError, match=r"at all but 4 x 64 \(.*--fit and --check"):
-        formula(lambda x: copy(x + x if x.shape == (4, 64) else x))
-
-
 # ---- any inputs
-
-
-def refusing(condition):
-    """A product of matrices that takes no size for which `condition` fails."""
-
-    def fn(a, b):
-        for size in (*a.shape, *b.shape):
-            if not condition(size):
-                raise ValueError(f"{size} is not taken")
-        return a @ b
-
-    return fn
 
 
 @pytest.mark.parametrize(
     ("condition", "inputs", "text"),
     [
-        (lambda n: n & (n - 1) == 0, "N,N N,N", "reads 2NN, writes NN"),
-        (lambda n: n % 128 == 0, "N N", "reads 2N, writes 1"),
+        (lambda n: n & (n - 1) == 0, "N,N", "reads NN, writes NN"),
+        (lambda n: n % 128 == 0, "N", "reads N, writes N"),
     ],
 )
 def test_formula_of_sizes_that_a_kernel_takes(condition, inputs, text):
-    found = formula(refusing(condition), inputs)
-    assert str(found) == text
-    assert found.refused[0][-1].endswith("is not taken")
+    def fn(x):
+        if not condition(len(x)):
+            raise ValueError("not taken")
+        return x.exp()
+
+    found = formula(fn, inputs)
+    assert (str(found), found.refused[0][-1]) == (text, "not taken")
 
 
 @pytest.mark.parametrize("symbols", range(5))
@@ -420,10 +389,8 @@ def test_formula_of_too_many_sizes():
         formula(torch.exp, "A,B,C,D,E")
 
 
-def test_formula_of_inputs_that_cannot_be_made():
+def test_formula_leaves_out_inputs_that_cannot_be_made():
     assert formula(lambda x, at: x.exp(), "M,N M:int8<N").tried["N"] == (2, 128)
-    with pytest.raises(InputsError, match="int8 holds whole numbers below 128, not below 200"):
-        formula(lambda x, at: x, "M,N M:int8<200")
 
 
 def test_formula_backward_that_does_not_exist():

@@ -59,9 +59,6 @@ def test_rules_of_know_how_many_warps_there_are():
     slots = {"sm_90": 64, "sm_75": 32, "gfx942": 32, "gfx908": 40, "gfx1100": 64}
     for target, most in slots.items():
         assert residency.rules_of(find_gpu(target)).warp_slots(find_gpu(target)) == most
-    residency.amd.check_options({"waves_per_eu": 8}, find_gpu("gfx942"))
-    with pytest.raises(ValueError, match="waves_per_eu is 9: a SIMD of gfx942 holds 8"):
-        residency.amd.check_options({"waves_per_eu": 9}, find_gpu("gfx942"))
 
 
 @pytest.mark.parametrize(
@@ -81,16 +78,15 @@ def test_occupancy_of(one, binding, resident, gpu):
     assert json.loads(json.dumps(asdict(report))) == asdict(report)
 
 
-@pytest.mark.parametrize("product", ["H100", "MI300X"])
-def test_occupancy_compiles_for_a_gpu(product):
+def test_occupancy_compiles_for_a_gpu():
+    """Of a product, not of the target that others share."""
     pytest.importorskip("triton")
     from memtraffic.kernels.softmax import masked
 
-    x, gpu = torch.empty(8, 1000, device=device.default()), find_gpu(product)
+    x, gpu = torch.empty(8, 1000, device=device.default()), find_gpu("H100")
     [report] = occupancy(masked.softmax, x, target=gpu, num_warps=16)
-    assert (report.gpu, report.target, report.num_warps) == (product, gpu.target, 16)
-    slots = {"nvidia": ("warps", 4), "amd": ("waves", 2)}[gpu.vendor]  # of 64 or 32 waves
-    assert report.limits[slots[0]] == slots[1] == report.resident
+    assert (report.gpu, report.target, report.num_warps) == ("H100", gpu.target, 16)
+    assert report.limits["warps"] == 4 == report.resident  # of 64 warps
 
 
 LLVM_SAYS = """
