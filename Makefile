@@ -69,7 +69,7 @@ unit: $(TEST_ENV) ## run the unit tests; of the slow oracles, samples
 	$(PY) -m pytest $(PARALLEL) -m "not (slow and oracle)"
 
 weekly: $(TEST_ENV) ## run all unit tests, with samples drawn by SEED, by default today's date
-	SEED=$(SEED) $(PY) -m pytest $(PARALLEL) --hypothesis-seed=$(SEED)
+	$(PY) -m pytest $(PARALLEL) --hypothesis-seed=$(SEED)
 
 notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions
 	$(PY) -m pytest --nbval $(PARALLEL) --dist loadfile
