@@ -1,5 +1,6 @@
 """Tables of cases, and what several test files assert."""
 
+import ast
 from collections import Counter
 from functools import partial
 
@@ -45,3 +46,11 @@ def assert_touches_once(traffic, argument, elements, times=1):
 def far(x, strides):
     """The same numbers gigabytes apart; the memory between is never touched."""
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def dotted(node):
+    """The names of a chain of attributes, such as ["tl", "core"]; [] for any other node."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return [*before, node.attr] if before else []
+    return [node.id] if isinstance(node, ast.Name) else []

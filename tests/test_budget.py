@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from cases import dotted
 
 from memtraffic_book.catalog import EXPERIMENTS
 
@@ -47,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12908, 10145),
+    "tests": (12906, 10142),
     "conftest.py": (101, 96),
 }
 
@@ -151,7 +152,7 @@ def wrong_sizes(texts):
 
 @cache
 def chains(tree):
-    return [names for names in map(chain, walk(tree)) if names]
+    return [names for names in map(dotted, walk(tree)) if names]
 
 
 def imported(tree):
@@ -170,14 +171,6 @@ def definitions(tree):
         for target in getattr(node, "targets", [getattr(node, "target", None)]):
             if isinstance(target, ast.Name):
                 yield target.id, node
-
-
-def chain(node):
-    """The names in `a.b.c`; none for another expression."""
-    if isinstance(node, ast.Attribute):
-        before = chain(node.value)
-        return [*before, node.attr] if before else []
-    return [node.id] if isinstance(node, ast.Name) else []
 
 
 def strings(node):
@@ -299,7 +292,7 @@ class Sources:
         return {id for id in experiments if not any(re.fullmatch(it, id) for it in asked)}
 
     def takes_ids(self, path, function):
-        first, *rest = chain(function) or [""]
+        first, *rest = dotted(function) or [""]
         there = self.resolve(".".join([self.bound[path].get(first, ""), *rest])) or (path, "")
         node = self.defined[there[0]].get(there[1])
         given = [*node.args.args, node.args.vararg] if isinstance(node, ast.FunctionDef) else []

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 from another_process import run_python
+from cases import dotted
 
 import memtraffic
 from memtraffic import errors
@@ -108,14 +109,6 @@ def used(tree):
         first, *rest = dotted(node) or [""]
         if rest and first in bound:
             yield ".".join([bound[first], *rest])
-
-
-def dotted(node):
-    """The names of a chain of attributes, such as ["tl", "core"]; [] for any other node."""
-    if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
-        return [*before, node.attr] if before else []
-    return [node.id] if isinstance(node, ast.Name) else []
 
 
 def room_of(full):

@@ -56,7 +56,8 @@ def set_up(address: str, digest: str) -> None:
     """Unpacks the package, the archive at an address, and looks for a GPU; installs nothing."""
     try:
         data = urllib.request.urlopen(address).read()
-        assert hashlib.sha256(data).hexdigest() == digest, "this notebook has another package"
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError("this notebook has another package")
     except Exception as error:  # of the network, or of what arrived
         raise RuntimeError("The package is not whole: open the chapter anew.") from error
     folder = os.path.abspath(f"memtraffic-{digest[:8]}")
@@ -122,8 +123,7 @@ class Book:
 
         Without `repository.url` the archive is in each notebook.
         """
-        archive = pack(self.root)
-        digest = hashlib.sha256(archive).hexdigest()
+        digest = hashlib.sha256(archive := pack(self.root)).hexdigest()
         address = f"data:;base64,{base64.b64encode(archive).decode()}"
         folder.mkdir(parents=True, exist_ok=True)
         if self.repository:
@@ -134,8 +134,8 @@ class Book:
         first = nbformat.v4.new_code_cell(source, id="set-up", metadata={"cellView": "form"})
         for page, notebook in self.notebooks.items():
             title, *rest = self.cells(page, runs=True)
-            made = notebook | {"cells": [title, first, *rest]}
-            nbformat.write(nbformat.from_dict(made), folder / page)
+            made = nbformat.from_dict(notebook | {"cells": [title, first, *rest]})
+            nbformat.write(made, folder / page)
 
     def markdown(self) -> str:
         """All pages in their order as Markdown, for readers that see no pictures."""
@@ -179,7 +179,7 @@ class Book:
             return f"![{label}](data:image/{kind};base64,{data})"
         if target:
             address = self.repository and f"{self.repository}/blob/{self.branch}/book/{target}"
-            if self.site:
+            if self.site and target.endswith((".ipynb", ".md")):
                 address = f"{self.site}/book/{target.rpartition('.')[0]}.html"
             return f"[{label}]({address}{match['fragment']})" if address else label
         values = self.values.get(match["page"] or page, {})
