@@ -160,6 +160,7 @@ def made(tmp_path):
     {
         "no-address": (NOWHERE, "[a *b*](other.ipynb#c)", "a *b*"),
         "page": (SITE, "[a](b.md#c)", "[a](https://site.org/b/book/b.html#c)"),
+        "file": (SITE, "[a](b.py)", f"[a]({BLOB}/b.py)"),
         "repository": (PLACE, "[`c`](other.ipynb)", f"[`c`]({BLOB}/other.ipynb)"),
         "absolute": (SITE, *2 * ["[a](https://x.org/y(z)) ![b](https://x.org/c.png)"]),
         "values": (NOWHERE, "{glue:text}`near`, {glue:text}`near:>6`", "5.07x,  5.07x"),
