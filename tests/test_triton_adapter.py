@@ -512,7 +512,7 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     assert by_triton == by_us
     launching.starter(Compiled(launcher), (5, 2), [0, 0, float("inf")], [0, 1], 7)(x, y)
     assert "inf" in str(started.pop())
-    launching.starter(Compiled(launcher), (5, 2), [0, lambda: ("y", None), 4], [0], 7)(x)
+    launching.starter(Compiled(launcher), (5, 2), [0, lambda stream: ("y", stream), 4], [0], 7)(x)
     assert str(started.pop()) == str(started.pop())  # a function gives an address
     with pytest.raises(TypeError):
         start(x)

@@ -257,15 +257,13 @@ def test_softmax_moves_the_least_and_the_words(few_sms, m, n, parts):
 @pytest.fixture
 def words(fake_gpu, monkeypatch):
     """The words that launches are given on a GPU: their address, and what holds them."""
-    streams = {"current": 0}
-    monkeypatch.setattr(split, "raw_stream", lambda index: streams["current"])
     monkeypatch.setattr(split, "_supplies", {})
     monkeypatch.setattr(split, "SUPPLY", 1024)
 
     def take(n, times=1, stream=0):
-        streams["current"], give = stream, split.words_of(n, torch.device(DEVICE))
+        give = split.words_of(n, torch.device(DEVICE))
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(lambda _: give(), range(times)))
+            return list(pool.map(give, [stream] * times))
 
     return take
 

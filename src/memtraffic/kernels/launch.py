@@ -31,8 +31,8 @@ class Launch:
 
     kernel: its last parameters are the constants. grid: of programs. arguments: for all
     parameters before the constants; its tensors stand for those of the calls.
-    constants: by name, in the kernel's order. words: gives, for each call, the address of
-    the last tensor, and one that holds its memory. options: of a launch, such as `num_warps`.
+    constants: by name, in the kernel's order. words: gives a call, by its stream, the address
+    of the last tensor, and one that holds its memory. options: of a launch, such as `num_warps`.
 
     Attributes: `run`, what a call calls, and `compiled`, the compiled kernel; None where
     kernels are interpreted or captured.
@@ -44,7 +44,7 @@ class Launch:
         grid: tuple[int, ...],
         arguments: Sequence[Any],
         constants: dict[str, Any],
-        words: Callable[[], tuple[int, Tensor]] | None = None,
+        words: Callable[[int], tuple[int, Tensor]] | None = None,
         **options: Any,
     ) -> None:
         tensors = {i: it for i, it in enumerate(arguments) if isinstance(it, Tensor)}
@@ -67,7 +67,7 @@ class Launch:
 
     def _run(self, *tensors: Tensor) -> None:
         """A launch that is interpreted, or seen by a meter."""
-        arguments = [it()[1] if callable(it) else it for it in self._arguments]
+        arguments = [it(0)[1] if callable(it) else it for it in self._arguments]
         for place, tensor in zip(self._places, tensors, strict=True):
             arguments[place] = tensor
         with device.device_guard(tensors[0]):

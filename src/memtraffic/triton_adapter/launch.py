@@ -130,8 +130,8 @@ def starter(
 
     It does not do what Triton does for each launch: no hook is called, and nothing is checked.
     arguments: all of them, in the kernel's order, constants included; Triton reads beyond the end
-    of fewer. A function gives, for each launch, an address and what holds its memory. places: which
-    arguments are the addresses of the tensors. gpu: its index.
+    of fewer. A function gives a launch, by its stream, an address and what holds its memory.
+    places: which arguments are the addresses of the tensors. gpu: its index.
     """
     compiled._init_handles()
     expected = len(compiled.src.signature)
@@ -145,7 +145,7 @@ def starter(
             return repr(value)
         name = f"value{len(values)}"
         values[name] = value
-        return f"(held := {name}())[0]" if callable(value) else name
+        return f"(held := {name}(stream))[0]" if callable(value) else name
 
     # Written out as a line of Python, which costs the host less than to fill a list.
     given = {place: f"given{i}" for i, place in enumerate(places)}
@@ -153,7 +153,7 @@ def starter(
         f"{given[i]}.data_ptr()" if i in given else written(it) for i, it in enumerate(arguments)
     )
     sizes = (*grid, 1, 1)[:3]
-    before = ", ".join([*map(written, sizes), f"stream_of({gpu})", *map(written, fixed)])
+    before = ", ".join([*map(written, sizes), f"stream := stream_of({gpu})", *map(written, fixed)])
     line = f"lambda {', '.join(given.values())}: launch({before}, "
     line += f"[{passed}])" if as_list else f"{passed})"
     start: Callable[..., None] = eval(line, values)

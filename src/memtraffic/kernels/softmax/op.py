@@ -86,16 +86,14 @@ def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Te
     return _forward(x, dim, dtype)
 
 
-def _is_plain(*tensors: Tensor) -> bool:
-    """Whether tensors have values in memory, and no transform or mode looks on but a meter's."""
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor has values in memory, and no transform or mode looks on but a meter's."""
     if is_compiling() or FORWARD_MODE[LEVEL] >= 0 or is_transformed() or is_tracing():
         return False
     if active_modes() and not capture():
         return False
-    for x in tensors:  # the memory of a negative tensor holds minus what it stands for
-        if type(x) not in PLAIN or x.is_neg() or x.is_meta or not has_storage(x):
-            return False
-    return True
+    # The memory of a negative tensor holds minus what it stands for.
+    return type(x) in PLAIN and not x.is_neg() and not x.is_meta and has_storage(x)
 
 
 # ---- on plain tensors
@@ -107,13 +105,13 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         with torch.cuda.device(gpu):
             return _forward(x, dim, dtype)
     key = (
-        capture(), gpu, x.dtype, x.shape, x.stride(), (x.data_ptr() or -1) & 15,
-        dim, dtype,
+        capture(), gpu, x.dtype, x.shape, (packed := x.is_contiguous()) or x.stride(),
+        (x.data_ptr() or -1) & 15, dim, dtype,
     )  # fmt: skip
     run = find_plan(key)
     y = (
         torch.empty_like(x)  # which costs the host less
-        if x.dtype == dtype and x.is_contiguous()
+        if packed and x.dtype == dtype
         else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     )
     if run is None:
@@ -192,7 +190,7 @@ _apply = torch_adapter.bare_apply(_Softmax)
 
 
 def _gradient(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    if _is_plain(dy, y) and not is_grad_enabled():
+    if _is_plain(dy) and _is_plain(y) and not is_grad_enabled():
         return backward(dy, y, dim, dtype)
     return SOFTMAX_BACKWARD(dy, y, dim, dtype)
 

@@ -43,7 +43,6 @@ from memtraffic.kernels.operands import (
 )
 from memtraffic.kernels.softmax.rule import MAX_ROW, max_warps, tuned
 from memtraffic.residency import loaded_resources, resident_programs
-from memtraffic.torch_adapter import raw_stream
 from memtraffic.triton_adapter.launch import compile_kernel
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
@@ -240,17 +239,17 @@ _supplies: dict[tuple[torch.device, int], list[tuple[int, Tensor]]] = {}
 SUPPLY = 2**18  # words, 2 MiB
 
 
-def words_of(n: int, gpu: torch.device) -> Callable[[], tuple[int, Tensor]]:
+def words_of(n: int, gpu: torch.device) -> Callable[[int], tuple[int, Tensor]]:
     """A function that gives a launch `n` words of 0 and a few more: an address, and their memory.
 
-    An address costs the host less than a tensor of its own.
+    It takes the launch's stream. An address costs the host less than a tensor of its own.
     """
     size = max(4, 1 << (n - 1).bit_length())  # no two launches share a sector
     supply = _supplies.setdefault((gpu, size), [])
     own = size > SUPPLY or not device.runs_on_gpu()
 
-    def take() -> tuple[int, Tensor]:
-        if own or raw_stream(gpu.index):
+    def take(stream: int) -> tuple[int, Tensor]:
+        if own or stream:
             words = torch.zeros(n, dtype=torch.int64, device=gpu)
             return words.data_ptr(), words
         # Not captured into a CUDA graph, whose second replay would find them written.
