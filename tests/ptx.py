@@ -125,7 +125,7 @@ class Threads:
         bits, value = width(kind), None
         if all(each is not None for each in values) and known:
             if name == "mov":
-                [value] = values
+                value = values[0] if len(values) == 1 else None  # packed ones
             elif name == "cvt" and suffixes[-2][0] in "usb":
                 [value], bits = values, width(suffixes[-2])
             elif name == "setp":

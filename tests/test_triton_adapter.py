@@ -492,6 +492,7 @@ class Compiled:
 @pytest.mark.parametrize("scratch", [0, 16])
 def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     """Its launcher here, with a function that writes down what it is called with."""
+    from triton import runtime
     from triton.backends.nvidia.driver import CudaLauncher
 
     launcher, started = CudaLauncher.__new__(CudaLauncher), []
@@ -499,6 +500,8 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
     vars(launcher).update(dict.fromkeys(f"{scratch_facts}profile_scratch_align".split(), 0))
     for name in ("launch_cooperative_grid", "launch_pdl", "arg_annotations", "kernel_signature"):
         setattr(launcher, name, name)
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=None))
+    launcher.gsan_enabled = False
     launcher.num_ctas, launcher.launch = 1, lambda *args: started.append([*args])
     launcher(5, 2, 1, 7, 781, "metadata", None, None, None, "x7", "y", 4)
     if scratch:  # which the launcher itself allocates

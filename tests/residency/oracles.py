@@ -13,6 +13,7 @@ import triton
 from triton._C.libtriton import llvm
 
 from memtraffic.compile.worker import WORKER
+from memtraffic.triton_adapter.launch import triton_version
 
 # ---- NVIDIA
 
@@ -154,7 +155,8 @@ def _compiled(point):
         threads=threads,
         target=target,
     )
-    text = llvm.translate_to_asm(kernel, triple, target, "", [], False, False)
+    switches = [False] * (2 if triton_version() < (3, 8) else 3)
+    text = llvm.translate_to_asm(kernel, triple, target, "", [], *switches)
     counts = {name: int(value) for name, value in re.findall(r"; (\w+): (\d+)", text)}
     [wave] = re.findall(r"\.wavefront_size: +(\d+)", text)
     names = ("NumVgprs", "NumAgprs", "TotalNumSgprs", "Occupancy")

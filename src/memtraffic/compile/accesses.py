@@ -62,7 +62,9 @@ _REFUSED = {
     "memory in a function that is not inlined",
     r'"ttg\.num-ctas" = (?!1 )': "spreads a program over several thread blocks",
 }
-_OPERATION = re.compile(r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (\S.*?) loc\((.*)\)$")
+_OPERATION = re.compile(
+    r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (?:!tt\.ptr<\w+> -> )?(\S.*?) loc\((.*)\)$"
+)
 _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _PTX = re.compile(
     r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s"
@@ -73,6 +75,9 @@ _PTX_LOOP = re.compile(r"^(\$L__BB\w+):.*\bbra(?:\.uni)?\s+\1;", re.MULTILINE | 
 _PTX_SUM = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
 _SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
 _AMD = re.compile(r"\b(global|buffer|flat|s)_(load|store)_(\w+)")
+_INLINE = re.compile(r"(// begin inline asm|;#ASMSTART)|// end inline asm|;#ASMEND")
+_CALL = re.compile(r"\binlined_at (\d+) (\d+) (\d+)")
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "(?:[^"]*/)?([^"/]+)"', re.MULTILINE)
 _COMMENT = re.compile(r"^\s*\.loc\s.*(?://|;)\s*(\S.*)$")
 
 
@@ -90,6 +95,8 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
     operations = list(_operations(code))
     layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
     widths: defaultdict[tuple[str, Chain], list[int]] = defaultdict(list)
+    # Since Triton 3.8, PTX says where a function is called, and not where that place's function is.
+    depth = 2 if _CALL.search(code.assembly) else None
     loaded: list[tuple[str, int, int]] = []  # of each load, the register and the bytes behind it
     for made, where, width, base, begin in _instructions(code.assembly):
         widths[made, where].append(width)
@@ -97,7 +104,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             loaded.append((base, begin, begin + width // 8))
     found = []
     for (kind, where, text, type_text, loops), layout in zip(operations, layouts, strict=True):
-        bits = widths.get((kind, where)) or widths.get(("scalar", where))
+        bits = widths.get((kind, where[:depth])) or widths.get(("scalar", where))
         if not bits:
             raise CountError(
                 f"{code.resources.kernel}: no instruction is marked as that of {text.strip()}"
@@ -107,7 +114,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
                 f"{code.resources.kernel}: the {kind}s of {describe(where)} differ in width"
             )
         found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
-    known = {(access.kind, access.where) for access in found}
+    known = {(access.kind, access.where[:depth]) for access in found}
     if unknown := {it for it in widths if it[0] != "scalar"} - known:
         _, where = min(unknown)
         raise CountError(f"{code.resources.kernel}: {describe(where)} is no tl.load or tl.store")
@@ -195,9 +202,17 @@ def _instructions(assembly: str) -> Iterator[tuple[str, Chain, int, str, int]]:
     """
     where: Chain = ()
     sums: dict[str, tuple[str, int]] = {}  # registers that are another and a number
+    files = dict(_FILE.findall(assembly))
+    inline = False  # assembly, whose lines LLVM may number as if they were the source's next ones
     for line in assembly.splitlines():
-        if comment := _COMMENT.match(line):
+        if edge := _INLINE.search(line):
+            inline = edge[1] is not None
+        elif inline and _COMMENT.match(line):
+            continue
+        elif comment := _COMMENT.match(line):
             places = re.findall(r"([^\s\[\]]+):(\d+):(\d+)", comment[1])
+            if call := _CALL.search(line):
+                places.append((files[call[1]], call[2], call[3]))
             where = tuple((name, int(row), int(column)) for name, row, column in places)
         elif made := _PTX_SUM.match(line):
             base, begin = sums.get(made[2], (made[2], 0))

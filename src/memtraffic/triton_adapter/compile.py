@@ -99,7 +99,8 @@ def compile_source(
     key = jit.JITCallable.cache_key.fget
 
     def placed_key(function: Any) -> str:
-        return f"{key(function)} {jit.get_jit_fn_file_line(function)}"
+        place = function.fn.__code__.co_filename, function.starting_line_number
+        return f"{key(function)} {place} {function.raw_src}"
 
     if gpu.vendor != "amd":
         attributes = _without_pointer_range(attributes)

@@ -168,14 +168,14 @@ def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tup
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     if type(run).__name__ == "CudaLauncher" and not (
-        run.global_scratch_size or run.profile_scratch_size
+        run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
     ):
         # All that its __call__ does is to pass what `fixed` has here.
         no_scratch, no_hooks = (None, None), (None, None, None)
         fixed = function, run.launch_cooperative_grid, run.launch_pdl
         if triton_version() == (3, 6):
             return run.launch, (*fixed, *no_scratch, metadata, *no_hooks), False
-        if triton_version() == (3, 7):
+        if (3, 7) <= triton_version() <= (3, 9):  # a newer one may take others
             signature = run.arg_annotations, run.kernel_signature
             return run.launch, (*fixed, metadata, *no_hooks, *no_scratch, *signature), True
     return run, (function, metadata, None, None, None), False
