@@ -34,14 +34,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7066, 5966),
+    "library": (7087, 5986),
     "benchmark": (400, 358),
     "compile": (570, 510),
     "kernels": (1700, 1240),
     "meters": (1532, 1379),
     "residency": (216, 167),
     "triton_adapter": (1051, 997),
-    "rest of the library": (1601, 1319),
+    "rest of the library": (1622, 1339),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
