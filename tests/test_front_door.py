@@ -62,6 +62,30 @@ print("loaded", *(name for name in heavy if name in sys.modules))
     assert (last, done.stderr) == ("\n", "")
 
 
+ADDING = """
+import {}, {}
+import torch, triton.language as tl
+
+@triton.jit
+def add(y, x):
+    tl.store(y, tl.load(x) + tl.load(x + 1))
+
+x = torch.tensor([0.5, 0.25], dtype=torch.bfloat16)
+add[(1,)](x, x)
+print(x[0].item(), "memtraffic.meters" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["memtraffic", "triton"])
+def test_interpreter_computes_in_bfloat16_before_any_meter(tmp_path, first):
+    [second] = {"memtraffic", "triton"} - {first}
+    script = tmp_path / "adding.py"
+    script.write_text(f"import sys{ADDING.format(first, second)}")
+    done = run_python(script, TRITON_INTERPRET="1")
+    assert done.stdout == "0.75 False\n", done.stderr
+
+
 # ---- the order of imports
 
 # A module imports only from rooms before its own, or beside it.

@@ -11,8 +11,11 @@ A meter is imported when it is first used, and PyTorch with it.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,17 +48,32 @@ _MODULES = {
 __all__ = ["errors", "testing", *_MODULES]
 
 
-class _BeforeTriton(MetaPathFinder):
-    """Has `device`, which imports PyTorch, decide what runs kernels before Triton is imported."""
+class _WithTriton(MetaPathFinder):
+    """Has `device` decide what runs kernels before Triton is imported; mends it when it is."""
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "triton":
-            import_module("memtraffic.device")
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "triton":
+            return None
+        import_module("memtraffic.device")
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def mended(module: ModuleType) -> None:
+                execute(module)
+                import_module("memtraffic.triton_adapter")
+
+            spec.loader.exec_module = mended  # type: ignore[method-assign]
+        return spec
 
 
 if "triton" in sys.modules:
-    import_module("memtraffic.device")
-sys.meta_path.insert(0, _BeforeTriton())
+    import_module("memtraffic.triton_adapter")
+sys.meta_path.insert(0, _WithTriton())
 
 
 def __getattr__(name: str) -> Any:
