@@ -121,6 +121,14 @@ def of_other_levels() -> Iterator[None]:
         yield
 
 
+def composite_kernel(operation: Any) -> Callable[..., Any] | None:
+    """What calls the operations of which one consists for autograd; None if it is one itself."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), key):
+        return functools.partial(operation._op_dk, key)
+    return None
+
+
 # ---- what runs on a GPU
 
 

@@ -1,12 +1,13 @@
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_map_only
 
 from memtraffic import device
 from memtraffic.errors import CountError, LaunchError
@@ -496,6 +497,85 @@ def test_count_in_a_process_that_compiles():
     assert done.returncode == 0, done.stderr
     known = {name: [*expected(5, 12)] for name, (_, expected) in kernels.KNOWN.items()}
     assert json.loads(done.stdout) == known
+
+
+# ---- where autograd does not take operations apart first
+
+COPIES = {  # of a matrix of 3 x 12 numbers of float32: what is read, and what is written
+    "contiguous": (lambda x: x.t().contiguous(), 36, 36),
+    "contiguous, packed": (lambda x: x.contiguous(), 0, 0),
+    "contiguous, expanded": (lambda x: x.expand(2, 3, 12).contiguous(), 36, 72),
+    "contiguous, of a format": (
+        lambda x: x.view(1, 3, 3, 4).contiguous(memory_format=torch.channels_last), 36, 36
+    ),
+    "clone": (lambda x: x.clone(), 36, 36),
+    "to": (lambda x: x.to(torch.float16), 36, 36),
+    "to, the same": (lambda x: x.to(torch.float32), 0, 0),
+    "to, a copy": (lambda x: x.to(torch.float32, copy=True), 36, 36),
+    "half and float": (lambda x: x.half().float(), 72, 72),
+    "bfloat16": (lambda x: x.bfloat16(), 36, 36),
+    "double": (lambda x: x.double(), 36, 36),
+    "float, the same": (lambda x: x.float(), 0, 0),
+    "long": (lambda x: x.long(), 36, 36),
+    "type": (lambda x: x.type(torch.float64), 36, 36),
+    "type_as": (lambda x: x.type_as(torch.ones((), dtype=torch.int32)), 36, 37),
+    "reshape": (lambda x: x.t().reshape(36), 36, 36),
+    "reshape, a view": (lambda x: x.reshape(36), 0, 0),
+    "flatten": (lambda x: x.t().flatten(), 36, 36),
+    "flatten, a view": (lambda x: x.flatten(), 0, 0),
+    "ravel": (lambda x: x.t().ravel(), 36, 36),
+    "tile": (lambda x: x.tile(2, 1), 36, 72),
+    "hstack": (lambda x: torch.hstack([x, x]), 72, 72),
+    "matmul": (lambda x: x @ x.t(), 72, 9),
+    "softmax": (lambda x: torch.softmax(x, -1), 36, 36),
+    "dropout": (lambda x: F.dropout(x, 0.5, training=False), 0, 0),
+}  # fmt: skip
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that holds another one, and computes with that."""
+
+    @staticmethod
+    def __new__(cls, x):
+        like = {"strides": x.stride(), "dtype": x.dtype, "device": x.device}
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, x.shape, **like)
+        wrapper.held = x
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Wrapper, lambda x: x.held, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapper, func(*args, **kwargs))
+
+
+def as_operation(define, fn):
+    def operation(x: torch.Tensor) -> torch.Tensor:
+        fn(x)
+        return torch.empty_like(x)  # which may not be a view
+
+    return define(f"memtraffic_tests::{define.__name__}_{id(fn)}", operation, mutates_args=())
+
+
+CONTEXTS = {
+    "plain": lambda fn: fn,
+    "no-grad": lambda fn: torch.no_grad()(fn),
+    "inference": lambda fn: torch.inference_mode()(fn),
+    "custom-op": lambda fn: as_operation(torch.library.custom_op, fn),
+    "triton-op": lambda fn: as_operation(torch.library.triton_op, fn),
+    "subclass": lambda fn: lambda x: fn(Wrapper(x)),
+    "vmap": lambda fn: lambda x: torch.vmap(fn)(x[None]),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("caller", [nullcontext, torch.inference_mode])
+def test_copies_are_counted_wherever_they_are_made(context, caller):
+    without = {"contiguous, of a format"} if context == "vmap" else set()
+    cases = {name: it for name, it in COPIES.items() if name not in without}  # as PyTorch is
+    with caller():
+        x = matrix()
+        found = {name: moved(CONTEXTS[context](fn), x) for name, (fn, *_) in cases.items()}
+    assert found == {name: tuple(expected) for name, (_, *expected) in cases.items()}
 
 
 # ---- what a function may be, and its backward pass

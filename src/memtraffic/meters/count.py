@@ -38,7 +38,7 @@ from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.operations import OpTraffic, perform, python_function
+from memtraffic.meters.operations import OpTraffic, perform, parts_of
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
@@ -382,9 +382,9 @@ class TrafficMeter(torch_adapter.TorchDispatchMode):
         # profiler is told where a step begins and ends, as each optimizer does.
         if self.kernel is not None or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if (custom := python_function(func, args, kwargs)) is not None:
+        if (parts := parts_of(func, args, kwargs)) is not None:
             with self:
-                return custom(*args, **kwargs)
+                return parts(*args, **kwargs)
         result, op = perform(func, args, kwargs)
         self.traffic.ops += [op] if op else []
         return result

@@ -18,7 +18,7 @@ from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.inputs import tensors_in
 from memtraffic.tensors import held
-from memtraffic.torch_adapter import OPDEFS, OPERATORS
+from memtraffic.torch_adapter import OPDEFS, OPERATORS, composite_kernel
 
 Side: TypeAlias = Literal["read", "written"]
 SIDES: tuple[Side, Side] = "read", "written"
@@ -91,13 +91,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def python_function(
+def parts_of(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any] | None:
-    """The Python function of a custom operation, for the device of its tensors; None if none."""
+    """What calls the operations that an operation consists of; None if it is one itself.
+
+    Of a custom operation that is its Python function for the device of its tensors. Others of
+    several parts, such as `contiguous`, are seen whole below autograd: in inference mode, or within
+    a custom operation.
+    """
     name = func._schema.name
     if (definition := OPDEFS.get(name)) is None:
-        return OPERATORS.get(name)
+        return OPERATORS.get(name) or (None if name in _rules else composite_kernel(func))
     functions = definition._backend_fns
     devices = ["cuda"] if device.is_standing_in() else []
     devices += [tensor.device.type for tensor in tensors_in([*args, *kwargs.values()])]
