@@ -32,7 +32,7 @@ INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.usefixtures("bounds_checked")  # a wrong kernel must not end the process
 HALF, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float64",)
 WIDTHS = {
-    "one-column": 1, "two": 2, "block": 128, "one-past-block": 129, "odd": 781, "chunks": 2048,
+    "one-column": 1, "block": 128, "one-past-block": 129, "odd": 781, "chunks": 2048,
     "one-past-chunks": 2049, "little-past-8192": 8320, "widest": MAX_COLS,
     "one-past-widest": MAX_COLS + 1, "long": 65537, "long-and-aligned": 131072,
 }  # fmt: skip
@@ -156,8 +156,7 @@ def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
 def test_result_of_each_width(it, n):
     if not it.takes(n):
         pytest.skip("a width that it does not take")
-    some = {WIDTHS["one-past-block"]: it.dtypes, WIDTHS["one-past-chunks"]: it.dtypes[:3:2]}
-    for dtype in some.get(n, it.dtypes[:1]):
+    for dtype in it.dtypes[: None if n == WIDTHS["one-past-block"] else 1]:
         assert_correct(it.judge(dtype), it.fn, *it.make(3, n, dtype))
 
 
@@ -237,7 +236,7 @@ def hard_matrix(n, dtype):
 @each(lambda it: it.op == "softmax")
 def test_result_of_hard_rows(it):
     """The rows are of five blocks, or of three parts of two chunks, where it takes such rows."""
-    for dtype, n in zip(it.dtypes, (41, 40, 41), strict=False):  # those of 41 start anywhere
+    for dtype, n in zip(it.dtypes, (41, 40), strict=False):  # those of 41 start anywhere
         x = hard_matrix(n if it.any_width else 64, dtype)
         y = it.fn(x)
         assert_correct(it.judge(dtype), lambda _, y=y: y, x)
@@ -293,7 +292,6 @@ def test_result_of_nothing(it, shape):
 VIEWS = {
     "two": ({}, 2, 0),
     "300": ({}, 300, 0),
-    "781": ({}, 781, 0),
     "2055": ({}, 2055, 0),
     "one-column": ({}, 1, 0),
     "whole": ({}, 16, 0),
@@ -312,7 +310,7 @@ VIEWS = {
         pytest.param(it, layout, n, cut, dtype, id=f"{name}-{dtype}-{it}")
         for name, (layout, n, cut) in VIEWS.items()
         for it in SUBJECTS
-        for dtype in ("float32", "bfloat16")[: 2 if n < 2055 else 1]
+        for dtype in ("float32", "bfloat16")[: 1 if layout or n == 2055 else 2]
         if it.touches
         and it.takes(n - cut)
         and (it.any_strides or not {"col_step", "transposed"} & layout.keys())

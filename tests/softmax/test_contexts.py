@@ -21,7 +21,7 @@ OPERATOR, BACKWARD = (
 pytestmark = [  # PyTorch's own: of forward mode, an import of torch.compile, and `linearize`
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
-    pytest.mark.usefixtures("no_plans"),
+    pytest.mark.usefixtures("no_plans", "one_sm"),
 ]
 
 
@@ -110,7 +110,7 @@ CONTEXTS = {
         lambda x: torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False), x
     ),
 }
-COMPILED = "vmap-of-another-dimension", "vmap-of-grad", "jvp", "hessian"
+COMPILED = "vmap-of-another-dimension", "hessian"  # which has grad, jvp and vmap
 
 
 @cases("context", CONTEXTS)
@@ -163,12 +163,10 @@ def test_dim_under_vmap_is_one_that_a_sample_has(dim):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients_are_those_of_finite_differences(dim):
-    x = leaf(matrix(2, 3, "float64"))
-    ways = {"check_batched_grad": True, "check_forward_ad": True}
-    assert gradcheck(partial(softmax, dim=dim), x, check_batched_forward_grad=True, **ways)
-    assert gradgradcheck(partial(softmax, dim=dim), x, check_fwd_over_rev=True)
-    y, dy = leaf(torch.softmax(x, dim)), leaf(matrix(2, 3, "float64", seed=1))
+    """Those of the backward in each of the two; those of softmax are PyTorch's, see above."""
+    y, dy = (leaf(matrix(2, 3, "float64", seed=seed)) for seed in (0, 1))
     operator = partial(BACKWARD, dim=dim, dtype=torch.float64)
+    ways = {"check_batched_grad": True, "check_forward_ad": True}
     assert gradcheck(operator, (dy, y), fast_mode=True, **ways)
     assert gradgradcheck(operator, (dy, y), fast_mode=True, check_fwd_over_rev=True)
 
@@ -196,9 +194,7 @@ def test_results_require_gradients_as_they_should():
 
 
 SAMPLES = {
-    "columns": lambda: (OPERATOR, leaf(matrix(3, 5)), 0, torch.float32),
-    "transposed": lambda: (OPERATOR, leaf(matrix(3, 5).t()), -1, torch.float32),
-    "dtype": lambda: (OPERATOR, leaf(matrix(3, 5, "bfloat16")), 1, torch.float32),
+    "columns": lambda: (OPERATOR, leaf(matrix(5, 3, "bfloat16").t()), 0, torch.float32),
     "scalar": lambda: (OPERATOR, torch.tensor(1.0, device=DEVICE), 0, torch.float32),
     "one-row-far-from-the-next": lambda: (OPERATOR, matrix(5, 7)[:1], 1, torch.float32),
     "backward": lambda: (

@@ -5,7 +5,7 @@ import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from types import SimpleNamespace
 
 import pytest
@@ -64,26 +64,27 @@ def either(request):
         request.getfixturevalue("small")
 
 
-# A matrix for each kernel: its shape, the dimension, the dtype.
+# A width for each kernel, on that small GPU.
 KERNELS = {
-    "softmax_kernel": ((3, 12), 1, "float32"),
-    "softmax_kernel-edges": ((3, 13), 1, "float64"),
-    "softmax_kernel-columns": ((13, 3), 0, "float32"),
-    "split_kernel": ((3, 40), 1, "float32"),
-    "split_kernel-copied": ((40, 3), 0, "float32"),
-    "online_kernel": ((3, 40), 1, "float64"),
-    "online_kernel-longest": ((3, 130), 1, "float32"),
+    "softmax_kernel": (13, torch.float32),
+    "split_kernel": (40, torch.float32),
+    "online_kernel": (40, torch.float64),
+    "online_kernel-longest": (130, torch.float32),
 }
 
 
-def assert_softmax_along(dim, x):
-    """The judge looks for rows along the last dimension, so they are moved there."""
+def assert_softmax_along(dim, x, dtype=None):
+    """The judge looks for rows along the last dimension, so they are moved there.
+
+    dtype: that `x` is converted to where it is computed, which is what is judged.
+    """
+    given, x = x, x.to(dtype or x.dtype)
 
     def reference(x):
         return torch.softmax(x, dim).movedim(dim, -1)
 
     def rows_of_softmax(x):
-        y = softmax(x, dim)
+        y = softmax(given, dim, dtype=dtype)
         assert y.is_contiguous()
         return y.movedim(dim, -1)
 
@@ -120,29 +121,33 @@ def test_softmax_and_backward_of_any_tensors(either, examples):
         sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
         dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
         sizes[dim] = data.draw(st.integers(0, 40), "columns")
-        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
+        dtype, other = (data.draw(st.sampled_from(op.FLOATS), "dtype") for _ in range(2))
         x, y, dy = (draw_tensor(data, sizes, dtype) for _ in range(3))
         special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
         if x.numel() and special:
             x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
-        assert_softmax_along(dim, x)
-        assert_backward_along(dim, dy, y.sigmoid() if data.draw(st.booleans()) else y)
+        assert_softmax_along(dim, x, data.draw(st.sampled_from([None, other])))
+        assert_backward_along(dim, dy, y.sigmoid() if data.draw(st.booleans()) else y, other)
 
     check()
 
 
-def assert_backward_along(dim, dy, y):
-    found = backward(dy, y, dim, y.dtype)
-    eps, smallest = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).smallest_normal
+def assert_backward_along(dim, dy, y, dtype):
+    """Of an x of `dtype`: it is rounded to the dtype of `y` before, as PyTorch does."""
+    found = backward(dy, y, dim, dtype)
+    assert found.is_contiguous() and found.dtype == dtype
+    assert torch.equal(found.nan_to_num(), found.to(y.dtype).to(dtype).nan_to_num())
+    eps = torch.finfo(y.dtype).eps + torch.finfo(dtype).eps
+    smallest = torch.finfo(y.dtype).smallest_normal + torch.finfo(dtype).smallest_normal
     y, dy = y.double(), dy.double()
     size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
     expected = y * (dy - (y * dy).sum(dim, keepdim=True))
     room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
-    assert found.shape == expected.shape and found.is_contiguous()
+    assert found.shape == expected.shape
     assert ((found - expected).abs() <= room).all()
 
 
-@pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
+@pytest.mark.parametrize("n", [13, 2176, 9217], ids=["rows", "chunks", "split"])
 def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     """Of elements that small, the judge of a row would take any.
 
@@ -183,10 +188,10 @@ def test_offsets_of_a_batch_outgrow_int32(strides):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
+def test_softmax_of_more_batches_than_a_grid_has(small, monkeypatch, dim):
     monkeypatch.setattr(op, "MAX_BATCHES", 3)
-    x = matrix(15, 24)[:, :20].view(5, 3, 20)
-    for view in (x, x[:, :2], x[:, ::2, ::3]):
+    x = matrix(8, 24)[:, :20].view(4, 2, 20)
+    for view in (x, x[:, :, ::3]):
         assert_softmax_along(dim, view)
         traffic = count(lambda x: softmax(x, dim), view, trace=True)
         assert all(it.program[1] < 3 for it in traffic.accesses)
@@ -196,8 +201,12 @@ def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
 
 
 def test_softmax_converts_first(small):
-    """And its gradient has the dtype of x."""
-    for dtype, result, n in product(op.FLOATS, op.FLOATS, (7, 13, 88)):
+    """And its gradient has the dtype of x, rounded to that of the result before.
+
+    Each pair of dtypes at one of the widths, each dtype at all of them.
+    """
+    pairs = product(op.FLOATS, op.FLOATS)
+    for (dtype, result), n in zip(pairs, cycle((7, 13, 40, 16, 130)), strict=False):
         x = matrix(2, n, torch.float64).to(dtype)
         y = softmax(x, dtype=result)
         assert y.dtype == result
@@ -205,6 +214,7 @@ def test_softmax_converts_first(small):
         fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
         found, expected = (gradient(fn, x, matrix(2, n, seed=1)) for fn in fns)
         assert found.dtype == expected.dtype == dtype
+        assert torch.equal(found, found.to(result).to(dtype))
         eps = max(torch.finfo(it).eps for it in (dtype, result))
         torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
 
@@ -316,21 +326,13 @@ def gradient(fn, x, dy):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradient_of_softmax(small, kernel):
-    """Of the result that each kernel writes; rounded to its dtype, as autograd of PyTorch would."""
-    shape, dim, name = KERNELS[kernel]
-    x, dy = matrix(*shape, name), matrix(*shape, name, seed=1)
-    ops = count(lambda x: softmax(x, dim), x).ops
-    assert kernel.partition("-")[0] in [it.name for it in ops]
-    for of in (dy, dy.t().contiguous().t(), dy[:, :1].expand(shape), dy[0, 0]):
-        found = gradient(lambda x: softmax(x, dim), x, of)
-        expected = gradient(lambda x: torch.softmax(x, dim), x.double(), of.double())
-        y = torch.softmax(x, dim)
-        size = expected.abs().amax(dim, keepdim=True) + y.amax(dim, keepdim=True)
-        room = 8 * torch.finfo(x.dtype).eps * size
-        assert ((found - expected).abs() <= room).all()
-    found = gradient(lambda x: softmax(x, dim, dtype=torch.float16), x, dy)
-    assert found.dtype == x.dtype and found.any()
-    assert torch.equal(found, found.half().to(x.dtype))
+    """Of the result that each kernel writes, and of any gradient of that."""
+    n, dtype = KERNELS[kernel]
+    x, dy = (matrix(3, n, dtype, seed=seed) for seed in (0, 1))
+    assert kernel.partition("-")[0] in [it.name for it in count(softmax, x).ops]
+    for of in (dy.t().contiguous().t(), dy[:, :1].expand(3, n), dy[0, 0]):
+        found, expected = (gradient(fn, x, of) for fn in (softmax, partial(torch.softmax, dim=1)))
+        torch.testing.assert_close(found, expected, atol=4 * torch.finfo(dtype).eps, rtol=0)
 
 
 @pytest.mark.parametrize("value", [NAN, -INF])
