@@ -7,8 +7,8 @@ import torch
 from cases import cases
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from memtraffic import device, softmax
 from memtraffic.meters.count import count
@@ -86,6 +86,9 @@ CONTEXTS = {
     "vmap": lambda fn, x: torch.vmap(fn)(x),
     "vmap-of-another-dimension": lambda fn, x: torch.vmap(fn, in_dims=1, out_dims=1)(x),
     "vmap-of-vmap": lambda fn, x: torch.vmap(torch.vmap(fn), in_dims=1)(x),
+    "vmap-of-scalars": lambda fn, x: torch.vmap(fn)(x.flatten()),
+    "vmap-of-grad-of-scalars": lambda fn, x: torch.vmap(grad(fn))(x.flatten()),
+    "vmap-of-jacfwd-of-scalars": lambda fn, x: torch.vmap(jacfwd(fn))(x.flatten()),
     "grad": lambda fn, x: grad(loss(fn))(x),
     "grad-of-grad": lambda fn, x: grad(loss(grad(loss(fn))))(x),
     "vmap-of-grad": lambda fn, x: torch.vmap(grad(loss(fn)))(x),
@@ -131,13 +134,6 @@ def test_compiled_softmax_works_where_that_of_pytorch_does(context):
         lambda x: context(lambda x: softmax(x, -1), x), backend="aot_eager", fullgraph=True
     )
     torch.testing.assert_close(run(x), context(lambda x: torch.softmax(x, -1), x))
-
-
-@pytest.mark.parametrize("inner", [lambda fn: fn, grad, jacfwd], ids=["forward", "grad", "jacfwd"])
-def test_vmap_of_scalars(inner):
-    x = matrix(1, 7)[0]
-    found, expected = (torch.vmap(inner(partial(fn, dim=0)))(x) for fn in (softmax, torch.softmax))
-    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 1)], ids=str)
@@ -251,12 +247,8 @@ def test_softmax_of_meta_tensors():
 
 
 class Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.operators = []
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators.append(func)
+        self.operators = [*getattr(self, "operators", []), func]
         return func(*args, **kwargs or {})
 
 
@@ -269,31 +261,14 @@ def test_a_mode_sees_the_operators():
     assert torch.equal(found, expected)
 
 
-class Wrapper(torch.Tensor):
-    """A tensor whose memory is that of another one."""
-
-    @staticmethod
-    def __new__(cls, x):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, x.shape, dtype=x.dtype, device=x.device, requires_grad=x.requires_grad
-        )
-
-    def __init__(self, x):
-        self.x = x.detach()
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        args, kwargs = tree_map_only(cls, lambda it: it.x, (args, kwargs or {}))
-        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
-
-
 def test_a_subclass_is_given_the_operators():
+    """Such as one of two tensors, each of which is computed."""
     x, dy = matrix(3, 5), matrix(3, 5, seed=1)
-    wrapped = Wrapper(leaf(x))
+    wrapped = TwoTensor(x, -x).requires_grad_()
     y = softmax(wrapped)
-    assert type(y) is Wrapper and torch.equal(y.x, softmax(x))
-    [dx] = torch.autograd.grad(y, wrapped, Wrapper(dy))
-    assert type(dx) is Wrapper and torch.equal(dx.x, gradient(softmax, x, dy))
+    assert torch.equal(y.a, softmax(x)) and torch.equal(y.b, softmax(-x))
+    [dx] = torch.autograd.grad(y, wrapped, TwoTensor(dy, dy))
+    assert torch.equal(dx.a, gradient(softmax, x, dy))
 
 
 def test_a_subclass_of_its_own_memory_is_computed():
