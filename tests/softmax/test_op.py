@@ -103,7 +103,7 @@ def draw_tensor(data, sizes, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
-    "examples", [20, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [20, pytest.param(60, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_softmax_and_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -441,7 +441,7 @@ def test_rows_compile_without_spills_to_wide_loads(name, inputs):
     widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
     if itemsize < 8:
         widths += [131072, 2**19]
-        odd = [65, 135, 197, 321, 519, 781, 4095]
+        odd = [65, 321, 519, 4095]
     for n, kernel in zip(widths + odd, compiled("sm_90", widths + odd, name, inputs), strict=True):
         assert kernel.spill_bytes == 0, n
         if n in odd:  # each number is loaded once: as many bits as are stored

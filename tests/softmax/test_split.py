@@ -120,20 +120,14 @@ def test_impatient_programs_end_between_chunks_and_parts(few_sms, chunks):
         assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=0), matrix(2, n))
 
 
-@pytest.mark.skipif(device.runs_on_gpu(), reason="a GPU says how many programs fit")
-def test_softmax_that_needs_more_programs_than_fit(few_sms):
-    with pytest.raises(ValueError, match="129 columns needs 9 programs of 16, and 8 fit"):
-        in_parts(matrix(2, 129))
-
-
 @pytest.mark.parametrize(("x_dtype", "y_dtype"), [("float32", "bfloat16"), ("bfloat16", "float16")])
 def test_split_launch_of_two_dtypes(few_sms, x_dtype, y_dtype):
-    x, found = matrix(2, 88, x_dtype), []
+    x, found = matrix(2, 40, x_dtype), []
     for looks in (LOOKS, 0):
-        y = torch.full((2, 88), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
+        y = torch.full((2, 40), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
         arguments = (y, *y.stride(), x, *x.stride())
-        parts = split_row(88, 8, 3, 1)
-        split.split_launch(split.split_kernel, arguments, 2, 88, parts, align=4, looks=looks)(y, x)
+        parts = split_row(40, 8, 2, 1)
+        split.split_launch(split.split_kernel, arguments, 2, 40, parts, align=4, looks=looks)(y, x)
         found.append(y)
     assert_softmax(lambda _: y, x.to(y.dtype))
     assert torch.equal(*found)
