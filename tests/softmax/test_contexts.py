@@ -61,24 +61,9 @@ def tangent(fn):
     return lambda x: jvp(fn, (x,), (x.cos(),))
 
 
-def negative(x):
-    """Its memory holds minus what it stands for."""
-    return torch.complex(x, -x).conj().imag
-
-
-def negative_gradient(fn, x):
-    """Autograd hands on `imag` of a conjugate as it is."""
-
-    def real(x):
-        y = fn(x)
-        return (torch.complex(x.cos().to(y.dtype), y).conj() * (1 + 2j)).sum().real
-
-    return gradient(real, x, x.new_ones(()))
-
-
 def negative_saved(fn, x):
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: negative(y))
-    with hooks:
+    """The memory of what was saved holds minus what it stands for."""
+    with torch.autograd.graph.saved_tensors_hooks(torch.neg, torch._neg_view):
         return gradient(fn, x)
 
 
@@ -106,8 +91,6 @@ CONTEXTS = {
     "no-gradient-inside-twice": lambda fn, x: hessian(without_gradient_inside(fn))(x),
     "linearize": lambda fn, x: linearize(fn, x)[1](x.cos()),
     "functionalize-grad": lambda fn, x: functionalize(grad(loss(fn)))(x),
-    "negative-with-gradient": lambda fn, x: gradient(lambda x: fn(negative(x)), x),
-    "negative-gradient": negative_gradient,
     "negative-saved": negative_saved,
     "checkpoint": lambda fn, x: gradient(
         lambda x: torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False), x
