@@ -22,8 +22,7 @@ def assert_touches_once(traffic, argument, elements, times=1):
     """Assert that Triton kernels touched each element of `argument` exactly once, and no others.
 
     traffic: what `count(..., trace=True)` returned. argument: the name of the kernel's pointer,
-    such as `x_ptr`. elements: how many there are, one beside the other, or the tensor that they lie
-    in. times: how often each was to be touched.
+    such as `x_ptr`. elements: the tensor that they lie in. times: how often each was to be touched.
     """
     touched = Counter(
         offset
@@ -31,11 +30,8 @@ def assert_touches_once(traffic, argument, elements, times=1):
         if access.argument == argument
         for offset in access.offsets
     )
-    if isinstance(elements, torch.Tensor):
-        offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
-        expected = Counter(times * offsets.flatten().tolist())
-    else:
-        expected = Counter(times * list(range(elements)))
+    offsets = torch.arange(span(elements)).as_strided(elements.shape, elements.stride())
+    expected = Counter(times * offsets.flatten().tolist())
     missing, extra = expected - touched, touched - expected
     assert not missing and not extra, (
         f"{argument}: {missing.total()} elements missed, {extra.total()} touched too often or "

@@ -227,7 +227,10 @@ def width(x):
     return triton.next_power_of_2(x.shape[1])
 
 
-def over_rows(name, kernel, constants=lambda x: {"BLOCK": width(x)}, numbers=lambda x: x.shape[1:]):
+def over_rows(
+    name, kernel, constants=lambda x: {"BLOCK": width(x)}, numbers=lambda x: x.shape[1:],
+    grid=lambda x: x.shape[:1],
+):  # fmt: skip
     """A function called `name` that launches a kernel with one program a row and returns its y.
 
     numbers: what comes after the pointers.
@@ -235,7 +238,7 @@ def over_rows(name, kernel, constants=lambda x: {"BLOCK": width(x)}, numbers=lam
 
     def fn(x):
         y = torch.empty_like(x)
-        kernel[(x.shape[0],)](y, x, *numbers(x), **constants(x))
+        kernel[grid(x)](y, x, *numbers(x), **constants(x))
         return y
 
     fn.__name__ = fn.__qualname__ = name
@@ -257,6 +260,16 @@ language = {
     for of in ("constant dtype", "another name", "helper", "overflow", "libdevice")
 }
 both_loads = over_rows("both_loads", _both_loads_kernel, lambda x: {})
+unmasked = over_rows(
+    "unmasked", _unmasked_kernel, lambda x: {"BLOCK": 4},
+    grid=lambda x: (x.shape[0], x.shape[1] // 4),
+)  # fmt: skip
+strided = over_rows("strided", _strided_kernel, numbers=lambda x: (x.stride(1),))
+logic = over_rows(
+    "logic", _logic_kernel,
+    lambda x: {"ROWS": triton.next_power_of_2(x.shape[0]), "BLOCK": width(x)},
+    numbers=lambda x: x.shape, grid=lambda x: (1,),
+)  # fmt: skip
 
 
 @torch.library.custom_op("memtraffic_tests::doubled", mutates_args=())
@@ -266,18 +279,6 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     kernel = torch.library.wrap_triton(_masked_kernel)
     kernel[(x.shape[0],)](y, x, x.shape[1], BLOCK=width(x), STORED=x.shape[1])
     return y * 2
-
-
-def unmasked(x):
-    y = torch.empty_like(x)
-    _unmasked_kernel[(x.shape[0], x.shape[1] // 4)](y, x, x.shape[1], BLOCK=4)
-    return y
-
-
-def strided(x):
-    y = torch.empty(x.shape[1], dtype=x.dtype, device=x.device)
-    _strided_kernel[(1,)](y, x, x.stride(1), BLOCK=width(x))
-    return y
 
 
 def atomic_add(x):
@@ -290,13 +291,6 @@ def atomic_cas(x):
     lock = torch.zeros(1, dtype=torch.int32, device=x.device)
     _atomic_cas_kernel[(x.shape[0],)](lock)
     return lock
-
-
-def logic(x):
-    y = torch.empty_like(x)
-    rows = triton.next_power_of_2(x.shape[0])
-    _logic_kernel[(1,)](y, x, *x.shape, ROWS=rows, BLOCK=width(x))
-    return y
 
 
 def tuned_in_place(x):
@@ -369,10 +363,7 @@ class Copy(torch.autograd.Function):
 # Each is wrong in one way.
 
 
-def dropped_mask(x):
-    y = torch.empty_like(x)
-    _unmasked_kernel[(x.shape[0], 1)](y, x, x.shape[1], BLOCK=width(x))
-    return y
+dropped_mask = over_rows("dropped_mask", _unmasked_kernel)
 
 
 def never_compiles(x):

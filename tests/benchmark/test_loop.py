@@ -55,18 +55,26 @@ def test_bench_finds_mistakes_before_it_times(timed):
     half = Op("half", "M,N value=0.5", lambda x, value=2: x * value)
     with pytest.raises(ValueError, match="half: inputs of a judged function"):
         bench({"half": half.reference}, half, [(4, 8)], judge=True)
+    for inputs in ("M,N N", "M,N M,N M,N", "3 M,N", "x=M,N"):
+        with pytest.raises(ValueError, match="copy takes"):
+            bench(["copy"], shapes=[(4, 8)], inputs=inputs)
     assert timed == []
 
 
-def test_bench_has_a_row_for_each_shape_and_name(timed):
-    frame = bench(["copy", "naive"], shapes=[(4, 8), [2, 16]], dtype="bfloat16")
-    assert list(frame.columns) == ["impl", "m", "n", "dtype", *TIMES]
-    rows = [(name, m, n, "bfloat16") for m, n in ((4, 8), (2, 16)) for name in ("copy", "naive")]
-    assert keys(frame) == rows
+@pytest.mark.parametrize("judge", [False, True])
+def test_bench_has_a_row_for_each_shape_and_name(judge, timed):
+    names, shapes, reverse = ["copy", "naive"], [(4, 8), [2, 16]], {"reverse": True}
+    frame = bench(names, shapes=shapes, dtype="bfloat16", judge=judge)
+    further = ["us_reversed", "note"]
+    assert [it for it in COLUMNS if judge or it not in further] == list(frame.columns)
+    rows = [(name, m, n, "bfloat16") for m, n in shapes for name in names]
+    assert keys(frame.drop(columns=further, errors="ignore")) == rows
     assert frame["us"].tolist() == pytest.approx([1, 2, 1, 2])
     assert frame["gb_per_s"].tolist() == pytest.approx([0.128, 0.064, 0.128, 0.064])
     trial = {"budget": 0}  # of copies
-    assert [options for _, options in timed] == [trial, {"budget": 0.3}] * 2
+    expected = [trial, {"budget": 0.3} | (reverse if judge else {})]
+    assert [options for _, options in timed] == expected * 2
+    assert not judge or set(frame["note"]) == {""}
 
 
 def test_bench_of_functions_by_name(timed, monkeypatch):
@@ -108,13 +116,6 @@ def test_bench_of_inputs(timed):
     assert frame["gb_per_s"][0] == pytest.approx((4 * 8 * 4 + 8 * 4) / 1e3)
 
 
-@pytest.mark.parametrize("inputs", ["M,N N", "M,N M,N M,N", "3 M,N", "x=M,N"])
-def test_bench_of_a_copy_of_what_it_does_not_take(inputs, timed):
-    with pytest.raises(ValueError, match="copy takes"):
-        bench(["copy"], shapes=[(4, 8)], inputs=inputs)
-    assert timed == []
-
-
 def test_bench_beside_a_copy(timed):
     """The copy of the first tensor stands first; all bandwidths are of what it moves."""
     frame = bench({"add": lambda x, w: x + w}, "M,N N", [(4, 8), (2, 16)], beside_copy=True)
@@ -124,19 +125,8 @@ def test_bench_beside_a_copy(timed):
         bench({"f": abs}, "3", [()], beside_copy=True)
 
 
-def test_bench_judged_has_a_row_for_each_shape_and_name(timed, monkeypatch):
-    """With the median of the rounds in reverse order, which are every second one."""
-    names = ["copy", "torch.softmax", "naive"]
-    monkeypatch.setattr(loop, "fastest_copy", lambda x: x.clone)  # without a trial
-    frame = compare(names, shapes=[(4, 8), [2, 16]], dtype="bfloat16")
-    assert list(frame.columns) == COLUMNS
-    assert keys(frame[COLUMNS[:4] + TIMES]) == [
-        (name, *shape, "bfloat16") for shape in ((4, 8), (2, 16)) for name in names
-    ]
-    assert frame["us"].tolist() == pytest.approx([1, 2, 3] * 2)
-    assert frame["gb_per_s"][0] == pytest.approx(2 * 4 * 8 * 2 / 1e3)
-    assert set(frame["note"]) == {""}
-    assert [options for _, options in timed] == [{"budget": 0.1, "reverse": True}] * 2
+def test_bench_judged_has_the_median_of_the_rounds_in_reverse_order(monkeypatch, timed):
+    """Which are every second one."""
     monkeypatch.setattr(loop, "time_interleaved", lambda fns, **options: [[1e-6, 3e-6] * 10])
     frame = compare(["naive"], shapes=[(4, 8)])
     assert frame[["us", "us_reversed"]].to_numpy()[0] == pytest.approx([2, 3])

@@ -32,7 +32,7 @@ INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.usefixtures("bounds_checked")  # a wrong kernel must not end the process
 HALF, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float64",)
 WIDTHS = {
-    "one-column": 1, "two": 2, "block": 128, "one-past-block": 129, "odd": 781, "chunks": 2048,
+    "one-column": 1, "block": 128, "one-past-block": 129, "odd": 781, "chunks": 2048,
     "one-past-chunks": 2049, "little-past-8192": 8320, "widest": MAX_COLS,
     "one-past-widest": MAX_COLS + 1, "long": 65537, "long-and-aligned": 131072,
 }  # fmt: skip
@@ -82,19 +82,15 @@ class Subject:
         return self.name
 
 
-def block_of(x, parts):
-    """A block of which a row has about so many, if it has so many columns."""
-    n = x.shape[-1] if isinstance(x, torch.Tensor) else 1
-    return max(8, triton.next_power_of_2(triton.cdiv(n, parts)))
+def in_blocks(fn, parts, **options):
+    """A rung in about so many blocks a row; in its own ones where a row has several anyway."""
 
+    def rung(x):
+        n = x.shape[-1] if isinstance(x, torch.Tensor) else 1
+        block = max(8, triton.next_power_of_2(triton.cdiv(n, parts)))
+        return fn(x, block=block, **options) if n <= 2100 else fn(x)
 
-def split_in_three(x):
-    """A row by three programs or more, in two chunks each."""
-    return split.softmax(x, block=block_of(x, 6), chunks=2)
-
-
-def online_in_blocks(x):
-    return online.softmax(x, block=block_of(x, 5))
+    return rung
 
 
 def softmax_backward(y, dy):
@@ -111,10 +107,11 @@ SUBJECTS = [
     Subject("tiled", import_function("tiled"), ONCE),
     Subject("chunks", import_function("chunks"), ONCE),
     Subject("persistent", import_function("persistent"), ONCE),
-    Subject("online", online.softmax, {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
-    Subject("online-in-blocks", online_in_blocks, {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
-    Subject("split", split.softmax, ONCE, limit=MAX_ROW, words=SLOTS, beside=("zeros",)),
-    Subject("split-in-three", split_in_three, ONCE, limit=MAX_ROW, words=SLOTS, beside=("zeros",)),
+    Subject("online", in_blocks(online.softmax, 5), {"x_ptr": 2, "y_ptr": 1}, limit=MAX_ROW),
+    Subject(
+        "split", in_blocks(split.softmax, 6, chunks=2), ONCE, limit=MAX_ROW,
+        words=SLOTS, beside=("zeros",),
+    ),
     Subject(
         "softmax", memtraffic.softmax, ONCE, dtypes=FLOATS, limit=MAX_ROW,
         words=SLOTS, beside=("zeros",), errors="operation",
@@ -156,13 +153,12 @@ def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
 def test_result_of_each_width(it, n):
     if not it.takes(n):
         pytest.skip("a width that it does not take")
-    some = {WIDTHS["one-past-block"]: it.dtypes, WIDTHS["one-past-chunks"]: it.dtypes[:3:2]}
-    for dtype in some.get(n, it.dtypes[:1]):
-        assert_correct(it.judge(dtype), it.fn, *it.make(3, n, dtype))
+    for dtype in it.dtypes[: None if n == WIDTHS["one-past-block"] else 1]:
+        assert_correct(it.judge(dtype), it.fn, *it.make(3 if n <= 8320 else 1, n, dtype))
 
 
 @pytest.mark.parametrize(
-    "examples", [6, pytest.param(50, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [6, pytest.param(30, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @WITH_KERNEL
 def test_result_of_any_matrix(it, examples):
@@ -200,26 +196,20 @@ ALL = slice(None)
 HARD = {
     "nan-first": [(0, NAN)],
     "nan-last": [(-1, NAN)],
-    "infinity-first": [(0, INF)],
-    "infinity-last": [(-1, INF)],
     "two-infinities": [(1, INF), (-2, INF)],
     "minus-infinity-first": [(slice(8), -INF)],
     "minus-infinity-in-between": [(slice(8, 32), -INF)],
     "minus-infinity-last": [(slice(32, None), -INF)],
-    "nan-in-between": [(slice(16, 32), NAN)],
-    "every-other-minus-infinity": [(slice(None, None, 2), -INF)],
     "all-but-the-last-minus-infinity": [(slice(-1), -INF)],
     "all-but-the-first-minus-infinity": [(slice(1, None), -INF)],
     "all-minus-infinity": [(ALL, -INF)],
     "infinity-among-minus-infinity": [(ALL, -INF), (3, INF)],
-    "far-below-zero": [(ALL, -1e4)],
     "rises": [(slice(40), 400 * torch.arange(40))],
     "falls": [(slice(40), -200 * (torch.arange(40) // 4))],
     "maximum-first": [(ALL, -50.0), (0, 50.0)],
     "maximum-last": [(ALL, 0.0), (-1, 1e3)],
     "lowest": [(ALL, "min")],
     "huge": [(0, "max"), (1, "min")],
-    "equal": [(ALL, -3.0)],
 }
 
 
@@ -237,7 +227,7 @@ def hard_matrix(n, dtype):
 @each(lambda it: it.op == "softmax")
 def test_result_of_hard_rows(it):
     """The rows are of five blocks, or of three parts of two chunks, where it takes such rows."""
-    for dtype, n in zip(it.dtypes, (41, 40, 41), strict=False):  # those of 41 start anywhere
+    for dtype, n in zip(it.dtypes, (41, 40), strict=False):  # those of 41 start anywhere
         x = hard_matrix(n if it.any_width else 64, dtype)
         y = it.fn(x)
         assert_correct(it.judge(dtype), lambda _, y=y: y, x)
@@ -278,22 +268,12 @@ def test_results_are_new_memory_and_equal_bit_for_bit(it):
     assert len(storages) == len(tensors) + len(results)
 
 
-@each()
-@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0)], ids=["no-rows", "no-columns", "none"])
-def test_result_of_nothing(it, shape):
-    if shape[1] or (it.any_width and it.touches):
-        for dtype in it.dtypes:
-            y = it.fn(*it.make(*shape, dtype))
-            assert (y.shape, y.dtype) == (shape, getattr(torch, dtype))
-
-
 # ---- what does it touch?
 
 
 VIEWS = {
     "two": ({}, 2, 0),
     "300": ({}, 300, 0),
-    "781": ({}, 781, 0),
     "2055": ({}, 2055, 0),
     "one-column": ({}, 1, 0),
     "whole": ({}, 16, 0),
@@ -312,7 +292,7 @@ VIEWS = {
         pytest.param(it, layout, n, cut, dtype, id=f"{name}-{dtype}-{it}")
         for name, (layout, n, cut) in VIEWS.items()
         for it in SUBJECTS
-        for dtype in ("float32", "bfloat16")[: 2 if n < 2055 else 1]
+        for dtype in ("float32", "bfloat16")[: 1 if layout or n == 2055 else 2]
         if it.touches
         and it.takes(n - cut)
         and (it.any_strides or not {"col_step", "transposed"} & layout.keys())
@@ -377,7 +357,7 @@ def assert_refuses(it, x, of_rung, of_operation, says):
     for _ in range(2):  # nothing wrong is remembered
         with pytest.raises(of_rung if it.errors == "rung" else of_operation) as raised:
             it.fn(x)
-        name = it.name.partition("-")[0] if it.errors == "rung" else it.op
+        name = it.name if it.errors == "rung" else it.op
         assert re.match(f"{name}: .*{says}", str(raised.value)), raised.value
 
 

@@ -180,21 +180,6 @@ def sized(m, n):
     return matrix(m, n)
 
 
-SIZED = {"default": None, "op": find_op("softmax"), "function": sized}
-GIVEN = {"numbers": lambda: "4,8", "tuple": lambda: (x(),), "keywords": lambda: {"x": x()}}
-
-
-@each
-@pytest.mark.parametrize("kind", [*SIZED, *GIVEN])
-def test_each_kind_of_inputs_gives_the_same(it, kind):
-    call = (SIZED[kind], AT) if kind in SIZED else (GIVEN[kind](),)
-    if it.elsewhere and kind in GIVEN and kind != "numbers":
-        with pytest.raises(TypeError, match="another process makes the inputs"):
-            it.ask(masked, *call)
-        return
-    assert it.ask(masked, *call) == expected(it)
-
-
 class Layer(torch.nn.Module):
     def forward(self, x):
         return kernels.masked(x)
@@ -204,18 +189,29 @@ def second(_, x):
     return kernels.masked(x)
 
 
-NAMED = {"module-class": Layer, "autograd-function": kernels.Copy}
-NAMELESS = {"module": Layer(), "partial": partial(second, None)}
+KINDS = {  # of a call, and what a meter raises for it that has another process call the function
+    "module-class": ((Layer, "M,N", AT), None),
+    "autograd-function": ((kernels.Copy, "M,N", AT), None),
+    "default": ((masked, None, AT), None),
+    "op": ((masked, find_op("softmax"), AT), None),
+    "function": ((masked, sized, AT), None),
+    "numbers": ((masked, "4,8"), None),
+    "module": ((Layer(), "M,N", AT), LookupError),
+    "partial": ((partial(second, None), "M,N", AT), LookupError),
+    "tuple": ((masked, (x(),)), TypeError),
+    "keywords": ((masked, {"x": x()}), TypeError),
+}
 
 
 @each
-@pytest.mark.parametrize("kind", [*NAMED, *NAMELESS])
-def test_each_kind_of_function_gives_the_same(it, kind):
-    if it.elsewhere and kind in NAMELESS:
-        with pytest.raises(LookupError):
-            it.ask(NAMELESS[kind], "M,N", AT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_function_and_inputs_gives_the_same(it, kind):
+    call, error = KINDS[kind]
+    if it.elsewhere and error:
+        with pytest.raises(error, match=r"another process (makes the|can)|Layer\(\)"):
+            it.ask(*call)
         return
-    assert it.ask((NAMED | NAMELESS)[kind], "M,N", AT) == expected(it)
+    assert it.ask(*call) == expected(it)
 
 
 @each

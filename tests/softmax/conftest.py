@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,16 @@ def no_plans(monkeypatch):
     yield launch._plans
     launch._plans.clear()
     launch._plans.update(kept)
+
+
+@pytest.fixture
+def one_sm(monkeypatch):
+    """The op plans for a GPU of one SM: a program has several rows, so fewer are interpreted."""
+    from memtraffic.gpus import DEFAULT_GPU
+    from memtraffic.kernels.softmax import op
+
+    if device.INTERPRETED:
+        monkeypatch.setattr(op, "planning_gpu", lambda x: replace(DEFAULT_GPU, num_sms=1))
 
 
 class FakeGpu:

@@ -5,7 +5,7 @@ import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import op, rule, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
-from memtraffic.kernels.softmax.op import as_rows, backward, softmax
+from memtraffic.kernels.softmax.op import backward, softmax
 from memtraffic.kernels.softmax.rule import MAX_ROW, Tile, tuned
 from memtraffic.kernels.softmax.split import split_row
 from memtraffic.meters.count import count
@@ -64,26 +64,18 @@ def either(request):
         request.getfixturevalue("small")
 
 
-# A matrix for each kernel: its shape, the dimension, the dtype.
-KERNELS = {
-    "softmax_kernel": ((3, 12), 1, "float32"),
-    "softmax_kernel-edges": ((3, 13), 1, "float64"),
-    "softmax_kernel-columns": ((13, 3), 0, "float32"),
-    "split_kernel": ((3, 40), 1, "float32"),
-    "split_kernel-copied": ((40, 3), 0, "float32"),
-    "online_kernel": ((3, 40), 1, "float64"),
-    "online_kernel-longest": ((3, 130), 1, "float32"),
-}
+def assert_softmax_along(dim, x, dtype=None):
+    """The judge looks for rows along the last dimension, so they are moved there.
 
-
-def assert_softmax_along(dim, x):
-    """The judge looks for rows along the last dimension, so they are moved there."""
+    dtype: that `x` is converted to where it is computed, which is what is judged.
+    """
+    given, x = x, x.to(dtype or x.dtype)
 
     def reference(x):
         return torch.softmax(x, dim).movedim(dim, -1)
 
     def rows_of_softmax(x):
-        y = softmax(x, dim)
+        y = softmax(given, dim, dtype=dtype)
         assert y.is_contiguous()
         return y.movedim(dim, -1)
 
@@ -111,7 +103,7 @@ def draw_tensor(data, sizes, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
-    "examples", [20, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [20, pytest.param(60, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_softmax_and_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -120,29 +112,33 @@ def test_softmax_and_backward_of_any_tensors(either, examples):
         sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
         dim = data.draw(st.integers(-len(sizes), len(sizes) - 1), "dim")
         sizes[dim] = data.draw(st.integers(0, 40), "columns")
-        dtype = data.draw(st.sampled_from(op.FLOATS), "dtype")
+        dtype, other = (data.draw(st.sampled_from(op.FLOATS), "dtype") for _ in range(2))
         x, y, dy = (draw_tensor(data, sizes, dtype) for _ in range(3))
         special = data.draw(st.sampled_from([0.0, 0.0, NAN, INF, -INF]), "one element")
         if x.numel() and special:
             x[tuple(data.draw(st.integers(0, n - 1)) for n in sizes)] = special
-        assert_softmax_along(dim, x)
-        assert_backward_along(dim, dy, y.sigmoid() if data.draw(st.booleans()) else y)
+        assert_softmax_along(dim, x, data.draw(st.sampled_from([None, other])))
+        assert_backward_along(dim, dy, y.sigmoid() if data.draw(st.booleans()) else y, other)
 
     check()
 
 
-def assert_backward_along(dim, dy, y):
-    found = backward(dy, y, dim, y.dtype)
-    eps, smallest = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).smallest_normal
+def assert_backward_along(dim, dy, y, dtype):
+    """Of an x of `dtype`: it is rounded to the dtype of `y` before, as PyTorch does."""
+    found = backward(dy, y, dim, dtype)
+    assert found.is_contiguous() and found.dtype == dtype
+    assert torch.equal(found.nan_to_num(), found.to(y.dtype).to(dtype).nan_to_num())
+    eps = torch.finfo(y.dtype).eps + torch.finfo(dtype).eps
+    smallest = torch.finfo(y.dtype).smallest_normal + torch.finfo(dtype).smallest_normal
     y, dy = y.double(), dy.double()
     size = (y * dy).abs().sum(dim, keepdim=True).amax() if y.numel() else 0
     expected = y * (dy - (y * dy).sum(dim, keepdim=True))
     room = eps * (8 * y.abs() * (dy.abs() + size) + smallest)
-    assert found.shape == expected.shape and found.is_contiguous()
+    assert found.shape == expected.shape
     assert ((found - expected).abs() <= room).all()
 
 
-@pytest.mark.parametrize("n", [13, 2176, 40000], ids=["rows", "chunks", "split"])
+@pytest.mark.parametrize("n", [13, 2176, 9217], ids=["rows", "chunks", "split"])
 def test_softmax_is_as_precise_far_below_the_maximum_of_a_row(n):
     """Of elements that small, the judge of a row would take any.
 
@@ -183,10 +179,10 @@ def test_offsets_of_a_batch_outgrow_int32(strides):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
+def test_softmax_of_more_batches_than_a_grid_has(small, monkeypatch, dim):
     monkeypatch.setattr(op, "MAX_BATCHES", 3)
-    x = matrix(15, 24)[:, :20].view(5, 3, 20)
-    for view in (x, x[:, :2], x[:, ::2, ::3]):
+    x = matrix(8, 24)[:, :20].view(4, 2, 20)
+    for view in (x, x[:, :, ::3]):
         assert_softmax_along(dim, view)
         traffic = count(lambda x: softmax(x, dim), view, trace=True)
         assert all(it.program[1] < 3 for it in traffic.accesses)
@@ -196,17 +192,23 @@ def test_softmax_of_more_batches_than_a_grid_has(either, monkeypatch, dim):
 
 
 def test_softmax_converts_first(small):
-    """And its gradient has the dtype of x."""
-    for dtype, result, n in product(op.FLOATS, op.FLOATS, (7, 13, 88)):
-        x = matrix(2, n, torch.float64).to(dtype)
-        y = softmax(x, dtype=result)
-        assert y.dtype == result
-        assert_softmax(lambda _, y=y: y, x.to(result))
-        fns = (partial(fn, dim=1, dtype=result) for fn in (softmax, torch.softmax))
-        found, expected = (gradient(fn, x, matrix(2, n, seed=1)) for fn in fns)
+    """And its gradient has the dtype of x, rounded to that of the result before.
+
+    Each pair of dtypes at one of the widths, each dtype at all of them: those of each kernel.
+    """
+    kernels, widths = set(), cycle((7, 13, 40, 16, 130))
+    for dtype, result in product(op.FLOATS, op.FLOATS):
+        x, dy = matrix(2, n := next(widths), torch.float64).to(dtype), matrix(2, n, seed=1)
+        of_dtype = partial(softmax, dtype=result)
+        assert_softmax_along(1, x, result)
+        kernels |= {it.name for it in count(of_dtype, x).ops}
+        fns = of_dtype, partial(torch.softmax, dim=1, dtype=result)
+        found, expected = (gradient(fn, x, dy) for fn in fns)
         assert found.dtype == expected.dtype == dtype
+        assert torch.equal(found, found.to(result).to(dtype))
         eps = max(torch.finfo(it).eps for it in (dtype, result))
         torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
+    assert kernels == {"softmax_kernel", "zeros", "split_kernel", "online_kernel"}
 
 
 def test_softmax_converts_what_does_not_fit(either):
@@ -272,9 +274,17 @@ def test_softmax_refuses_a_tensor_whose_memory_was_freed():
 # ---- what it moves
 
 
-@pytest.mark.parametrize("dim", [1, 2], ids=["in-the-middle", "rows-that-start-anywhere"])
-def test_softmax_touches_each_element_of_a_batch_once(dim):
-    x, written = matrix(14, 41).view(2, 7, 41)[:, :3], []  # y starts as far from 16 bytes
+BATCHES = {  # whose dimensions, all but one, are joined to two at most; and the dimension
+    "in-the-middle": (lambda x: x[:, :3, 0], 1),
+    "rows-that-start-anywhere": (lambda x: x[:, :3, 0], 2),  # y starts as far from 16 bytes
+    "first-dimension": (lambda x: x, 0),
+    "padded-matrices": (lambda x: x[:, :2], 3),
+}
+
+
+@cases(("view", "dim"), BATCHES)
+def test_softmax_touches_each_element_of_a_batch_once(view, dim):
+    x, written = view(matrix(14, 82).view(2, 7, 2, 41)), []
     traffic = count(lambda x: written.append(softmax(x, dim)), x, trace=True)
     assert [it.name for it in traffic.ops] == ["softmax_kernel"]  # nothing is copied
     assert_touches_once(traffic, "x_ptr", x)
@@ -312,25 +322,6 @@ def gradient(fn, x, dy):
     x = x.detach().requires_grad_()
     y = fn(x)
     return torch.autograd.grad(y, x, dy.to(y.dtype).expand_as(y))[0]
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_gradient_of_softmax(small, kernel):
-    """Of the result that each kernel writes; rounded to its dtype, as autograd of PyTorch would."""
-    shape, dim, name = KERNELS[kernel]
-    x, dy = matrix(*shape, name), matrix(*shape, name, seed=1)
-    ops = count(lambda x: softmax(x, dim), x).ops
-    assert kernel.partition("-")[0] in [it.name for it in ops]
-    for of in (dy, dy.t().contiguous().t(), dy[:, :1].expand(shape), dy[0, 0]):
-        found = gradient(lambda x: softmax(x, dim), x, of)
-        expected = gradient(lambda x: torch.softmax(x, dim), x.double(), of.double())
-        y = torch.softmax(x, dim)
-        size = expected.abs().amax(dim, keepdim=True) + y.amax(dim, keepdim=True)
-        room = 8 * torch.finfo(x.dtype).eps * size
-        assert ((found - expected).abs() <= room).all()
-    found = gradient(lambda x: softmax(x, dim, dtype=torch.float16), x, dy)
-    assert found.dtype == x.dtype and found.any()
-    assert torch.equal(found, found.half().to(x.dtype))
 
 
 @pytest.mark.parametrize("value", [NAN, -INF])
@@ -415,26 +406,6 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, index, started_on)
     assert planning_on == [started_on] * 2
 
 
-# ---- as_rows
-
-
-JOINED = {
-    "first-dimension": (lambda x: [x, x], 0, [1, 60, 2]),
-    "in-the-middle": (lambda x: [x, x], 1, [2, 20, 3]),
-    "rows-in-another-order": (lambda x: [x.permute(2, 1, 0, 3)], 3, [1, 24, 5]),
-    "padded-matrices": (lambda x: [x[:, :2]], 3, [2, 8, 5]),
-    "too-many-to-join": (lambda x: [x[:, ::2, ::2]], 3, [2, 2, 2, 5]),
-    "repeated": (lambda x: [x[:, :1].expand(2, 9, 4, 5)], 3, [2, 4, 9, 5]),
-    "only-one-can": (lambda x: [x[:, :2], x[:, :2].clone()], 3, [2, 8, 5]),
-}
-
-
-@cases(("make", "dim", "expected"), JOINED)
-def test_as_rows_joins_what_it_can(make, dim, expected):
-    """In all of the tensors at once."""
-    assert as_rows(make(torch.empty(2, 3, 4, 5)), dim)[0] == expected
-
-
 # ---- compiled
 
 
@@ -458,7 +429,7 @@ def test_rows_compile_without_spills_to_wide_loads(name, inputs):
     widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
     if itemsize < 8:
         widths += [131072, 2**19]
-        odd = [65, 135, 197, 321, 519, 781, 4095]
+        odd = [65, 321, 519, 4095]
     for n, kernel in zip(widths + odd, compiled("sm_90", widths + odd, name, inputs), strict=True):
         assert kernel.spill_bytes == 0, n
         if n in odd:  # each number is loaded once: as many bits as are stored

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ from cases import assert_softmax, cases
 from memtraffic import device
 from memtraffic.compile import capture_launches
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import fused, online
+from memtraffic.kernels.softmax import chunks, fused, online
 from memtraffic.meters.formula import formula
 from memtraffic.names import RUNGS, import_function, import_path
 from memtraffic.tensors import matrix
@@ -59,6 +60,9 @@ def empty(n, dtype=torch.float32):
 
 
 LAUNCHES = [  # a rung, a matrix and options; some of what is launched on an H200
+    ("chunks", empty(12672), {}, {"CHUNKS": 13, "BLOCK": 1024, "ALIGN": 4, "num_warps": 8}),
+    ("chunks", empty(8321, torch.bfloat16), {}, {"CHUNKS": 9, "WHOLE": 8, "ALIGN": 1, "VECTOR": 8}),
+    ("chunks", empty(77), {}, {"ROWS": 4, "CHUNKS": 3, "WHOLE": 0, "VECTOR": 4}),
     ("masked", empty(5000), {}, {"BLOCK": 8192, "num_warps": 16}),
     ("tiled", empty(200), {"rows": 8}, {"ROWS": 8, "num_warps": 1}),
     ("tiled", empty(200), {"num_warps": 2}, {"ROWS": 2, "num_warps": 2}),
@@ -80,6 +84,12 @@ def test_launch_is_by_the_rule_or_as_asked(name, x, options, expected):
     softmax = partial(import_function(name), **options)
     [launch] = capture_launches(softmax, x, gpu=find_gpu("H200"))
     assert expected.items() <= (launch.constants | launch.options).items()
+
+
+def test_chunks_refuses_rows_that_no_program_holds():
+    small = replace(find_gpu("H200"), max_threads_per_program=256)
+    with pytest.raises(ValueError, match=r"^chunks: 32768 columns do not fit .* an H200$"):
+        capture_launches(chunks.softmax, empty(32768), gpu=small)
 
 
 # ---- online

@@ -55,9 +55,9 @@ def one_after_the_other(monkeypatch):
     monkeypatch.setattr(split, "Launch", Plain)
 
 
-def in_any_order(monkeypatch, seed):
+def in_any_order(monkeypatch):
     """Each time that a program of the interpreter hands over, one that is drawn goes on."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     resume = Turns._resume
 
     def drawn(turns):
@@ -116,24 +116,18 @@ def test_best_split_of_fewer_rows_takes_more_programs():
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_impatient_programs_end_between_chunks_and_parts(few_sms, chunks):
-    for n in (1, 8, 9, 16, 41, 64):
-        assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=0), matrix(3, n))
-
-
-@pytest.mark.skipif(device.runs_on_gpu(), reason="a GPU says how many programs fit")
-def test_softmax_that_needs_more_programs_than_fit(few_sms):
-    with pytest.raises(ValueError, match="129 columns needs 9 programs of 16, and 8 fit"):
-        in_parts(matrix(2, 129))
+    for n in (1, 8, 9, 41):
+        assert_softmax(partial(split.softmax, block=8, chunks=chunks, looks=0), matrix(2, n))
 
 
 @pytest.mark.parametrize(("x_dtype", "y_dtype"), [("float32", "bfloat16"), ("bfloat16", "float16")])
 def test_split_launch_of_two_dtypes(few_sms, x_dtype, y_dtype):
-    x, found = matrix(2, 88, x_dtype), []
+    x, found = matrix(2, 40, x_dtype), []
     for looks in (LOOKS, 0):
-        y = torch.full((2, 88), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
+        y = torch.full((2, 40), NAN, dtype=getattr(torch, y_dtype), device=DEVICE)
         arguments = (y, *y.stride(), x, *x.stride())
-        parts = split_row(88, 8, 3, 1)
-        split.split_launch(split.split_kernel, arguments, 2, 88, parts, align=4, looks=looks)(y, x)
+        parts = split_row(40, 8, 2, 1)
+        split.split_launch(split.split_kernel, arguments, 2, 40, parts, align=4, looks=looks)(y, x)
         found.append(y)
     assert_softmax(lambda _: y, x.to(y.dtype))
     assert torch.equal(*found)
@@ -154,15 +148,15 @@ def into_itself(kernel, tensors, looks, chunks=2):
 
 
 def softmax_inputs(n, dtype):
-    x = matrix(6, n, dtype)
-    x[4, n - 1] = 9  # the maximum, behind the whole vectors
-    x[1, 3], x[2, n - 1], x[3, 9], x[4, 8:16], x[5, :16] = NAN, INF, -INF, -INF, NAN
+    x = matrix(4, n, dtype)
+    x[3, n - 1] = 9  # the maximum, behind the whole vectors
+    x[0, 3], x[1, n - 1], x[2, :16], x[3, 8:16] = NAN, INF, -INF, -INF
     return (x,)
 
 
 def backward_inputs(n, dtype):
-    y = torch.softmax(matrix(5, n), 1).to(dtype)
-    dy = matrix(5, n, dtype, seed=1)
+    y = torch.softmax(matrix(4, n), 1).to(dtype)
+    dy = matrix(4, n, dtype, seed=1)
     dy[1, 3], dy[2, n - 1], y[3, 9] = NAN, INF, -INF
     return y, dy
 
@@ -174,6 +168,7 @@ DIRECTIONS = pytest.mark.parametrize(
         pytest.param(split_backward_kernel, backward_inputs, id="backward"),
     ],
 )
+ORDERS = {"in-order": one_after_the_other, "drawn": in_any_order}
 
 
 def assert_equal_bits(y, expected):
@@ -186,32 +181,26 @@ def assert_equal_bits(y, expected):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @INTERPRETED_ONLY
-@pytest.mark.parametrize("order", ["by-turns", "in-order", "drawn"])
 @pytest.mark.parametrize(
     ("n", "dtype"),
     [
         (41, torch.bfloat16),
         pytest.param(48, torch.float16, marks=pytest.mark.slow),
-        pytest.param(113, torch.float32, marks=pytest.mark.slow),
+        pytest.param(73, torch.float32, marks=pytest.mark.slow),
     ],
 )
 @DIRECTIONS
-def test_impatient_programs_find_the_same_bits(
-    few_sms, monkeypatch, kernel, inputs, n, order, dtype
-):
+def test_impatient_programs_find_the_same_bits(few_sms, monkeypatch, kernel, inputs, n, dtype):
     """Their results take the place of what they are computed from.
 
     One may help with a part whose program has already written its result over it.
     """
-    tensors = inputs(n, dtype)
-    expected = into_itself(kernel, [it.clone() for it in tensors], LOOKS)
-    if order == "in-order":
-        one_after_the_other(monkeypatch)
-    elif order == "drawn":
-        in_any_order(monkeypatch, seed=0)
-    for looks in (0, 2):
-        found = into_itself(kernel, [it.clone() for it in tensors], looks)
-        assert_equal_bits(found, expected)
+    expected = into_itself(kernel, inputs(n, dtype), LOOKS)
+    for order, looks in (("by-turns", 0), ("by-turns", 2), ("in-order", 2), ("drawn", 2)):
+        with monkeypatch.context() as patch:
+            if order in ORDERS:
+                ORDERS[order](patch)
+            assert_equal_bits(into_itself(kernel, inputs(n, dtype), looks), expected)
 
 
 @INTERPRETED_ONLY
