@@ -188,7 +188,8 @@ def test_text_without_a_rule_is_an_error_that_names_its_page(made, text):
         made().text("page.ipynb", text)
 
 
-def test_archive_lies_beside_the_notebooks_where_there_is_an_address(tmp_path):
+def test_archive_lies_beside_the_notebooks_where_there_is_an_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(colab, "pack", lambda root: b"an archive")
     book = colab.Book(ROOT)
     book.repository = "https://code.org/r"
     book.write_notebooks(tmp_path / "out")

