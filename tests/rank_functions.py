@@ -1,6 +1,5 @@
 """What tests ask ranks to do, which import this module."""
 
-
 import torch
 import torch.distributed as dist
 
