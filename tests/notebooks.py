@@ -55,47 +55,21 @@ def calls(code: str, name: str) -> list[ast.Call]:
     ]
 
 
-FIGURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
-IN_ITALICS = re.compile(r"(\*[^*]+\*\s*)+")  # a paragraph; a glued value may stand in it
 SOLUTIONS = re.compile(r"<details><summary>.*?</details>", re.S)
 
 
-def pictures_without_caption(notebook: NotebookNode) -> list[str]:
-    """The pictures, of Markdown and of outputs, that no paragraph of only italics follows."""
-    blocks: list[tuple[bool, str]] = []  # whether it is a picture, and what it is
+def words(notebook: NotebookNode) -> int:
+    """How many words a page has: of Markdown, without folded solutions, and of what cells show."""
+    text: list[str] = []
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            paragraphs = [it.strip() for it in re.split(r"\n\s*\n", cell.source)]
-            blocks += [(bool(FIGURE.fullmatch(it)), it) for it in paragraphs]
-        else:
-            drawn = any("image/png" in it.get("data", {}) for it in cell.get("outputs", []))
-            blocks.append((drawn, cell.source))
-    followed = itertools.pairwise([*blocks, (False, "")])
-    return [
-        text for (drawn, text), (_, then) in followed if drawn and not IN_ITALICS.fullmatch(then)
-    ]
-
-
-def words(notebook: NotebookNode) -> tuple[int, int]:
-    """How many words a page has, and how many lines of folded code.
-
-    Words of Markdown, of visible code and of what cells print; none of folded solutions.
-    """
-    text, folded_lines = [], 0
-    for cell in notebook.cells:
-        hidden = set(tags(cell))
-        if "remove-cell" in hidden:
-            continue
-        if cell.cell_type == "markdown":
+        if cell.cell_type == "markdown" or visible(cell):
             text.append(SOLUTIONS.sub("", cell.source))
-        elif visible(cell):
-            text.append(cell.source)
-        else:
-            folded_lines += len(cell.source.splitlines())
-        for output in cell.get("outputs", []):
-            if "remove-output" not in hidden and not output.get("metadata", {}).get("scrapbook"):
-                text.append(said(output))
-    return sum(len(part.split()) for part in text), folded_lines
+        if not {"remove-cell", "remove-output"} & {*tags(cell)}:
+            outputs = [
+                it for it in cell.get("outputs", []) if "scrapbook" not in it.get("metadata", {})
+            ]
+            text += map(said, outputs)
+    return sum(len(part.split()) for part in text)
 
 
 def said(output: NotebookNode) -> str:

@@ -1,9 +1,5 @@
 """What tests ask ranks to do, which import this module."""
 
-import os
-import signal
-import time
-
 import torch
 import torch.distributed as dist
 
@@ -23,16 +19,6 @@ def fail_last():
     if dist.get_rank() == dist.get_world_size() - 1:
         raise ValueError("the last one")
     dist.barrier()  # for which that one does not come
-
-
-def die_first():
-    if dist.get_rank() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-def linger():
-    time.sleep(1000)
 
 
 # ---- sharded_softmax

@@ -1,7 +1,6 @@
 """A made-up book: one experiment, an empty folder of recordings, and a GPU called an H200."""
 
 import dataclasses
-import json
 
 import pandas as pd
 import pytest
@@ -95,12 +94,6 @@ class Book:
     def record(self, *experiments, folder=None):
         for experiment in experiments or (SPEED,):
             recording.write(folder or self.h200, experiment, experiment.run())
-
-    def edit_entry(self, **fields):
-        """Replaces fields of `speed` in machine.json."""
-        machine = recording.load_machine(self.h200)
-        machine["experiments"]["speed"] |= fields
-        (self.h200 / "machine.json").write_text(json.dumps(machine), encoding="utf-8")
 
     def edit(self, change):
         """Replaces the text of the recording `speed` by a function of it."""

@@ -108,74 +108,60 @@ def chart():
     return re.search(r'<div class="occupancy-chart"[^>]*></div>', text)[0]
 
 
-def assert_says(shown, target, registers, shared, warps):
-    """The chart says how many fit, what limits them, and all limits, in the words of the vendor."""
-    answer = expected_answer(target, registers, shared, warps)
-    counts = {0: "None fits", 1: "1 program fits"}
-    count = counts.get(answer["resident"], f"{answer['resident']} programs fit")
-    names = ", ".join(NAMES[name] for name in answer["binding"])
-    limits = (f"{NAMES[name]} {value}" for name, value in answer["limits"].items())
-    words = WORDS[TARGETS[target].vendor]
-    assert (shown["text"], shown["detail"]) == (f"{count}. Limit: {names}.", ", ".join(limits))
-    assert tuple(shown["words"]) == words
-    label = f"Programs that fit, by {words[0]}: {answer['resident']} at {registers}."
-    assert shown["label"] == label and shown["drawn"] >= 3
-    assert shown["values"] == list(map(str, (registers, shared, warps)))
-    assert shown["slider"] == str(registers) and shown["described"]
-    assert shown["invalid"] == [False] * 3 and shown["marked"] == [False] * 2
-
-
-STEPS = {  # what is changed, and the point after it; what a new GPU does not allow is cut
-    ("target", "sm_90"): ("sm_90", 69, 32784, 4),
-    ("target", "gfx942"): ("gfx942", 69, 32784, 4),
-    ("registers", "400"): ("gfx942", 400, 32784, 4),
-    ("warps", "16"): ("gfx942", 400, 32784, 16),
-    ("target", "sm_80"): ("sm_80", 255, 32784, 16),
-    ("slider", "200"): ("sm_80", 200, 32784, 16),
-    ("shared", "100000"): ("sm_80", 200, 100000, 16),
-    ("registers", "128"): ("sm_80", 128, 100000, 16),
-    ("shared", "0"): ("sm_80", 128, 0, 16),
-    ("warps", "32"): ("sm_80", 128, 0, 32),
-    ("target", "gfx90a"): ("gfx90a", 128, 0, 16),
-}
-
-
-@pytest.mark.browser
-def test_chart_inputs_change_its_answer(browser, chart):
-    script = f"{USED} return [said(), ...{json.dumps(list(STEPS))}.map(set)];"
-    first, *found = browser.run_on(chart, SCRIPTS, script)
-    assert first == found[0]
-    for shown, point in zip(found, STEPS.values(), strict=True):
-        assert_says(shown, *point)
-
-
 def ends(gpu):
     """The least and the most of each input."""
     most = 255 if gpu.vendor == "nvidia" else gpu.max_addressable_vgprs
     return [[1, most], [0, 262144], [1, 1024 // gpu.warp_size]]
 
 
+def expected_words(target, registers, shared, warps):
+    """How many fit, what limits them, and all limits, in the words of the vendor."""
+    answer = expected_answer(target, registers, shared, warps)
+    counts = {0: "None fits", 1: "1 program fits"}
+    count = counts.get(answer["resident"], f"{answer['resident']} programs fit")
+    names = ", ".join(NAMES[name] for name in answer["binding"])
+    limits = ", ".join(f"{NAMES[name]} {value}" for name, value in answer["limits"].items())
+    word, *_ = WORDS[TARGETS[target].vendor]
+    label = f"Programs that fit, by {word}: {answer['resident']} at {registers}."
+    return f"{count}. Limit: {names}.", limits, label
+
+
+def steps():
+    """What is changed, and what follows: the GPU, and its point or what is wrong, and where.
+
+    What a new GPU does not allow is cut.
+    """
+    now = {"registers": 69, "shared": 32784, "warps": 4}  # as on the page
+    for target in ("sm_90", *reversed(TARGETS)):
+        gpu = TARGETS[target]
+        now = {it: min(now[it], most) for it, (_, most) in zip(INPUTS, ends(gpu), strict=True)}
+        yield ("target", target), target, [*now.values()], None
+        for name, words, (least, most) in zip(INPUTS, WORDS[gpu.vendor], ends(gpu), strict=True):
+            for value in (least - 1, most + 1, "", "many", "4.5"):
+                yield (name, value), target, f"{words}: from {least} to {most}", name
+            for now[name] in (least, most, 4):
+                yield (name, now[name]), target, [*now.values()], None
+        for name, now["registers"] in (("slider", 200), ("registers", ends(gpu)[0][1])):
+            yield (name, now["registers"]), target, [*now.values()], None
+
+
 @pytest.mark.browser
-@pytest.mark.parametrize("target", TARGETS)
-def test_chart_says_what_is_no_whole_number_in_its_range(browser, chart, target):
-    gpu = TARGETS[target]
-    asked, messages = [], []
-    for name, words, (least, most) in zip(INPUTS, WORDS[gpu.vendor], ends(gpu), strict=True):
-        asked += [(name, value) for value in (least, most)]
-        asked += [(name, value) for value in (least - 1, most + 1, "", "many", "4.5")]
-        messages += [None] * 2 + [f"{words}: from {least} to {most}"] * 5
-        asked.append((name, 4))
-        messages.append(None)
-    script = f"{USED} set(['target', '{target}']); return {json.dumps(asked)}.map(set);"
-    found = browser.run_on(chart, SCRIPTS, script)
-    for shown, (name, _), message in zip(found, asked, messages, strict=True):
-        assert shown["ranges"] == [ends(gpu)] * 2 and shown["described"]
-        if message:
-            assert (shown["text"], shown["detail"], shown["drawn"]) == (message, "", 0)
-            assert shown["label"] is None and shown["marked"] == [True] * 2
-            assert shown["invalid"] == [it == name for it in INPUTS]
+def test_chart_inputs_change_its_answer_or_say_their_range(browser, chart):
+    asked = [it for it, *_ in steps()]
+    script = f"{USED} return [said(), ...{json.dumps(asked)}.map(set)];"
+    first, *found = browser.run_on(chart, SCRIPTS, script)
+    assert first == found[0]
+    for shown, (_, target, says, wrong) in zip(found, steps(), strict=True):
+        assert tuple(shown["words"]) == WORDS[TARGETS[target].vendor]
+        assert shown["ranges"] == [ends(TARGETS[target])] * 2 and shown["described"]
+        assert shown["invalid"] == [name == wrong for name in INPUTS]
+        assert shown["marked"] == [bool(wrong)] * 2
+        said = shown["text"], shown["detail"], shown["label"]
+        if wrong:
+            assert said == (says, "", None) and shown["drawn"] == 0
         else:
-            assert_says(shown, target, *map(int, shown["values"]))
+            assert said == expected_words(target, *says) and shown["drawn"] >= 3
+            assert shown["values"] == list(map(str, says)) and shown["slider"] == str(says[0])
 
 
 @pytest.mark.browser

@@ -44,9 +44,9 @@ X = torch.empty(8192, device=device.default())
 
 def test_arithmetic_kernel_has_an_instruction_for_each_result():
     for what, instruction in (("exp2", "MUFU.EX2"), ("exp", "MUFU.EX2"), ("multiply-add", "FFMA")):
-        options = dict(WHAT=what, STEPS=32, BLOCK=1024, num_warps=8)
+        options = dict(WHAT=what, STEPS=8, BLOCK=1024, num_warps=8)
         kernel = compiled(exhibits._arithmetic_kernel, X, 256, **options)
-        assert kernel.instructions[instruction] == 32 * 4  # of 4 elements per lane
+        assert kernel.instructions[instruction] == 8 * 4  # of 4 elements per lane
         assert kernel.instructions.get("STG.E.128") == 1 and not kernel.load_bits
         assert residency.resident_programs(kernel) == 8  # no lane of an SM is idle
 
@@ -61,7 +61,7 @@ def test_stream_kernel_writes_a_sum_that_is_nan():
 
 @pytest.mark.parametrize(
     ("block", "warps", "loads", "copy"),
-    [(256, 2, 1, True), (1024, 8, 1, False), (2048, 8, 2, True)],
+    [(256, 2, 1, True), (2048, 8, 2, False)],
 )
 def test_stream_kernel_has_one_tile_in_flight(block, warps, loads, copy):
     """One load of 16 bytes per lane, twice in the largest tile: neither unrolled nor prefetched."""
@@ -94,6 +94,7 @@ def test_backward_is_right():
     assert_traffic(exhibits.backward_lines, "6MN + M", "3MN + M", SOFTMAX_BACKWARD, **traffic)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):
     once = exhibits.softmax_converting_once
     assert_softmax(once, matrix(3, 2048, dtype))

@@ -190,11 +190,10 @@ def test_count_sectors_refuses_a_kernel_that_runs_otherwise_than_it_chose(tuner)
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_may_fail_or_end_or_take_too_long(monkeypatch):
-    jobs = {3: ("1 + 1",), 5: ("1 / 0",), 8: ("__import__('os')._exit(7)",)}
+def test_a_process_of_its_own_may_end_or_take_too_long(monkeypatch):
+    jobs = {3: ("1 + 1",), 8: ("__import__('os')._exit(7)",)}
     found, failed = marked_counters._each(eval, jobs)
     assert found == {3: 2}
-    assert failed.pop(5) == "ZeroDivisionError: division by zero"
     assert failed.pop(8) == "process 0 terminated with exit code 7" and not failed
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
     found, failed = marked_counters._each(eval, {0: ("__import__('time').sleep(600)",)})
@@ -229,6 +228,15 @@ def test_every_blind_kernel_has_a_call():
         find_op(row["inputs"]).arguments([160, 128][: len(find_op(row["inputs"]).sizes)])
 
 
+# Another Triton, 3.6, compiled what was recorded: here columns that lie apart have other lanes.
+ANOTHER = "every other"
+
+
+def recorded_sectors(*ids):
+    folder = recording.root() / recording.PUBLISHED
+    return pd.concat([recording.read(folder, EXPERIMENTS[id]) for id in ids], ignore_index=True)
+
+
 @pytest.mark.slow
 def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
     """Where rows are no multiple of 32 bytes; but no more merge than what is one sector."""
@@ -240,51 +248,15 @@ def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
     assert 4096 * 781 * 4 / 32 < row["l2_write_sectors"] < predicted["store_sectors"]
 
 
-# Another Triton, 3.6, compiled what was recorded: here columns that lie apart have other lanes.
-ANOTHER = "every other"
-OF_THE_BOOK = ("sectors_packed", "sectors_layouts", "sectors_others")
-
-
-def recorded_sectors(*ids):
-    folder = recording.root() / recording.PUBLISHED
-    return pd.concat([recording.read(folder, EXPERIMENTS[id]) for id in ids], ignore_index=True)
-
-
-def off(frame):
-    """Whose counts are not what was predicted."""
-    return frame[(frame[[*COUNTERS]].values != frame[PREDICTED].values).any(axis=1)]
-
-
-PREDICTED = [f"predicted_{name}" for name in COUNTERS]
-
-
-def test_sectors_are_those_that_a_gpu_counted():
-    """Of all kernels that can be predicted, the book's and others'."""
-    ours = recorded_sectors(*OF_THE_BOOK)
-    ours = ours[~ours["refused"].str.contains("not a power of two|columns lie")]  # by the rung
-    refused = ours[ours["refused"] != ""]
-    waits = refused["refused"].str.contains("waits for other programs")  # as they share a row
-    assert refused[waits][["shape", "dtype"]].values.tolist() == [["16x8320", "float32"]]
-    assert set(refused[~waits]["fn"]) == {"persistent"} and len(refused) < len(ours) / 10
-    assert refused[~waits]["refused"].str.contains("cp.async").all()
-    predicted = ours[ours["refused"] == ""]
-    assert len(predicted) == 117 and (predicted["load_requests"] > 0).all() and off(predicted).empty
-    blind = recorded_sectors("sectors_blind").query("refused == ''")  # never tried before
-    assert len(blind) >= 30 and off(blind).empty
-
-
 @pytest.mark.slow
 def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes_otherwise():
-    """Predicted again at some of the recorded calls, drawn once."""
-    frame = recorded_sectors(*OF_THE_BOOK)
-    known = frame[frame["refused"] == ""].sample(24, random_state=7)
-    cases = [
-        (it.fn, it.inputs, [*map(int, it.shape.split("x"))], it.dtype, it.layout)
-        for it in known.itertuples()
-    ]
-    found = [marked_counters._predict(case, {}, "H200") for case in cases]
-    totals = [[it[name] for name in COUNTERS] for it, _ in found]
-    were = known[PREDICTED].values.tolist()
-    differ = [case for case, *it in zip(cases, totals, were, strict=True) if it[0] != it[1]]
-    assert {layout for *_, layout in differ} <= {ANOTHER}
-    assert len(differ) < len(cases) / 4
+    """Predicted again at some of the recorded calls, drawn once; what is counted, a page says."""
+    frame = recorded_sectors("sectors_packed", "sectors_layouts", "sectors_others")
+    known = frame[frame["refused"] == ""].sample(12, random_state=7)
+    differ = []
+    for row in known.to_dict("records"):
+        shape = [*map(int, row["shape"].split("x"))]
+        case = row["fn"], row["inputs"], shape, row["dtype"], row["layout"]
+        found, _ = marked_counters._predict(case, {}, "H200")
+        differ += [row["layout"]] * (found != {name: row[f"predicted_{name}"] for name in COUNTERS})
+    assert {*differ} <= {ANOTHER} and len(differ) < len(known) / 4

@@ -3,53 +3,19 @@
 import dataclasses
 import functools
 
+import kernels
 import pytest
 import torch
 from cases import cases
 
 from memtraffic import device
 from memtraffic.gpus import find_gpu
-from memtraffic.kernels.softmax import fused, naive
+from memtraffic.kernels.softmax import fused, masked, naive, online
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD, backward_reference
 from memtraffic.meters.formula import formula
-from memtraffic_book import prove, yours
+from memtraffic_book import exhibits, prove, yours
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
-
-triton = pytest.importorskip("triton", reason="Triton is not installed")
-tl = pytest.importorskip("triton.language")
-
-
-@triton.jit
-def _kernel(
-    y_ptr, x_ptr, x_row_stride, n_cols,
-    BLOCK: tl.constexpr, TWICE: tl.constexpr, MASKED: tl.constexpr, SKIPPED: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    cols = tl.arange(0, BLOCK)
-    mask = (cols < n_cols) | (not MASKED)
-    x = tl.load(x_ptr + row * x_row_stride + cols, mask=mask, other=-float("inf"))
-    row_max = tl.max(x, axis=0)
-    if TWICE:
-        x = tl.load(x_ptr + row * x_row_stride + cols, mask=mask, other=-float("inf"))
-    numerator = tl.exp(x - row_max)
-    y = numerator / tl.sum(numerator, axis=0)
-    tl.store(y_ptr + row * n_cols + cols, y, mask=mask & (row != SKIPPED))
-
-
-def softmax(x, twice=False, masked=True, skipped=-1, packed=False):
-    y, (m, n) = torch.empty_like(x), x.shape
-    options = {"TWICE": twice, "MASKED": masked, "SKIPPED": skipped}
-    stride = n if packed else x.stride(0)
-    _kernel[(m,)](y, x, stride, n, BLOCK=triton.next_power_of_2(n), **options)
-    return y
-
-
-def variant(**options):
-    def changed(x):
-        return softmax(x, **options)
-
-    return changed
 
 
 def pytorch(x):
@@ -90,8 +56,8 @@ def refuses_all(x):
 @cases(
     ("fn", "options"),
     {
-        "kernel": (softmax, {}),
-        "what-is-asked": (variant(twice=True), {"reads": "2MN", "widths": (3, 781)}),
+        "kernel": (masked.softmax, {}),
+        "what-is-asked": (online.softmax, {"reads": "2MN", "widths": (3, 781)}),
         "other-order": (naive.softmax, {"reads": "2M+5MN", "writes": "3MN+2M"}),
         "widths": (only_powers_of_two, {"widths": (1, 4, 64, 256)}),
         "infinite-result": (lambda x: x.exp(), {"op": torch.exp}),
@@ -113,15 +79,18 @@ def test_exam_of_another_operation():
 @cases(
     ("fn", "reason"),
     {
-        "reads-twice": (variant(twice=True), r"reads 2MN, not MN: at 4 x 2, 16 elements, not 8\n"),
-        "drops-the-mask": (variant(masked=False), r"changed is wrong at 3 x 5: .*_kernel"),
-        "skips-a-row": (variant(skipped=3), r"writes no sum .*: at 4 x 2, 6 elements, not 8"),
+        "reads-twice": (online.softmax, r"reads 2MN, not MN: at 4 x 2, 16 elements, not 8\n"),
+        "drops-the-mask": (kernels.dropped_mask, r"dropped_mask is wrong at 3 x 5: .*_kernel"),
+        "skips-a-row": (
+            lambda x: pytorch(x[: max(3, len(x) - 1)]),
+            r"writes no sum .*: at 4 x 2, 6 elements, not 8",
+        ),
         "operations": (naive.softmax, r"reads 5MN \+ 2M, not MN: .*\n.*: amax 8, sub 12,"),
         "error": (lambda x: x.exp() and None, r"^the function fails at 2 x 8: Runt"),
         "no-sum": (lambda x: x.exp(), r"is wrong at 5 x 1, packed, float32: 5 of 5"),
         "refuses-widths": (only_powers_of_two, r"^only.* fails at 5 x 127, .*: 127 columns"),
         "refuses": (refuses_all, "refuses every shape, 2 x 8 with: not today"),
-        "a-kernel": (_kernel, "is a kernel: give the function that launches it"),
+        "a-kernel": (exhibits._no_other_kernel, "is a kernel: give the function that launches it"),
         "number": (5, "the answer is 5: a function"),
     },
 )
@@ -147,18 +116,18 @@ def test_exam_refuses(fn, reason):
             wrong_where(lambda x: x.dtype == torch.bfloat16, lambda x: pytorch(x.float())),
             "at 5 x 781, packed, bfloat16: dtype torch.float32",
         ),
-        "packed-rows": (variant(packed=True), "at 5 x 5000, odd"),
-        "outside": pytest.param(
-            variant(masked=False),
-            "at 5 x 127.*_kernel reads 1 elem",
-            marks=pytest.mark.skipif(not device.INTERPRETED, reason="a GPU reads on"),
-        ),
     },
 )
 def test_correct_refuses(fn, where, capsys):
     with pytest.raises(AssertionError, match=f"is wrong .*{where}"):
         prove.correct(fn)
     assert not capsys.readouterr().out
+
+
+@pytest.mark.skipif(not device.INTERPRETED, reason="a GPU reads on")
+def test_correct_refuses_what_reads_outside():
+    with pytest.raises(AssertionError, match=r"at 5 x 127.*_kernel reads 1 elem"):
+        prove.correct(kernels.dropped_mask, op=torch.clone)
 
 
 # ---- resources
@@ -200,7 +169,7 @@ def test_counters_refuses(options, reason, capsys):
 
 
 def test_compiled_answer_is_of_the_one_kernel_that_is_launched():
-    gpu = find_gpu("H200")
+    gpu, softmax = find_gpu("H200"), exhibits.softmax_no_other
     kernel = prove.compiled_answer(softmax, (4, 1024), gpu)
     assert (kernel.target, kernel.num_warps) == ("sm_90", 4) and kernel.registers > 0
     assert prove.compiled_answer(softmax, (4, 32768), gpu).registers > kernel.registers
@@ -210,6 +179,6 @@ def test_compiled_answer_is_of_the_one_kernel_that_is_launched():
 
 @pytest.mark.gpu
 def test_proofs_on_a_gpu():
-    assert prove.exam(softmax)
+    assert prove.exam(masked.softmax)
     with pytest.raises(AssertionError, match="NaN in"):
-        prove.correct(variant(skipped=3))
+        prove.correct(torch.empty_like)

@@ -1,15 +1,12 @@
 """What the tests of all chapters share."""
 
 import importlib
+from unittest import mock
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 from memtraffic import device
+from memtraffic_book import figures
 
 
 @pytest.fixture
@@ -21,11 +18,12 @@ def chapter(request):
 
 @pytest.fixture(autouse=True)
 def glued(chapter, monkeypatch):
-    """What the functions of a chapter keep for the prose."""
+    """What the functions of a chapter keep for the prose; what they draw, its page shows."""
     if device.HAS_GPU:
         pytest.skip("a GPU measures itself")
     kept = {}
-    if hasattr(chapter, "glue"):
-        monkeypatch.setattr(chapter, "glue", kept.__setitem__)
-    yield kept
-    plt.close("all")
+    drawn = mock.MagicMock(Slots=figures.Slots, width_map=figures.width_map)
+    for name, fake in (("glue", kept.__setitem__), ("figures", drawn)):
+        if hasattr(chapter, name):
+            monkeypatch.setattr(chapter, name, fake)
+    return kept

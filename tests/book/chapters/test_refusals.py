@@ -64,172 +64,104 @@ def padded(page):
     return reads_all
 
 
-SLOW = {  # those that compile, or count much
-    "backward-kept": (lambda it: it.check_kept(it.FromX.apply), "8704 elements with y"),
-    "cdna-by hand": (lambda it: it.check_by_hand(3, 5, 5), "5 waves on an MI300X"),
-    "cdna-units": (
-        lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
-        "more than 160",
+SLOW = {
+    "backward-8704 elements with y": lambda it: it.check_kept(it.FromX.apply),
+    "cdna-5 waves on an MI300X": lambda it: it.check_by_hand(3, 5, 5),
+    "cdna-more than 160": lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
+    "cdna-0 of 1 kernels": lambda it: it.check_units(
+        three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
+        {("gfx942",): replace(three, llvm_waves=9)},
     ),
-    "cdna-equal units": (
-        lambda it: it.check_units(
-            three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
-            {("gfx942",): replace(three, llvm_waves=9)},
-        ),
-        "0 of 1 kernels",
+    "cdna-LDS leaves room": lambda it: it.draw_packing(
+        replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
     ),
-    "cdna-packing": (
-        lambda it: it.draw_packing(
-            replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
-        ),
-        "LDS leaves room",
+    "cdna-LDS more": lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
+    "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
+    "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
+    "fused-20 shuffles": lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
+    f"fused-{WRONG}": lambda it: it.reads_row_0(lambda x: x + 1),
+    "long_rows-2.00x the bytes": lambda it: it.check_split(ratios(1, 2, 2, 2)),
+    "long_rows-far larger": lambda it: it.draw_second_read(ratios(1, 1, 2, 2)),
+    "sectors-256 sectors are read 2048 times": lambda it: it.examine(it.softmax_of_columns)(
+        of_columns
     ),
-    "cdna-stages": (
-        lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
-        "LDS more",
-    ),
-    "chunks-rule": (lambda it: it.is_the_rule(lambda n: 4), "it gives"),
-    "chunks-two blocks": (lambda it: it.in_two_blocks(masked.softmax), "elements at 8320 columns"),
-    "fused-shuffles": (
-        lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
-        "20 shuffles",
-    ),
-    "fused-row 0": (lambda it: it.reads_row_0(lambda x: x + 1), WRONG),
-    "long_rows-split": (lambda it: it.check_split(ratios(1, 2, 2, 2)), "2.00x the bytes"),
-    "long_rows-second read": (lambda it: it.draw_second_read(ratios(1, 1, 2, 2)), "far larger"),
-    "sectors-columns": (
-        lambda it: it.examine(it.softmax_of_columns)(of_columns),
-        "256 sectors are read 2048 times",
-    ),
-    "sectors-64 bits": (lambda it: it.loads_64_bits(1024), WRONG),
-    "sectors-columns to choose from": (lambda it: it.loads_64_bits(4), "not between"),
-    "your_kernel-reads": (
-        lambda it: it.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w)),
-        r"3\.00 times",
-    ),
-    "your_kernel-spills": (lambda it: it.judge_spills(yours.rms_norm), "_rms_norm_kernel"),
+    f"sectors-{WRONG}": lambda it: it.loads_64_bits(1024),
+    "sectors-not between": lambda it: it.loads_64_bits(4),
+    r"your_kernel-3\.00 times": lambda it: it.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w)),
+    "your_kernel-_rms_norm_kernel": lambda it: it.judge_spills(yours.rms_norm),
 }
 QUICK = {
-    "backward-slopes": (
-        lambda it: it.check_differences(squares, SLOPES, SLOPES),
-        "finite differences",
+    "backward-finite differences": lambda it: it.check_differences(squares, SLOPES, SLOPES),
+    "backward-add up to 0": lambda it: it.check_differences(squares, SLOPES, 2 * SLOPES),
+    "backward-5 x 781": lambda it: it.check_gradient(lambda x: x.log_softmax(1)),
+    "backward-1 in 10,000": lambda it: it.check_losses(FELL, 2 * FELL, FELL),
+    "backward-wrong gradient": lambda it: it.check_losses(FELL, FELL, torch.tensor([1.0, 0.9])),
+    "backward-registered operation 2": lambda it: it.check_graphs(
+        torch.compiler.disable(masked.softmax), softmax
     ),
-    "backward-sum": (lambda it: it.check_differences(squares, SLOPES, 2 * SLOPES), "add up to 0"),
-    "backward-gradient": (lambda it: it.check_gradient(lambda x: x.log_softmax(1)), "5 x 781"),
-    "backward-losses": (lambda it: it.check_losses(FELL, 2 * FELL, FELL), "1 in 10,000"),
-    "backward-wrong loss": (
-        lambda it: it.check_losses(FELL, FELL, torch.tensor([1.0, 0.9])),
-        "wrong gradient",
+    "backward-mul is wrong": lambda it: it.judge()(torch.mul),
+    "chunks-65,537 float32 numbers": lambda it: it.check_wider_row(65537),
+    "fused-less than 1e-6": lambda it: it.compare_rows(torch.softmax(X[:, :4], dim=1) + 1e-3, X),
+    "fused-is wrong": lambda it: it.examine(it.half)(fused.softmax),
+    "in_flight-the law predicts": lambda it: it.check_law(flight(), 1000.0, 11_300),
+    r"in_flight-1\.2x of that": lambda it: it.draw_bend(flight(), 22_000),
+    r"in_flight-over 1\.5x": lambda it: it.show_load(
+        flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
     ),
-    "backward-graphs": (
-        lambda it: it.check_graphs(torch.compiler.disable(masked.softmax), softmax),
-        "registered operation 2",
+    f"long_rows-{WRONG}": lambda it: it.are_parts((4, 16)),
+    "long_rows-1.2x as fast": lambda it: it.draw_speeds(
+        pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
     ),
-    "backward-answer": (lambda it: it.judge()(torch.mul), "mul is wrong"),
-    "chunks-wider": (lambda it: it.check_wider_row(65537), "65,537 float32 numbers"),
-    "fused-rows": (
-        lambda it: it.compare_rows(torch.softmax(X[:, :4], dim=1) + 1e-3, X),
-        "less than 1e-6",
+    "long_rows-elements": lambda it: it.examine_minus_infinity(
+        lambda x: (x - x.amax(1, keepdim=True)).exp()
     ),
-    "fused-half": (lambda it: it.examine(it.half)(fused.softmax), "is wrong"),
-    "in_flight-law": (lambda it: it.check_law(flight(), 1000.0, 11_300), "the law predicts"),
-    "in_flight-bend": (lambda it: it.draw_bend(flight(), 22_000), r"1\.2x of that"),
-    "in_flight-load": (
-        lambda it: it.show_load(flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)),
-        r"over 1\.5x",
+    "long_rows-reads": lambda it: it.examine_logsumexp(lambda x: x.exp().sum(1).log()),
+    "many_gpus-all 5 numbers": lambda it: it.check_parts(X[:1].softmax(1), [*X[1]]),
+    "many_gpus-writes M, not 2M": lambda it: it.examine_sums(lambda x: x.amax(dim=1)),
+    r"many_gpus-reads MN, not MN \+ 4M": lambda it: it.examine_normalised(
+        lambda x, all_sums: x.softmax(1)
     ),
-    "long_rows-parts": (lambda it: it.are_parts((4, 16)), WRONG),
-    "long_rows-speeds": (
-        lambda it: it.draw_speeds(
-            pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
-        ),
-        r"1.2x as fast",
+    "many_gpus-1 orders": lambda it: it.examine_orders(pytest.fail, [SIX]),
+    "many_gpus-is no order": lambda it: it.examine_orders(pytest.fail, [SIX, SIX[:3]]),
+    "many_gpus-end": lambda it: it.examine_orders(lambda orders, room: room == 3, [SIX] * 2),
+    "masked-On 3 rows of 5 numbers": lambda it: it.try_rows(exhibits._no_other_kernel),
+    "masked-At 64 columns": lambda it: it.check_narrow(64, at_least=0.9),
+    "memory_wall-still NaN": lambda it: it.trace_rows(exhibits.copy_rows, X, X),
+    "memory_wall-reads MN, not 3MN": lambda it: it.examine(torch.clone, "3MN")(exhibits.first_copy),
+    "naive-81 elements": lambda it: it.show_ops(count(naive.softmax, torch.ones(3, 6))),
+    "naive-more than": lambda it: it.draw_late([line | {"ns": 99} for line in it.show_counters()]),
+    r"naive-reads 5MN \+ 2M, not 4MN": lambda it: it.predicts(naive.softmax)(
+        ("4MN + 2M", "3MN + 2M")
     ),
-    "long_rows--inf": (
-        lambda it: it.examine_minus_infinity(lambda x: (x - x.amax(1, keepdim=True)).exp()),
-        "elements",
+    "naive-wrong at": lambda it: it.examine("5MN + 2M", "3MN + 2M", it.logs)(naive.softmax),
+    "occupancy-allow 6 programs": lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
+    "persistent-no neighbours": lambda it: it.takes_neighbours(
+        lambda x: persistent.softmax(x, rows=1, programs=3)
     ),
-    "long_rows-logsumexp": (
-        lambda it: it.examine_logsumexp(lambda x: x.exp().sum(1).log()),
-        "reads",
+    "persistent-not 3": lambda it: it.takes_neighbours(tiled.softmax),
+    "persistent-read the weights 50 times": lambda it: it.loads_weights_once(yours.rms_norm),
+    f"sectors-{WRONG}": lambda it: it.sixteenth(16),
+    "ship-width of the table": lambda it: it.right_by_the_table_alone(torch.zeros_like),
+    "ship-right at 781": lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
+    "tiled-dead one is NaN": lambda it: it.show_dead_row(
+        torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15
     ),
-    "many_gpus-parts": (lambda it: it.check_parts(X[:1].softmax(1), [*X[1]]), "all 5 numbers"),
-    "many_gpus-sums": (lambda it: it.examine_sums(lambda x: x.amax(dim=1)), "writes M, not 2M"),
-    "many_gpus-normalised": (
-        lambda it: it.examine_normalised(lambda x, all_sums: x.softmax(1)),
-        r"reads MN, not MN \+ 4M",
+    "tiled-is wrong": lambda it: it.examine(it.scaled)(masked.softmax),
+    r"your_kernel-reads 2MN \+ N, not 2MN": lambda it: it.judge_layer_norm(two_reads),
+    "your_kernel-reads 6MN, not 3MN": lambda it: it.judge_add_and_norm(
+        lambda x, r, w: (x + r, yours.rms_norm(x + r, w))
     ),
-    "many_gpus-one order": (lambda it: it.examine_orders(pytest.fail, [SIX]), "1 orders"),
-    "many_gpus-no order": (
-        lambda it: it.examine_orders(pytest.fail, [SIX, SIX[:3]]),
-        "is no order",
-    ),
-    "many_gpus-ends": (
-        lambda it: it.examine_orders(lambda orders, room: room == 3, [SIX] * 2),
-        "end",
-    ),
-    "masked-rows": (lambda it: it.try_rows(exhibits._no_other_kernel), "On 3 rows of 5 numbers"),
-    "masked-narrow": (lambda it: it.check_narrow(64, at_least=0.9), "At 64 columns"),
-    "memory_wall-trace": (lambda it: it.trace_rows(exhibits.copy_rows, X, X), "still NaN"),
-    "memory_wall-reads": (
-        lambda it: it.examine(torch.clone, "3MN")(exhibits.first_copy),
-        "reads MN, not 3MN",
-    ),
-    "naive-operations": (
-        lambda it: it.show_ops(count(naive.softmax, torch.ones(3, 6))),
-        "81 elements",
-    ),
-    "naive-late": (
-        lambda it: it.draw_late([line | {"ns": 99} for line in it.show_counters()]),
-        "more than",
-    ),
-    "naive-prediction": (
-        lambda it: it.predicts(naive.softmax)(("4MN + 2M", "3MN + 2M")),
-        r"reads 5MN \+ 2M, not 4MN",
-    ),
-    "naive-logs": (
-        lambda it: it.examine("5MN + 2M", "3MN + 2M", it.logs)(naive.softmax),
-        "wrong at",
-    ),
-    "occupancy-packing": (
-        lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
-        "allow 6 programs",
-    ),
-    "persistent-neighbours": (
-        lambda it: it.takes_neighbours(lambda x: persistent.softmax(x, rows=1, programs=3)),
-        "no neighbours",
-    ),
-    "persistent-programs": (lambda it: it.takes_neighbours(tiled.softmax), "not 3"),
-    "persistent-weights": (
-        lambda it: it.loads_weights_once(yours.rms_norm),
-        "read the weights 50 times",
-    ),
-    "sectors-sixteenth": (lambda it: it.sixteenth(16), WRONG),
-    "ship-table": (lambda it: it.right_by_the_table_alone(torch.zeros_like), "width of the table"),
-    "ship-right": (
-        lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
-        "right at 781",
-    ),
-    "tiled-dead row": (
-        lambda it: it.show_dead_row(torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15),
-        "dead one is NaN",
-    ),
-    "tiled-scaled": (lambda it: it.examine(it.scaled)(masked.softmax), "is wrong"),
-    "your_kernel-layer norm": (lambda it: it.judge_layer_norm(two_reads), "reads"),
-    "your_kernel-add and norm": (
-        lambda it: it.judge_add_and_norm(lambda x, r, w: (x + r, yours.rms_norm(x + r, w))),
-        "reads",
-    ),
-    "your_kernel-padding": (lambda it: it.judge_padding(padded(it)), "rows to read"),
+    "your_kernel-rows to read": lambda it: it.judge_padding(padded(it)),
 }
 
 
 @pytest.mark.parametrize(
     ("chapter", "attempt", "reason"),
     [
-        pytest.param(name.partition("-")[0], *case, id=name, marks=marks)
+        pytest.param(chapter, attempt, reason, id=f"{chapter}-{reason}", marks=marks)
         for table, marks in ((QUICK, []), (SLOW, [pytest.mark.slow]))
-        for name, case in table.items()
+        for name, attempt in table.items()
+        for chapter, _, reason in [name.partition("-")]
     ],
     indirect=["chapter"],
 )
