@@ -175,14 +175,12 @@ def test_worker_ends_with_its_parent(tmp_path):
     assert until(lambda: not any(map(alive, family.read_text().split())))
 
 
-@pytest.mark.parametrize("stdin", [False, True], ids=["a-script", "from-stdin"])
-def test_worker_does_not_run_the_users_program_again(stdin, tmp_path):
+def test_worker_does_not_run_the_users_program_again(tmp_path):
     """A program without `if __name__ == "__main__"` runs once, and nothing is left behind."""
     program = "import os\nfrom memtraffic.compile.worker import WORKER\n"
     program += "print('once', WORKER.call([], os.getppid))\n"
     (tmp_path / "script.py").write_text(program)
-    given = {"stdin": program} if stdin else {}
-    done = run_python("-W", "error", "-" if stdin else "script.py", folder=tmp_path, **given)
+    done = run_python("-W", "error", "script.py", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [once] = done.stdout.splitlines()
     assert not alive(once.split()[1])
