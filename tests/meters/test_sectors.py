@@ -28,20 +28,14 @@ from memtraffic.triton_adapter.memory import Site
 # ---- the hardware
 
 
-def slow_count(addresses, active, unit):
-    """Requests and sectors, one lane after the other."""
-    instructions = zip(addresses.tolist(), active.tolist(), strict=True)
-    touched = [{at // unit for at, on in zip(*it, strict=True) if on} for it in instructions]
-    return sum(map(bool, touched)), sum(map(len, touched))
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_count_sectors_lane_by_lane(seed):
     rng = np.random.default_rng(seed)
     addresses = rng.integers(0, rng.choice([64, 4096, 2**40]), (50, 32))
     active = rng.random((50, 32)) < rng.choice([0.03, 0.5, 1.0])
     unit = int(rng.choice([32, 64, 128]))
-    assert count_sectors(addresses, active, unit) == slow_count(addresses, active, unit)
+    loads = [("ld", at, 8, on) for at, on in zip(addresses, active, strict=True)]
+    assert [*count_sectors(addresses, active, unit), 0, 0] == [*ptx.totals(loads, unit).values()]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +161,6 @@ KERNELS = {
     "a loop": (sector_kernels.loop, "1024, 256,"),
     "a tile": (sector_kernels.tile, "33,50 50,"),
     "a tall tile": (sector_kernels.tall_tile, "100,16 16,"),
-    "a transposed tile": (sector_kernels.transposed, "64,64"),
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a product by a warp, and a sum": (sector_kernels.linear_32, "32,32:fp16 32,32:fp16 32,"),
     "a product by more warps, and a sum": (
@@ -175,6 +168,10 @@ KERNELS = {
         "64,64:bf16 64,64:bf16 64,:bf16",
     ),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
+    "rows in chunks": (tiled.softmax, "M,N", (5, 131)),
+    "rows that start anywhere": (tiled.softmax, "M,N", (5, 131), "bfloat16", "odd"),
+    "every other column": (online.softmax, "M,N", (5, 131), "float32", "every other"),
+    "columns": (online.softmax, "M,N", (5, 131), "bfloat16", "transposed"),
 }
 
 
@@ -183,22 +180,6 @@ def test_sectors_thread_by_thread(name):
     predicted, counted = predicted_and_counted(*KERNELS[name])
     assert predicted == counted
     assert predicted["store_requests"] > 0
-
-
-@pytest.mark.parametrize("fn", [tiled.softmax, online.softmax])
-@pytest.mark.parametrize(
-    ("layout", "dtype"),
-    [
-        ("packed", "float32"),
-        ("odd", "bfloat16"),
-        ("every other", "float32"),
-        ("transposed", "bfloat16"),
-    ],
-)
-def test_sectors_of_the_ladder_thread_by_thread(fn, layout, dtype):
-    how = {"shape": (5, 131), "dtype": dtype, "layout": layout}
-    predicted, counted = predicted_and_counted(fn, "M,N", **how)
-    assert predicted == counted
 
 
 # ---- what is refused, and what is left out
