@@ -462,16 +462,18 @@ def test_count_shows_its_progress(monkeypatch):
 # ---- in a process that compiles its kernels
 
 COMPILING = """
-import json, warnings
+import json, sys, warnings
+from importlib.util import module_from_spec, spec_from_file_location
 import torch
-from memtraffic import device
+from memtraffic import device, sectors
 import triton.language as tl
 import triton.runtime.interpreter
 from memtraffic.compile import resources
 from memtraffic.errors import AccessError
 from memtraffic.meters.count import count
-import kernels
 
+spec = spec_from_file_location("found_by_no_import", sys.argv[1])
+spec.loader.exec_module(kernels := module_from_spec(spec))
 assert not device.INTERPRETED
 warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
 x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(device.default())
@@ -485,14 +487,18 @@ except AccessError:
     assert [dict(vars(part)) for part in language] == before
 [kernel] = resources(kernels.strided, "1,4096", target="sm_90")
 assert [*kernel.load_bits] == [128]
+assert sectors(kernels.strided, "1,4096").load_sectors == 4096 * 4 // 32
 print(json.dumps({k: [it.read_elements, it.written_elements] for k, it in counts.items()}))
 """
 
 
 @pytest.mark.slow
 def test_count_in_a_process_that_compiles():
-    """It counts the same there, and afterwards the process can still compile."""
-    done = run_python("-c", COMPILING, TRITON_INTERPRET="0")
+    """It counts the same there, and afterwards the process can still compile.
+
+    Also what a package wrote and loaded, as here a module that cannot be imported.
+    """
+    done = run_python("-c", COMPILING, kernels.__file__, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     known = {name: [*expected(5, 12)] for name, (_, expected) in kernels.KNOWN.items()}
     assert json.loads(done.stdout) == known

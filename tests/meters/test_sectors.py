@@ -8,7 +8,6 @@ import ptx
 import pytest
 import sector_kernels
 import torch
-from another_process import run_python
 
 from memtraffic import sectors
 from memtraffic.compile.accesses import CompiledAccess
@@ -232,26 +231,6 @@ def test_sectors_of_the_configuration_that_was_chosen(monkeypatch):
         monkeypatch.setitem(tuner.cache, ("torch.float32", "torch.float32"), config)
         found.append(sectors(sector_kernels.autotuned, "64,").load_requests)
     assert found == [1, 4]
-
-
-OUTSIDE = """
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from memtraffic import resources, sectors
-
-spec = spec_from_file_location("found_by_no_import", sys.argv[1])
-spec.loader.exec_module(kernels := module_from_spec(spec))
-[used] = resources(kernels.few, "64,", target="sm_90")
-print(used.kernel, sectors(kernels.few, "64,").totals)
-"""
-
-
-@pytest.mark.slow
-def test_sectors_of_a_module_that_a_package_wrote_and_loaded():
-    """In a process that compiles its kernels, as one with a GPU does."""
-    done = run_python("-c", OUTSIDE, sector_kernels.__file__, TRITON_INTERPRET="0")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"_few_kernel {sectors(sector_kernels.few, '64,').totals}"
 
 
 PLACED = """
