@@ -197,7 +197,6 @@ OF_TURING = {"shared_granularity": 256, "prefetches_to_shared_memory": False}
     [
         pytest.param(9, 0, None, id="in-the-table"),
         pytest.param(7, 5, {"target": "sm_75"} | OF_TURING, id="turing"),
-        pytest.param(8, 7, {"target": "sm_87"}, id="not-in-the-table"),
         pytest.param(12, 1, {"target": "sm_121"}, id="newer-than-the-table"),
     ],
 )
@@ -210,33 +209,22 @@ def test_this_gpu_nvidia(monkeypatch, major, minor, others):
     expected |= unlisted | others if others else {}
     assert this_gpu() == replace(find_gpu("h100"), **expected)
     assert calls == [(106, 0)]  # CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR of cuda.h
-
-
-def test_this_gpu_where_the_driver_refuses(monkeypatch):
     fake_gpus(monkeypatch, nvidia_properties(), status=101)
     with pytest.raises(RuntimeError, match=r"cuDeviceGetAttribute .* 101"):
         this_gpu()
 
 
-@pytest.mark.parametrize("arch", ["gfx942:sramecc+:xnack-", "gfx942"])
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [
-        ("AMD Instinct MI300X", {}),
-        ("AMD MI300A", {"product": "AMD MI300A", "datasheet_bytes_per_s": 0.0}),
-    ],
-)
-def test_this_gpu_amd(monkeypatch, name, others, arch):
+def test_this_gpu_amd(monkeypatch):
     """Nothing of CUDA is loaded, and the sizes that PyTorch does not tell are the table's."""
-    fake_gpus(monkeypatch, amd_properties(name, arch), hip=True)
-    read = {"driver_name": name, "num_sms": 303, "l2_bytes": 4 * 2**20}
-    assert this_gpu() == replace(find_gpu("gfx942"), **read, **others)
-
-
-def test_this_gpu_amd_unknown(monkeypatch):
-    fake_gpus(monkeypatch, amd_properties("AMD Radeon", "gfx1030"), hip=True)
+    sizes = {"num_sms": 303, "l2_bytes": 4 * 2**20}
+    listed = amd_properties("AMD Instinct MI300X", "gfx942:sramecc+:xnack-")
+    fake_gpus(monkeypatch, listed, amd_properties("AMD MI300A", "gfx942"),
+              amd_properties("AMD Radeon", "gfx1030"), hip=True)  # fmt: skip
+    assert this_gpu() == replace(find_gpu("gfx942"), **sizes)
+    names = {"product": "AMD MI300A", "driver_name": "AMD MI300A", "datasheet_bytes_per_s": 0.0}
+    assert this_gpu(1) == replace(find_gpu("gfx942"), **sizes, **names)
     with pytest.raises(LookupError, match=r"gfx1030(.|\n)*gfx1100"):
-        this_gpu()
+        this_gpu(2)
 
 
 def test_this_gpu_follows_the_current_device(monkeypatch):
