@@ -67,8 +67,6 @@ def even(x):
 def third(x):
     if x.shape[0] % 7 or x.shape[1] % 9: raise ValueError(x.shape)
     return x.reshape(-1, 9)[:, ::3].exp()
-async def late(x): return x
-def later(x): return late(x)
 def lines(x): raise RuntimeError("two\\nlines")
 def own(x): raise Own("bad")
 def long(x): raise ValueError(1500 * "x")
@@ -243,10 +241,8 @@ MISTAKES = {
         "formula kernels:_masked_kernel": "_masked_kernel is a Triton kernel: give the function",
         "count naive 4": "N of 'M,N' has no number",
         "count naive 4 8 --dtype int9": "did you mean 'int8'",
-        "sectors fused 4 64 8 --target sm_90": "8",
         "report fused --target sm_91": "sm_91",
         "report naive -o none/page.md": "none/page.md",
-        "resources mine:later --target sm_90 N=8": "of type coroutine, before it",
     },
     1: {
         "formula kernels:raises": "cannot take (2, 8)",
@@ -259,7 +255,6 @@ MISTAKES = {
         "report mine:add": "missing 1 required positional argument",
         "counters naive 8 8": "no GPU",
         "roof": "memtraffic: roof needs a GPU",
-        "bench tiled --shapes 8x8": "memtraffic: bench needs a GPU",
     },
 }
 
