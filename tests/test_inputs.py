@@ -86,16 +86,11 @@ def test_find_op_of_whole_numbers(text, below):
 # ---- other values
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("3", 3), ("-4", -4), ("1e-6", 1e-6), (".5", 0.5), ("-2.", -2.0), ("inf", float("inf")),
-     ("true", True), ("False", False), ("None", None)],
-)  # fmt: skip
-def test_find_op_of_a_value(text, value):
-    ((x,), keywords) = made(text)
-    assert x == value and type(x) is type(value) and not keywords
-    ((), keywords) = made(f"eps={text}")
-    assert keywords == {"eps": value}
+def test_find_op_of_values():
+    """By position, and by name."""
+    found, keywords = made("3 -4 1e-6 .5 -2. inf true False None eps=-2. flag=true")
+    assert repr(found) == "(3, -4, 1e-06, 0.5, -2.0, inf, True, False, None)"
+    assert keywords == {"eps": -2, "flag": True}
 
 
 def test_arguments_that_no_memory_holds():
@@ -149,7 +144,6 @@ def test_find_op_of_any_text(text):
 @pytest.mark.parametrize(
     ("function", "positional", "keywords"),
     [
-        (lambda m, k: torch.ones(m, k), 1, []),
         (lambda m, k: [torch.ones(m)], 1, []),
         (lambda m, k, dtype, *, layout: [dtype, layout], 2, []),
         (lambda m, k, **options: options, 0, ["dtype", "layout"]),

@@ -290,10 +290,9 @@ BLOCKED = {
     ("add_bias", 256, 64, False, True): {"M": 256},
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
     ("layer_norm_backward", 10**6, 48): {"M": 48},
-    ("add_bias", 2, 512): {"M": 2},
-    ("add_bias", 4, 16, True): {"M": 4, "N": 16},
+    ("add_bias", 8, 64, True): {"M": 8, "N": 64},
     ("matmul", 64, 32, 64): {"M": 64, "N": 32},
-    ("blur", 8): {"N": 8},
+    ("blur", 64): {"N": 64},
 }
 
 
