@@ -303,18 +303,6 @@ def test_assert_traffic_of_a_kernel_that_leaves_its_tensors_and_of_no_shape():
 # ---- assert_resources
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """Makes `resources` answer with one kernel of these facts."""
-
-    def answer(**facts):
-        kernel = Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
-        answer = [dataclasses.replace(kernel, **facts)]
-        monkeypatch.setattr(compiling, "resources", lambda *args, **options: answer)
-
-    return answer
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -325,8 +313,14 @@ def compiled(monkeypatch):
         ({"unlaunchable": "too large"}, "can be launched.*cannot be launched: too large"),
     ],
 )
-def test_assert_resources(facts, message, compiled):
+def test_assert_resources(facts, message, monkeypatch):
     """Spills are compared unless it is told otherwise."""
+
+    def compiled(**facts):
+        kernel = Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
+        found = [dataclasses.replace(kernel, **facts)]
+        monkeypatch.setattr(compiling, "resources", lambda *args, **options: found)
+
     options = {"target": "sm_90", "load_bits": 128, "store_bits": 128}
     compiled(registers=32)
     testing.assert_resources(torch.exp, **options)
