@@ -110,10 +110,3 @@ def test_loaded_resources():
     counted = {"vgprs": 10, "agprs": 40, "sgprs": 22, "static_shared_bytes": 1000}
     given = {"allocated_vgprs": 60, "allocated_sgprs": 24, "llvm_waves": 8}
     assert amd == residency.Resources("k", "gfx942", 8, 52, 16, 48, **counted, **given)
-
-
-def test_usage_without_accumulators():
-    """On RDNA, which has none, LLVM counts neither AGPRs nor the sum of both kinds."""
-    lines = (it for it in LLVM_SAYS.splitlines() if "Agprs" not in it and "TotalNumV" not in it)
-    found = residency.amd.usage("\n".join(lines))
-    assert (found["registers"], found["vgprs"], found["agprs"]) == (10, 10, 0)
