@@ -29,16 +29,6 @@ def command(capsys, monkeypatch):
 
 
 @pytest.fixture
-def module(monkeypatch, tmp_path):
-    """Writes a module of the user's own, `mine`, into the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield lambda text: (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    sys.modules.pop("mine", None)
-
-
-@pytest.fixture
 def compiler(monkeypatch):
     """What a compiler was asked for, which answers with two kernels."""
     calls = []
@@ -93,7 +83,7 @@ FEW = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
         ("formula mine:add --inputs 'M,N o=N:bf16'", {"reads": {"MN": 1, "M": 0, "N": 1, "1": 0}}),
         (f"formula mine:third {FEW}", {"tried": {"M": [7, 77], "N": [9, 99]}}),
         (f"formula mine:third {FEW}", {"reads": {"MN": "1/3", "M": 0, "N": 0, "1": 0}}),
-        ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N'", {"read_elements": 32}),
+        ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N' --dtype fp16", {"read_bytes": 64}),
         ("sectors fused 3 64 --dtype bf16 --target sm_90", {"store_sectors": 3 * 64 * 2 // 32}),
     ],
 )

@@ -10,12 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 from another_process import run_python
 
-from memtraffic import device
 from memtraffic.compile import worker
 from memtraffic.compile.worker import Worker
 from memtraffic.errors import CompileError
-from memtraffic.gpus import find_gpu
-from memtraffic.stand_in import stand_in
 
 pytestmark = pytest.mark.slow  # together they take several seconds
 
@@ -30,15 +27,6 @@ def shared():
 def server(it):
     """The process id of a worker, which its child sees as its parent's."""
     return it.call([], os.getppid)
-
-
-@pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
-def test_worker_answers_for_the_gpu_that_stands_in(shared):
-    asked = "__import__('torch').cuda.get_device_capability()"
-    with stand_in(find_gpu("A100")):
-        assert shared.call([], eval, asked) == (8, 0)
-    with pytest.raises(CompileError):
-        shared.call([], eval, asked)
 
 
 def test_call_is_in_another_process_that_compiles(shared, tmp_path, monkeypatch):
