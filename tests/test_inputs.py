@@ -88,8 +88,8 @@ def test_find_op_of_whole_numbers(text, below):
 
 def test_find_op_of_values():
     """By position, and by name."""
-    found, keywords = made("3 -4 1e-6 .5 -2. inf true False None eps=-2. flag=true")
-    assert repr(found) == "(3, -4, 1e-06, 0.5, -2.0, inf, True, False, None)"
+    found, keywords = made("3 -4 1e-6 .5 -2. -inf true False None eps=-2. flag=true")
+    assert repr(found) == "(3, -4, 1e-06, 0.5, -2.0, -inf, True, False, None)"
     assert keywords == {"eps": -2, "flag": True}
 
 

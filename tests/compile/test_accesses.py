@@ -23,7 +23,6 @@ def code_of(ptx, ttgir="", sass=(), **widths):
     ("ptx", "sass", "delayed"),
     [
         pytest.param([LOAD, JUMP, STORE], [MADE, BRANCH], 0, id="where-it-was"),
-        pytest.param([LOAD, JUMP, STORE], [BRANCH, MADE], 1, id="behind-a-branch"),
         pytest.param([LOAD, VOLATILE, RETURN], [EXIT, GUARDED, COPIED], 2, id="behind-an-exit"),
         pytest.param([LOAD, LABEL, JUMP], [BRANCH, MADE, BRANCH], 1, id="into-a-loop"),
         pytest.param([LABEL, LOAD, JUMP], [BRANCH, MADE], 0, id="of-a-loop"),
@@ -87,10 +86,7 @@ BACK = "\t@%p9 bra \t$L__BB0_1;"
 @pytest.mark.parametrize(
     ("ptx", "made", "known"),
     [
-        pytest.param([FIRST, SECOND], 2, True, id="each"),
         pytest.param([FIRST, FIRST], 2, True, id="each-again"),
-        pytest.param([FIRST, SECOND], 1, False, id="left-out"),
-        pytest.param([FIRST, FIRST], 1, False, id="merged"),
         pytest.param([LABEL, FIRST, SECOND, BACK], 8, True, id="unrolled"),
         pytest.param([LABEL, FIRST, BEHIND, BACK], 8, True, id="unrolled-beside-another"),
         pytest.param([LABEL, FIRST, SECOND, FIRST, BACK], 8, False, id="unrolled-and-merged"),
