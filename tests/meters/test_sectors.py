@@ -39,23 +39,23 @@ def test_count_sectors_lane_by_lane(seed):
 
 
 @pytest.mark.parametrize(
-    ("types", "loops", "starts", "active", "outcome"),
+    ("types", "in_loop", "starts", "active", "outcome"),
     [
-        ("aa", (1,), [0, 0, 0], 64, 3),  # unrolled in a loop
-        ("a", (), [0, 0, 0], 64, 1),  # before a loop
-        ("ab", (), [0, 256], 64, 2),  # for each its own, as in an unrolled loop
-        ("ab", (), [0], 64, "makes it 1 times, its instructions 2"),
-        ("ab", (), [0, 0, 256], 64, "makes it 3 times, its instructions 2"),
-        ("ab", (1,), [0, 0], 64, "2 instructions are spread differently"),
-        ("a", (), [0], 31, "next to each other"),
-        ("a", (), [4], 64, "multiple of the 8 bytes"),
+        ("aa", True, [0, 0, 0], 64, 3),  # unrolled in a loop
+        ("a", False, [0, 0, 0], 64, 1),  # before a loop
+        ("ab", False, [0, 256], 64, 2),  # for each its own, as in an unrolled loop
+        ("ab", False, [0], 64, "makes it 1 times, its instructions 2"),
+        ("ab", False, [0, 0, 256], 64, "makes it 3 times, its instructions 2"),
+        ("ab", True, [0, 0], 64, "2 instructions are spread differently"),
+        ("a", False, [0], 31, "next to each other"),
+        ("a", False, [4], 64, "multiple of the 8 bytes"),
     ],
 )
-def test_places_by_hand(types, loops, starts, active, outcome, monkeypatch):
+def test_places_by_hand(types, in_loop, starts, active, outcome, monkeypatch):
     """Of a warp each of whose lanes moves two numbers."""
     monkeypatch.setattr(meter, "BATCH", 64)
     pairs, elements = Layout((1,), (2, 4, 8, 16, 32), ()), np.arange(64)
-    each = [CompiledAccess("load", (), pairs, 64, loops, it) for it in types]
+    each = [CompiledAccess("load", (), pairs, 64, in_loop, it) for it in types]
     how = Site("here.py", (1, 0), (1, 9)), "load"
     place = meter._Place(*how, each, 1, find_gpu("sm_90"))
     with nullcontext() if isinstance(outcome, int) else pytest.raises(CountError, match=outcome):
