@@ -157,13 +157,6 @@ def test_count_bytes_of_dtypes(fn, expected):
     assert count(fn, ()).ops == [expected]
 
 
-def test_count_lists_operations_in_order():
-    traffic = count(kernels.mixed, matrix())
-    assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
-    assert str(traffic) == "reads 108 elements, writes 75 elements, in 3 operations"
-    assert traffic.accesses == []
-
-
 def rare(of):
     return lambda x: kernels._rare_kernel[(1,)](x.int(), of)
 
@@ -312,6 +305,8 @@ def test_count_of_a_custom_operation():
     traffic = count(lambda x: kernels.doubled(x).sum(), matrix())
     each = [(op.name, *totals(op)) for op in traffic.ops]
     assert each == [("_masked_kernel", 36, 36), ("mul", 36, 36), ("sum", 36, 1)]
+    assert str(traffic) == "reads 108 elements, writes 73 elements, in 3 operations"
+    assert traffic.accesses == []
     with pytest.raises(RuntimeError, match="no autograd formula"):
         count(kernels.doubled, matrix(), backward=True)
 

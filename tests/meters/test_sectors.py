@@ -157,13 +157,11 @@ def predicted_and_counted(fn, inputs, shape=None, dtype="float32", layout="packe
 
 KERNELS = {
     "copies of a block in lanes and warps": (sector_kernels.few, "64,"),
-    "bfloat16": (lambda x: sector_kernels.few(x, 512, 500), "1024,:bf16"),
     "a single number": (sector_kernels.scalar, "8,"),
     "a load for the address of a load": (sector_kernels.nested, "500,"),
     "functions": (sector_kernels.called, "1024,"),
     "a loop": (sector_kernels.loop, "1024, 256,"),
     "a tile": (sector_kernels.tile, "33,50 50,"),
-    "a tall tile": (sector_kernels.tall_tile, "100,16 16,"),
     "a transposed tile of bfloat16": (sector_kernels.transposed, "64,64:bf16"),
     "a product, and a sum": (sector_kernels.linear, "64,64:bf16 64,64:bf16 64,:bf16"),
     "a load that is made once": (sector_kernels.same_twice, "64,"),
