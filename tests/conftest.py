@@ -1,5 +1,7 @@
 """Fixtures and markers that test files share."""
 
+import sys
+
 import memtraffic.device as device  # first: it decides, before Triton is imported
 
 import pytest  # isort: skip
@@ -24,6 +26,16 @@ def bounds_checked():
 
     with testing.bounds_checked():
         yield
+
+
+@pytest.fixture
+def module(monkeypatch, tmp_path):
+    """Writes a module of the user's own, `mine`, into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield lambda text: (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    sys.modules.pop("mine", None)
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ class Threads:
         self.put(target, value if everywhere else None, bits)
 
 
-def totals(accesses):
+def totals(accesses, sector=SECTOR):
     """Requests and sectors of loads and of stores, warp by warp and lane by lane."""
     found = dict.fromkeys(("load_requests", "load_sectors", "store_requests", "store_sectors"), 0)
     for name, addresses, bits, active in accesses:
@@ -155,7 +155,7 @@ def totals(accesses):
             for thread in range(warp, warp + WARP):
                 if active[thread]:
                     first, end = int(addresses[thread]), int(addresses[thread]) + bits // 8
-                    touched |= {at // SECTOR for at in range(first, end)}
+                    touched |= {at // sector for at in range(first, end)}
             found[f"{kind}_requests"] += bool(touched)
             found[f"{kind}_sectors"] += len(touched)
     return found

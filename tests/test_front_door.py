@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 from another_process import run_python
-from cases import dotted
+from test_budget import chains, imported
 
 import memtraffic
 from memtraffic import errors
@@ -113,26 +113,16 @@ def modules():
     found = {}
     for path in SRC.rglob("memtraffic/**/*.py"):
         name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = set(used(ast.parse(path.read_text("utf-8"))))
+        found[name] = used(ast.parse(path.read_text("utf-8")))
     del found["memtraffic"]
     return found
 
 
 def used(tree):
     """Full names of what a module imports, wherever it does, and of what it takes from that."""
-    bound = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            within = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                full = within + alias.name
-                name = alias.asname or (alias.name if within else full.split(".")[0])
-                bound[name] = full if within or alias.asname else name
-                yield full
-    for node in ast.walk(tree):
-        first, *rest = dotted(node) or [""]
-        if rest and first in bound:
-            yield ".".join([bound[first], *rest])
+    bound = [*imported(tree)]
+    taken = [(dict(bound).get(first, first), *rest) for first, *rest in chains(tree) if rest]
+    return {full for _, full in bound} | {".".join(names) for names in taken}
 
 
 def room_of(full):

@@ -7,14 +7,6 @@ from memtraffic import device
 from memtraffic.names import import_function, import_path
 
 
-@pytest.fixture
-def module(monkeypatch, tmp_path):
-    """Writes a module `mine` into the current folder."""
-    monkeypatch.chdir(tmp_path)
-    yield lambda source: (tmp_path / "mine.py").write_text(source, "utf-8")
-    sys.modules.pop("mine", None)
-
-
 def test_import_function_moves_an_nn_module(module, monkeypatch):
     module("import torch\nlayer = torch.nn.Linear(3, 2)\n")
     monkeypatch.setattr(device, "default", lambda: torch.device("meta"))

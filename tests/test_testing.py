@@ -74,6 +74,13 @@ def test_assert_close_refuses_twice_the_tolerance_anywhere(roundings, dtype):
         assert_close(off.to(dtype), reference, dtype, roundings)
 
 
+def test_assert_close_allows_the_best_subnormal():
+    reference = torch.full((1, 4), 3.1e-8, dtype=torch.float64)
+    assert_close(reference.half(), reference, torch.float16)
+    with pytest.raises(AssertionError, match="4 of 4 elements are wrong"):
+        assert_close(reference.half() * 2, reference, torch.float16)
+
+
 def test_assert_close_refuses_a_reference_that_judges_nothing():
     y, reference = rounded(torch.float32)
     with pytest.raises(AssertionError, match="not float64"):
@@ -296,18 +303,6 @@ def test_assert_traffic_of_a_kernel_that_leaves_its_tensors_and_of_no_shape():
 # ---- assert_resources
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """Makes `resources` answer with one kernel of these facts."""
-
-    def answer(**facts):
-        kernel = Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
-        answer = [dataclasses.replace(kernel, **facts)]
-        monkeypatch.setattr(compiling, "resources", lambda *args, **options: answer)
-
-    return answer
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -318,8 +313,14 @@ def compiled(monkeypatch):
         ({"unlaunchable": "too large"}, "can be launched.*cannot be launched: too large"),
     ],
 )
-def test_assert_resources(facts, message, compiled):
+def test_assert_resources(facts, message, monkeypatch):
     """Spills are compared unless it is told otherwise."""
+
+    def compiled(**facts):
+        kernel = Resources("k", "sm_90", 4, 32, 0, 64, {128: 2}, {128: 1})
+        found = [dataclasses.replace(kernel, **facts)]
+        monkeypatch.setattr(compiling, "resources", lambda *args, **options: found)
+
     options = {"target": "sm_90", "load_bits": 128, "store_bits": 128}
     compiled(registers=32)
     testing.assert_resources(torch.exp, **options)
@@ -330,13 +331,6 @@ def test_assert_resources(facts, message, compiled):
     testing.assert_resources(torch.exp, target="sm_90", spill_bytes=None)
     with pytest.raises(ValueError, match="no GPU is named"):
         testing.assert_resources(torch.exp, target=[])
-
-
-def test_assert_close_allows_the_best_subnormal():
-    reference = torch.full((1, 4), 3.1e-8, dtype=torch.float64)
-    assert_close(reference.half(), reference, torch.float16)
-    with pytest.raises(AssertionError, match="4 of 4 elements are wrong"):
-        assert_close(reference.half() * 2, reference, torch.float16)
 
 
 # ---- sectors
@@ -353,12 +347,10 @@ def test_assert_sectors_says_where():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 12, 1000])
+@pytest.mark.parametrize("n", [1, 2, 300])
 def test_assert_correct_knows_what_cancels_in_a_backward(n):
     """Of two columns, the gradient is a difference of equals: its error is that of the terms."""
-    y, dy = find_op("softmax_backward").arguments((4096, n)).positional
-    assert_correct(
-        "softmax_backward", lambda y, dy: y * (dy - (y * dy).sum(1, keepdim=True)), y, dy
-    )
+    y, dy = find_op("softmax_backward").arguments((1024, n)).positional
+    assert_correct("softmax_backward", lambda y, dy: y * (dy - (y * dy).sum(1, True)), y, dy)
     for wrong in (lambda y, dy: y * dy, lambda y, dy: y * (dy - 1.0001 * (y * dy).sum(1, True))):
         assert not is_correct("softmax_backward", wrong, y, dy)

@@ -23,7 +23,6 @@ def code_of(ptx, ttgir="", sass=(), **widths):
     ("ptx", "sass", "delayed"),
     [
         pytest.param([LOAD, JUMP, STORE], [MADE, BRANCH], 0, id="where-it-was"),
-        pytest.param([LOAD, JUMP, STORE], [BRANCH, MADE], 1, id="behind-a-branch"),
         pytest.param([LOAD, VOLATILE, RETURN], [EXIT, GUARDED, COPIED], 2, id="behind-an-exit"),
         pytest.param([LOAD, LABEL, JUMP], [BRANCH, MADE, BRANCH], 1, id="into-a-loop"),
         pytest.param([LABEL, LOAD, JUMP], [BRANCH, MADE], 0, id="of-a-loop"),
@@ -49,29 +48,6 @@ def test_read_accesses_of_a_place_whose_loads_differ_in_width(ptx):
         read_accesses(code_of([PLACE, *ptx], ttgir, load_bits={32: 1, 128: 1}))
 
 
-LOOPS = """
-#loc1 = loc("mine.py":7:16)
-    scf.for %i = %c0 to %n step %c1  : i32 {
-      %a = tt.load %p : !tt.ptr<f32> loc(#loc1)
-      scf.for %j = %c0 to %n step %c1  : i32 {
-        %b = tt.load %p : !tt.ptr<f32> loc(#loc1)
-      } loc(#loc1)
-      %c = tt.load %p : !tt.ptr<f32> loc(#loc1)
-    } loc(#loc1)
-    scf.for %i = %c0 to %n step %c1  : i32 {
-      %d = tt.load %p : !tt.ptr<f32> loc(#loc1)
-    } loc(#loc1)
-    %e = tt.load %p : !tt.ptr<f32> loc(#loc1)
-"""
-
-
-def test_read_accesses_tells_loops_apart():
-    found = read_accesses(code_of([PLACE, NARROW], LOOPS, load_bits={32: 1}))
-    outer, inner, again, other, outside = (access.loops for access in found)
-    assert outer == again == inner[:1] != other
-    assert [*map(len, (outer, inner, other, outside))] == [1, 2, 1, 0]
-
-
 ROWS = """
 #rows = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1],
  order = [1, 0]}>
@@ -87,10 +63,7 @@ BACK = "\t@%p9 bra \t$L__BB0_1;"
 @pytest.mark.parametrize(
     ("ptx", "made", "known"),
     [
-        pytest.param([FIRST, SECOND], 2, True, id="each"),
         pytest.param([FIRST, FIRST], 2, True, id="each-again"),
-        pytest.param([FIRST, SECOND], 1, False, id="left-out"),
-        pytest.param([FIRST, FIRST], 1, False, id="merged"),
         pytest.param([LABEL, FIRST, SECOND, BACK], 8, True, id="unrolled"),
         pytest.param([LABEL, FIRST, BEHIND, BACK], 8, True, id="unrolled-beside-another"),
         pytest.param([LABEL, FIRST, SECOND, FIRST, BACK], 8, False, id="unrolled-and-merged"),

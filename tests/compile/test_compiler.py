@@ -27,20 +27,25 @@ def empty(m, n, dtype=torch.float32):
 
 
 FEW = ("sm_75", "sm_90", "gfx942", "gfx1100")  # what is compiled for all targets is slow
+OTHERS = tuple(target for target in TARGETS if target not in FEW)
 
 
-@pytest.fixture(scope="module")
-def fused_on():
+@functools.cache
+def fused_on(*targets):
     """The resources of the fused kernel for a row of 4096 columns, by target."""
     [launch] = capture_launches(fused.softmax, empty(1, 4096))
-    compiled = compile_launches([(launch, target) for target in FEW])
-    return dict(zip(FEW, compiled, strict=True))
+    compiled = compile_launches([(launch, target) for target in targets])
+    return dict(zip(targets, compiled, strict=True))
 
 
-def assert_is_of_its_vendor(kernel):
-    """A row of 4096 columns in 8 warps, by the fused kernel."""
-    gpu = find_gpu(kernel.target)
-    assert (kernel.kernel, kernel.num_warps) == ("_softmax_fused_kernel", 8)
+@pytest.mark.parametrize(
+    "target", [*FEW, *(pytest.param(target, marks=pytest.mark.slow) for target in OTHERS)]
+)
+def test_resources_of_the_fused_kernel(target):
+    kernel = fused_on(*(FEW if target in FEW else OTHERS))[target]
+    gpu = find_gpu(target)
+    assert (kernel.kernel, kernel.target) == ("_softmax_fused_kernel", target)
+    assert kernel.num_warps == 8
     assert kernel.spill_bytes == kernel.static_shared_bytes == 0  # Triton's are dynamic
     assert kernel.shared_bytes == 8 * 4  # a number for each warp
     assert 8 <= kernel.registers <= 255
@@ -70,26 +75,12 @@ def waves_by_our_rules(kernel):
     return min(amd.waves_by_limit(*given, find_gpu(kernel.target)).values())
 
 
-@pytest.mark.parametrize("target", FEW)
-def test_resources_of_the_fused_kernel(fused_on, target):
-    assert_is_of_its_vendor(fused_on[target])
-
-
 @pytest.mark.slow
-def test_resources_of_each_rung_on_each_target():
-    jobs = []
-    for target, gpu in TARGETS.items():
-        others = (masked.softmax, persistent.softmax) if target in FEW else ()
-        shapes = {fused.softmax: 4096} | dict.fromkeys(others, 781)
-        for softmax, n in shapes.items():
-            [launch] = capture_launches(softmax, empty(64, n), gpu=gpu)
-            jobs.append((replace(launch, options=launch.options | {"num_warps": 8}), target))
-    for kernel, (_, target) in zip(compile_launches(jobs), jobs, strict=True):
-        assert (kernel.target, kernel.spill_bytes) == (target, 0)
-        assert 8 <= kernel.registers <= 255
-        assert kernel.load_bits and kernel.store_bits
-        if kernel.kernel == "_softmax_fused_kernel":
-            assert_is_of_its_vendor(kernel)
+@pytest.mark.parametrize("target", FEW)
+def test_resources_of_rungs_of_any_width(target):
+    for softmax in (masked.softmax, persistent.softmax):
+        [kernel] = resources(softmax, empty(64, 781), target=target, num_warps=8)
+        assert kernel.spill_bytes == 0 and kernel.load_bits and kernel.store_bits
 
 
 # ---- accesses
@@ -97,27 +88,16 @@ def test_resources_of_each_rung_on_each_target():
 
 @pytest.mark.slow
 def test_resources_on_sm_90():
-    """What decides how wide an access is; and loops."""
-    made = {
-        "contiguous": capture_launches(kernels.strided, empty(1, 1024)),
-        "strided": capture_launches(kernels.strided, empty(1, 2048)[:, ::2]),
-        "unaligned": capture_launches(kernels.strided, empty(1, 1028)[:, 1:1025]),
-        "half": capture_launches(fused.softmax, empty(1, 4096, torch.float16)),
-        "three-passes": capture_launches(kernels.three_passes, empty(8192, 8)),
-    }
-    jobs = [(launch, "sm_90") for several in made.values() for launch in several]
-    compiled = iter(compile_launches(jobs))
-    found = {name: [next(compiled) for _ in several] for name, several in made.items()}
-
-    def widest(name):
-        return max(found[name][0].load_bits)
-
-    assert widest("contiguous") == 128 > max(widest("strided"), widest("unaligned"))
-    assert found["strided"][0].store_bits == found["contiguous"][0].store_bits == {128: 2}
-    assert found["half"][0].load_bits == {128: 4096 // 256 * 16 // 128}
-    [loops] = found["three-passes"]
-    assert loops.kernel == "_three_passes_kernel" and sum(loops.load_bits.values()) >= 3
-    assert [it for it in loops.schedule if it in ("for", "end")] == ["for", "end"] * 3
+    """What decides how wide an access is."""
+    given = empty(1, 1024), empty(1, 2048)[:, ::2], empty(1, 1028)[:, 1:1025]
+    contiguous, strided, unaligned = (
+        resources(kernels.strided, x, target="sm_90")[0] for x in given
+    )
+    assert {*contiguous.load_bits} == {128}
+    assert max(*strided.load_bits, *unaligned.load_bits) < 128
+    assert strided.store_bits == contiguous.store_bits == {128: 2}
+    [half] = resources(fused.softmax, empty(1, 4096, torch.float16), target="sm_90")
+    assert half.load_bits == {128: 4096 // 256 * 16 // 128}
 
 
 def test_resources_of_a_kernel_that_spills():
@@ -168,8 +148,8 @@ def test_resources_as_text_and_dict():
 
 
 @pytest.mark.slow
-def test_resources_and_assembly_take_options(fused_on):
-    x, many = empty(1, 4096), fused_on["gfx942"]
+def test_resources_and_assembly_take_options():
+    x, many = empty(1, 4096), fused_on(*FEW)["gfx942"]
     [few] = resources(fused.softmax, x, target="gfx942", num_warps=4)
     assert (few.num_warps, many.num_warps) == (4, 8)
     assert few.load_bits[128] == 2 * many.load_bits[128]
@@ -185,11 +165,11 @@ def test_resources_and_assembly_take_options(fused_on):
         assert one.schedule.count("copy") == copies
 
 
-def test_resources_of_inputs_and_of_a_product(fused_on):
+def test_resources_of_inputs_and_of_a_product():
     """An option that is None is not given."""
     options = dict.fromkeys(("num_warps", "num_stages", "waves_per_eu"))
     found = resources(fused.softmax, "M,4096", (1,), target="h200", **options)
-    assert found == [fused_on["sm_90"]]
+    assert found == [fused_on(*FEW)["sm_90"]]
 
 
 @pytest.mark.parametrize(
@@ -277,12 +257,12 @@ def test_resources_of_a_kernel_that_is_found_by_its_folder(tmp_path, monkeypatch
         ("gfx942", "_load_dwordx4", "buffer_load_dwordx4 ", "s_endpgm"),
     ],
 )
-def test_assembly(fused_on, target, keep, first, end):
+def test_assembly(target, keep, first, end):
     """The whole code, an instruction a line, and the lines that are kept."""
     x = empty(1, 4096)
     [text], [kept] = (assembly(fused.softmax, x, target=target, keep=it) for it in ("", keep))
     lines = text.splitlines()
-    assert len(lines) == sum(fused_on[target].instructions.values())
+    assert len(lines) == sum(fused_on(*FEW)[target].instructions.values())
     assert not [it for it in lines if ";" in it or "/*" in it or it != it.strip()]
     assert sum(line.startswith(end) for line in lines) == 1
     assert kept.splitlines() == [line for line in lines if keep in line]

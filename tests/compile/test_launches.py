@@ -11,17 +11,8 @@ from memtraffic.compile import capture_launches
 from memtraffic.kernels.softmax import fused, naive
 
 
-def empty(m, n, dtype=torch.float32):
-    return torch.empty(m, n, dtype=dtype, device=device.default())
-
-
-def test_capture_launches_is_what_triton_specialises():
-    [launch] = capture_launches(fused.softmax, empty(3, 4096, torch.bfloat16))
-    assert (launch.module, launch.qualname) == (fused.__name__, "_softmax_fused_kernel")
-    assert list(launch.signature.values()) == ["*bf16", "i32", "*bf16", "i32", "constexpr"]
-    assert launch.constants == {"BLOCK": 4096}
-    assert set(launch.attributes) == {(0,), (1,), (2,), (3,)}
-    assert launch.options == {"num_warps": 8}
+def empty(m, n):
+    return torch.empty(m, n, device=device.default())
 
 
 def test_capture_launches_keeps_configurations_heuristics_and_options():

@@ -3,21 +3,7 @@ import subprocess
 import pytest
 
 from memtraffic.compile import sass
-from memtraffic.compile.compiler import _name
 from memtraffic.gpus import find_gpu
-
-WIDTHS = [(".128.SYS", 128), (".64", 64), (".S8", 8), (".ENL2.256", 256), (".LTC128B.64", 64)]
-
-
-@pytest.mark.parametrize(("suffixes", "expected"), WIDTHS)
-def test_bits(suffixes, expected):
-    """Beside those in the docstring."""
-    assert sass.bits(suffixes) == expected
-
-
-@pytest.mark.parametrize("predicate", ["", "@P0 ", "@!UP1 ", "@!PT  "])
-def test_name_is_without_the_predicate(predicate):
-    assert _name(f"{predicate}LDG.E R1, [R2]") == "LDG.E"
 
 
 @pytest.mark.parametrize(

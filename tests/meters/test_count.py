@@ -43,14 +43,12 @@ def moved(fn, *tensors):
 # ---- PyTorch operations
 
 TORCH = [
-    pytest.param(lambda x: x.exp(), 36, 36, id="elementwise"),
     pytest.param(lambda x: x + x, 72, 36, id="same-operand-twice"),
     pytest.param(lambda x: x - x[:, :1], 39, 36, id="broadcast-operand-read-once"),
     pytest.param(lambda x: x - x[:, :1].expand_as(x), 39, 36, id="expanded-operand-read-once"),
     pytest.param(lambda x: x.unfold(1, 3, 1).sum(), 36, 1, id="overlapping-windows-read-once"),
     pytest.param(lambda x: x // 2, 36, 36, id="floor-divide"),
     pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
-    pytest.param(lambda x: torch.softmax(x, dim=1), 36, 36, id="library-softmax"),
     pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
     pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
     pytest.param(torch.empty_like, 0, 0, id="allocation"),
@@ -70,6 +68,7 @@ TORCH = [
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T), 72 + 9, 9, id="added-to"),
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T, beta=0), 72, 9, id="added-to-nothing"),
     pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
+    pytest.param(F.logsigmoid, 36, 36, id="no-buffer-that-only-a-cpu-has"),
 ]
 
 
@@ -159,13 +158,6 @@ def test_count_bytes_of_dtypes(fn, expected):
     assert count(fn, ()).ops == [expected]
 
 
-def test_count_lists_operations_in_order():
-    traffic = count(kernels.mixed, matrix())
-    assert [op.name for op in traffic.ops] == ["exp", "_masked_kernel", "sum"]
-    assert str(traffic) == "reads 108 elements, writes 75 elements, in 3 operations"
-    assert traffic.accesses == []
-
-
 def rare(of):
     return lambda x: kernels._rare_kernel[(1,)](x.int(), of)
 
@@ -253,7 +245,7 @@ def calling(fn):
 
 
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
-@pytest.mark.parametrize("shape", [(3, 16), (5, 12), (1, 4)])
+@pytest.mark.parametrize("shape", [(5, 12), (1, 4)])
 @pytest.mark.parametrize("name", kernels.KNOWN)
 def test_count_known_kernels(name, shape):
     fn, expected = kernels.KNOWN[name]
@@ -314,6 +306,8 @@ def test_count_of_a_custom_operation():
     traffic = count(lambda x: kernels.doubled(x).sum(), matrix())
     each = [(op.name, *totals(op)) for op in traffic.ops]
     assert each == [("_masked_kernel", 36, 36), ("mul", 36, 36), ("sum", 36, 1)]
+    assert str(traffic) == "reads 108 elements, writes 73 elements, in 3 operations"
+    assert traffic.accesses == []
     with pytest.raises(RuntimeError, match="no autograd formula"):
         count(kernels.doubled, matrix(), backward=True)
 
@@ -349,12 +343,6 @@ def test_count_refuses_an_operation_of_a_library():
     library.impl("opaque", lambda x: x.clone(), "CompositeExplicitAutograd")
     with pytest.raises(CountError, match=r"opaque\.default is not an operation"):
         count(torch.ops.memtraffic_tests.opaque, matrix())
-
-
-def test_count_of_a_sigmoid_has_no_buffer_that_only_a_cpu_has():
-    traffic = count(F.logsigmoid, "M,N", (3, 12), backward=True)
-    assert totals(traffic) == (36, 36)
-    assert totals(traffic.backward) == (72, 36)
 
 
 @pytest.mark.skipif(device.HAS_GPU, reason="there is a GPU")
@@ -463,16 +451,18 @@ def test_count_shows_its_progress(monkeypatch):
 # ---- in a process that compiles its kernels
 
 COMPILING = """
-import json, warnings
+import json, sys, warnings
+from importlib.util import module_from_spec, spec_from_file_location
 import torch
-from memtraffic import device
+from memtraffic import device, sectors
 import triton.language as tl
 import triton.runtime.interpreter
 from memtraffic.compile import resources
 from memtraffic.errors import AccessError
 from memtraffic.meters.count import count
-import kernels
 
+spec = spec_from_file_location("found_by_no_import", sys.argv[1])
+spec.loader.exec_module(kernels := module_from_spec(spec))
 assert not device.INTERPRETED
 warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")
 x = torch.arange(60, dtype=torch.float32).reshape(5, 12).to(device.default())
@@ -486,14 +476,18 @@ except AccessError:
     assert [dict(vars(part)) for part in language] == before
 [kernel] = resources(kernels.strided, "1,4096", target="sm_90")
 assert [*kernel.load_bits] == [128]
+assert sectors(kernels.strided, "1,4096").load_sectors == 4096 * 4 // 32
 print(json.dumps({k: [it.read_elements, it.written_elements] for k, it in counts.items()}))
 """
 
 
 @pytest.mark.slow
 def test_count_in_a_process_that_compiles():
-    """It counts the same there, and afterwards the process can still compile."""
-    done = run_python("-c", COMPILING, TRITON_INTERPRET="0")
+    """It counts the same there, and afterwards the process can still compile.
+
+    Also what a package wrote and loaded, as here a module that cannot be imported.
+    """
+    done = run_python("-c", COMPILING, kernels.__file__, TRITON_INTERPRET="0")
     assert done.returncode == 0, done.stderr
     known = {name: [*expected(5, 12)] for name, (_, expected) in kernels.KNOWN.items()}
     assert json.loads(done.stdout) == known
@@ -626,6 +620,7 @@ def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
     ("fn", "inputs", "expected"),
     [
         (torch.neg, (torch.complex(ones(3, 8), ones(3, 8)),), (24, 24)),
+        (F.logsigmoid, (ones(3, 8),), (48, 24)),
         (torch.mul, (AT, ones(4)), (8, 4)),  # whole numbers have no gradient
         (lambda xs: xs[0] * xs[1]["w"], ([ones(3, 8), {"w": ones(3, 8)}],), (4 * 24, 2 * 24)),
     ],

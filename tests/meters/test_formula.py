@@ -29,15 +29,14 @@ GRID = [*itertools.product((1, 2, 3), (2, 5), (1, 4), (3, 7, 101))]
 @pytest.mark.parametrize(
     ("fn", "inputs", "text"),
     [
-        (lambda x: x - x[:, :1], None, "reads MN + M, writes MN"),
         (lambda x: x.sum(), None, "reads MN, writes 1"),
         (lambda x: x.T, None, "reads 0, writes 0"),
         (lambda x: x[1:, 1:].exp(), None, "reads MN - M - N + 1, writes MN - M - N + 1"),
         (lambda x: x[0, 2:].exp(), None, "reads N - 2, writes N - 2"),
         (torch.add, "M,128 128,", "reads 128M + 128, writes 128M"),
         (lambda x: x @ x.T @ x @ x.T, "M,N", "reads MM + 5MN, writes 2MM + MN"),
-        (lambda q, k: torch.softmax(q @ k.mT, -1), "B,H,S,D B,H,S,D",
-         "reads BHSS + 2BHSD, writes 2BHSS"),
+        (lambda q, k: torch.softmax(q @ k.mT, -1), "B,S,D B,S,D",
+         "reads BSS + 2BSD, writes 2BSS"),
         (lambda x: x.new_zeros(x.numel() ** 2), "N", "reads 0, writes NN"),
     ],
 )  # fmt: skip
@@ -73,6 +72,7 @@ def test_parse_of_something_else(text):
 def test_formula_in_fractions():
     found = formula(lambda x: x[: x.shape[0] // 2].exp(), fit=SMALL, held_out=OTHERS)
     assert str(found) == "reads (1/2)MN, writes (1/2)MN"
+    assert (found.fitted, found.checked) == (SMALL, OTHERS)
     assert found.elements(3, 3) == (Fraction(9, 2),) * 2
 
 
@@ -90,17 +90,23 @@ def test_formula_keeps_coefficients_and_shapes():
     assert found.holds(301, 4099) and not found.holds(302, 4) and not found.holds(4, 5000)
 
 
-@pytest.mark.parametrize("error", [ValueError, AssertionError, NotImplementedError])
-def test_formula_leaves_out_refused_shapes(error):
-    def even(x):
-        if x.shape[1] % 2:
-            raise error(f"{x.shape[1]} columns are odd")
+def taking(condition, error=ValueError):
+    """A function of matrices, or of vectors, whose sizes fulfil a condition."""
+
+    def fn(x):
+        if not condition(*x.shape):
+            raise error(f"{x.shape[-1]} is not taken")
         return x.exp()
 
-    found = formula(even)
+    return fn
+
+
+@pytest.mark.parametrize("error", [ValueError, AssertionError, NotImplementedError])
+def test_formula_leaves_out_refused_shapes(error):
+    found = formula(taking(lambda m, n: n % 2 == 0, error))
     assert str(found) == "reads MN, writes MN"
     odd = [(m, n) for m, n in (*FIT, *HELD_OUT) if n % 2]
-    assert found.refused == tuple((m, n, f"{n} columns are odd") for m, n in odd)
+    assert found.refused == tuple((m, n, f"{n} is not taken") for m, n in odd)
     assert not set(odd) & {*found.fitted, *found.checked}
 
 
@@ -196,12 +202,7 @@ def test_refusal_solves_in_fractions_only_what_has_a_solution(monkeypatch):
 
 
 def test_formula_says_in_which_steps_it_was_tried():
-    def only_powers(x):
-        if x.shape[1] & (x.shape[1] - 1):
-            raise ValueError("not a power of two")
-        return x.exp()
-
-    found = formula(only_powers)
+    found = formula(taking(lambda m, n: n & (n - 1) == 0))
     assert found.steps == {"N": "powers of two"}
     assert found.holds(300, 2048) and not found.holds(300, 2047)
     assert "M to 301, N to 4096 in powers of two; outside: not tried" in found.evidence
@@ -290,17 +291,16 @@ BLOCKED = {
     ("add_bias", 256, 64, False, True): {"M": 256},
     ("rows_grow", 64): "at all but .* 301 x 4 .* --fit and --check",
     ("layer_norm_backward", 10**6, 48): {"M": 48},
-    ("add_bias", 2, 512): {"M": 2},
-    ("add_bias", 4, 16, True): {"M": 4, "N": 16},
+    ("add_bias", 8, 64, True): {"M": 8, "N": 64},
     ("matmul", 64, 32, 64): {"M": 64, "N": 32},
-    ("blur", 8): {"N": 8},
+    ("blur", 64): {"N": 64},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "found"), BLOCKED.items(), ids=lambda it: str(it))
 def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
-    """What is printed equals the count at ten shapes drawn from the range; all else is refused."""
+    """What is printed equals the count at five shapes drawn from the range; all else is refused."""
     name, *parameters = kernel
     fn, inputs = getattr(blocked, name)(*parameters), PRODUCT if name == "matmul" else "M,N"
     if isinstance(found, str):
@@ -313,7 +313,7 @@ def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
         assert f"{size} to {found.tried[size][1]} in multiples of {unit}" in found.evidence
     assert "other sizes have no formula: it reads " in found.evidence
     counts, wanted = Counts(fn, inputs), []
-    while len(wanted) < 10:
+    while len(wanted) < 5:
         shape = tuple(
             units.get(size, 1) * round(low * (high / low) ** rng.random() / units.get(size, 1))
             for size, (low, high) in found.tried.items()
@@ -348,18 +348,12 @@ def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
 @pytest.mark.parametrize(
     ("condition", "inputs", "text"),
     [
-        (lambda n: n & (n - 1) == 0, "N,N", "reads NN, writes NN"),
+        (lambda n, _: n & (n - 1) == 0, "N,N", "reads NN, writes NN"),
         (lambda n: n % 128 == 0, "N", "reads N, writes N"),
     ],
 )
 def test_formula_of_sizes_that_a_kernel_takes(condition, inputs, text):
-    def fn(x):
-        if not condition(len(x)):
-            raise ValueError("not taken")
-        return x.exp()
-
-    found = formula(fn, inputs)
-    assert (str(found), found.refused[0][-1]) == (text, "not taken")
+    assert str(formula(taking(condition), inputs)) == text
 
 
 @pytest.mark.parametrize("symbols", range(5))
@@ -376,12 +370,6 @@ def test_plan_tells_the_products_apart(symbols):
         rows = [[math.prod(map(n.get, term)) for term in products_of(letters)] for n in numbers]
         assert np.linalg.matrix_rank(np.array(rows, dtype=float)) == 2**symbols
         assert not symbols or (len(fit) > 2**symbols and len(rounds[0][1]) >= 2)
-
-
-def test_formula_at_given_shapes():
-    given = ((3, 4, 5), (5, 4, 3))
-    found = formula(torch.matmul, "M,K K,N", held_out=given)
-    assert (found.fitted, found.checked) == (tuple(plan(3)[0][0]), given)
 
 
 def test_formula_of_too_many_sizes():

@@ -13,7 +13,6 @@ from memtraffic.gpus import GPUS, TARGETS, AmdGpu, find_gpu
 from memtraffic.residency import amd
 
 AMD_GPUS = [gpu for gpu in TARGETS.values() if isinstance(gpu, AmdGpu)]
-by_gpu = pytest.mark.parametrize("gpu", AMD_GPUS, ids=lambda gpu: gpu.target)
 MI100, MI300X = find_gpu("MI100"), find_gpu("MI300X")
 
 
@@ -32,11 +31,11 @@ def llvm_points(product):
     steps = sorted({end + i for end in ends for i in (0, 1) if end + i <= 256} | {256})
     points = [(count, 0, 0, 0, wave) for count in steps]
     if target in oracles.CDNA:
-        points += [(8, count, 0, 0, wave) for count in steps]
+        points += [(8, count, 0, 0, wave) for count in steps[:: 1 if target == "gfx908" else 3]]
         points += [(255, count, 0, 0, wave) for count in (1, 3, 5, 100, 255, 256)]
         points.append((256, 256, 0, 0, wave))  # all that can be named
         draw = random.Random(target)
-        vgprs, agprs = ([draw.randint(1, 256) for _ in range(10)] for _ in "va")
+        vgprs, agprs = ([draw.randint(1, 256) for _ in range(5)] for _ in "va")
         points += [(v, a, 0, 0, wave) for v, a in zip(vgprs, agprs, strict=True)]
     sgprs = (80, 81, 88, 89, 100, 101, 102) if target in oracles.CDNA else (80,)
     points += [(1, 0, count, 0, wave) for count in sgprs]
@@ -90,17 +89,14 @@ def test_gpus_are_those_of_amds_tables():
     assert rows == oracles.AMD_TABLE
 
 
-@by_gpu
+@pytest.mark.parametrize("gpu", AMD_GPUS, ids=lambda gpu: gpu.target)
 def test_what_a_gpu_cannot_hold(gpu):
-    """Only the MI100 has a file of its own for accumulators, as large as the other.
+    """32 barriers per workgroup processor, 16 per compute unit: AMDGPUBaseInfo.cpp.
 
-    32 barriers per workgroup processor, 16 per compute unit: AMDGPUBaseInfo.cpp. No AMD GPU takes
-    more than 1024 threads: "maximum flat work-group size" in LLVM's user guide for AMDGPU.
+    No AMD GPU takes more than 1024 threads: "maximum flat work-group size" in LLVM's user guide.
     """
-    assert gpu.agprs == (gpu.vgprs if gpu.target == "gfx908" else 0)
-    assert gpu.max_workgroups == (16 if gpu.target in oracles.CDNA else 32)
-    assert gpu.simds == oracles.SIMDS
-    assert amd.programs_by_limit(8, 0, 8, 0, 2, gpu)["groups"] == gpu.max_workgroups
+    groups = 16 if gpu.target in oracles.CDNA else 32
+    assert amd.programs_by_limit(8, 0, 8, 0, 2, gpu)["groups"] == groups
     most = 1024 // gpu.warp_size
     assert min(amd.programs_by_limit(8, 0, 8, 0, most, gpu).values()) >= 1
     more = amd.programs_by_limit(8, 0, 8, 0, most + 1, gpu)

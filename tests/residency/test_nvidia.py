@@ -115,25 +115,6 @@ def test_programs_by_limit_of_less_than_nothing(point):
 # ---- the driver
 
 
-def test_driver_resident_programs_allows_all_shared_memory(monkeypatch):
-    calls = []
-
-    def call_driver(name, *arguments):
-        calls.append((name, *(it.value for it in arguments if hasattr(it, "value"))))
-        if name == "cuOccupancyMaxActiveBlocksPerMultiprocessor":
-            arguments[0]._obj.value = 7
-
-    monkeypatch.setattr(nvidia, "call_driver", call_driver)
-    monkeypatch.setattr(nvidia, "this_gpu", lambda: H100)
-    monkeypatch.setattr(nvidia, "function_handle", lambda compiled: compiled)
-    assert nvidia.driver_resident_programs(4711, 4, 50000) == 7
-    assert calls == [
-        # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        ("cuFuncSetAttribute", 4711, 8, 232448),
-        ("cuOccupancyMaxActiveBlocksPerMultiprocessor", 4711, 128, 50000),
-    ]
-
-
 @pytest.mark.gpu
 @pytest.mark.oracle
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a GPU made by NVIDIA")

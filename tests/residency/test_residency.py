@@ -18,28 +18,6 @@ def kernel(target, num_warps=4, **used):
     return residency.Resources("k", target, num_warps, **used)
 
 
-UNUSED = {"registers": 500, "vgprs": 500, "agprs": 500, "sgprs": 500}
-
-
-@pytest.mark.parametrize(
-    ("one", "limits"),
-    [
-        (
-            kernel("sm_90", **UNUSED | {"registers": 69, "shared_bytes": 32784}),
-            {"registers": 7, "shared": 6, "warps": 16, "blocks": 32},
-        ),
-        (
-            kernel("gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=90, **UNUSED),
-            {"vgprs": 3, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16},
-        ),
-    ],
-    ids=["nvidia", "amd-by-what-a-wave-is-given"],
-)
-def test_programs_by_limit(one, limits):
-    assert residency.programs_by_limit(one) == limits
-    assert residency.resident_programs(one) == min(limits.values())
-
-
 def test_programs_by_limit_of_another_gpu():
     one, turing = kernel("sm_90"), find_gpu("sm_75")
     assert (residency.resident_programs(one), residency.resident_programs(one, turing)) == (16, 8)
@@ -61,20 +39,37 @@ def test_rules_of_know_how_many_warps_there_are():
         assert residency.rules_of(find_gpu(target)).warp_slots(find_gpu(target)) == most
 
 
+UNUSED = {"registers": 500, "vgprs": 500, "agprs": 500, "sgprs": 500}
+
+
 @pytest.mark.parametrize(
-    ("one", "binding", "resident", "gpu"),
+    ("one", "gpu", "binding", "limits"),
     [
-        pytest.param(kernel("sm_90", shared_bytes=50000), "shared", 4, "H200", id="shared"),
-        pytest.param(kernel("sm_90"), "registers", 16, "H200", id="the-first-of-equals"),
-        pytest.param(kernel("sm_90", 16, registers=255), "registers", 0, "H200", id="none-fits"),
-        pytest.param(kernel("gfx942", 16, allocated_vgprs=64), "vgprs", 2, "MI300X", id="amd"),
+        pytest.param(
+            kernel("sm_90", **UNUSED | {"registers": 69, "shared_bytes": 32784}), "H200", "shared",
+            {"registers": 7, "shared": 6, "warps": 16, "blocks": 32}, id="nvidia",
+        ),
+        pytest.param(
+            kernel("sm_90"), "H200", "registers",
+            {"registers": 16, "shared": 228, "warps": 16, "blocks": 32}, id="the-first-of-equals",
+        ),
+        pytest.param(
+            kernel("sm_90", 16, registers=255), "H200", "registers",
+            {"registers": 0, "shared": 228, "warps": 4, "blocks": 32}, id="none-fits",
+        ),
+        pytest.param(
+            kernel("gfx942", shared_bytes=20000, allocated_vgprs=129, allocated_sgprs=90, **UNUSED),
+            "MI300X", "vgprs", {"vgprs": 3, "waves": 8, "sgprs": 8, "lds": 3, "groups": 16},
+            id="amd-by-what-a-wave-is-given",
+        ),
     ],
-)
-def test_occupancy_of(one, binding, resident, gpu):
-    report, sms = residency.Occupancy.of(one), find_gpu(gpu).num_sms
+)  # fmt: skip
+def test_occupancy_of(one, gpu, binding, limits):
+    report, sms, resident = residency.Occupancy.of(one), find_gpu(gpu).num_sms, limits[binding]
+    assert residency.programs_by_limit(one) == report.limits == limits
+    assert residency.resident_programs(one) == report.resident == resident == min(limits.values())
     assert (report.kernel, report.target, report.gpu) == ("k", one.target, gpu)
-    assert (report.binding, report.resident, report.processors) == (binding, resident, sms)
-    assert (report.programs, report.limits) == (resident * sms, residency.programs_by_limit(one))
+    assert (report.binding, report.processors, report.programs) == (binding, sms, resident * sms)
     assert json.loads(json.dumps(asdict(report))) == asdict(report)
 
 
@@ -115,10 +110,3 @@ def test_loaded_resources():
     counted = {"vgprs": 10, "agprs": 40, "sgprs": 22, "static_shared_bytes": 1000}
     given = {"allocated_vgprs": 60, "allocated_sgprs": 24, "llvm_waves": 8}
     assert amd == residency.Resources("k", "gfx942", 8, 52, 16, 48, **counted, **given)
-
-
-def test_usage_without_accumulators():
-    """On RDNA, which has none, LLVM counts neither AGPRs nor the sum of both kinds."""
-    lines = (it for it in LLVM_SAYS.splitlines() if "Agprs" not in it and "TotalNumV" not in it)
-    found = residency.amd.usage("\n".join(lines))
-    assert (found["registers"], found["vgprs"], found["agprs"]) == (10, 10, 0)

@@ -20,19 +20,19 @@ SIZES = {"M": 4, "N": 8}
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_run_counts_one_call_after_three(direction, monkeypatch, tmp_path):
     """A kernel that is not there is told by name, and one that fails by what it says."""
-    calls, marked = {"forward": [], "backward": []}, []
+    calls = []
 
     def cube(x):
-        calls["forward"].append(x.shape)
+        calls.append(("forward", *x.shape))
         y = x**3
-        y.register_hook(lambda gradient: calls["backward"].append(gradient.shape))
+        y.register_hook(lambda gradient: calls.append(("backward", *gradient.shape)))
         return y
 
     @contextmanager
     def counted():
-        before = {way: len(each) for way, each in calls.items()}
+        calls.append("begin")
         yield
-        marked.append([len(each) - before[way] for way, each in calls.items()])
+        calls.append("end")
 
     known = [
         survey.Published(package, path, "M,N")
@@ -51,8 +51,9 @@ def test_run_counts_one_call_after_three(direction, monkeypatch, tmp_path):
     assert ours["version"] == known[0].release and not ours["missing"]
     assert absent["missing"].startswith("absent: PackageNotFoundError") and not absent["begun"]
     assert "square" in failing["missing"]
-    assert marked[0] == [int(direction == "forward"), int(direction == "backward")]
-    assert calls[direction] == [(4, 16)] * (marked_counters.WARMUP + 1)
+    before = [("forward", 4, 16)] if direction == "backward" else []
+    once = (direction, 4, 16)
+    assert calls == [*before, once] * marked_counters.WARMUP + [*before, "begin", once, "end"]
 
 
 @pytest.mark.parametrize("kernel", ["nowhere:fn forward", LIGER, f"{LIGER} sideways"])

@@ -100,24 +100,17 @@ def test_read_kernels_has_each_once_at_sizes_that_are_known():
         survey.with_fixed(print, kernel.fixed)
 
 
-def test_load_tutorial_leaves_out_what_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "01-made-up.py"
-    file.write_text(
-        "import torch\n"
-        "def double(x):\n    return x + x\n"
-        "y = double(torch.zeros(2, device='cuda'))\n"
-        "def twice(x):\n    return double(double(x))\n"
-        "open('results.html', 'w').close()\n"
-    )
-    module = survey._load_tutorial(file)
-    assert module.twice(1) == 4 and not hasattr(module, "y")
-    assert list(tmp_path.iterdir()) == [file]
-
-
 @pytest.mark.slow
 def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "02-fused-softmax.py").write_text("def softmax(x):\n    return x.softmax(1)\n")
+    """Of a tutorial, without what needs a GPU: a call at its top, and one that writes a file."""
+    (tmp_path / "02-fused-softmax.py").write_text(
+        "import torch\n"
+        "def normalized(x):\n    return x.softmax(1)\n"
+        "y = normalized(torch.zeros(2, 2, device='cuda'))\n"
+        "def softmax(x):\n    return normalized(x)\n"
+        "open('results.html', 'w').close()\n"
+    )
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     absent = survey.Published("no-such-package", "nowhere:fn", "M,N")
     known = [kernel for kernel in survey.read_kernels() if kernel.package == survey.TUTORIALS]
@@ -127,6 +120,7 @@ def test_main_counts_what_is_installed(tmp_path, monkeypatch, capsys):
     found = pd.read_csv(tmp_path / "survey.csv", keep_default_na=False)
     assert tuple(found.columns) == COLUMNS
     assert found["reads"][0] == found["writes"][0] == "MN"
+    assert not (tmp_path / "results.html").exists()
     assert found["reason"].iloc[-1].startswith("ModuleNotFoundError")
     survey.main(tmp_path / "nowhere", tmp_path / "survey.csv")
     assert f"{survey.TUTORIALS} is not installed: {len(found)} rows stay" in capsys.readouterr().err

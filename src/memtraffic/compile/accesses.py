@@ -41,7 +41,7 @@ class CompiledAccess:
     """One load or store of a kernel, as it is compiled.
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
-    instruction moves for each lane. loops: those of the compiled kernel that it is in, by number.
+    instruction moves for each lane. in_loop: whether it is in a loop of the compiled kernel.
     type: of its pointers, as the compiler writes it.
     """
 
@@ -49,7 +49,7 @@ class CompiledAccess:
     where: Chain
     layout: Layout | None
     bits: int
-    loops: tuple[int, ...]
+    in_loop: bool
     type: str = ""
 
 
@@ -103,7 +103,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
         if made == "load" and base:
             loaded.append((base, begin, begin + width // 8))
     found = []
-    for (kind, where, text, type_text, loops), layout in zip(operations, layouts, strict=True):
+    for (kind, where, text, type_text, in_loop), layout in zip(operations, layouts, strict=True):
         bits = widths.get((kind, where[:depth])) or widths.get(("scalar", where))
         if not bits:
             raise CountError(
@@ -113,7 +113,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(
                 f"{code.resources.kernel}: the {kind}s of {describe(where)} differ in width"
             )
-        found.append(CompiledAccess(kind, where, layout, bits[0], loops, type_text))
+        found.append(CompiledAccess(kind, where, layout, bits[0], in_loop, type_text))
     known = {(access.kind, access.where[:depth]) for access in found}
     if unknown := {it for it in widths if it[0] != "scalar"} - known:
         _, where = min(unknown)
@@ -165,23 +165,23 @@ def describe(where: Chain) -> str:
     return f"{where[0][0]}:{where[0][1]}" if where else "an unknown place"
 
 
-def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, tuple[int, ...]]]:
-    """Each load and store: its kind, place, text and type, and the loops that it is in."""
+def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, bool]]:
+    """Each load and store: its kind, place, text and type, and whether it is in a loop."""
     locations = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", code.ttgir, re.MULTILINE))
-    loops: list[tuple[str, str, int]] = []  # indent, kind and number of each that is open
-    for number, line in enumerate(code.ttgir.splitlines()):
+    loops: list[tuple[str, str]] = []  # indent and kind of each that is open
+    for line in code.ttgir.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
         if loops and line.startswith(f"{loops[-1][0]}}}") and " do {" not in line:
             loops.pop()
         if found := re.search(r"\bscf\.(for|while)\b", line):
-            loops.append((indent, found[1], number))
-        if any(kind == "while" for _, kind, _ in loops) and _POLLED.search(line):
+            loops.append((indent, found[1]))
+        if any(kind == "while" for _, kind in loops) and _POLLED.search(line):
             raise CountError(
                 f"{code.resources.kernel} waits for other programs: how often it looks is not known"
             )
         if found := _OPERATION.search(line):
             kind: Kind = "load" if found[1] == "load" else "store"
-            yield kind, _chain(found[3], locations), line, found[2], tuple(it[2] for it in loops)
+            yield kind, _chain(found[3], locations), line, found[2], bool(loops)
 
 
 def _chain(text: str, locations: Mapping[str, str]) -> Chain:

@@ -29,6 +29,8 @@ def bits(suffix: str) -> int:
 
     >>> bits("dwordx4"), bits("dword"), bits("ushort"), bits("d16_hi_b16"), bits("b128")
     (128, 32, 16, 16, 128)
+    >>> bits("lds_dwordx4"), bits("short_d16_hi"), bits("ubyte"), bits("b96"), bits("u8")
+    (128, 16, 8, 96, 8)
     """
     if found := re.search(r"dwordx(\d)", suffix):
         return 32 * int(found[1])

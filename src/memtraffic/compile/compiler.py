@@ -228,8 +228,8 @@ def _read(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
 def _name(instruction: str) -> str:
     """The name of an instruction, without the predicate before it.
 
-    >>> _name("@!UP1 UMOV UR4, 0x1"), _name("v_exp_f32_e32 v4, v4")
-    ('UMOV', 'v_exp_f32_e32')
+    >>> _name("@!UP1 UMOV UR4, 0x1"), _name("@P0 LDG.E R1, [R2]"), _name("v_exp_f32_e32 v4, v4")
+    ('UMOV', 'LDG.E', 'v_exp_f32_e32')
     """
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 

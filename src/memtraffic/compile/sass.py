@@ -50,6 +50,8 @@ def bits(suffixes: str) -> int:
 
     >>> bits(".128.CONSTANT"), bits(""), bits(".U16")
     (128, 32, 16)
+    >>> bits(".128.SYS"), bits(".64"), bits(".S8"), bits(".ENL2.256"), bits(".LTC128B.64")
+    (128, 64, 8, 256, 64)
     """
     found = re.search(r"\.[US]?(8|16|64|128|256)\b", suffixes)
     return int(found[1]) if found else 32

@@ -285,7 +285,7 @@ class _Place:
         self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
         self.types = {access.type for access in compiled}
-        self.in_loop = any(access.loops for access in compiled)
+        self.in_loop = any(access.in_loop for access in compiled)
 
     def __str__(self) -> str:
         return f"the {self.kind} of {self.site.file}:{self.site.begin[0]}"
@@ -449,7 +449,7 @@ class _SectorMeter(TrafficMeter):
         """Raises CountError if accesses of the source and of the compiled kernel do not meet."""
         alike = all(it.times.keys() == self.programs for it in self.places.values())
         # That all programs come to a loop's accesses says that none of them passes the loop by.
-        if self.delayed and not (alike and any(access.loops for access in self.compiled)):
+        if self.delayed and not (alike and any(access.in_loop for access in self.compiled)):
             raise CountError(
                 f"{kernel}: in the machine code, {self.delayed} loads come after a branch, and "
                 "it is not known which programs take it"
