@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12907, 10142),
+    "tests": (12332, 9765),
     "conftest.py": (101, 96),
 }
 

@@ -38,7 +38,7 @@ from memtraffic.errors import CountError
 from memtraffic.functions import as_function, check_finished, function_name
 from memtraffic.gpus import Gpu
 from memtraffic.inputs import Arguments, tensors_in
-from memtraffic.meters.operations import OpTraffic, perform, parts_of
+from memtraffic.meters.operations import OpTraffic, parts_of, perform
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress_bar
 from memtraffic.tensors import held
