@@ -91,9 +91,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def parts_of(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[..., Any] | None:
+def parts_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
     """What calls the operations that an operation consists of; None if it is one itself.
 
     Of a custom operation that is its Python function for the device of its tensors. Others of
