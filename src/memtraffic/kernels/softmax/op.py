@@ -70,16 +70,16 @@ def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Te
     `x` does not have, NotImplementedError for another dtype or device, and RuntimeError for rows of
     more than 2**24 columns.
     """
-    if not isinstance(x, Tensor):
+    plain, dim = _is_plain(x), index(dim)
+    if not plain and not isinstance(x, Tensor):
         raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
-    dim = index(dim)
     if dtype is None:
         dtype = x.dtype
         if is_autocast() and x.is_cuda and dtype in DTYPES:
             dtype = torch.float32
     elif x.dtype not in FLOATS:
         x = x.to(dtype)
-    if not _is_plain(x):
+    if not plain:
         return SOFTMAX(x, dim, dtype)
     if x.requires_grad and is_grad_enabled():
         return _apply(_forward, x, dim, dtype)
@@ -93,7 +93,7 @@ def _is_plain(x: Tensor) -> bool:
     if active_modes() and not capture():
         return False
     # The memory of a negative tensor holds minus what it stands for.
-    return type(x) in PLAIN and not x.is_neg() and not x.is_meta and has_storage(x)
+    return type(x) in PLAIN and not x.is_neg() and not x.is_meta
 
 
 # ---- on plain tensors
@@ -104,16 +104,18 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     if current_gpu and gpu != -1 and gpu != current_gpu():
         with torch.cuda.device(gpu):
             return _forward(x, dim, dtype)
-    key = (
-        capture(), gpu, x.dtype, x.shape, (packed := x.is_contiguous()) or x.stride(),
-        (x.data_ptr() or -1) & 15, dim, dtype,
-    )  # fmt: skip
+    try:
+        key = (
+            capture(), gpu, kind := x.dtype, x.shape, (packed := x.is_contiguous()) or x.stride(),
+            (x.data_ptr() or -1) & 15, dim, dtype,
+        )  # fmt: skip
+    except (
+        RuntimeError
+    ):  # it has no memory: it is a batch under `is_grads_batched=True`
+        return SOFTMAX(x, dim, dtype)
     run = find_plan(key)
-    y = (
-        torch.empty_like(x)  # which costs the host less
-        if packed and x.dtype == dtype
-        else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    )
+    # The former costs the host less.
+    y = torch.empty_like(x) if packed and kind == dtype else _packed(x, dtype)
     if run is None:
         _check(x, dim, dtype)
         run = keep_plan(key, _plan((y, x), dim))
@@ -132,11 +134,15 @@ def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         y.dtype, y.stride(), (y.data_ptr() or -1) & 15, dim, dtype,
     )  # fmt: skip
     run = find_plan(key)
-    dx = torch.empty_like(y, dtype=dtype, memory_format=torch.contiguous_format)
+    dx = _packed(y, dtype)
     if run is None:
         run = keep_plan(key, _plan((dx, y, dy), dim))
     run(dx, y, dy)
     return dx
+
+
+def _packed(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _check(x: Tensor, dim: int, dtype: torch.dtype) -> None:
@@ -190,7 +196,7 @@ _apply = torch_adapter.bare_apply(_Softmax)
 
 
 def _gradient(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    if _is_plain(dy) and _is_plain(y) and not is_grad_enabled():
+    if _is_plain(dy) and _is_plain(y) and has_storage(dy) and not is_grad_enabled():
         return backward(dy, y, dim, dtype)
     return SOFTMAX_BACKWARD(dy, y, dim, dtype)
 
@@ -215,7 +221,7 @@ def _in_pytorch(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 def _fake(*arguments: Any) -> Tensor:
     *_, like, dim, dtype = arguments
     _check(like, dim, dtype)
-    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    return _packed(like, dtype)
 
 
 def _batch(

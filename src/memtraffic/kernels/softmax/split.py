@@ -246,7 +246,7 @@ def words_of(n: int, gpu: torch.device) -> Callable[[int], tuple[int, Tensor]]:
     """
     size = max(4, 1 << (n - 1).bit_length())  # no two launches share a sector
     supply = _supplies.setdefault((gpu, size), [])
-    own = size > SUPPLY or not device.runs_on_gpu()
+    own, pop = size > SUPPLY or not device.runs_on_gpu(), supply.pop
 
     def take(stream: int) -> tuple[int, Tensor]:
         if own or stream:
@@ -254,7 +254,7 @@ def words_of(n: int, gpu: torch.device) -> Callable[[int], tuple[int, Tensor]]:
             return words.data_ptr(), words
         # Not captured into a CUDA graph, whose second replay would find them written.
         try:
-            return supply.pop()
+            return pop()
         except IndexError:
             words = torch.zeros(min(256 * size, SUPPLY), dtype=torch.int64, device=gpu)
             first, end = words.data_ptr(), words.data_ptr() + words.nbytes
