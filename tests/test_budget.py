@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7087, 5986),
+    "library": (7316, 6217),
     "benchmark": (400, 358),
     "compile": (570, 510),
     "kernels": (1700, 1240),
     "meters": (1532, 1379),
     "residency": (216, 167),
-    "triton_adapter": (1051, 997),
+    "triton_adapter": (1279, 1224),
     "rest of the library": (1622, 1339),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12332, 9765),
+    "tests": (12545, 9920),
     "conftest.py": (101, 96),
 }
 
