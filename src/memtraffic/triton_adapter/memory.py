@@ -94,6 +94,7 @@ class Memory:
     def __init__(self, interpreter: Any) -> None:
         self._real, self._builder = interpreter._interpreter, interpreter.interpreter_builder
         self.meter: Any = None
+        self._kinds = self._real.RMW_OP
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -123,7 +124,25 @@ class Memory:
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
         self._tell(["read", "written"], pointers, mask, value.dtype.itemsize, "atomic")
-        return self._real.atomic_rmw(operation, pointers & ADDRESS, value, mask, order)
+        kinds, at = self._kinds, pointers & ADDRESS
+        if operation == kinds.FADD and value.dtype.itemsize == 2:
+            return self._added(at, value, mask)
+        if value.dtype.kind == "f" and operation in (kinds.AND, kinds.OR, kinds.XOR, kinds.XCHG):
+            bits = value.view(f"u{value.dtype.itemsize}")
+            return self._real.atomic_rmw(operation, at, bits, mask, order).view(value.dtype)
+        return self._real.atomic_rmw(operation, at, value, mask, order)
+
+    def _added(self, pointers: Any, value: Any, mask: Any) -> Any:
+        """What there was before numbers of 16 bits are added, one after the other."""
+        kind = torch.float16 if value.dtype.kind == "f" else torch.bfloat16
+        terms = torch.from_numpy(value.reshape(-1).view(np.int16)).view(kind)
+        found, every = np.zeros(value.size, np.int16), np.ones(1, dtype=bool)
+        for i in np.flatnonzero(mask):
+            here = pointers.reshape(-1)[i : i + 1]
+            found[i : i + 1] = before = self._real.load(here, every, found[:1], found.dtype)
+            after = torch.from_numpy(before).view(kind) + terms[i]
+            self._real.store(here, after.view(torch.int16).numpy(), every)
+        return found.view(value.dtype).reshape(value.shape)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)

@@ -12,14 +12,16 @@ import torch
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
+from memtraffic.triton_adapter.values import compute_as_compiled
 
 
 def mend_interpreter() -> None:
     """Lets the interpreter run what compiled kernels may do.
 
-    Programs of a cooperative launch, which may wait for one another, take turns (`Turns`).
-    Arithmetic may be in bfloat16. In Triton 3.6, a scalar may be the bound of a loop. In Triton
-    3.9, a mask may be made of a scalar and a vector. Pointers may hold the number of an argument.
+    Programs of a cooperative launch, which may wait for one another, take turns (`Turns`). Odd
+    values become what they do on a GPU. Arithmetic may be in bfloat16. In Triton 3.6, a scalar may
+    be the bound of a loop. In Triton 3.9, a mask may be made of a scalar and a vector. Pointers may
+    hold the number of an argument.
     """
     from triton.runtime import interpreter
 
@@ -29,6 +31,7 @@ def mend_interpreter() -> None:
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
         interpreter._interpreter = Memory(interpreter)
+        compute_as_compiled(interpreter)
         _take_bfloat16(interpreter)
         if triton_version() < (3, 7):
             _take_scalar_bounds(interpreter)
@@ -74,9 +77,9 @@ def _take_bfloat16(interpreter: Any) -> None:
     def casting(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def cast(self: Any, src: Any, dst_type: Any) -> Any:
-            if dst_type.scalar == tl.bfloat16 and not is_bfloat16(src):
-                return rounded(src.data)
-            return method(self, src, dst_type)
+            if dst_type.scalar == tl.bfloat16:
+                return src if is_bfloat16(src) else rounded(src.data)
+            return method(self, widened(src), dst_type)
 
         return cast
 

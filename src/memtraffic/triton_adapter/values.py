@@ -1,0 +1,325 @@
+"""Lets Triton's interpreter compute with odd values what a compiled kernel does.
+
+What is compared with is an H200: tests/compile/odd_values.json has what its kernels gave.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+
+def compute_as_compiled(interpreter: Any) -> None:
+    """Replaces, for good, what the interpreter computes otherwise than a GPU."""
+    builder, reduce = interpreter.InterpreterBuilder, interpreter.ReduceOps
+    interpreter._convert_float = _conversion(interpreter._convert_float)
+    builder.cast_impl = _truncating(interpreter, builder.cast_impl)
+    builder.create_minnumf = _extreme(np.fmin, np.bitwise_or)
+    builder.create_maxnumf = _extreme(np.fmax, np.bitwise_and)
+    builder.create_minimumf = _extreme(np.minimum, np.bitwise_or)
+    builder.create_maximumf = _extreme(np.maximum, np.bitwise_and)
+    builder.create_frem = lambda self, lhs, rhs: self.binary_op(lhs, rhs, _remainder)
+    builder.create_ceil = lambda self, x: self.unary_op(x, lambda it: np.ceil(_flushed(it)))
+    builder.create_floor = lambda self, x: self.unary_op(x, lambda it: np.floor(_flushed(it)))
+    builder.create_select = lambda self, *args: self.ternary_op(*args, _chosen)
+    builder.create_clampf = _clamping(builder.create_clampf)
+    builder.create_umulhi = _unsigned(builder.create_umulhi)
+    builder.get_all_ones_value = _all_ones(interpreter, builder.get_all_ones_value)
+    for name in {"create_descriptor_load", "create_tensor_pointer_load"} & {*dir(builder)}:
+        setattr(builder, name, _padding_with_nan(interpreter, getattr(builder, name)))
+    reduce.sum = _wrapping(reduce.sum)
+    interpreter.ScanOps.cumsum = _scanning(interpreter, np.cumsum)
+    interpreter.ScanOps.cumprod = _scanning(interpreter, np.cumprod)
+    reduce.apply_impl = _reducing(interpreter, reduce.apply_impl)
+
+
+# ---- conversions
+
+
+def _floats8() -> dict[Any, torch.dtype]:
+    """PyTorch's names of Triton's numbers of 8 bits, but for one that PyTorch does not have."""
+    import triton.language as tl
+
+    return {
+        tl.float8e5: torch.float8_e5m2,
+        tl.float8e4nv: torch.float8_e4m3fn,
+        tl.float8e5b16: torch.float8_e5m2fnuz,
+        tl.float8e4b8: torch.float8_e4m3fnuz,
+    }
+
+
+def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Conversions between floating-point types, from bits to bits.
+
+    Numbers of 8 bits are rounded to nearest even, and end at the largest one, as by PTX's
+    `cvt.rn.satfinite`.
+    """
+
+    def converted(data: Numbers, source: Any, target: Any, rounding: Any) -> Numbers:
+        import triton.language as tl
+        from triton.runtime.interpreter import _ir
+
+        types = _floats8() | {
+            tl.bfloat16: torch.bfloat16,
+            tl.float16: torch.float16,
+            tl.float32: torch.float32,
+        }
+        toward_zero = target in _floats8() and rounding == _ir.ROUNDING_MODE.RTZ
+        if source not in types or target not in types or toward_zero:
+            result: Numbers = convert(data, source, target, rounding)
+            return result
+        octets = torch.from_numpy(np.frombuffer(bytearray(data.tobytes()), np.uint8))
+        numbers = octets.view(types[source]).float()
+        if (
+            source == tl.float8e5 and target == tl.bfloat16
+        ):  # as if its exponents were ordinary ones
+            numbers = torch.where(octets & 124 == 124, (4 + (octets & 3)) * 2.0**14, numbers.abs())
+            numbers = numbers.copysign(octets.view(torch.int8).float())
+        if target in _floats8():
+            limit = torch.finfo(types[target]).max
+            numbers = torch.where(numbers.isnan(), numbers, numbers.clamp(-limit, limit))
+        made = numbers.to(types[target])
+        return made.view(torch.uint8).numpy().view(f"u{made.itemsize}").reshape(data.shape)
+
+    return converted
+
+
+def _truncating(interpreter: Any, cast: Callable[..., Any]) -> Callable[..., Any]:
+    """A cast, of floating-point numbers to integers toward zero and no further than the type goes.
+
+    So do PTX's conversions, which know no integers of 8 bits: of those of 16 bits, the lower half
+    is stored. NaN becomes 0; where either type has 64 bits, the integer whose highest bit is set.
+    """
+
+    def truncated(self: Any, source: Any, target: Any) -> Any:
+        dtype, numbers = interpreter._get_np_dtype(target.scalar), source.data
+        if numbers.dtype.kind != "f" or dtype.kind not in "iu":
+            return cast(self, source, target)
+        wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+        least, most = map(float, (np.iinfo(wide).min, np.iinfo(wide).max))
+        found = np.where((numbers > least) & (numbers < most), numbers, 0).astype(wide)
+        found[numbers >= most], found[numbers <= least] = np.iinfo(wide).max, np.iinfo(wide).min
+        if 8 in (numbers.itemsize, wide.itemsize):
+            found[np.isnan(numbers)] = np.array(1 << 8 * wide.itemsize - 1, np.uint64).astype(wide)
+        return interpreter.TensorHandle(found.astype(dtype), target.scalar)
+
+    return truncated
+
+
+# ---- operations element by element
+
+
+def _extreme(compare: Callable[..., Numbers], combine: Callable[..., Numbers]) -> Any:
+    """A maximum or minimum, for which -0 is less than 0."""
+
+    def extreme(lhs: Numbers, rhs: Numbers) -> Numbers:
+        found = compare(lhs, rhs)
+        bits = f"u{found.itemsize}"
+        zeros = combine(lhs.view(bits), rhs.view(bits)).view(found.dtype)
+        result: Numbers = np.where((lhs == 0) & (rhs == 0), zeros, found)
+        return result
+
+    return lambda self, lhs, rhs: self.binary_op(lhs, rhs, extreme)
+
+
+def _remainder(lhs: Numbers, rhs: Numbers) -> Numbers:
+    """`x - trunc(x / y) * y`, rounded once, as LLVM has it; `x` where `y` is infinite."""
+    wide = np.result_type(lhs, np.float32)
+    x, y = (it.astype(wide) for it in np.broadcast_arrays(lhs, rhs))
+    quotient = np.trunc(x / y)
+    found = x - quotient * y
+    for at in zip(*np.nonzero(np.isfinite(quotient) & np.isfinite(y)), strict=True):
+        numerator, whole, divisor = (Fraction(it[at].item()) for it in (x, quotient, y))
+        found[at] = float(numerator - whole * divisor)
+    return np.where(np.isinf(y), x, found).astype(lhs.dtype)
+
+
+def _flushed(numbers: Numbers) -> Numbers:
+    """Numbers of which those of float32 below the normal ones are 0: so they are rounded."""
+    small = np.abs(numbers) < np.finfo(np.float32).tiny
+    return np.where(small, np.copysign(0, numbers), numbers) if numbers.itemsize == 4 else numbers
+
+
+def _chosen(condition: Numbers, lhs: Numbers, rhs: Numbers) -> Numbers:
+    """NumPy would make float64 of signed and unsigned integers."""
+    return np.where(condition, lhs.astype(rhs.dtype), rhs)
+
+
+def _clamping(clamp: Callable[..., Any]) -> Callable[..., Any]:
+    """Without `propagate_nan`, NaN becomes the lower bound.
+
+    Except between -b and b: there is an instruction for it, of which NaN becomes b. Whether that is
+    taken only the compiler knows.
+    """
+
+    def clamped(self: Any, x: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
+        from triton.runtime.interpreter import _ir
+
+        found, nan = clamp(self, x, low, high, propagate_nan), np.isnan(x.data)
+        if propagate_nan == _ir.PROPAGATE_NAN.ALL or not nan.any():
+            return found
+        if (nan & (low.data == -high.data)).any():
+            raise NotImplementedError(f"tl.clamp of {x.dtype} from -b to b with NaN")
+        found.data = np.where(nan, low.data, found.data)
+        return found
+
+    return clamped
+
+
+def _unsigned(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """The upper half of a product of integers, which are unsigned."""
+
+    def multiplied(self: Any, lhs: Any, rhs: Any) -> Any:
+        dtype = lhs.data.dtype
+        views = (type(it)(it.data.view(f"u{dtype.itemsize}"), it.dtype) for it in (lhs, rhs))
+        found = multiply(self, *views)
+        found.data = found.data.view(dtype)
+        return found
+
+    return multiplied
+
+
+def _all_ones(interpreter: Any, ones: Callable[..., Any]) -> Callable[..., Any]:
+    def all_ones(self: Any, kind: Any) -> Any:
+        dtype = interpreter._get_np_dtype(kind)
+        if dtype.kind != "u":
+            return ones(self, kind)
+        return interpreter.TensorHandle(np.full(1, np.iinfo(dtype).max, dtype), kind.scalar)
+
+    return all_ones
+
+
+def _padding_with_nan(interpreter: Any, load: Callable[..., Any]) -> Callable[..., Any]:
+    """A load that pads with NaN: of types that the interpreter has as their bits, too."""
+
+    @functools.wraps(load)
+    def padded(self: Any, *args: Any, **options: Any) -> Any:
+        import triton.language as tl
+
+        load_masked, with_nan = self.create_masked_load, interpreter._ir.PADDING_OPTION.PAD_NAN
+        asked = with_nan in (getattr(args[0], "padding", None), *args, *options.values())
+
+        def filled(pointers: Any, mask: Any, other: Any, *more: Any, **rest: Any) -> Any:
+            kind = pointers.get_element_ty()
+            if asked and kind.is_floating() and other.data.dtype.kind == "u":
+                nan = np.full(1, np.nan, np.float32)
+                bits = interpreter._convert_float(nan, tl.float32, kind, None)
+                other.data = np.full_like(other.data, bits.item())
+            return load_masked(pointers, mask, other, *more, **rest)
+
+        self.create_masked_load = filled
+        try:
+            return load(self, *args, **options)
+        finally:
+            del self.create_masked_load
+
+    return padded
+
+
+# ---- reductions
+
+
+def _wrapping(total: Callable[..., Any]) -> Callable[..., Any]:
+    """A sum of integers, which begins anew where it leaves its type."""
+
+    def summed(self: Any, values: Any) -> Any:
+        data = values.handle.data
+        if data.dtype.kind not in "iu" or not values.dtype.scalar.is_int():
+            return total(self, values)
+        found = np.sum(data, axis=self.axis, keepdims=self.keep_dims, dtype=data.dtype)
+        return self.to_tensor(found, values.dtype)
+
+    return summed
+
+
+def _numbers(interpreter: Any, values: Any) -> Numbers:
+    """The numbers of a tensor; of a type that the interpreter has as bits, in float32."""
+    import triton.language as tl
+
+    kind, data = values.dtype.scalar, values.handle.data
+    if not kind.is_floating() or data.dtype.kind == "f":
+        return data
+    return interpreter._convert_float(data, kind, tl.float32, None).view(np.float32)
+
+
+def _stored(interpreter: Any, numbers: Numbers, kind: Any) -> Numbers:
+    """Numbers that `_numbers` gave, or what was made of them, as the interpreter has them."""
+    import triton.language as tl
+
+    if not kind.is_floating() or interpreter._get_np_dtype(kind).kind == "f":
+        return numbers
+    return interpreter._convert_float(np.asarray(numbers), tl.float32, kind, None)
+
+
+def _scanning(interpreter: Any, scan: Callable[..., Numbers]) -> Callable[..., Any]:
+    """The sums or products of all elements up to each one."""
+
+    def scanned(self: Any, values: Any) -> Any:
+        found = scan(_numbers(interpreter, values), axis=self.axis)
+        return [self.to_tensor(_stored(interpreter, found, values.dtype.scalar), values.dtype)]
+
+    return scanned
+
+
+def _least_or_most(
+    extreme: Any, least: bool, data: Numbers, axis: int | None, keepdims: bool
+) -> Numbers:
+    """The least or the largest elements, without NaN; of both zeros, -0 is the lesser one."""
+    found: Numbers = extreme.reduce(data, axis=axis, keepdims=keepdims)
+    if data.dtype.kind != "f":
+        return found
+    zero = ((data == 0) & (np.signbit(data) == least)).any(axis=axis, keepdims=keepdims)
+    return np.where((found == 0) & zero, -0.0 if least else 0.0, found).astype(data.dtype)
+
+
+def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction to the largest or smallest element, or to where it is.
+
+    Where it is depends, with NaN, on the order in which elements are combined, and so it does if
+    any of several equal ones will do. A compiled kernel has the order of its layout: here that is
+    an error.
+    """
+    import triton.language as tl
+
+    def reduced(self: Any, operands: Any) -> Any:
+        kind, data = operands[0].dtype.scalar, _numbers(interpreter, operands[0])
+        for side, extreme in (("max", np.fmax), ("min", np.fmin)):
+            if self.combine_fn == getattr(tl.standard, f"_elementwise_{side}"):
+                found = _least_or_most(extreme, side == "min", data, self.axis, self.keep_dims)
+                where: list[Any] = []
+            elif name := tie_break(self.combine_fn, side):
+                found, *where = place(self, kind, data, operands[1], side, extreme, name)
+            else:
+                continue
+            return self.to_tensor(_stored(interpreter, found, kind), kind), *where
+        return reduce(self, operands)
+
+    def tie_break(combine: Any, side: str) -> str | None:
+        names = ("left", "fast")
+        functions = (getattr(tl.standard, f"_arg{side}_combine_tie_break_{it}") for it in names)
+        return next((it for it, of in zip(names, functions, strict=True) if of == combine), None)
+
+    def place(
+        self: Any, kind: Any, data: Numbers, indices: Any, side: str, extreme: Any, tie: str
+    ) -> tuple[Numbers, Any]:
+        found, where = extreme.reduce(data, axis=self.axis, keepdims=True), indices.handle.data
+        equal = data == found
+        several = tie == "fast" and (equal.sum(axis=self.axis) > 1).any()
+        if several or (data != data).any():
+            what = "equal numbers" if several else "NaN"
+            raise NotImplementedError(
+                f"tl.arg{side} of {kind} with {what}: a GPU combines them in another order"
+            )
+        first = np.where(equal, where, np.iinfo(where.dtype).max).min(self.axis, keepdims=True)
+        if not self.keep_dims:
+            found, first = found.squeeze(self.axis), first.squeeze(self.axis)
+        return found, self.to_tensor(first, indices.dtype)
+
+    return reduced
