@@ -294,7 +294,7 @@ def calls_of(subject):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("some", [24, pytest.param(None, marks=pytest.mark.oracle)])
+@pytest.mark.parametrize("some", [12, pytest.param(None, marks=pytest.mark.oracle)])
 def test_kernels_of_experiments_compile_for_a_t4(some, measured, t4, timed, monkeypatch):
     """And can be launched there; what a launcher refuses is named, with the number."""
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
@@ -319,7 +319,7 @@ def test_kernels_of_experiments_compile_for_a_t4(some, measured, t4, timed, monk
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["fused.ipynb", "long-rows.ipynb"], id="two"),
+        pytest.param(["long-rows.ipynb"], id="one"),
         pytest.param(CHAPTERS, id="all", marks=pytest.mark.oracle),
     ],
 )
@@ -339,7 +339,7 @@ def test_notebook_goes_on_on_a_t4(names, measured, tmp_path, monkeypatch):
         importlib.import_module(path.stem)
     every = {repr(launch): launch for found in launches.values() for launch in found}.values()
     of_cells = [it for it in every if it.module.startswith("cells_of_")]
-    assert {it.qualname for it in of_cells} >= {"softmax_rows", "two_passes_kernel"}
+    assert "two_passes_kernel" in {it.qualname for it in of_cells}
     others = random.Random(6).sample([it for it in every if it not in of_cells], 6)
     assert not unlaunchable([*of_cells, *others])
     assert sum(map(seconds, measured)) + TRITON * max(map(len, launches.values())) <= 8 * 60
