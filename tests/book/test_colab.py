@@ -151,7 +151,7 @@ def made(tmp_path):
     def make(config=NOWHERE):
         (tmp_path / "_config.yml").write_text(config, "utf-8")
         book = colab.Book(tmp_path)
-        book.values = {"page.ipynb": {"near": "5.07x"}, "other.ipynb": {"far": "3957 GB/s"}}
+        book.values = {"page.ipynb": {"near": "5.07x"}, "other.ipynb": {"far": "4 kB"}}
         return book
 
     return make
@@ -165,11 +165,7 @@ def made(tmp_path):
         "file": (SITE, "[a](b.py)", f"[a]({BLOB}/b.py)"),
         "repository": (PLACE, "[`c`](other.ipynb)", f"[`c`]({BLOB}/other.ipynb)"),
         "absolute": (SITE, *2 * ["[a](https://x.org/y(z)) ![b](https://x.org/c.png)"]),
-        "values": (
-            NOWHERE,
-            "{glue:text}`near:>6`*{glue:text}`other.ipynb::far`*",
-            " 5.07x*3957 GB/s*",
-        ),
+        "values": (NOWHERE, "{glue:text}`near:>6`, {glue:text}`other.ipynb::far`", " 5.07x, 4 kB"),
         "block-of-code": (SITE, *2 * ["```python\nk[(1,)](y)\n[a](b.md) {glue:text}`c`\n```"]),
         "code-span": (SITE, *2 * ["a `[a](b.md) {d}` {e} (b)[c] <details>"]),
     },

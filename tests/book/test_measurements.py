@@ -52,7 +52,6 @@ SMALL = {
     "arithmetic": {"trips": 1},
     "backward_race": {"shapes": [[2, 64]]},
     "bytes_in_flight": {"kib_per_sm": [1, 12], "gib": 3 * 2**-16},
-    "chunks_converted": {"shapes": [[2, 4096]]},
     "decision_attention": {"shapes": [[2, 8]]},
     "l2_read": {"mib": [2**-5, 2**-4]},
     "long_few": {"shapes": [[1, 3072]]},
@@ -62,11 +61,9 @@ SMALL = {
     "persistent_suspects": {"shapes": [[2, 64]]},
     "slots_in_flight": {"configurations": [[8, 8, 1], [3, 1, 64]], "gib": 3 * 2**-16},
     "tiled_layouts_bfloat16": {"shape": [4, 6]},
-    "tiled_rows_float32": {"shapes": [[2, 64]]},
     "tiled_starts": {"programs": [0, 2, 4], "warps": [1, 8]},
     "timing_repeats": {"shapes": [[4, 8]], "repeats": 2},
     "your_kernel_race": {"shapes": [[4, 8], [2, 16]]},
-    "your_kernel_rms": {"shapes": [[2, 8]]},
 }
 CYCLES, RESULTS = measurements.SLEEP_CYCLES * 1e6, 24 * 2 * 1024 * 32
 READ = 3 * 2**14 / 1e3  # GB/s in 1 µs
