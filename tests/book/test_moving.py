@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +18,6 @@ from memtraffic.meters.operations import OpTraffic
 from memtraffic.meters.sectors import count_sectors
 from memtraffic_book import build, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
-from memtraffic_book.figures import moving
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
 PUBLISHED = recording.root() / recording.PUBLISHED
@@ -114,10 +114,12 @@ def test_letters_follow_the_law_and_the_recording():
 
 def test_letters_are_filled_anew_whatever_they_showed(monkeypatch, tmp_path):
     stored, copy = (STATIC / "letters.svg").read_text("utf-8"), tmp_path / "_static/letters.svg"
-    flight = recording.read(PUBLISHED, EXPERIMENTS["bytes_in_flight"]).query("access == 'read'")
-    other = moving.letters(stored, flight.assign(gb_per_s=[*flight["gb_per_s"]][::-1]), 999)
+    other = re.sub(r'class="(gone|dead)"', 'class="of0"', stored)
+    other = re.sub(r"\d+ (travel|not under way|% full|GB/s)<", r"0 \1<", other)
+    other = re.sub(r' (height|cy|d)="[^"]*"(?=[^>]*data-place)', r' \1="1"', other)
+    other = re.sub(r'(data-place[^>]*) (height|cy|d)="[^"]*"', r'\1 \2="1"', other)
     copy.parent.mkdir()
-    copy.write_text(other, "utf-8")
+    copy.write_text(other.replace('"start":', '"start":9'), "utf-8")
     monkeypatch.setattr(build, "book_folder", lambda: tmp_path)  # not that of the recordings
     assert build.draw_moving() == copy
     assert copy.read_text("utf-8") == stored != other, "python -m memtraffic_book moving"
