@@ -77,14 +77,10 @@ def on_a_t4() -> Iterator[None]:
 
 def write_kernels(path: Path, sources: list[str]) -> None:
     """Writes what cells import and the kernels that they define."""
-    imports, kernels = ["import memtraffic  # noqa: F401  before Triton"], []
-    for node in (it for source in sources for it in ast.parse(source).body):
-        text = ast.unparse(node)
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            imports.append(text)
-        elif isinstance(node, ast.FunctionDef) and "@triton.jit\ndef " in text:
-            kernels.append(text)
-    path.write_text("\n".join(imports + kernels) + "\n", "utf-8")
+    nodes = [node for source in sources for node in ast.parse(source).body]
+    imports = [it for it in nodes if isinstance(it, (ast.Import, ast.ImportFrom))]
+    kernels = [it for it in nodes if ast.unparse(it).startswith("@triton.jit\ndef ")]
+    path.write_text("\n".join(map(ast.unparse, imports + kernels)) + "\n", "utf-8")
 
 
 @contextlib.contextmanager

@@ -29,15 +29,12 @@ class C(Base):
         by: how many. rest: the
         others.
         how (a letter): in which way. Raises ValueError for an unknown one.
-
-        Counts from 0.
         """
 
     def _private(self): ...
 
     @property
-    def empty(self) -> bool:
-        """Whether there is nothing."""
+    def empty(self) -> bool: ...
 '''
 LINES = [
     "``````{py:class} m.C(*, size: int, parts: list[int] = list())",
@@ -45,8 +42,7 @@ LINES = [
     "`````{py:method} grow(by: int, *rest: int, how: str='a') -> None",
     *("Adds bytes. A `b` is kept.", "`by`\n: how many.", "`rest`\n: the others."),
     *("`how` (a letter)\n: in which way.", "Raises ValueError for an unknown one."),
-    *("Counts from 0.", "`````", "`````{py:property} empty\n:type: bool"),
-    *("Whether there is nothing.", "`````", "``````"),
+    *("`````", "`````{py:property} empty\n:type: bool", "`````", "``````"),
 ]
 
 

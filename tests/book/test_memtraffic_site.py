@@ -138,25 +138,20 @@ def test_boxes_and_the_next_chapter_have_their_classes():
 
 
 def test_pictures_and_italics_after_them_are_numbered_figures():
+    """Other italics are no captions: before a picture, after a sentence, among other words."""
     images = [nodes.image(uri=uri) for uri in ("b.png", "c.png")]
     output = nodes.container("", *images, nodes.literal_block("", "✓ 3"))
     cell = nodes.container("", nodes.container("", output))
     two = paragraph(italics("C"), "\n", italics("D"))
-    first, text = paragraph(nodes.image(uri="a.svg")), paragraph("Text.")
-    found = transformed(site.Captions, first, paragraph(italics("A.")), cell, two, text)
+    first, sentence = (paragraph(*it, nodes.image(uri="a.svg")) for it in ([], ["See "]))
+    others = [paragraph(nodes.image(uri="e.svg")), paragraph(italics("Not"), " only italics.")]
+    others += [sentence, paragraph(italics("E")), paragraph("Text."), paragraph(italics("F"))]
+    parts = [paragraph(italics("Before.")), first, paragraph(italics("A.")), cell, two, *others]
+    found = transformed(site.Captions, *parts)
     figures = list(found.findall(nodes.figure))
     assert [it.next_node(nodes.image)["uri"] for it in figures] == ["a.svg", "c.png"]
     captions = [it.next_node(nodes.caption).astext() for it in figures]
     assert captions == ["Figure 1. A.", "Figure 2. C\nD"]
     assert [it["ids"] for it in figures] == [["figure-1"], ["figure-2"]]
-    assert [it.astext() for it in found.findall(nodes.paragraph)] == ["Text."]
+    assert found.children == [parts[0], figures[0], cell, *others]
     assert figures[1].parent is output and output.children[2].astext() == "✓ 3"
-
-
-def test_other_italics_are_no_captions():
-    image, sentence = nodes.image(uri="a.svg"), paragraph("See ", nodes.image(uri="b.svg"))
-    parts = [paragraph(italics("First.")), paragraph(image)]
-    parts += [paragraph(italics("Not"), " only italics."), sentence, paragraph(italics("B"))]
-    parts += [paragraph("Text."), paragraph(italics("C"))]
-    found = transformed(site.Captions, *parts)
-    assert not list(found.findall(nodes.figure)) and len(found.children) == 7

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import re
+import symtable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -103,39 +104,26 @@ def test_text_of_a_page(path):
 # ---- code cells
 
 
-def faults(notebook):
-    """How a notebook breaks the rules of code: pairs of what is wrong and where."""
-    first = True  # of the visible cells, which has their imports
-    for cell in code_cells(notebook):
-        source, shown = cell.source, notebooks.visible(cell)
-        tree = ast.parse(source)  # refuses magics, ! and ?
-        if shown:
-            imports = any(isinstance(it, ast.Import | ast.ImportFrom) for it in ast.walk(tree))
-            if imports and not first:
-                yield "imports", source
-            first = False
-        lines = source.splitlines()
-        long = len([it for it in lines if it.strip()]) > 40 or (shown and len(lines) > 12)
-        if long or max(map(len, lines)) > (88 if shown else 100):
-            yield "too long", source
-        if any(line.rstrip().endswith(";") for line in lines):
-            yield "a semicolon hides no output from nbval", source
-        form = cell.metadata.get("cellView") == "form"
-        if len({folded(cell), form, source.startswith("# @title ")}) > 1:
-            yield "folded on the page, on Colab, or titled, but not all three", source
-        for claim in re.findall(r"^✓ (.*)$", printed(cell), re.M):
-            if not re.fullmatch(r"[A-Z\d](?=.*\d).*\.", claim):
-                yield "no sentence with a number", claim
-    if len(notebook.cells) > 60:
-        yield "cells", len(notebook.cells)
-    for source in PYTHON.findall(notebooks.markdown(notebook)):
-        if max(map(len, source.splitlines())) > 88:
-            yield "too wide", source
-
-
 @per(CHAPTERS)
 def test_code_is_short_and_folded_everywhere_and_claims_are_sentences(path):
-    assert not list(faults(load(path)))
+    """A page has its imports in its first visible cell."""
+    notebook, imported = load(path), (ast.Import, ast.ImportFrom)
+    assert len(notebook.cells) <= 60
+    for source in PYTHON.findall(notebooks.markdown(notebook)):
+        assert max(map(len, source.splitlines())) <= 88, source
+    _, *shown = [cell.source for cell in code_cells(notebook) if notebooks.visible(cell)]
+    for source in shown:
+        assert not any(isinstance(it, imported) for it in ast.walk(ast.parse(source))), source
+    for cell in code_cells(notebook):
+        source, lines, shown = cell.source, cell.source.splitlines(), notebooks.visible(cell)
+        ast.parse(source)  # refuses magics, ! and ?
+        assert len([it for it in lines if it.strip()]) <= 40 and not (shown and len(lines) > 12)
+        assert max(map(len, lines)) <= (88 if shown else 100), source
+        assert not any(it.rstrip().endswith(";") for it in lines), "it hides no output from nbval"
+        form = cell.metadata.get("cellView") == "form"
+        assert len({folded(cell), form, source.startswith("# @title ")}) == 1, source
+        for claim in re.findall(r"^✓ (.*)$", printed(cell), re.M):
+            assert re.fullmatch(r"[A-Z\d](?=.*\d).*\.", claim), "no sentence with a number"
 
 
 @per(CHAPTERS)
@@ -148,30 +136,20 @@ def test_sentence_stands_before_each_code_cell(path):
     assert set(bare) <= {imports}
 
 
-def bound(tree):
-    """The names that code binds anywhere in it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).split(".")[0]
-
-
 @per(CHAPTERS)
 def test_visible_cells_need_no_name_of_those_that_are_folded(path):
     """After the set-up, they are what a reader copies."""
     known, hidden = set(), set()
     for i, cell in enumerate(code_cells(load(path))):
-        tree = ast.parse(cell.source)
+        names = symtable.symtable(cell.source, path.name, "exec").get_symbols()
+        bound = {it.get_name() for it in names if it.is_assigned() or it.is_imported()}
+        tree = [*ast.walk(ast.parse(cell.source))]
         if i and not notebooks.visible(cell):
-            hidden |= {*bound(tree)}
+            hidden |= bound
             continue
-        known |= {*bound(tree)}
-        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        known |= bound
+        read = {it.id for it in tree if isinstance(it, ast.Name)}
+        read -= {it.arg for it in tree if isinstance(it, ast.arg)}
         assert not read & hidden - known, cell.source
 
 
