@@ -50,10 +50,8 @@ TORCH = [
     pytest.param(lambda x: x // 2, 36, 36, id="floor-divide"),
     pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
     pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
-    pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
     pytest.param(torch.empty_like, 0, 0, id="allocation"),
     pytest.param(torch.zeros_like, 0, 36, id="fill"),
-    pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
     pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
     pytest.param(lambda x: x.fill_(x.sum()), 36 + 1, 1 + 36, id="in-place-fill-by-a-tensor"),
     pytest.param(lambda x: x.bernoulli_(x.clamp(0, 1)), 72, 72, id="chances"),
@@ -64,7 +62,6 @@ TORCH = [
     pytest.param(lambda x: torch._foreach_neg([x, x[:1]]), 48, 48, id="list-of-results"),
     pytest.param(lambda x: torch._foreach_zero_([x, x.T]), 0, 72, id="list-of-fills"),
     pytest.param(lambda x: F.mse_loss(x, x[:1].expand_as(x)), 48, 1, id="loss"),
-    pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T), 72 + 9, 9, id="added-to"),
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T, beta=0), 72, 9, id="added-to-nothing"),
     pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
@@ -328,12 +325,6 @@ def test_count_of_a_step_of_an_optimizer():
     weight = matrix()
     weight.grad = matrix()
     assert moved(torch.optim.SGD([weight], lr=0.1, foreach=False).step) == (72, 36)
-
-    def recorded(x):
-        with torch.profiler.record_function("exponential"):
-            return x.exp()
-
-    assert moved(recorded, weight) == (36, 36)
 
 
 def test_count_refuses_an_operation_of_a_library():
