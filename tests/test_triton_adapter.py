@@ -230,13 +230,6 @@ def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
 
 
 @triton.jit
-def _silent_kernel(words_ptr, WAIT: tl.constexpr):
-    """All programs wait for the first word, which no program writes."""
-    while _look(words_ptr, WAIT) == 0:
-        pass
-
-
-@triton.jit
 def _failing_kernel(words_ptr, FAILS: tl.constexpr):
     """Program FAILS divides by zero; the others wait for it, before or after it starts."""
     i = tl.program_id(0)
@@ -285,20 +278,19 @@ def test_turns_let_a_program_wait_for_a_later_one(wait, programs):
     assert programs == 1 or orders[0] != sorted(orders[0])  # they did wait
 
 
-def launch_by_turns_of_relay(y, wait):
+def launch_by_turns_of_relay(y, wait, absent=0):
+    """absent: programs at the end that are waited for and do not run, 0 or 1."""
     programs = y.numel()
-    said = words(programs)
-    return launch_by_turns(_relay_kernel, y, said, programs, programs=programs, WAIT=wait)
+    said = words(programs + 4)
+    said[programs + 1 :] = 7  # at which nobody looks
+    n = programs + absent
+    return launch_by_turns(_relay_kernel, y, said, n, programs=programs, WAIT=wait)
 
 
 @WAITS
 def test_turns_where_all_wait_for_what_none_writes(wait, programs):
-    def launch():
-        found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=device.default())
-        launch_by_turns(_silent_kernel, found, programs=programs, WAIT=wait)
-
     with no_thread_is_left():
-        error = kernels.ended(launch)
+        error = kernels.ended(lambda: launch_by_turns_of_relay(words(programs), wait, absent=1))
     assert isinstance(error, RuntimeError)
     assert f"{programs} programs wait" in str(error)
 
