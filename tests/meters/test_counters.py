@@ -39,7 +39,7 @@ METRICS = {
 NAMES, TEXTS, VALUES = zip(*METRICS.values(), strict=True)
 HEADER = ("ID", "Kernel Name", "Context", *NAMES)
 COPY = ("0", "_softmax_fused_kernel", "1", *TEXTS)
-MAP = "void ns::<unnamed>::map<4, at::(anonymous namespace)::Op>(int)"
+MAP = "void ns::<unnamed>::(anonymous namespace)::map<4, at::Op<float>>(int)"
 SUM = ("1", MAP, "1", *("8" for _ in METRICS))
 
 
