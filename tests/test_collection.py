@@ -14,26 +14,20 @@ FAKE_GPU = "import memtraffic.device\nmemtraffic.device.HAS_GPU = True\n"
 pytestmark = pytest.mark.slow
 
 
-def run_pytest(folder, *arguments):
-    """What pytest says in a folder, run as a process of its own."""
-    done = run_python("-m", "pytest", "-p", "no:cacheprovider", *arguments, folder=folder)
-    return done.stdout
-
-
 def outcomes(folder, *arguments):
-    """PASSED, FAILED or ERROR by the id of the test."""
-    said = run_pytest(folder, "-rA", *arguments)
-    found = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", said, re.M)
+    """PASSED, FAILED or ERROR by the id of each test that pytest runs as a process of its own."""
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments, folder=folder)
+    found = re.findall(r"^(PASSED|FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
     return {name: outcome for outcome, name in found}
 
 
 @pytest.fixture
 def project(tmp_path):
-    """A project with the settings of this one, a unit test and an example that pass."""
-    example = 'def f():\n    """\n    >>> 1\n    1\n    """\n'
-    for folder, name in (("tests", "test_a.py"), ("src", "a.py")):
+    """A project with the settings of this one, and a test and an example that pass."""
+    for folder in ("src", "tests"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(f"{example}def test_passes(): pass\n", "utf-8")
+    example = 'def f():\n    """\n    >>> 1\n    1\n    """\n'
+    (tmp_path / "src/a.py").write_text(f"{example}def test_passes(): pass\n", "utf-8")
     for name in ("conftest.py", "pyproject.toml", "tests/notebooks.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -58,23 +52,17 @@ def write_notebook(path, *cells, solution=None):
     nbformat.write(new_notebook(cells=made), path)
 
 
-def test_each_file_is_collected():
-    """But for one that asks for a library, which may be missing here."""
-    found = re.findall(r"^(.*?)::", run_pytest(ROOT, "--collect-only", "-q", "--site=_build"), re.M)
-    files = ROOT.glob("tests/**/test_*.py")
-    missing = [it for it in files if str(it.relative_to(ROOT)) not in found]
-    assert all("importorskip(" in path.read_text("utf-8") for path in missing)
-
-
 def test_plain_pytest_runs_the_unit_tests_and_the_examples(project):
-    """Of `src` alone, and a test module that cannot be imported is an error."""
-    (project / "tests" / "test_broken.py").write_text("import no_such_module\n", "utf-8")
+    """In each file, but examples of `src` alone; a module that cannot be imported is an error."""
+    files = {it.relative_to(ROOT).as_posix() for it in ROOT.glob("tests/**/test_*.py")}
+    for name in files:
+        (project / name).parent.mkdir(exist_ok=True)
+        shutil.copy(project / "src/a.py", project / name)
+    (project / "tests/test_broken.py").write_text("import no_such_module\n", "utf-8")
     write_notebook(project / "book/a.ipynb", ("print(1)", "2\n"))
-    assert outcomes(project, "--continue-on-collection-errors") == {
-        "src/a.py::src.a.f": "PASSED",
-        "tests/test_a.py::test_passes": "PASSED",
-        "tests/test_broken.py": "ERROR",
-    }
+    passed = ["src/a.py::src.a.f", *(f"{name}::test_passes" for name in files)]
+    found = outcomes(project, "--continue-on-collection-errors", "--site=_build")
+    assert found == dict.fromkeys(passed, "PASSED") | {"tests/test_broken.py": "ERROR"}
 
 
 def test_nbval_compares_strictly_and_tries_the_solutions(project):
@@ -107,7 +95,6 @@ def test_nbval_on_a_gpu_leaves_out_measured_numbers_and_removes_what_was_kept_be
     for folder in (kept.parent, project / "book/recordings"):
         folder.mkdir(parents=True)
     kept.touch()
-    run_pytest(project, "--collect-only", "--nbval", "-p", "fake_gpu")
-    assert kept.exists()
+    assert not outcomes(project, "--collect-only", "--nbval", "-p", "fake_gpu") and kept.exists()
     found = outcomes(project, "--nbval", "-p", "fake_gpu")
     assert list(found.values()) == ["PASSED", "PASSED", "FAILED"] and not kept.exists()

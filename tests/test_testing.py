@@ -177,28 +177,19 @@ def test_judges_have_no_assert_statements():
 # ---- poisoned_memory
 
 
-@pytest.mark.parametrize("flags", [(False, False, False), (True, False, True), (True, True, True)])
-def test_poisoned_memory_restores_the_flags(flags):
-    def set_to(enabled, warn_only, fill):
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-
-    def found():
-        return (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,
-        )
-
-    before = found()
+@pytest.mark.parametrize(("mode", "fill"), [(0, False), (1, True), (2, True)])
+def test_poisoned_memory_restores_the_flags(mode, fill, monkeypatch):
+    """mode: 1 is to warn of what is not deterministic, 2 to refuse it."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)
+    torch.set_deterministic_debug_mode(mode)
     try:
-        set_to(*flags)
         with pytest.raises(ZeroDivisionError), poisoned_memory():
             assert torch.empty(64, device=DEVICE).isnan().all()
             _ = 1 // 0
-        assert found() == flags
+        assert torch.get_deterministic_debug_mode() == mode
+        assert torch.utils.deterministic.fill_uninitialized_memory == fill
     finally:
-        set_to(*before)
+        torch.set_deterministic_debug_mode(0)
 
 
 # ---- assert_touches_once

@@ -14,15 +14,13 @@ from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches, worker
 from memtraffic.compile.launches import Launch
 from memtraffic.device import this_gpu
-from memtraffic.errors import LaunchError
+from memtraffic.errors import CountError, LaunchError
 from memtraffic.gpus import find_gpu
 from memtraffic.inputs import Arguments
 from memtraffic.triton_adapter import compile as compile_module
-from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter import launch as launching
 from memtraffic.triton_adapter.capture import capturing
 from memtraffic.triton_adapter.compile import specialize
-from memtraffic.triton_adapter.interpret import interpreting
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -35,41 +33,8 @@ from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
 
-class Log:
-    """A meter that writes down what it is told."""
-
-    def __init__(self):
-        self.lines, self.bound, self.accesses = [], [], []
-
-    @contextmanager
-    def launch(self, kernel, tensors):
-        self.lines.append((kernel, len(tensors)))
-        try:
-            yield
-        finally:
-            self.lines.append("end")
-
-    def bind(self, argument, tensor):
-        self.bound.append((argument, tensor.data_ptr()))
-
-    def access(self, kind, block):
-        self.accesses.append((kind, block.program[0], int(block.mask.sum())))
-
-    def autotuned(self, kernel, launches):
-        self.lines.append((kernel, "autotuned"))
-        for launch in launches:
-            launch()
-
-
 def zeros(m, n, dtype=torch.float32):
     return torch.zeros(m, n, dtype=dtype, device=device.default())
-
-
-def interpreted(fn, *tensors):
-    log = Log()
-    with interpreting(log):
-        fn(*tensors)
-    return log
 
 
 # ---- interpreting
@@ -159,34 +124,29 @@ def test_interpreting_binds_what_tuples_and_descriptors_hold():
     def launch():
         copy_kernel[(1,)]((x, y), TensorDescriptor.from_tensor(z, [1, 4]), BLOCK=4)
 
-    log = interpreted(launch)
-    assert log.lines[0] == ("copy_kernel", 3)
-    assert [name for name, _ in log.bound] == ["pointers", "pointers", "box"]
-    if device.default().type == "cpu":  # nothing has to be copied to the host
-        assert [at for _, at in log.bound] == [it.data_ptr() for it in (x, y, z)]
+    found = count(launch, (), trace=True).accesses
+    whole = (0, 1, 2, 3)
+    assert [(it.kind, it.argument, it.offsets) for it in found] == [
+        (kind, argument, whole) for argument in ("pointers", "box") for kind in ("read", "written")
+    ]
 
 
-def test_interpreting_each_configuration():
-    """Configurations that differ in launch options alone are one."""
-    for fn, kernel, times in ((kernels.tuned, "_twice", 1), (kernels.differing, "_masked", 2)):
-        log, kernel = interpreted(fn, zeros(2, 4)), f"{kernel}_kernel"
-        assert log.lines == [(kernel, "autotuned"), *[(kernel, 2), "end"] * times]
-
-
-def test_interpreting_only_configurations_that_are_left_with_their_hooks():
+def test_interpreting_configurations_that_are_left_with_their_hooks():
+    """Those that differ in launch options alone are one."""
     told = []
 
     def hook(arguments):
         told.append(arguments["STORED"])
 
-    configs = [triton.Config({"STORED": n}, pre_hook=hook) for n in (1, 2, 3)]
+    each = (1, 4), (1, 8), (2, 4), (3, 4)
+    configs = [triton.Config({"STORED": n}, num_warps=warps, pre_hook=hook) for n, warps in each]
     pruned = {"early_config_prune": lambda configs, arguments, **_: configs[: arguments["n_cols"]]}
     tuned = triton.autotune(configs, key=["n_cols"], prune_configs_by=pruned)
     tuned = tuned(kernels._masked_kernel)
     x, y = zeros(1, 4), zeros(1, 4)
-    log = interpreted(lambda: tuned[(1,)](y, x, 2, BLOCK=4))
-    stored = [elements for kind, _, elements in log.accesses if kind == "written"]
-    assert stored == told == [1, 2]
+    with pytest.raises(CountError, match=r"2 .* STORED=1 .* writes 1 .* STORED=2 .* writes 2 "):
+        count(lambda: tuned[(1,)](y, x, 3, BLOCK=4), ())
+    assert told == [1, 2]
 
 
 # ---- bfloat16, of which the interpreter has the bits
@@ -235,7 +195,7 @@ def test_interpreting_bfloat16_computes_and_rounds_as_a_gpu(of):
     x = (torch.randint(-40, 40, (16, 16), generator=generator) / 16).bfloat16()
     here = x.to(device.default())
     y = torch.empty_like(here)
-    interpreted(lambda: _bfloat16_kernel[(1,)](y, here, of))
+    count(lambda: _bfloat16_kernel[(1,)](y, here, of), ())
     assert torch.equal(y.cpu(), BFLOAT16[of](x).bfloat16())
 
 
@@ -270,13 +230,6 @@ def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
 
 
 @triton.jit
-def _silent_kernel(words_ptr, WAIT: tl.constexpr):
-    """All programs wait for the first word, which no program writes."""
-    while _look(words_ptr, WAIT) == 0:
-        pass
-
-
-@triton.jit
 def _failing_kernel(words_ptr, FAILS: tl.constexpr):
     """Program FAILS divides by zero; the others wait for it, before or after it starts."""
     i = tl.program_id(0)
@@ -297,8 +250,8 @@ WAITS = pytest.mark.parametrize(
 def launch_by_turns(kernel, *args, programs=4, **constants):
     """Interprets a cooperative launch; returns the programs of its accesses, in their order."""
     options = constants | {"launch_cooperative_grid": True}
-    log = interpreted(lambda: kernel[(programs,)](*args, **options))
-    return [program for _, program, _ in log.accesses]
+    found = count(lambda: kernel[(programs,)](*args, **options), (), trace=True)
+    return [access.program[0] for access in found.accesses]
 
 
 def words(n):
@@ -325,20 +278,19 @@ def test_turns_let_a_program_wait_for_a_later_one(wait, programs):
     assert programs == 1 or orders[0] != sorted(orders[0])  # they did wait
 
 
-def launch_by_turns_of_relay(y, wait):
+def launch_by_turns_of_relay(y, wait, absent=0):
+    """absent: programs at the end that are waited for and do not run, 0 or 1."""
     programs = y.numel()
-    said = words(programs)
-    return launch_by_turns(_relay_kernel, y, said, programs, programs=programs, WAIT=wait)
+    said = words(programs + 4)
+    said[programs + 1 :] = 7  # at which nobody looks
+    n = programs + absent
+    return launch_by_turns(_relay_kernel, y, said, n, programs=programs, WAIT=wait)
 
 
 @WAITS
 def test_turns_where_all_wait_for_what_none_writes(wait, programs):
-    def launch():
-        found = torch.tensor([0, 7, 7, 7], dtype=torch.int32, device=device.default())
-        launch_by_turns(_silent_kernel, found, programs=programs, WAIT=wait)
-
     with no_thread_is_left():
-        error = interpret.interpreter_cause(kernels.ended(launch))
+        error = kernels.ended(lambda: launch_by_turns_of_relay(words(programs), wait, absent=1))
     assert isinstance(error, RuntimeError)
     assert f"{programs} programs wait" in str(error)
 
@@ -347,7 +299,7 @@ def test_turns_where_all_wait_for_what_none_writes(wait, programs):
 def test_turns_pass_on_what_a_program_raises(fails):
     with no_thread_is_left():
         error = kernels.ended(lambda: launch_by_turns(_failing_kernel, words(4), FAILS=fails))
-    assert isinstance(interpret.interpreter_cause(error), ZeroDivisionError)
+    assert isinstance(error, ZeroDivisionError)
     y = words(3)  # and the next launch is not disturbed
     kernels.ended(launch_by_turns_of_relay, y, "load")
     assert y.tolist() == [3, 2, 1]
@@ -364,13 +316,8 @@ def test_launches_of_several_threads():
 def test_turns_are_those_of_a_cooperative_launch_alone():
     """An ordinary launch runs one program after the other, also after a cooperative one failed."""
     kernels.ended(lambda: launch_by_turns(_failing_kernel, words(4), FAILS=3))
-    log, threads = Log(), set()
-    tell = log.access
-    log.access = lambda *access: (tell(*access), threads.add(threading.current_thread()))
-    with interpreting(log):
-        kernels.atomic_cas(zeros(3, 1))
-    assert [program for _, program, _ in log.accesses] == [0, 0, 1, 1, 2, 2]
-    assert threads == {threading.current_thread()}
+    found = count(kernels.atomic_add, zeros(3, 4), trace=True)
+    assert [access.program[0] for access in found.accesses] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 # ---- capturing
@@ -381,12 +328,6 @@ def captured(fn, *tensors):
     with device.capturing_launches(), capturing(lambda *launch: found.append(launch)):
         fn(*tensors)
     return found
-
-
-def test_capturing_refuses_a_launch_without_an_argument():
-    x = zeros(2, 4)
-    with pytest.raises(LaunchError, match=r"^_masked_kernel is launched without BLOCK, STORED"):
-        captured(lambda: kernels._masked_kernel[(2,)](x, x, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e8m0fnu])

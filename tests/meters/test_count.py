@@ -50,10 +50,8 @@ TORCH = [
     pytest.param(lambda x: x // 2, 36, 36, id="floor-divide"),
     pytest.param(lambda x: x.sum(), 36, 1, id="reduction"),
     pytest.param(lambda x: x.T[2:].reshape(-1, 3)[None], 0, 0, id="views"),
-    pytest.param(lambda x: x.T.contiguous(), 36, 36, id="copy-of-a-view"),
     pytest.param(torch.empty_like, 0, 0, id="allocation"),
     pytest.param(torch.zeros_like, 0, 36, id="fill"),
-    pytest.param(lambda x: x.mul_(2), 36, 36, id="in-place"),
     pytest.param(lambda x: x.zero_(), 0, 36, id="in-place-fill"),
     pytest.param(lambda x: x.fill_(x.sum()), 36 + 1, 1 + 36, id="in-place-fill-by-a-tensor"),
     pytest.param(lambda x: x.bernoulli_(x.clamp(0, 1)), 72, 72, id="chances"),
@@ -64,7 +62,6 @@ TORCH = [
     pytest.param(lambda x: torch._foreach_neg([x, x[:1]]), 48, 48, id="list-of-results"),
     pytest.param(lambda x: torch._foreach_zero_([x, x.T]), 0, 72, id="list-of-fills"),
     pytest.param(lambda x: F.mse_loss(x, x[:1].expand_as(x)), 48, 1, id="loss"),
-    pytest.param(lambda x: x @ x.T, 72, 9, id="matrix-product"),
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T), 72 + 9, 9, id="added-to"),
     pytest.param(lambda x: torch.addmm(x[:, :3], x, x.T, beta=0), 72, 9, id="added-to-nothing"),
     pytest.param(lambda x: x[:0].exp(), 0, 0, id="no-rows"),
@@ -220,7 +217,7 @@ HIDDEN = {
     "compiled-inside": lambda: lambda x: torch.compile(torch.exp, backend="eager")(x),
     "scripted": lambda: torch.jit.script(double),
     "traced": lambda: torch.jit.trace(double, matrix()),
-    "scripted-module-inside": lambda: calling(torch.jit.script(torch.nn.Softmax(dim=1))),
+    "scripted-module-inside": lambda: torch.nn.Sequential(torch.jit.script(torch.nn.Softmax(1))),
 }
 
 
@@ -235,10 +232,6 @@ def test_count_refuses_functions_that_hide_their_kernels(make):
 
 def double(x):
     return 2 * x
-
-
-def calling(fn):
-    return lambda x: fn(x.exp())
 
 
 # ---- Triton kernels
@@ -328,12 +321,6 @@ def test_count_of_a_step_of_an_optimizer():
     weight = matrix()
     weight.grad = matrix()
     assert moved(torch.optim.SGD([weight], lr=0.1, foreach=False).step) == (72, 36)
-
-    def recorded(x):
-        with torch.profiler.record_function("exponential"):
-            return x.exp()
-
-    assert moved(recorded, weight) == (36, 36)
 
 
 def test_count_refuses_an_operation_of_a_library():
@@ -575,20 +562,6 @@ def test_copies_are_counted_wherever_they_are_made(context, caller):
 # ---- what a function may be, and its backward pass
 
 
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(8, device=device.default()))
-
-    def forward(self, x):
-        return x * self.weight, None, (x.sum(),)
-
-
-@pytest.mark.parametrize("layer", [Scale, Scale()])
-def test_count_of_a_module_counts_its_parameters(layer):
-    assert totals(count(layer, ones(3, 8))) == (24 + 8 + 24, 24 + 1)
-
-
 def test_count_of_a_function_that_runs_its_own_backward_pass():
     def step(x):
         y = kernels.Copy.apply(x.requires_grad_())
@@ -608,11 +581,12 @@ def test_count_backward():
     assert not x.requires_grad and x.grad is None
 
 
-def test_count_backward_of_a_module_makes_the_gradients_of_its_parameters():
+def test_count_of_a_module_counts_its_parameters_and_makes_their_gradients():
     layer = torch.nn.Linear(8, 4, bias=False, device=device.default())
-    backward = count(layer, ones(3, 8), backward=True).backward
+    traffic = count(layer, ones(3, 8), backward=True)
+    assert totals(traffic) == (24 + 32, 12)
     # dW = dy^T x, dx = dy W
-    assert sorted(map(totals, backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
+    assert sorted(map(totals, traffic.backward.ops)) == [(12 + 24, 32), (12 + 32, 24)]
     assert layer.weight.grad is None
 
 

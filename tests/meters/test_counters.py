@@ -12,7 +12,7 @@ from memtraffic import device
 from memtraffic.errors import CountersError, CountersUnavailable
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
 from memtraffic.meters import counters as module
-from memtraffic.meters.counters import counters, parse, short_name
+from memtraffic.meters.counters import counters, parse
 from memtraffic.tensors import SECTOR_BYTES
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -39,8 +39,8 @@ METRICS = {
 NAMES, TEXTS, VALUES = zip(*METRICS.values(), strict=True)
 HEADER = ("ID", "Kernel Name", "Context", *NAMES)
 COPY = ("0", "_softmax_fused_kernel", "1", *TEXTS)
-REDUCE = "void at::native::reduce_kernel<512, 1, at::Op<float>>(T3)"
-SUM = ("1", REDUCE, "1", *("8" for _ in METRICS))
+MAP = "void ns::<unnamed>::(anonymous namespace)::map<4, at::Op<float>>(int)"
+SUM = ("1", MAP, "1", *("8" for _ in METRICS))
 
 
 def report(*rows, header=HEADER):
@@ -56,7 +56,7 @@ def test_parse_gives_a_row_for_each_kernel_in_any_order_of_columns():
     assert list(frame.columns) == ["kernel", *METRICS]
     assert frame.to_dict("records") == [
         {"kernel": "_softmax_fused_kernel"} | dict(zip(METRICS, VALUES, strict=True)),
-        {"kernel": "reduce_kernel"} | dict.fromkeys(METRICS, 8),
+        {"kernel": "map"} | dict.fromkeys(METRICS, 8),
     ]
     assert parse(report(COPY[::-1], SUM[::-1], header=HEADER[::-1])).equals(frame)
 
@@ -75,18 +75,6 @@ def test_parse_names_what_is_missing():
     for text in ("", "==WARNING== No kernels were profiled.\n", report()):
         with pytest.raises(CountersError, match="no kernel"):
             parse(text)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "name"),
-    [
-        ("void at::native::reduce_kernel<512, at::Op<float>>(at::native::T)", "reduce_kernel"),
-        ("(anonymous namespace)::copy(float *, int)", "copy"),
-        ("void ns::<unnamed>::map<4, at::(anonymous namespace)::Op>(int)", "map"),
-    ],
-)
-def test_short_name(kernel, name):
-    assert short_name(kernel) == name
 
 
 # ---- the command

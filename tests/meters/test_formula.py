@@ -4,16 +4,15 @@ import random
 import re
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
 from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.meters import counts as module
-from memtraffic.meters.counts import FIT, HELD_OUT, Counts, plan
+from memtraffic.meters.counts import FIT, HELD_OUT, Counts
 from memtraffic.meters.formula import formula
-from memtraffic.meters.polynomials import least_squares, parse, polynomial, products_of
+from memtraffic.meters.polynomials import least_squares, parse, polynomial
 from memtraffic.testing import assert_traffic
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -23,6 +22,14 @@ import kernels
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))
+
+
+@pytest.fixture
+def small_grids(monkeypatch):
+    """Of fewer programs, as interpreted ones take their time."""
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 300)
+
+
 GRID = [*itertools.product((1, 2, 3), (2, 5), (1, 4), (3, 7, 101))]
 
 
@@ -142,6 +149,7 @@ def test_formula_that_does_not_exist():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_grids")
 def test_formula_of_a_kernel_that_leaves_its_tensors():
     """It has a formula where it stays in them, and the evidence says what it does elsewhere."""
     found = formula(kernels.dropped_mask)
@@ -276,9 +284,9 @@ PRODUCT = "M,K K,N"
 
 
 @pytest.mark.slow
-def test_formula_keeps_grids_small(monkeypatch):
+@pytest.mark.usefixtures("small_grids")
+def test_formula_keeps_grids_small():
     """A program an element: a size still reaches a hundred, or the range says less."""
-    monkeypatch.setattr(module, "MAX_PROGRAMS", 300)
     found = formula(blocked.add_bias(1, 1))
     assert str(found) == "reads 2MN, writes MN"
     assert found.tried == {"M": (2, 13), "N": (2, 128)}
@@ -298,6 +306,7 @@ BLOCKED = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_grids")
 @pytest.mark.parametrize(("kernel", "found"), BLOCKED.items(), ids=lambda it: str(it))
 def test_formula_is_right_in_the_range_that_it_prints(kernel, found):
     """What is printed equals the count at five shapes drawn from the range; all else is refused."""
@@ -345,31 +354,32 @@ def test_narrow_rows_of_one_block_have_no_formula_of_their_own():
 # ---- any inputs
 
 
+def powers(*shape):
+    return all(n & (n - 1) == 0 for n in shape)
+
+
+def multiples(unit):
+    return lambda *shape: not any(n % unit for n in shape)
+
+
 @pytest.mark.parametrize(
-    ("condition", "inputs", "text"),
+    ("inputs", "condition"),
     [
-        (lambda n, _: n & (n - 1) == 0, "N,N", "reads NN, writes NN"),
-        (lambda n: n % 128 == 0, "N", "reads N, writes N"),
+        *((inputs, powers) for inputs in ("N,N", "M,N")),
+        *((inputs, multiples(128)) for inputs in ("N", "M,N")),
+        ("L,M,N", multiples(16)),
     ],
 )
-def test_formula_of_sizes_that_a_kernel_takes(condition, inputs, text):
-    assert str(formula(taking(condition), inputs)) == text
+def test_formula_of_sizes_that_a_kernel_takes(inputs, condition):
+    moved = inputs.replace(",", "")
+    assert str(formula(taking(condition), inputs)) == f"reads {moved}, writes {moved}"
 
 
-@pytest.mark.parametrize("symbols", range(5))
-def test_plan_tells_the_products_apart(symbols):
-    """Also by the powers of two of the first round alone; no shape comes twice."""
-    rounds = plan(symbols)
-    shapes = [shape for sides in rounds for side in sides for shape in side]
-    if symbols:
-        assert len(set(shapes)) == len(shapes)
-    letters = "MNKL"[:symbols]
-    powers = [shape for shape in rounds[0][0] if all(n & (n - 1) == 0 for n in shape)]
-    for fit in (rounds[0][0], powers)[: 1 if symbols == 2 else 2]:
-        numbers = [dict(zip(letters, shape, strict=True)) | {"1": 1} for shape in fit]
-        rows = [[math.prod(map(n.get, term)) for term in products_of(letters)] for n in numbers]
-        assert np.linalg.matrix_rank(np.array(rows, dtype=float)) == 2**symbols
-        assert not symbols or (len(fit) > 2**symbols and len(rounds[0][1]) >= 2)
+@pytest.mark.parametrize("symbols", ["N", "LMN", "KLMN"])
+def test_formula_of_powers_of_two_takes_few_shapes(symbols):
+    found = formula(taking(powers), ",".join(symbols))
+    assert str(found) == f"reads {symbols}, writes {symbols}"
+    assert 0 < len(found.fitted) - 2 ** len(symbols) <= 3
 
 
 def test_formula_of_too_many_sizes():
@@ -383,16 +393,4 @@ def test_formula_leaves_out_inputs_that_cannot_be_made():
 
 def test_formula_backward_that_does_not_exist():
     with pytest.raises(FormulaError, match=r"^the backward pass reads"):
-        formula(Uneven, backward=True)
-
-
-class Uneven(torch.autograd.Function):
-    """Doubles, with a backward pass that reads half of the gradient of large matrices twice."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * 2 if dy.shape[1] < 100 else (dy * 1) * 2
+        formula(lambda x: x * (x if x.shape[1] < 100 else x.detach()), backward=True)
