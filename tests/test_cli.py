@@ -153,6 +153,8 @@ def test_counters(command, monkeypatch):
     monkeypatch.setattr(hardware, "counters", counters)
     status, out, err = command("counters naive 8 6 --dtype bfloat16")
     assert (status, out.split(), err) == (0, ["kernel", "ns", "k", "781"], "")
+    out = command("counters naive 8 6 --dtype bfloat16 --json")[1]
+    assert json.loads(out) == [{"kernel": "k", "ns": 781}]
 
 
 def test_bench(command, timed):
