@@ -59,8 +59,9 @@ def test_copies_move_16_bytes_per_access(dtype):
     from memtraffic.compile import resources
 
     x = matrix(64, 4096, dtype)
-    for name in (*FLAT, "tiles"):
-        [kernel] = resources(lambda x, name=name: copies(x)[name](), x, target="sm_90")
+    names = (*FLAT, "tiles")
+    kernels = resources(lambda x: [copies(x)[name]() for name in names], x, target="sm_90")
+    for name, kernel in zip(names, kernels, strict=True):
         widest = 64 if (name, dtype) == ("1024, 8 warps", "bfloat16") else 128
         assert set(kernel.load_bits) == set(kernel.store_bits) == {widest}, name
         assert kernel.spill_bytes == 0

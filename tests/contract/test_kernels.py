@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import device
-from memtraffic.compile import capture_launches, resources
+from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import online, split
 from memtraffic.kernels.softmax.rule import MAX_COLS, MAX_ROW
@@ -369,10 +369,16 @@ def test_refuses_a_row_that_is_too_wide(it):
 
 
 @pytest.mark.slow
-@WITH_KERNEL
-def test_compiles_for_a_gpu_that_is_not_here(it):
-    for n in filter(it.takes, (128, 1001, 70001)):  # the interpreter takes what a compiler does not
-        assert resources(it.fn, it.op, (3, n), target="sm_90")
+def test_all_compile_for_a_gpu_that_is_not_here():
+    """The interpreter takes what a compiler does not."""
+    launches = [
+        launch
+        for it in SUBJECTS
+        for n in filter(it.takes, (128, 1001, 70001))
+        for launch in capture_launches(it.fn, *it.make(3, n, "float32"), gpu=find_gpu("sm_90"))
+    ]
+    kernels = compile_launches([(launch, "sm_90") for launch in launches])
+    assert len({it.kernel for it in kernels}) == 9
 
 
 @each(lambda it: it.errors)

@@ -103,7 +103,7 @@ def draw_tensor(data, sizes, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
-    "examples", [20, pytest.param(60, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [20, pytest.param(50, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_softmax_and_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -402,9 +402,9 @@ def compiled(target, widths, name, inputs):
 @pytest.mark.parametrize("inputs", [1, 2])  # that a program holds
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
 def test_rows_compile_without_spills_to_wide_loads(name, inputs):
-    """The widest for each number of warps; long ones, split or read twice; and odd ones."""
+    """The widest of one warp and of the most; long ones, split or read twice; and odd ones."""
     itemsize, odd = FLOATS[name].itemsize, []
-    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
+    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 8)]
     if itemsize < 8:
         widths += [131072, 2**19]
         odd = [65, 321, 519, 4095]

@@ -332,14 +332,6 @@ def test_look_finds_every_bit_of_all_that_come_and_gives_up(silent):
     assert torch.equal(found, x.t().contiguous().view(torch.int32).expand(5, 2, 5))
 
 
-@INTERPRETED_ONLY
-def test_look_looks_so_many_times():
-    for looks in (0, 1, 3):
-        traffic = count(exchanged, (matrix(1, 2), 0, looks))
-        [kernel] = [op for op in traffic.ops if op.name == "_exchange_kernel"]
-        assert kernel.read_elements == looks
-
-
 # ---- compiled
 
 
