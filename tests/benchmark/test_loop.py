@@ -142,12 +142,14 @@ def test_bench_judged_gives_reasons_in_place_of_times(timed):
         "right": (softmax, ""),
     }
     impls = {name: fn for name, (fn, _) in notes.items()}
-    frame = compare(impls, shapes=[(4, 8), (4, 16)]).set_index(["n", "impl"])
+    frame = compare(impls, shapes=[(4, 8), (4, 16)], dtype="bfloat16").set_index(["n", "impl"])
     assert all(re.fullmatch(note, frame["note"][16, name]) for name, (_, note) in notes.items())
     untimed = ("wrong", "too imprecise", "not here")
     assert frame["us"].isna()[8].to_dict() == {it: it in untimed for it in impls}
     untimed = (*untimed, "refusing")
     assert frame["us"].isna()[16].to_dict() == {it: it in untimed for it in impls}
+    frame = compare({"ours": SOFTMAX_BACKWARD.reference}, SOFTMAX_BACKWARD, [(4, 8)])
+    assert frame["note"].tolist() == [""]
 
 
 def test_bench_judged_when_the_timer_fails(timed, monkeypatch):
