@@ -326,6 +326,7 @@ def exchanged(x, silent, looks):
 def test_look_finds_every_bit_of_all_that_come_and_gives_up(silent):
     pairs = [[0.0, 1.0], [-0.0, INF], [-1.0, -3e38], [NAN, 1e-45], [-3.4e38, NAN]]
     x = torch.tensor(pairs, device=DEVICE)
+    assert (exchanged(x, silent, looks=0) == 0).all()
     found = exchanged(x, silent, looks=50).contiguous().view(torch.int32)
     if silent >= 0:
         x[silent] = 0
