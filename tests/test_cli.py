@@ -100,6 +100,7 @@ def test_json_of_both_passes(command, module):
     found = json.loads(command("formula mine:squares --backward --json")[1])
     assert found["backward"]["reads"] == {"MN": 6, "M": 0, "N": 0, "1": 0}
     found = json.loads(command("count mine:squares 3 5 --backward --json")[1])
+    assert [len(found[each]["ops"]) for each in ("forward", "backward")] == [1, 3]
     assert [found[each]["read_elements"] for each in ("forward", "backward")] == [30, 90]
     _, out, _ = command("count mine:squares 3 5 --backward")
     assert re.findall("^forward|^backward|^total +[0-9]+", out, re.M)[::2] == [
@@ -138,7 +139,8 @@ def test_count_of_a_function_that_prints(command, module):
 )
 def test_compiler_is_given_each_option(call, shape, dtype, command, compiler):
     status, out, _ = command(f"{call} --target gfx942 --json")
-    assert status == 0 and "gfx942" in str(json.loads(out))
+    assert status == 0
+    assert all("'target': 'gfx942'" in str(kernel) for kernel in json.loads(out))
     assert compiler == [(import_function("fused"), "M,N", shape, find_gpu("gfx942"), dtype)]
 
 
@@ -153,6 +155,8 @@ def test_counters(command, monkeypatch):
     monkeypatch.setattr(hardware, "counters", counters)
     status, out, err = command("counters naive 8 6 --dtype bfloat16")
     assert (status, out.split(), err) == (0, ["kernel", "ns", "k", "781"], "")
+    out = command("counters naive 8 6 --dtype bfloat16 --json")[1]
+    assert json.loads(out) == [{"kernel": "k", "ns": 781}]
 
 
 def test_bench(command, timed):

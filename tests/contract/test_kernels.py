@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memtraffic
 from memtraffic import device
-from memtraffic.compile import capture_launches, resources
+from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import online, split
 from memtraffic.kernels.softmax.rule import MAX_COLS, MAX_ROW
@@ -235,15 +235,6 @@ def test_result_of_hard_rows(it):
         assert (y[x == -INF].nan_to_num() == 0).all()
 
 
-@each(lambda it: it.op == "softmax" and it.limit > MAX_COLS)
-def test_a_part_of_a_long_row_unlike_the_others(it):
-    """The maximum in another part of the row than all that does not vanish beside it."""
-    x = matrix(5, 12_000)
-    x[0, 9_000], x[1, 7] = 1000, 1000
-    x[2, :6_000], x[3, 6_000:], x[4, -1] = -INF, -INF, NAN
-    assert_correct(it.op, it.fn, x)
-
-
 @each()
 def test_sums_are_of_float32(it):
     """One in float16 is infinite past 65504, one in bfloat16 stays at 256."""
@@ -378,10 +369,16 @@ def test_refuses_a_row_that_is_too_wide(it):
 
 
 @pytest.mark.slow
-@WITH_KERNEL
-def test_compiles_for_a_gpu_that_is_not_here(it):
-    for n in filter(it.takes, (128, 1001, 70001)):  # the interpreter takes what a compiler does not
-        assert resources(it.fn, it.op, (3, n), target="sm_90")
+def test_all_compile_for_a_gpu_that_is_not_here():
+    """The interpreter takes what a compiler does not."""
+    launches = [
+        launch
+        for it in SUBJECTS
+        for n in filter(it.takes, (128, 1001, 70001))
+        for launch in capture_launches(it.fn, *it.make(3, n, "float32"), gpu=find_gpu("sm_90"))
+    ]
+    kernels = compile_launches([(launch, "sm_90") for launch in launches])
+    assert len({it.kernel for it in kernels}) == 9
 
 
 @each(lambda it: it.errors)

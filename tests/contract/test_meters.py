@@ -3,16 +3,14 @@
 A new meter is one more line of METERS. What a meter finds is asked in the tests of its own.
 """
 
-import json
 import os
-import shlex
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -21,12 +19,10 @@ import torch
 
 import memtraffic
 from memtraffic import benchmark, device
-from memtraffic.cli import main
 from memtraffic.compile import worker
 from memtraffic.errors import MemtrafficError
 from memtraffic.meters import counters as hardware
 from memtraffic.meters.count import count
-from memtraffic.meters.counts import SIDES
 from memtraffic.meters.formula import formula
 from memtraffic.names import import_function
 from memtraffic.op import find_op
@@ -93,6 +89,10 @@ def ask_traffic(fn, inputs=None, shape=AT, *, dtype="float32", backward=False):
     return "as it should be"
 
 
+def ask_counters(*args, **options):
+    return rows(memtraffic.counters(*args, **options))
+
+
 def ask_bench(fn, inputs=None, shape=None, **options):
     return rows(benchmark.bench({"fn": fn}, inputs, [() if shape is None else shape], **options))
 
@@ -108,7 +108,7 @@ class Meter:
 
     ask: of a function, inputs, a shape and options; what it returns can be compared. takes: its
     options. shaped: it is asked at one shape, which it needs. elsewhere: another process calls the
-    function, so that it and the inputs need names. command: of the command line.
+    function, so that it and the inputs need names.
     """
 
     name: str
@@ -116,7 +116,6 @@ class Meter:
     takes: frozenset[str]
     shaped: bool = True
     elsewhere: bool = False
-    command: str = ""
 
     def __str__(self):
         return self.name
@@ -126,32 +125,18 @@ def meter(name, ask, takes, **facts):
     return Meter(name, ask, frozenset(takes.split()), **facts)
 
 
-SM_90 = {"target": "sm_90"}
 METERS = [
-    meter("count", count, "dtype layout backward", command="count {fn} 4 8"),
-    meter(
-        "formula", ask_formula, "dtype backward", shaped=False,
-        command="formula {fn} --fit 1x8,2x4,3x16,4x1,5x2,6x3 --check 7x5,4x8",
-    ),
+    meter("count", count, "dtype layout backward"),
+    meter("formula", ask_formula, "dtype backward", shaped=False),
     meter("assert_traffic", ask_traffic, "dtype backward", shaped=False),
-    meter(
-        "counters", lambda *args, **options: rows(memtraffic.counters(*args, **options)),
-        "dtype layout", elsewhere=True, command="counters {fn} 4 8",
+    meter("counters", ask_counters, "dtype layout", elsewhere=True),
+    meter("bench", ask_bench, "dtype layout"),
+    meter("sectors", memtraffic.sectors, "dtype layout target"),
+    *(
+        meter(it.__name__, partial(it, target="sm_90"), "dtype layout target")
+        for it in (memtraffic.resources, memtraffic.occupancy)
     ),
-    meter("bench", ask_bench, "dtype layout", command="bench {fn} --inputs M,N --shapes 4x8"),
-    meter(
-        "resources", partial(memtraffic.resources, **SM_90), "dtype layout target",
-        command="resources {fn} 4 8 --target sm_90",
-    ),
-    meter(
-        "occupancy", partial(memtraffic.occupancy, **SM_90), "dtype layout target",
-        command="occupancy {fn} 4 8 --target sm_90",
-    ),
-    meter(
-        "sectors", memtraffic.sectors, "dtype layout target",
-        command="sectors {fn} 4 8 --target sm_90",
-    ),
-]  # fmt: skip
+]
 each = pytest.mark.parametrize("it", METERS, ids=str)
 
 
@@ -385,35 +370,3 @@ def test_answer_is_the_same_whatever_the_caller_does_with_gradients(it):
     outside = it.ask(kernels.Copy, "M,N", AT, **options)
     with torch.inference_mode():
         assert it.ask(kernels.Copy, "M,N", AT, **options) == outside
-
-
-# ---- by which door it is asked
-
-
-def as_json(it):
-    """What the meter finds by the front door, as its command prints it."""
-    found, fn = getattr(memtraffic, it.name), kernels.masked
-    if it.name == "count":
-        traffic = found(fn, "M,N", AT)
-        totals = {side: getattr(traffic, side) for side in SIDES.values()}
-        return totals | {"ops": [asdict(op) for op in traffic.ops]}
-    if it.name == "formula":
-        solved = found(fn, **SMALL)
-        return {side: {k: int(v) for k, v in getattr(solved, side).items()} for side in SIDES} | {
-            "tried": solved.tried, "together": solved.together, "steps": solved.steps
-        }  # fmt: skip
-    if it.name == "counters":
-        return found("kernels:masked", "M,N", AT).to_dict("records")
-    if it.name == "bench":
-        frame = found(["kernels:masked"], "M,N", [AT], beside_copy=True)
-        return json.loads(frame.to_json(orient="records"))
-    if it.name == "sectors":
-        return found(fn, "M,N", AT, **SM_90).as_dict()
-    return [asdict(kernel) for kernel in found(fn, "M,N", AT, **SM_90)]
-
-
-@those(lambda it: it.command)
-def test_command_line_gives_the_same(it, capsys):
-    text = it.command.format(fn="kernels:masked")
-    assert main(shlex.split(f"{text} --json")) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(as_json(it)))

@@ -120,13 +120,10 @@ def link(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "n_cols"), [("float32", 16384), ("float32", 32768), ("bfloat16", 32768)]
-)
-def test_linked_softmax_compiles_for_hopper_without_spills(dtype, n_cols, link):
-    [kernel] = resources(
-        partial(linked_softmax, link=link), "M,N", (8192, n_cols), dtype=dtype, target="sm_90"
-    )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linked_softmax_compiles_for_hopper_without_spills(dtype, link):
+    fn, n_cols = partial(linked_softmax, link=link), 32768  # the widest
+    [kernel] = resources(fn, "M,N", (8192, n_cols), dtype=dtype, target="sm_90")
     assert kernel.spill_bytes == 0
     n_loads = n_cols * getattr(torch, dtype).itemsize // 16 // (32 * kernel.num_warps)
     assert kernel.load_bits[128] == n_loads

@@ -5,7 +5,7 @@ import timeit
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -103,7 +103,7 @@ def draw_tensor(data, sizes, dtype):
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize(
-    "examples", [20, pytest.param(60, marks=pytest.mark.slow)], ids=["few", "many"]
+    "examples", [20, pytest.param(50, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_softmax_and_backward_of_any_tensors(either, examples):
     @settings(max_examples=examples, deadline=None)
@@ -191,26 +191,6 @@ def test_softmax_of_more_batches_than_a_grid_has(small, monkeypatch, dim):
 # ---- dtype
 
 
-def test_softmax_converts_first(small):
-    """And its gradient has the dtype of x, rounded to that of the result before.
-
-    Each pair of dtypes at one of the widths, each dtype at all of them: those of each kernel.
-    """
-    kernels, widths = set(), cycle((7, 13, 40, 16, 130))
-    for dtype, result in product(op.FLOATS, op.FLOATS):
-        x, dy = matrix(2, n := next(widths), torch.float64).to(dtype), matrix(2, n, seed=1)
-        of_dtype = partial(softmax, dtype=result)
-        assert_softmax_along(1, x, result)
-        kernels |= {it.name for it in count(of_dtype, x).ops}
-        fns = of_dtype, partial(torch.softmax, dim=1, dtype=result)
-        found, expected = (gradient(fn, x, dy) for fn in fns)
-        assert found.dtype == expected.dtype == dtype
-        assert torch.equal(found, found.to(result).to(dtype))
-        eps = max(torch.finfo(it).eps for it in (dtype, result))
-        torch.testing.assert_close(found, expected, atol=4 * eps, rtol=0)
-    assert kernels == {"softmax_kernel", "zeros", "split_kernel", "online_kernel"}
-
-
 def test_softmax_converts_what_does_not_fit(either):
     x = torch.tensor([[1e5, 1.0, -1e5], [6e4, 1.0, -1e5]], device=DEVICE)
     y = softmax(x, dtype=torch.float16)
@@ -234,20 +214,18 @@ ERRORS = {
     "dim-too-small": ((2, 3), {"dim": -3}, IndexError, r"dim -3 .*\(2, 3\)"),
     "dim-of-a-scalar": ((), {"dim": 1}, IndexError, r"dim 1 .* 0 dimensions \(\)"),
     "to-integers": ((2, 3), {"dim": 1, "dtype": torch.int64}, NotImplementedError, "torch.int64"),
-    "too-high": ((MAX_ROW + 1, 2), {"dim": 0}, RuntimeError, f"{MAX_ROW + 1} col"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, at an import
 @cases(("shape", "options", "error", "message"), ERRORS)
 def test_softmax_refuses(shape, options, error, message):
-    """As PyTorch does, but for rows that are too long; meta tensors, too."""
+    """As PyTorch does; meta tensors, too."""
     for place in (DEVICE, DEVICE, "meta"):  # nothing wrong is remembered
         with pytest.raises(error, match=f"^softmax: .*{message}"):
             softmax(torch.zeros((), device=place).expand(shape), **options)
-    if error is not RuntimeError:
-        with pytest.raises(error):
-            torch.softmax(torch.zeros(shape), **options)
+    with pytest.raises(error):
+        torch.softmax(torch.zeros(shape), **options)
 
 
 def test_softmax_refuses_what_is_no_dim_and_no_dtype():
@@ -424,9 +402,9 @@ def compiled(target, widths, name, inputs):
 @pytest.mark.parametrize("inputs", [1, 2])  # that a program holds
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
 def test_rows_compile_without_spills_to_wide_loads(name, inputs):
-    """The widest for each number of warps; long ones, split or read twice; and odd ones."""
+    """The widest of one warp and of the most; long ones, split or read twice; and odd ones."""
     itemsize, odd = FLOATS[name].itemsize, []
-    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 2, 4, 8)]
+    widths = [32 * warps * tuned("lane_bytes") // itemsize // inputs for warps in (1, 8)]
     if itemsize < 8:
         widths += [131072, 2**19]
         odd = [65, 321, 519, 4095]

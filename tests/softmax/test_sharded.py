@@ -28,7 +28,7 @@ def test_sharded_softmax_is_that_of_the_whole_matrix(name, dtype, found):
 
 
 def test_sharded_softmax_treats_what_is_not_finite_as_the_op_does(found):
-    y = torch.cat([each["extremes"] for each in found[:3]], dim=1)
+    y = torch.cat([each["extremes"] for each in found], dim=1)
     exact = torch.softmax(extremes().double(), 1)
     assert torch.equal(y.isnan(), exact.isnan()) and y.isnan().any(1).tolist()[:6] == [
         False, False, True, True, True, False,
