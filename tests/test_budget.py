@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7316, 6217),
+    "library": (7333, 6227),
     "benchmark": (400, 358),
-    "compile": (570, 510),
-    "kernels": (1700, 1240),
+    "compile": (571, 510),
+    "kernels": (1706, 1244),
     "meters": (1532, 1379),
-    "residency": (216, 167),
+    "residency": (217, 168),
     "triton_adapter": (1279, 1224),
-    "rest of the library": (1622, 1339),
+    "rest of the library": (1630, 1344),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12268, 9720),
+    "tests": (12297, 9741),
     "conftest.py": (101, 96),
 }
 
