@@ -122,9 +122,10 @@ def test_assert_row_sums_sees_many_small_elements_that_are_missing():
         y[1, :225] = 0
         return y
 
-    assert_close(most_are_zero(x), torch.softmax(x.double(), dim=1), x.dtype)
+    reference = torch.softmax(x.double(), dim=1)
+    assert_close(most_are_zero(x), reference, x.dtype)
     with pytest.raises(AssertionError, match=r"^1 of 2 rows add up wrongly.* \(1,\)"):
-        assert_softmax(most_are_zero, x)
+        assert_row_sums(most_are_zero(x), reference)
     assert is_correct("softmax", lambda x: torch.softmax(x, dim=1), x)
 
 
@@ -156,6 +157,31 @@ def test_assert_correct_refuses(fn):
     x = torch.tensor([[float("nan"), 0.0, 1.0]], device=DEVICE)
     assert is_correct("softmax", right, x) and not is_correct("softmax", torch.zeros_like, x)
     assert not is_correct("softmax", lambda x: (right(x), x.nan_to_num_())[0], x)
+
+
+def small(y):
+    """Where a softmax is small, but no smaller than any GPU has numbers."""
+    return (y < y.amax(dim=1, keepdim=True) / 50) & (y > torch.finfo(y.dtype).smallest_normal * 4)
+
+
+SMALL = {
+    "zeroed": lambda y: y.where(~small(y), 0),
+    "doubled": lambda y: y.where(~small(y), 2 * y),
+    "swapped": lambda y: y.where(~small(y), y.roll(1, 1)),
+    "a-row-shifted": lambda y: torch.cat([y[:1].roll(1, 1), y[1:]]),
+}
+
+
+@pytest.mark.parametrize("spread", [1, 6, 20])
+@pytest.mark.parametrize("name", SMALL)
+def test_assert_correct_sees_small_elements(name, spread, dtype):
+    """However little they are beside the largest one of their row."""
+    x = (torch.randn(64, 153, generator=torch.Generator().manual_seed(spread)) * spread).to(dtype)
+    y = torch.softmax(x, dim=1)
+    assert small(y)[0].any()
+    assert_correct("softmax", lambda x: torch.softmax(x, dim=1), x)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        assert_correct("softmax", lambda x: SMALL[name](y), x)
 
 
 def test_assert_correct_refuses_a_row_that_nobody_wrote():

@@ -45,6 +45,17 @@ def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -
     return roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
 
 
+def element_tolerance(magnitude: Tensor, dtype: torch.dtype, roundings: float = 4) -> Tensor:
+    """How far each element may be from where it should be: a few ulps of its own magnitude.
+
+    The smallest normal number is added, below which a GPU may have no others; of float16, which has
+    them everywhere, half of the smallest one.
+    """
+    finfo = torch.finfo(dtype)
+    least = finfo.smallest_normal * (finfo.eps / 2 if dtype == torch.float16 else 1)
+    return roundings * finfo.eps * magnitude.abs() + least
+
+
 def least_bytes(inputs: Iterable[Tensor], result: object) -> int:
     """The least that could be moved: the bytes of each input element and each new element once.
 
@@ -75,8 +86,9 @@ class Op:
     name: as messages and tables call it. inputs: a specification, see `inputs.parse`, or a function
     of sizes, see `inputs.of_function`; or the arguments themselves. reference: the result, computed
     from inputs that are float64. roundings: how many ulps of its row's largest element a result may
-    be off. magnitude: where a result is a sum of larger terms, theirs, from the same inputs; ulps
-    are of these, then. checks_row_sums: whether the sum of each row is checked as well.
+    be off. magnitude: how large each element is, from the same inputs, with all that is rounded on
+    the way to it; ulps are of these, then. checks_row_sums: whether the sum of each row is checked
+    as well.
 
     Raises InputsError for a specification that cannot be read, TypeError for a function that takes
     no sizes.

@@ -23,7 +23,7 @@ from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu, find_gpus
 from memtraffic.meters.counts import SIDES, Counts, shape_text
 from memtraffic.meters.polynomials import odd_ones, parse, polynomial
-from memtraffic.op import AnyInputs, Op, exact, find_op, row_tolerance
+from memtraffic.op import AnyInputs, Op, element_tolerance, exact, find_op, row_tolerance
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Block, Reach
 
@@ -54,8 +54,7 @@ def assert_close(
     """Assert that `got` has this dtype and the shape and, nearly, the values of `reference`.
 
     reference: finite float64 tensor. roundings: how many units in the last place of the largest
-    element of its row each element may be off. magnitude: whose largest element that is, by default
-    the reference.
+    element of its row each element may be off; with `magnitude`, as of `Op`, in that of its own.
     """
     _require(reference.dtype == torch.float64, f"the reference is {reference.dtype}, not float64")
     _require(bool(reference.isfinite().all()), "the reference is not finite")
@@ -64,7 +63,11 @@ def assert_close(
     _require(got.shape == reference.shape, shapes)
     if got.numel():
         error = (got.double() - reference).abs()
-        most = row_tolerance(reference if magnitude is None else magnitude, dtype, roundings)
+        most = (
+            row_tolerance(reference, dtype, roundings)
+            if magnitude is None
+            else element_tolerance(magnitude, dtype, roundings)
+        )
         wrong = ~(error <= most)  # a NaN is not <= anything
         _require_none(wrong, "elements are wrong", got, reference)
 

@@ -141,7 +141,8 @@ def test_resources_as_text_and_dict():
         "loads: 1 of 32 bits + 2 of 128 bits; stores: none"
     )
     assert "; cannot be launched: why" in str(replace(kernel, unlaunchable="why"))
-    assert not any(list(asdict(kernel).values())[7:])  # what it was not given
+    assert kernel.num_ctas == 1
+    assert not any([*asdict(replace(kernel, num_ctas=0)).values()][7:])  # what it was not given
 
 
 # ---- options

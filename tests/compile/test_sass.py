@@ -20,9 +20,11 @@ def test_instructions_are_without_what_follows_them(line):
     assert sass.instructions(code) == ["@P2 LDG.E.128 R8, desc[UR8][R46.64]"]
 
 
-@pytest.mark.parametrize(("target", "static"), [("sm_89", 1040), ("sm_90", 16)])
-def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, static):
-    text = " Function k:\n  REG:26 STACK:8 SHARED:1040 LOCAL:16 CONSTANT[0]:568 TEXTURE:0\n"
+@pytest.mark.parametrize(
+    ("target", "shared", "static"), [("sm_89", 1040, 1040), ("sm_90", 1040, 16), ("sm_120", 0, 0)]
+)
+def test_usage_from_sm_90_on_is_without_the_reserved_kilobyte(target, shared, static):
+    text = f" Function k:\n  REG:26 STACK:8 SHARED:{shared} LOCAL:16 CONSTANT[0]:568 TEXTURE:0\n"
     assert sass.usage(text, find_gpu(target)) == {
         "registers": 26,
         "spill_bytes": 24,

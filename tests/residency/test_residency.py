@@ -84,6 +84,18 @@ def test_occupancy_compiles_for_a_gpu():
     assert report.limits["warps"] == 4 == report.resident  # of 64 warps
 
 
+@pytest.mark.parametrize("num_ctas", [1, 2])
+def test_a_program_of_two_thread_blocks_takes_the_places_of_two(num_ctas):
+    pytest.importorskip("triton")
+    from kernels import _masked_kernel
+
+    def clustered(x):
+        _masked_kernel[(8,)](x, x, 1024, 1024, 1024, num_warps=16, num_ctas=num_ctas)
+
+    [report] = occupancy(clustered, torch.empty(8, 1024, device=device.default()), target="h200")
+    assert report.programs == 4 * report.processors // num_ctas
+
+
 LLVM_SAYS = """
 ; codeLenInByte = 20
 ; TotalNumSgprs: 22

@@ -214,6 +214,7 @@ def _read(compiled: CompiledKernel, launch: Launch, gpu: Gpu) -> Code:
         target=gpu.target,
         num_warps=warps,
         shared_bytes=shared,
+        num_ctas=launch.options.get("num_ctas", 1),
         unlaunchable=_unlaunchable(warps * gpu.warp_size, shared, gpu),
         load_bits=dict(sorted(loads.items())),
         store_bits=dict(sorted(stores.items())),

@@ -28,12 +28,12 @@ def read(asm: Mapping[str, Any], kernel: str, gpu: Gpu) -> tuple[dict[str, int],
 def usage(text: str, gpu: Gpu) -> dict[str, int]:
     """What `cuobjdump -res-usage` says that a kernel uses, as fields of `Resources`."""
     counted = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", text))
-    # From sm_90 on, it counts the kilobyte that the system reserves of each thread block.
+    # From sm_90 on, it counts the kilobyte that the system reserves of a block that uses any.
     reserved = 1024 if int(gpu.architecture) >= 90 else 0
     return {
         "registers": int(counted["REG"]),
         "spill_bytes": int(counted["STACK"]) + int(counted["LOCAL"]),
-        "static_shared_bytes": int(counted["SHARED"]) - reserved,
+        "static_shared_bytes": max(0, int(counted["SHARED"]) - reserved),
     }
 
 

@@ -33,7 +33,9 @@ class Occupancy:
     limits: the programs per SM or compute unit that each resource allows, see `programs_by_limit`.
     binding: the first of the least limits. resident: what it allows.
     processors: the SMs or compute units of the GPU.
-    programs: how many fit on all of them, which is the grid of a persistent launch.
+    programs: how many fit on all of them, which is the grid of a persistent launch. A program of
+        several thread blocks, by the option `num_ctas`, takes the places of so many, and all that
+        is said of one SM is of blocks.
     """
 
     kernel: str
@@ -62,7 +64,7 @@ class Occupancy:
             binding=binding,
             resident=resident,
             processors=gpu.num_sms,
-            programs=resident * gpu.num_sms,
+            programs=resident * gpu.num_sms // kernel.num_ctas,
         )
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ class Resources:
         which share one file from gfx90a on.
     spill_bytes: local memory per thread (on AMD, scratch).
     shared_bytes: shared memory (on AMD, LDS) per program; `static_shared_bytes` of it are static.
+    num_ctas: the thread blocks of a program, a cluster; all else here is of one block.
     load_bits, store_bits: the widths of the instructions that load from and store to global memory,
         each with the number of such instructions: {128: 2} is two that move 16 bytes per thread.
         Bulk copies by descriptor (TMA), which no thread makes, are not among them.
@@ -51,6 +52,7 @@ class Resources:
     layout: BlockedLayout | None = None
     schedule: tuple[str, ...] = ()
     static_shared_bytes: int = 0
+    num_ctas: int = 1
     vgprs: int = 0
     agprs: int = 0
     sgprs: int = 0

@@ -10,6 +10,12 @@ from memtraffic.op import Op
 from memtraffic.tensors import matrix
 
 
+def _sensitivity(x: Tensor) -> Tensor:
+    """A rounding of `x - max` changes an element of the softmax as much as `x - max` is large."""
+    y = naive.reference(x)
+    return y * (1 + (y.amax(dim=1, keepdim=True) / y).log()) if x.numel() else y
+
+
 def backward_reference(y: Tensor, dy: Tensor, dim: int = 1) -> Tensor:
     """The gradient of a softmax `y` with respect to its input: `y * (dy - sum(y * dy))`."""
     product = y * dy
@@ -28,7 +34,11 @@ def _softmax_and_gradient(m: int, n: int, **options: Any) -> tuple[Tensor, Tenso
 
 
 SOFTMAX = Op(
-    name="softmax", inputs="M,N", reference=naive.reference, checks_row_sums=True
+    name="softmax",
+    inputs="M,N",
+    reference=naive.reference,
+    magnitude=_sensitivity,
+    checks_row_sums=True,
 )
 
 SOFTMAX_BACKWARD = Op(
