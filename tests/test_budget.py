@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7333, 6227),
+    "library": (7366, 6251),
     "benchmark": (400, 358),
     "compile": (571, 510),
     "kernels": (1706, 1244),
     "meters": (1532, 1379),
     "residency": (217, 168),
-    "triton_adapter": (1279, 1224),
-    "rest of the library": (1630, 1344),
+    "triton_adapter": (1288, 1233),
+    "rest of the library": (1654, 1359),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12297, 9741),
+    "tests": (12349, 9775),
     "conftest.py": (101, 96),
 }
 
