@@ -117,6 +117,33 @@ def test_stand_in_has_a_generator():
     assert [seed, offset - 4] == before
 
 
+def on_a_side_stream(x):
+    """As code for a GPU overlaps, times and marks its work."""
+    stream, begin, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in "be")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.cuda.nvtx.range("adding"):
+        torch.cuda.nvtx.range_push("one")
+        begin.record()
+        y = x + 1
+        end.record(stream)
+        torch.cuda.nvtx.range_pop()
+    x.record_stream(stream)
+    torch.cuda.current_stream().wait_event(stream.record_event())
+    torch.cuda.default_stream().synchronize()
+    assert end.query() and begin.elapsed_time(end) == 0
+    return y
+
+
+def test_stand_in_has_streams_events_and_seeds():
+    with stand_in():
+        assert str(count(on_a_side_stream, torch.ones(3, 5))).startswith("reads 15 elements")
+        drawn = []
+        for seed in (7, 8, 7):
+            torch.cuda.manual_seed(seed)
+            drawn.append(torch.rand(2, device="cuda").tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_stand_in_refuses_amd_and_where_there_is_a_gpu(monkeypatch):
     with pytest.raises(ValueError, match=r"MI300X \(gfx942\)"), stand_in(find_gpu("MI300X")):
         pass

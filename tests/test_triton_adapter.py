@@ -17,6 +17,7 @@ from memtraffic.device import this_gpu
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.gpus import find_gpu
 from memtraffic.inputs import Arguments
+from memtraffic.names import import_function
 from memtraffic.triton_adapter import compile as compile_module
 from memtraffic.triton_adapter import launch as launching
 from memtraffic.triton_adapter.capture import capturing
@@ -460,6 +461,40 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
         start(x)
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
         launching.starter(Compiled(launcher), (5, 2), [0, 4], [0], 7)
+
+
+SPELLINGS = {
+    "quoted": ('"tl.constexpr"', ""),
+    "text": ("tl.constexpr", "from __future__ import annotations"),
+    "quoted-text": ('"tl.constexpr"', "from __future__ import annotations"),
+    "whole": ("triton.language.constexpr", "from __future__ import annotations"),
+}
+COPYING = """
+{}
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, smid
+
+@triton.jit
+def copying(y, x, BLOCK: {}, LAST: {} = False):
+    cols = tl.arange(0, BLOCK)
+    gdc_wait()
+    tl.store(y + cols, tl.load(x + cols))
+    if LAST:
+        tl.store(y, smid())
+    tl.extra.cuda.gdc_launch_dependents()
+"""
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_kernel_is_counted_however_it_says_what_is_a_constant(spelling, module):
+    """And what waits for the launch before it, or lets the next one begin, moves nothing."""
+    kind, future = SPELLINGS[spelling]
+    module(COPYING.format(future, kind, kind))
+    kernel, x = import_function("mine:copying"), matrix(1, 16)
+    assert "reads 16 elements, writes 16" in str(count(lambda x: kernel[(1,)](x, x, 16), x))
+    with pytest.raises(CountError, match=r"copying cannot be interpreted: inline_asm: .*smid"):
+        count(lambda x: kernel[(1,)](x, x, 16, LAST=True), x)
 
 
 # ---- and with real ones

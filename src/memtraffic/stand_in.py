@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -55,15 +55,25 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
         raise ValueError(f"{gpu.product} ({gpu.target}) cannot stand in: give a GPU of NVIDIA")
     with ExitStack() as stack:
         generator = _Generator()
-        random = {
+        objects = {
             "default_generators": (generator,),
             "get_rng_state": lambda device=0: generator.get_state(),
             "set_rng_state": lambda state, device=0: generator.set_state(state),
+            "manual_seed": torch.default_generator.manual_seed,  # what is random is so on the CPU
+            "manual_seed_all": torch.default_generator.manual_seed,
+            "Stream": _Done,
+            "Event": _Done,
+            "stream": nullcontext,
+            "nvtx": SimpleNamespace(
+                **dict.fromkeys(("mark", "range_push", "range_pop"), lambda *text: 0),
+                range=lambda *text, **options: nullcontext(),
+            ),
         }
-        for name, value in (_answers(gpu) | random).items():
+        for name, value in (_answers(gpu) | objects).items():
             # Builds of PyTorch without CUDA lack those with an underscore.
             created = name.startswith("_")
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda *it: None))
         stack.enter_context(stream_of_no_gpu())  # launchers take it when they are imported
         stack.enter_context(
             driver_of(gpu, lambda cubin: read({"cubin": cubin}, "", gpu)[0]["registers"])
@@ -90,6 +100,29 @@ class _Generator:
         self.state = bytes(state.untyped_storage())
 
 
+class _Done:
+    """A stream, or an event, of a GPU that has done everything already."""
+
+    cuda_stream, device, priority = 0, _DEVICE, 0
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.0
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Done()
+
+    def synchronize(self, *args: object) -> None:
+        pass
+
+    wait = record = wait_stream = wait_event = synchronize
+
+
 def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
     """What `torch.cuda` has in place of its functions, by their names. gpu: one of NVIDIA's."""
     major, minor = divmod(int(gpu.architecture), 10)
@@ -106,7 +139,6 @@ def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
         shared_memory_per_block_optin=gpu.shared_per_program,
         L2_cache_size=gpu.last_level_bytes,
     )
-    stream = SimpleNamespace(cuda_stream=0, device=_DEVICE)
     nothing = dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"))
     answers = {
         "is_available": True,
@@ -115,7 +147,8 @@ def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
         "current_device": 0,
         "_exchange_device": 0,  # the class torch.cuda.device calls these two
         "_maybe_exchange_device": 0,
-        "current_stream": stream,
+        "current_stream": _Done(),
+        "default_stream": _Done(),
         "is_current_stream_capturing": False,
         "get_device_name": gpu.driver_name,
         "get_device_capability": (major, minor),

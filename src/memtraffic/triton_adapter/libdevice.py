@@ -29,11 +29,12 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
     milliseconds, and it leaves parts of the language prepared.
     """
     import triton.language as tl
-    from triton.language.extra import libdevice
+    from triton.language.extra import cuda, libdevice
     from triton.language.extra.cuda import libdevice as cuda_libdevice
     from triton.language.extra.hip import libdevice as hip_libdevice
 
     libraries = {module.__name__: module for module in (libdevice, cuda_libdevice, hip_libdevice)}
+    libraries |= {f"{cuda.__name__}.{part}": cuda for part in ("gdc", "utils")}
     language = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
     new_scope = interpreter._LangPatchScope
     patch_language = getattr(interpreter._patch_lang, "original", interpreter._patch_lang)
@@ -41,8 +42,8 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
 
     def prepare_library() -> None:
         undo.callback(prepared.clear)
-        undo.enter_context(restored(*language, *libraries.values()))
-        for library in (cuda_libdevice, hip_libdevice):
+        undo.enter_context(restored(*language, *set(libraries.values())))
+        for library in (cuda, cuda_libdevice, hip_libdevice):
             interpreter._patch_builtin(library, interpreter.interpreter_builder, new_scope())
         for name in set(vars(libdevice)) & set(vars(cuda_libdevice)):
             if not name.startswith("__"):
@@ -117,8 +118,11 @@ def call_assembly(
 ) -> Any:
     """What inline assembly computes that only moves its argument, which hides it from a compiler.
 
+    Also that which waits for the launch before, or lets the next one begin: it moves nothing.
     Raises NotImplementedError for other assembly.
     """
-    if len(args) != 1 or not re.fullmatch(r"mov\.\w+ \$0, \$1;", code.strip()):
+    if code.startswith("griddepcontrol."):
+        args = [builder.get_int32(0)]
+    elif len(args) != 1 or not re.fullmatch(r"mov\.\w+ \$0, \$1;", code.strip()):
         raise NotImplementedError(f"inline_asm: {code.strip()}")
     return SimpleNamespace(get_result=lambda index: args[0])

@@ -30,6 +30,8 @@ def mend_interpreter() -> None:
         builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
+        for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
+            setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
         interpreter._interpreter = Memory(interpreter)
         compute_as_compiled(interpreter)
         _take_bfloat16(interpreter)

@@ -108,10 +108,18 @@ class _Program:
 
 
 def cooperative_executor(executor: Any) -> type:
-    """The class that runs the programs of one launch, those of a cooperative one by turns."""
+    """The class that runs the programs of one launch, those of a cooperative one by turns.
+
+    Its constants are those that the compiler sees, also by an annotation in quotes.
+    """
 
     class CooperativeExecutor(executor):
         takes_turns = True
+
+        def __init__(self, fn: Any, arg_names: list[str], *args: Any, **options: Any) -> None:
+            super().__init__(fn, arg_names, *args, **options)
+            kinds = inspect.get_annotations(fn)  # text, it may be, as the compiler takes it
+            self.constexprs = [it for it in arg_names if "constexpr" in str(kinds.get(it))]
 
         def __call__(self, *args: Any, **options: Any) -> None:
             with RUNNING:
