@@ -18,10 +18,13 @@ unexport PYTHONDONTWRITEBYTECODE # without bytecode, each process would compile 
 PIP := -m pip install --quiet --disable-pip-version-check
 JUPYTER_BOOK := -c 'from jupyter_book.cli.main import main; main()'
 HTML := _build/html
+TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
+OTHERS_newest := triton
+OTHERS_colab := numpy==2.1.3 pandas==2.2.3 pytz
 SEED := $(shell date +%Y%m%d)
 COLAB := tests/book/test_colab.py::test_notebook_runs_as_on_colab
 
-.PHONY: help book serve pdf notebook colab check test environments lint quick unit weekly notebooks site mutants \
+.PHONY: help book serve pdf notebook colab check test environments lint quick unit weekly matrix notebooks site mutants \
   record record-experiments record-notebooks verify verify-notebooks verify-tests verify-drift gpu clean
 
 help: ## list the commands
@@ -70,6 +73,17 @@ unit: $(TEST_ENV) ## run the unit tests; of the slow oracles, samples
 
 weekly: $(TEST_ENV) ## run all unit tests, with samples drawn by SEED, by default today's date
 	$(PY) -m pytest $(PARALLEL) --hypothesis-seed=$(SEED)
+
+matrix: $(addprefix matrix-,$(TRITONS)) matrix-colab ## try the Tritons that people have, and the NumPy of Colab
+
+# The meters, the kernels and two chapters, with what is in _build/matrix/NAME in front of all else.
+matrix-%: export PYTHONPATH = $(CURDIR)/_build/matrix/$*:$(CURDIR)/src
+matrix-%: export TRITON_CACHE_DIR = $(CURDIR)/_build/matrix/cache-$*
+matrix-%: $(TEST_ENV)
+	test -d _build/matrix/$* || $(PY) $(PIP) install --no-deps --target _build/matrix/$* $(or $(OTHERS_$*),triton==$*)
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not oracle and not browser and not gpu" \
+	  tests/contract tests/meters tests/compile tests/test_triton_adapter.py
+	$(PY) -m pytest --nbval book/masked.ipynb book/occupancy.ipynb
 
 notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions
 	$(PY) -m pytest --nbval $(PARALLEL) --dist loadfile

@@ -10,7 +10,9 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda.libdevice import tanh as tanh_of_cuda
 from triton.language.extra.libdevice import tanh as hyperbolic_tangent
 
-HAS_BLOCK_POINTERS = hasattr(tl, "make_block_ptr")
+from memtraffic.triton_adapter.launch import triton_version
+
+HAS_BLOCK_POINTERS = triton_version() < (3, 9)
 
 
 @triton.jit

@@ -186,7 +186,7 @@ UNKNOWN = {
     "assembly": (rare("assembly"), f"{LACKING}inline_asm"),
     "library": (rare("function"), f"{LACKING}__nv_mul24"),
     "mapping": (rare("mapping"), f"{LACKING}no attribute"),
-    "clock": (rare("clock"), f"{LACKING}_semantic"),
+    "clock": (rare("clock"), f"{LACKING}inline_asm: .*globaltimer"),
 }
 
 

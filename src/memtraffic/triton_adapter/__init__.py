@@ -1,4 +1,4 @@
-"""Every private part of Triton that this package touches, for Triton 3.6 and 3.7.
+"""Every private part of Triton that this package touches, for Triton 3.6 to 3.9.
 
 Triton has no public way to watch its interpreter, to see which kernels a function launches, to
 compile a kernel for a GPU that is absent, or to start a compiled kernel. All of that is in this
