@@ -2,6 +2,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches, worker
 from memtraffic.compile.launches import Launch
 from memtraffic.device import this_gpu
-from memtraffic.errors import CountError, LaunchError
+from memtraffic.errors import CountError, LaunchError, MemtrafficError
 from memtraffic.gpus import find_gpu
 from memtraffic.inputs import Arguments
 from memtraffic.names import import_function
@@ -461,6 +462,23 @@ def test_starter_passes_what_the_installed_triton_passes(scratch, monkeypatch):
         start(x)
     with pytest.raises(TypeError, match="made_up takes 3 arguments, not 2"):
         launching.starter(Compiled(launcher), (5, 2), [0, 4], [0], 7)
+
+
+LACKING = {
+    "count": ("triton.runtime.interpreter", "_implicit_cvt", lambda fn, x: count(fn, x)),
+    "launch": ("triton.runtime.jit", "create_function_from_signature", capture_launches),
+}
+
+
+@pytest.mark.parametrize("meter", LACKING)
+def test_a_triton_that_lacks_a_private_name_is_told_from_an_error_of_the_users(meter, monkeypatch):
+    module, name, ask = LACKING[meter]
+    with pytest.raises(AttributeError, match="no attribute 'mine'"):
+        ask(lambda x: x.mine, matrix(2, 3))
+    monkeypatch.delattr(import_module(module), name)
+    message = rf"^Triton 3\.\d+\.\d+ lacks what memtraffic asks it for \(.*{name}.*3\.6 to 3\.9"
+    with pytest.raises(MemtrafficError, match=message):
+        ask(masked.softmax, matrix(2, 3))
 
 
 SPELLINGS = {

@@ -28,7 +28,7 @@ from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.op import AnyInputs, find_op
 from memtraffic.residency import Occupancy, Resources, rules_of
 from memtraffic.triton_adapter.compile import check_options, compile_source
-from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
+from memtraffic.triton_adapter.launch import CompiledKernel, naming_version, shared_bytes
 
 _READERS = {"nvidia": (sass, "ptx"), "amd": (amdgcn, "amdgcn")}
 
@@ -194,7 +194,8 @@ def _compile(launch: Launch, gpu: Gpu) -> CompiledKernel:
     facts = (launch.signature, launch.constants, launch.attributes, launch.options)
     try:
         kernel = launch.function or attrgetter(launch.qualname)(import_module(launch.module))
-        return compile_source(kernel, *facts, gpu)
+        with naming_version(CompileError):
+            return compile_source(kernel, *facts, gpu)
     except Exception as error:  # compilers raise whatever they like
         raise CompileError(f"{what}: {error}") from error
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from memtraffic import device
+from memtraffic.errors import CompileError
 from memtraffic.functions import check_finished
 from memtraffic.gpus import Gpu
 from memtraffic.triton_adapter.capture import capturing
 from memtraffic.triton_adapter.compile import Attributes, jit_function, specialize
-from memtraffic.triton_adapter.launch import Kernel
+from memtraffic.triton_adapter.launch import Kernel, naming_version
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def launch_of(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) ->
     """
     function = jit_function(kernel)
     try:
-        facts = specialize(function, args, options)
+        with naming_version(CompileError):
+            facts = specialize(function, args, options)
     except TypeError as error:
         raise TypeError(f"{function.__name__}: {error}") from error
     return Launch(function.__module__, function.__qualname__, *facts, function)

@@ -9,7 +9,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ import numpy as np
 from memtraffic import device
 from memtraffic.errors import CountError, LaunchError, MemtrafficError
 from memtraffic.triton_adapter import capture
-from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch, tensors_of
+from memtraffic.triton_adapter.launch import (
+    Kernel,
+    check_arguments,
+    check_launch,
+    naming_version,
+    tensors_of,
+)
 from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
 from memtraffic.triton_adapter.memory import Meter, rewritten
 from memtraffic.triton_adapter.mend import mend_interpreter
@@ -32,7 +38,10 @@ def interpreting(meter: Meter) -> Iterator[None]:
 
     So they are in a process that compiles its kernels, too. meter: it may be a `BlockMeter`.
     """
-    with lock, _replaced_for(meter) if device.HAS_TRITON else nullcontext():
+    with lock, ExitStack() as stack:
+        if device.HAS_TRITON:
+            with naming_version(CountError):
+                stack.enter_context(_replaced_for(meter))
         yield
 
 

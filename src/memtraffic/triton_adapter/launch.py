@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import torch
 
-from memtraffic.errors import LaunchError
+from memtraffic.errors import LaunchError, MemtrafficError
 from memtraffic.torch_adapter import raw_stream
 
 Kernel: TypeAlias = Any  # what @triton.jit, @triton.autotune or @triton.heuristics returns
@@ -179,6 +182,25 @@ def _launch_function(compiled: CompiledKernel) -> tuple[Callable[..., None], tup
             signature = run.arg_annotations, run.kernel_signature
             return run.launch, (*fixed, metadata, *no_hooks, *no_scratch, *signature), True
     return run, (function, metadata, None, None, None), False
+
+
+@contextmanager
+def naming_version(kind: type[MemtrafficError]) -> Iterator[None]:
+    """Context manager: what Triton lacks, though this package asks it for it, is said by `kind`.
+
+    That is an error in a line of this package, of an attribute or an import.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [it.filename for it in frames if not it.filename.startswith("<frozen")]
+        if os.path.dirname(lines[-1]) != os.path.dirname(__file__):
+            raise
+        raise kind(
+            f"Triton {version('triton')} lacks what memtraffic asks it for ({error}): it is tested "
+            "with Triton 3.6 to 3.9, as pip install 'triton<3.10' brings"
+        ) from error
 
 
 def triton_version() -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def mend_interpreter() -> None:
     """
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter.GridExecutor, "takes_turns"):
+    if not hasattr(interpreter, "mended"):
         interpreter.GridExecutor = cooperative_executor(interpreter.GridExecutor)
         builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
         for name in ACCESSES:
@@ -37,6 +37,7 @@ def mend_interpreter() -> None:
         _take_bfloat16(interpreter)
         if triton_version() < (3, 7):
             _take_scalar_bounds(interpreter)
+        interpreter.mended = True
 
 
 def _take_bfloat16(interpreter: Any) -> None:

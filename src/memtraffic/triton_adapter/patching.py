@@ -16,6 +16,7 @@ def replaced(*patches: tuple[Any, str, Any]) -> Iterator[None]:
     """Context manager: attributes, given as (owner, name, value), have other values meanwhile."""
     with ExitStack() as stack:
         for owner, name, value in patches:
+            getattr(owner, name)  # so that what is not there fails in a line of this package
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
 

@@ -114,8 +114,6 @@ def cooperative_executor(executor: Any) -> type:
     """
 
     class CooperativeExecutor(executor):
-        takes_turns = True
-
         def __init__(self, fn: Any, arg_names: list[str], *args: Any, **options: Any) -> None:
             super().__init__(fn, arg_names, *args, **options)
             kinds = inspect.get_annotations(fn)  # text, it may be, as the compiler takes it

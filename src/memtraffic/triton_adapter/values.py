@@ -77,9 +77,8 @@ def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
             return result
         octets = torch.from_numpy(np.frombuffer(bytearray(data.tobytes()), np.uint8))
         numbers = octets.view(types[source]).float()
-        if (
-            source == tl.float8e5 and target == tl.bfloat16
-        ):  # as if its exponents were ordinary ones
+        if source == tl.float8e5 and target == tl.bfloat16:
+            # The last exponent, of infinities and NaN, counts as any other.
             numbers = torch.where(octets & 124 == 124, (4 + (octets & 3)) * 2.0**14, numbers.abs())
             numbers = numbers.copysign(octets.view(torch.int8).float())
         if target in _floats8():
