@@ -89,6 +89,13 @@ def _descriptor_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _padded_kernel(y_ptr, x_ptr, n_rows, n_cols, BLOCK: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [n_rows, n_cols], [n_cols, 1], [2, BLOCK], "nan")
+    offsets = tl.arange(0, 2)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(y_ptr + offsets, x.load([0, 0]))
+
+
+@triton.jit
 def _atomic_add_kernel(sum_ptr, x_ptr, n_cols, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     mask = cols < n_cols

@@ -5,11 +5,13 @@ import odd_values
 import pytest
 import torch
 
-from memtraffic import count
+from memtraffic import count, device
 from memtraffic.errors import CountError
 from memtraffic.triton_adapter.launch import triton_version
 
 pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernels
 
 # Where elements are combined in another order, or a GPU approximates: a few times the spacing of
 # numbers near the largest one of a row.
@@ -43,12 +45,12 @@ def difference(case, found, expected):
 @pytest.mark.slow
 def test_odd_values_become_what_a_gpu_makes_of_them(tmp_path):
     """Of 655 operations on values of a dtype, 23 are refused: they depend on the layout."""
-    kernels, stored = odd_values.load_kernels(tmp_path / "odd_kernels.py"), odd_values.read()
+    by_case, stored = odd_values.load_kernels(tmp_path / "odd_kernels.py"), odd_values.read()
     different, refused = {}, 0
     for case in odd_values.cases():
         if str(case) not in stored:
             continue
-        kept, kernel = [], kernels[case.kind, case.expression]
+        kept, kernel = [], by_case[case.kind, case.expression]
         try:
             count(lambda: kept.append(odd_values.run(case, kernel, "cpu")), ())  # noqa: B023
         except CountError as error:
@@ -61,3 +63,11 @@ def test_odd_values_become_what_a_gpu_makes_of_them(tmp_path):
             different[str(case)] = differ
     assert not different
     assert len(stored) == 655 and refused <= 23
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_descriptor_pads_with_nan(name):
+    x = torch.ones(2, 16, device=device.default()).to(getattr(torch, name))
+    y = x.repeat(1, 2)
+    count(lambda: kernels._padded_kernel[(1,)](y, x, 2, 16, BLOCK=32), ())
+    assert y.float().isnan().int().tolist() == [16 * [0] + 16 * [1]] * 2
