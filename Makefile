@@ -81,6 +81,7 @@ matrix-%: export PYTHONPATH = $(CURDIR)/_build/matrix/$*:$(CURDIR)/src
 matrix-%: export TRITON_CACHE_DIR = $(CURDIR)/_build/matrix/cache-$*
 matrix-%: $(TEST_ENV)
 	test -d _build/matrix/$* || $(PY) $(PIP) install --no-deps --target _build/matrix/$* $(or $(OTHERS_$*),triton==$*)
+	ls -d _build/matrix/$*/*.dist-info # or what is pinned would be tried, and nothing said
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not oracle and not browser and not gpu" \
 	  tests/contract tests/meters tests/compile tests/test_triton_adapter.py
 	$(PY) -m pytest --nbval book/masked.ipynb book/occupancy.ipynb
