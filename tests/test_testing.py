@@ -184,6 +184,15 @@ def test_assert_correct_sees_small_elements(name, spread, dtype):
         assert_correct("softmax", lambda x: SMALL[name](y), x)
 
 
+@pytest.mark.parametrize("distance", [2, 40, 80])
+def test_assert_correct_sees_one_element_however_small(distance):
+    x = torch.tensor([[0, -distance]]).bfloat16()
+    y = torch.softmax(x, dim=1)
+    for wrong in (0, 2):
+        with pytest.raises(AssertionError, match="1 of 2 elements are wrong"):
+            assert_correct("softmax", lambda x, factor=wrong: y * torch.tensor([1, factor]), x)
+
+
 def test_assert_correct_refuses_a_row_that_nobody_wrote():
     def first_row_only(x):
         y = torch.empty_like(x)

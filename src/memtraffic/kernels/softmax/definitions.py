@@ -11,9 +11,12 @@ from memtraffic.tensors import matrix
 
 
 def _sensitivity(x: Tensor) -> Tensor:
-    """A rounding of `x - max` changes an element of the softmax as much as `x - max` is large."""
+    """A rounding of `x - max` changes an element of the softmax as much as `x - max` is large.
+
+    That is a third of the roundings: so in bfloat16, too, no normal number passes for 0.
+    """
     y = naive.reference(x)
-    return y * (1 + (y.amax(dim=1, keepdim=True) / y).log()) if x.numel() else y
+    return y * (1 + (y.amax(dim=1, keepdim=True) / y).log() / 3) if x.numel() else y
 
 
 def backward_reference(y: Tensor, dy: Tensor, dim: int = 1) -> Tensor:
