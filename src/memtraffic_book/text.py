@@ -89,8 +89,7 @@ def glue(name: str, value: str) -> None:
     This is what `myst_nb.glue` does for a string; MyST-NB is not installed where the notebooks run.
     """
     data = {f"{GLUE_MIME}text/plain": repr(value)}
-    scrapbook = {"name": name, "mime_prefix": GLUE_MIME}
-    display(data, raw=True, metadata={"scrapbook": scrapbook})
+    display(data, raw=True, metadata={"scrapbook": {"name": name, "mime_prefix": GLUE_MIME}})
 
 
 def show_source(*functions: Any) -> None:

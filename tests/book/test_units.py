@@ -59,6 +59,40 @@ def test_units_know_every_unit_in_an_output():
     assert not unknown, f"add {unknown} to units.UNITS, or print it otherwise"
 
 
+# What pages glue though its numbers have no unit: counted, compiled for a named GPU, or quoted from
+# a note. All else that is glued belongs to the GPU, and is compared by its unit.
+SAME_ON_EACH_GPU = {
+    "cdna": "launched fit wrong waves",
+    "chunks": "tiled_programs many warps_one warps_many",
+    "fused": "tried row_kib",
+    "lab-notes": "dropped",
+    "long-rows": "rows_at_once",
+    "masked": "passed",
+    "memory-wall": "naive_reads naive_writes split_reads split_writes",
+    "naive": "prefetch_predicted prefetch_found",
+    "occupancy": "tried fit last",
+    "persistent": "counter wins again",
+    "sectors": "times calls others expected found",
+    "ship": "ours cases lowest_at",
+    "survey": "kernels packages passes again cached",
+    "tiled": "half_worst by_chance",
+    "your-kernel": "reads",
+}
+
+
+def test_what_pages_glue_of_a_gpu_has_a_unit(sanitize):
+    """Another GPU holds another number, so a page would differ there from its stored outputs."""
+    unknown = {}
+    for path in BOOK.glob("*.ipynb"):
+        outputs = [it for cell in code_cells(load(path)) for it in cell.outputs]
+        glued = [it for it in outputs if "scrapbook" in it.get("metadata", {})]
+        texts = {it.metadata.scrapbook.name: sanitize(str(it.data)) for it in glued}
+        numbers = {name for name, text in texts.items() if re.search(r"\d", text)}
+        if new := numbers - {*SAME_ON_EACH_GPU.get(path.stem, "").split()}:
+            unknown[path.stem] = new
+    assert not unknown, "print it with a unit, if it is not the same on every GPU"
+
+
 def test_units_know_what_experiments_measure():
     """All that is measured has a unit that a page can print: itself, or bytes as kB and MB.
 

@@ -173,7 +173,7 @@ def show_few_rows() -> None:
     rate = 3 * 4 * widest / few["online"][widest] / 1e3  # GB/s of an SM with one program
     bandwidth = roof["copy_gb_per_s"][0]
     glue("sm_rate", units.format_gb_per_s(rate))
-    glue("parts", f"{bandwidth / rate / 8:.0f}")
+    glue("parts", f"{bandwidth / rate / 8:.1f} times")
 
 
 # ---- judges of the exercises

@@ -56,7 +56,7 @@ def draw_times() -> None:
     glue("naive", units.format_us(us["naive"]))
     glue("speedup", f"{us['naive'] / us['fused']:.1f} times")
     glue("exponentials", units.format_us(exp_us))
-    glue("ratio", f"{us['copy'] / exp_us:.0f} times")
+    glue("ratio", f"{us['copy'] / exp_us:.1f} times")
 
 
 def trace_rows(copy_rows: Any, x: Tensor, y: Tensor) -> None:
@@ -100,7 +100,7 @@ def draw_machine() -> None:
     clock = clocks["clock_ghz"][0]
     if gpu.target == "sm_90":  # 128 bytes per clock and SM
         speeds["l1"] = f"{128 * clock * gpu.num_sms * 1e-3:.0f} TB/s, all SMs"
-    sizes = {"l2": f"{l2_mib:g} MiB"}
+    sizes = {"l2": units.format_bytes(l2_mib * 2**20)}
     if gpu.product == "H200":
         sizes |= {"dram": "141 GB", "l1": "the rest of 256 KiB"}
     figures.machine(gpu, speeds=speeds, sizes=sizes)

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from memtraffic.gpus import KIB, AmdGpu, Gpu, NvidiaGpu
+from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
     BLUE,
     INK,
@@ -97,9 +98,9 @@ def machine(
     The segments are `dram_to_l2`, `l2_to_l1`, `l1_to_registers`, on the way back
     `registers_to_l1`, `l1_to_l2`, `l2_to_dram`, and `shared`, the exchange through shared memory.
     """
-    words, speeds, lit, sizes = _words(gpu), speeds or {}, lit or {}, dict(sizes or {})
-    if gpu.l2_bytes:
-        sizes.setdefault("l2", f"{gpu.l2_bytes / KIB**2:g} MiB")
+    words, speeds, lit = _words(gpu), speeds or {}, lit or {}
+    known = {"l2": units.format_bytes(gpu.l2_bytes)} if gpu.l2_bytes else {}
+    sizes = {**known, **(sizes or {})}
     title = title or (
         f"Numbers travel from the memory of the {gpu.product} to the registers of one of its "
         f"{gpu.num_sms} {words.processors}, and back."
