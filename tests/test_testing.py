@@ -270,6 +270,27 @@ def test_assert_traffic_says_what_differs_and_why():
     assert by_operation == "  by operation: sub 12, sum 8"
 
 
+def test_assert_traffic_once_sees_a_wrong_stride_inside_the_tensor():
+    """It moves as many elements as the right one, so the formulas hold."""
+
+    def strided(x, stride, launches=1):
+        y = torch.empty_like(x)
+        for _ in range(launches):
+            kernels._strided_kernel[(1,)](y, x, stride, BLOCK=x.shape[0])
+        return y
+
+    at = {"inputs": "B", "fit": [(2**i,) for i in range(1, 7)], "held_out": [(256,), (4096,)]}
+    both = ("x_ptr", "y_ptr")
+    testing.assert_traffic(lambda x: strided(x, 1), "B", "B", once=both, **at)
+    [said] = lines_of(lambda x: strided(x, 0), "B", "B", once=both, **at)
+    assert said.endswith("at 2: 1 elements were read several times, such as x_ptr[0]")
+    testing.assert_traffic(lambda x: strided(x, 0), "B", "B", once=["y_ptr"], **at)
+    [said] = lines_of(lambda x: strided(x, 1, 2), "2B", "2B", once=["y_ptr"], **at)
+    assert said.endswith("at 2: 2 elements were written several times, such as y_ptr[0]")
+    [said] = lines_of(lambda x: strided(x, 1), "B", "B", once=["z_ptr"], **at)
+    assert said.endswith("moves, in kernels, x_ptr, y_ptr, not z_ptr")
+
+
 def test_assert_traffic_sees_one_shape_and_both_sides():
     """What is wrong at a single shape that is only checked is wrong."""
 

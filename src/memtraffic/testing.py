@@ -21,12 +21,14 @@ from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
 from memtraffic.functions import function_name
 from memtraffic.gpus import Gpu, find_gpus
+from memtraffic.meters.count import Traffic
 from memtraffic.meters.counts import SIDES, Counts, shape_text
 from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, element_tolerance, exact, find_op, row_tolerance
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Block, Reach
 
+MOST_TRACED = 8192  # elements of a shape at which each access is compared with the others
 MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
 
 
@@ -215,6 +217,7 @@ def assert_traffic(
     fit: Sequence[tuple[int, ...]] | None = None,
     held_out: Sequence[tuple[int, ...]] | None = None,
     dtype: str = "float32",
+    once: Sequence[str] = (),
 ) -> None:
     """Assert that `fn` reads and writes these numbers of elements, at small and at large shapes.
 
@@ -224,8 +227,10 @@ def assert_traffic(
 
     reads, writes: sums of products of the sizes, as `formula` prints them. read_bytes, write_bytes:
     the same in bytes, which pins the dtypes, too; None is not compared. backward: what the backward
-    pass reads and writes and, after them, its bytes. inputs, fit, held_out, dtype: as for
-    `memtraffic.formula`.
+    pass reads and writes and, after them, its bytes. once: arguments of kernels, such as
+    `("x_ptr", "y_ptr")`, of which a pass may read no element twice, nor write one twice, at shapes
+    of up to 8192 elements: a wrong stride may move as many elements as the right one, but moves
+    some again. inputs, fit, held_out, dtype: as for `memtraffic.formula`.
 
     Raises AssertionError with what was found, and what each operation and each argument of a kernel
     has of it; also for a kernel that reaches outside its tensors and for counts that are not
@@ -237,6 +242,9 @@ def assert_traffic(
     passes = [(reads, writes, read_bytes, write_bytes), *([backward] if backward else [])]
     with traffic_asserted(counts, passes):
         counts.run(fit, held_out, least=None if fit is None else MIN_SHAPES)
+    for shape in counts.traffic if once else ():
+        if math.prod(shape) <= MOST_TRACED:
+            _require_once(counts, shape, once)
 
 
 @contextmanager
@@ -267,6 +275,31 @@ def traffic_asserted(counts: Counts, passes: Sequence[Sequence[str | None]]) -> 
     _require(not wrong, "\n".join(wrong))
 
 
+def _require_once(counts: Counts, shape: tuple[int, ...], once: Sequence[str]) -> None:
+    """Requires that no pass reads or writes an element of these arguments twice at a shape."""
+    passes = [_touched(traffic) for traffic in counts.trace(shape)]
+    known = sorted({argument for touched in passes for _, argument, _ in touched})
+    unknown = [argument for argument in once if argument not in known]
+    moved = f"{function_name(counts.fn)} moves, in kernels, {', '.join(known) or 'nothing'}"
+    _require(not unknown, f"once: {moved}, not {', '.join(unknown)}")
+    for touched in passes:
+        again = [at for at, times in touched.items() if times > 1 and at[1] in once]
+        for kind, argument, offset in again[:1]:
+            raise AssertionError(
+                f"{function_name(counts.fn)} at {shape_text(shape)}: {len(again)} elements were "
+                f"{kind} several times, such as {argument}[{offset}]"
+            )
+
+
+def _touched(traffic: Traffic) -> Counter[tuple[str, str, int]]:
+    """How often each element of a kernel's argument was read, or written, by its offset."""
+    return Counter(
+        (access.kind, access.argument, offset)
+        for access in traffic.accesses
+        for offset in access.offsets
+    )
+
+
 def _traffic_difference(counts: Counts, which: int, side: str, right: dict[str, Fraction]) -> str:
     """How one side of a pass differs from a formula, and what has how much of it."""
     moved = counts.moved(which, side)
@@ -284,16 +317,11 @@ def _traffic_difference(counts: Counts, which: int, side: str, right: dict[str, 
     operations = (f"{op.name} {getattr(op, SIDES[side])}" for op in traffic.ops)
     lines.append(f"  by operation: {', '.join(operations) or 'there is none'}")
     kind = SIDES[side].partition("_")[0]
-    touched = Counter(
-        (access.argument, offset)
-        for access in traffic.accesses
-        if access.kind == kind
-        for offset in access.offsets
-    )
     total, again = Counter[str](), Counter[str]()
-    for (argument, _), times in touched.items():
-        total[argument] += times
-        again[argument] += times > 1
+    for (side_of, argument, _), times in _touched(traffic).items():
+        if side_of == kind:
+            total[argument] += times
+            again[argument] += times > 1
     arguments = (
         f"{argument} {elements}"
         + (f", of {again[argument]} elements several times" if again[argument] else "")
