@@ -298,6 +298,18 @@ def test_stand_in_for_a_gpu(text, sms, expected, command, module):
     assert (status, err) == (0, "") and expected in out
 
 
+@WITHOUT_GPU
+@pytest.mark.parametrize("text", ["count mine:fn 3 5", "formula mine:fn"])
+@pytest.mark.parametrize("at_import", ["", "torch.cuda.current_stream()"])
+def test_stand_in_is_named_where_a_gpu_is_missed(text, at_import, command, module):
+    """By the function, which asserts it in silence, or by its module."""
+    module(INSISTS.format(at_import=at_import))
+    status, _, err = command(text)
+    assert status and ("CUDA" in err) == bool(at_import)
+    assert (": assert x.is_cuda: as there" in err) == (not at_import) and "give --stand-in" in err
+    assert "stand-in" not in command("counters naive 3 5")[2]
+
+
 # ---- from the shell
 
 

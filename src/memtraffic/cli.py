@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import click
 
 import memtraffic
 from memtraffic import names, progress
-from memtraffic.errors import MemtrafficError, NoKernelError, described, said
+from memtraffic.errors import FormulaError, MemtrafficError, NoKernelError, described, said
 from memtraffic.gpus import Gpu, find_gpu
 from memtraffic.inputs import DEFAULT, GRAMMAR, Arguments, find_dtype, read_size
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Shapes: TypeAlias = "list[tuple[int, ...]]"
 COMPILED_ROWS = 16  # a kernel compiled for a single row is simpler than for several
 REPORTED_SIZE = 256  # of each size of the inputs, where a report is given none
+# What an error says of a function, or of an import, that insists on a GPU.
+ASKS_FOR_GPU = re.compile("cuda|gpu|nvidia|active drivers", re.IGNORECASE)
 MOST_CHARACTERS = 1000  # of a line that says what is wrong
 BENCHED = "4096x256,4096x1024,4096x4096,4096x12672,4096x32768"
 
@@ -97,8 +100,15 @@ def failure(error: BaseException, name: str) -> click.ClickException:
     if isinstance(error, MemtrafficError) or (ours and not isinstance(error, KeyError)):
         bad_call = isinstance(error, (LookupError, TypeError, ValueError))
         bad_call = bad_call and not isinstance(error, NoKernelError)
-        return (click.UsageError if bad_call else click.ClickException)(said(error))
-    return click.ClickException(f"{name}: {described(error)}".removeprefix(": "))
+        kind, text = click.UsageError if bad_call else click.ClickException, said(error)
+    else:
+        kind, text = click.ClickException, f"{name}: {described(error)}".removeprefix(": ")
+    theirs = isinstance(error, FormulaError) or not isinstance(error, MemtrafficError)
+    if theirs and ASKS_FOR_GPU.search(text):
+        from memtraffic import device
+
+        text += device.stand_in_hint("as there is no GPU here")
+    return kind(text)
 
 
 # ---- what the commands take

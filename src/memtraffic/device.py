@@ -58,12 +58,11 @@ def is_standing_in() -> bool:
     return standing_in.get() is not nullcontext
 
 
-def stand_in_hint() -> str:
-    """What to do about kernels that a function launches only on a GPU; "" where there is one."""
+def stand_in_hint(when: str = "if it launches one only for tensors on a GPU") -> str:
+    """What to do about a function that insists on a GPU; "" where there is one, or a stand-in."""
     if HAS_GPU or is_standing_in():
         return ""
-    within = "give --stand-in, or call this within `stand_in()`"
-    return f": if it launches one only for tensors on a GPU, {within}"
+    return f": {when}, give --stand-in, or call this within `stand_in()`"
 
 
 def default() -> torch.device:

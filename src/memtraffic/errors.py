@@ -6,6 +6,7 @@
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -70,8 +71,14 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, in one line, without PyTorch's stack in C++."""
-    return " ".join(str(error).split("\nException raised from")[0].split())
+    """What an error says, in one line, without PyTorch's stack in C++.
+
+    Of an assertion without a message, it is the line of the source.
+    """
+    text = str(error).split("\nException raised from")[0]
+    if not text and isinstance(error, AssertionError):
+        text = "".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+    return " ".join(text.split())
 
 
 def described(error: BaseException) -> str:

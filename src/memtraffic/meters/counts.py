@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from memtraffic.errors import AccessError, FormulaError, InputsError
+from memtraffic.errors import AccessError, FormulaError, InputsError, said
 from memtraffic.functions import as_function, function_name
 from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited, nothing_ran
 from memtraffic.meters.polynomials import (
@@ -198,7 +198,7 @@ class Counts:
             pass
         except self.refusals as error:
             self._unmade = error if isinstance(error, InputsError) else None
-            self.refused.append((*shape, str(error) or type(error).__name__))
+            self.refused.append((*shape, said(error) or type(error).__name__))
         else:
             if not work.exceeded:  # or the function caught the error
                 self._left_out.remove(shape)
