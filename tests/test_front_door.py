@@ -90,7 +90,7 @@ def test_interpreter_computes_in_bfloat16_before_any_meter(tmp_path, first):
 
 # A module imports only from rooms before its own, or beside it.
 ORDER = [
-    {"errors"},
+    {"caches", "errors"},
     {"gpus"},
     {"device"},
     {"torch_adapter", "triton_adapter", "tensors", "progress", "functions", "names"},
