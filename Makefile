@@ -84,6 +84,7 @@ matrix-%: $(TEST_ENV)
 	ls -d _build/matrix/$*/*.dist-info # or what is pinned would be tried, and nothing said
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not oracle and not browser and not gpu" \
 	  tests/contract tests/meters tests/compile tests/test_triton_adapter.py
+	$(PY) -m pytest tests/test_packaging.py --quiet
 	$(PY) -m pytest --nbval book/masked.ipynb book/occupancy.ipynb
 
 notebooks: $(TEST_ENV) ## re-execute the notebooks, compare every output, try the solutions

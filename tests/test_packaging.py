@@ -1,6 +1,7 @@
 """What a reader installs: the wheel needs what it names alone, and does what the README says."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,13 +11,14 @@ import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import numpy
 import pytest
 from another_process import run_python
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from run_colab import with_dependencies
 
-pytest.importorskip("triton", reason="Triton is not installed")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {"click", "numpy", "pandas", "torch", "tqdm", "triton"}
@@ -90,7 +92,8 @@ def test_example_of_the_readme_where_only_dependencies_can_be_imported(wheel, tm
         if not command.startswith(("counters", "roof", "bench"))
     ]
     arguments = json.dumps([command for command, _ in commands])
-    environment = {"ABSENT": " ".join(absent), "PYTHONPATH": str(tmp_path)}
+    paths = [tmp_path, *(Path(it.__file__).parents[1] for it in (numpy, triton))]  # of the matrix
+    environment = {"ABSENT": " ".join(absent), "PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = run_python("-c", script + RUN, arguments, folder=tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     printed, *said = done.stdout.split("$\n")
