@@ -34,9 +34,9 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7452, 6330),
+    "library": (7462, 6336),
     "benchmark": (400, 358),
-    "compile": (574, 513),
+    "compile": (584, 519),
     "kernels": (1706, 1244),
     "meters": (1532, 1379),
     "residency": (217, 168),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12454, 9860),
+    "tests": (12468, 9868),
     "conftest.py": (101, 96),
 }
 
