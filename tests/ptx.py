@@ -12,10 +12,13 @@ import numpy as np
 WARP, SECTOR = 32, 32
 INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z]\w*(?:[.:]\w+)*)\s*(.*)$")
 OPERAND = re.compile(r"%[\w.]+|-?0x[0-9a-fA-F]+|-?\d+|\$?\w+")
-COMPARE = {"lt": np.less, "gt": np.greater, "eq": np.equal, "ne": np.not_equal}
+COMPARE = {
+    "lt": np.less, "gt": np.greater, "eq": np.equal, "ne": np.not_equal,
+    "le": np.less_equal, "ge": np.greater_equal,
+}  # fmt: skip
 BINARY = {
     "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift,
+    "shl": np.left_shift, "shr": np.right_shift, "sub": np.subtract,
 }  # fmt: skip
 
 
@@ -88,6 +91,10 @@ class Threads:
             return operands[0] if active[0] else None
         if name in ("ld", "st") and "global" in suffixes:
             self.access(name, suffixes, operands, active)
+        elif name == "cp" and "global" in suffixes:  # of so many bytes, or of none
+            _, _, base, offset, size, copied = operands
+            at, taking_part = self.get(base, "b64") + int(offset), self.get(copied, "b32") > 0
+            self.accesses.append(("ld", at, 8 * int(size, 0), active & taking_part))
         elif name in ("ld", "ldmatrix") and "shared" in suffixes:
             for register in operands[: int((re.search(r"[vx](\d)\b", found[3]) or [1, 1])[1])]:
                 self.put(register, None, 0)
@@ -130,6 +137,8 @@ class Threads:
                 [value], bits = values, width(suffixes[-2])
             elif name == "setp":
                 value, bits = COMPARE[suffixes[0]](*values), 1
+            elif name == "selp":
+                value = np.where(values[2], *values[:2])
             elif name == "not":
                 value = ~values[0]
             elif name == "bfe":

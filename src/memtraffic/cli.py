@@ -74,7 +74,7 @@ class Command(click.Command):
         except (click.ClickException, KeyboardInterrupt):
             raise
         except BaseException as error:  # a function may raise what it likes
-            raise failure(error, ctx.params.get("name", "")) from error
+            raise failure(error, ctx.params.get("name") or "") from error
         click.echo(text)
 
 

@@ -2,8 +2,10 @@
 
 import importlib
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from unittest import mock
 
+import kernels
 import numpy as np
 import ptx
 import pytest
@@ -169,6 +171,9 @@ KERNELS = {
     "rows that start anywhere": (tiled.softmax, "M,N", (5, 131), "bfloat16", "odd"),
     "every other column": (online.softmax, "M,N", (5, 131), "float32", "every other"),
     "columns": (online.softmax, "M,N", (5, 131), "bfloat16", "transposed"),
+    "copies in two stages": (partial(persistent.softmax, num_stages=2, programs=2), "9,1024"),
+    "copies of odd rows": (partial(persistent.softmax, num_stages=3, programs=3), "7,77"),
+    "of every other row": (partial(persistent.softmax, num_stages=4, programs=1), "M,N", (5, 300)),
 }
 
 
@@ -185,7 +190,7 @@ def test_sectors_thread_by_thread(name):
 @pytest.mark.parametrize(
     ("fn", "inputs", "match"),
     [
-        (persistent.softmax, "8,1024", "copies asynchronously"),
+        (kernels.descriptor, "16,64", "copies by descriptor"),
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.half, "1024,", "of 8 loads in PTX, 0 load the same .* the 4 of"),
         (sector_kernels.groups, "8,128", "of 4 loads in PTX, . load the same again"),

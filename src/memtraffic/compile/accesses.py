@@ -54,8 +54,8 @@ class CompiledAccess:
 
 
 _REFUSED = {
-    r"async_copy_global_to_local|buffer_load_to_local": "copies asynchronously (cp.async), as in a "
-    "pipelined loop: num_stages=1 makes ordinary loads",
+    "buffer_load_to_local": "copies asynchronously, as in a pipelined loop: num_stages=1 makes "
+    "ordinary loads",
     r"tt\.descriptor_|ttng\.async_tma|tensormap": "copies by descriptor (TMA)",
     r"ttg\.warp_specialize": "gives warps different tasks",
     r"tt\.func private .*(?:\n(?!  }).*)*\b(?:tt\.(?:load|store|atomic)|buffer_)": "accesses "
@@ -64,13 +64,19 @@ _REFUSED = {
 }
 _OPERATION = re.compile(
     r"\b(?:tt\.|\w+\.buffer_)(load|store) .* : (?:!tt\.ptr<\w+> -> )?(\S.*?) loc\((.*)\)$"
+    r"|\bttg\.(async_copy)_global_to_local .* : (tensor<\S.*?>) -> .* loc\((.*)\)$"
 )
 _POLLED = re.compile(r"tt\.atomic_|isVolatile = true")
 _PTX = re.compile(
     r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[a-z]+(\d+)\s"
     r"[^\[]*\[\s*([^\s+\]]+)\s*(?:\+\s*(-?\d+))?"
 )
-_PTX_LOAD, _PTX_BRANCH = r"\bld\.(?:[\w:]+\.)*?global", r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
+_PTX_COPY = re.compile(
+    r"\bcp\.async\.c[ag]\.shared\.global(?:\.\w+)*\s.*?,\s*\[\s*([^\s+\]]+)\s*"
+    r"(?:\+\s*(-?\d+))?\s*\],\s*(\w+)"
+)
+_PTX_LOAD = r"\bld\.(?:[\w:]+\.)*?global|\bcp\.async\.c[ag]\.shared\.global"
+_PTX_BRANCH = r"^\s*@!?%p\d+\s+bra|^\$L__BB\w+:"
 _PTX_LOOP = re.compile(r"^(\$L__BB\w+):.*\bbra(?:\.uni)?\s+\1;", re.MULTILINE | re.DOTALL)
 _PTX_SUM = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
 _SASS_BRANCH = r"^@!?U?P\w+\s+(?:BRA|EXIT|RET)\b"
@@ -90,7 +96,7 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
     for pattern, what in _REFUSED.items():
         if re.search(pattern, code.ttgir):
             raise CountError(
-                f"{code.resources.kernel} {what}; sectors counts ordinary loads and stores"
+                f"{code.resources.kernel} {what}; sectors counts loads, stores and cp.async"
             )
     operations = list(_operations(code))
     layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
@@ -180,8 +186,9 @@ def _operations(code: Code) -> Iterator[tuple[Kind, Chain, str, str, bool]]:
                 f"{code.resources.kernel} waits for other programs: how often it looks is not known"
             )
         if found := _OPERATION.search(line):
-            kind: Kind = "load" if found[1] == "load" else "store"
-            yield kind, _chain(found[3], locations), line, found[2], bool(loops)
+            name, type_text, place = filter(None, found.groups())
+            kind: Kind = "store" if name == "store" else "load"
+            yield kind, _chain(place, locations), line, type_text, bool(loops)
 
 
 def _chain(text: str, locations: Mapping[str, str]) -> Chain:
@@ -221,6 +228,9 @@ def _instructions(assembly: str) -> Iterator[tuple[str, Chain, int, str, int]]:
             kind, bits = "load" if access[1] == "ld" else "store", int(access[3])
             base, begin = sums.get(access[4], (access[4], 0))
             yield kind, where, int(access[2] or 1) * bits, base, begin + int(access[5] or 0)
+        elif copy := _PTX_COPY.search(line):
+            base, begin = sums.get(copy[1], (copy[1], 0))
+            yield "load", where, 8 * int(copy[3], 0), base, begin + int(copy[2] or 0)
         elif access := _AMD.search(line):
             kind = "scalar" if access[1] == "s" else access[2]
             yield kind, where, amdgcn.bits(access[3]), "", 0

@@ -6,8 +6,10 @@ it moves at once, and which addresses and masks the elements have. The first two
 the compiler wrote for this very launch, the last from Triton's interpreter. Nothing is measured.
 
 What the hardware does is modelled as follows. An instruction of a warp none of whose lanes is
-active makes no request. Lanes that hold copies of an element all load it, and one of them stores
-it. A number that is no block is loaded by every lane of every warp, and stored by one lane.
+active makes no request. An asynchronous copy (cp.async) is a load; those that a pipelined loop
+would make past its end are not active. Lanes that hold copies of an element all load it, and one of
+them stores it. A number that is no block is loaded by every lane of every warp, and stored by one
+lane.
 
 Of AMD's GPUs the same is said, with whole lines of the vector cache for sectors. That is not
 confirmed on hardware: no such GPU has counted it.
@@ -195,10 +197,10 @@ def sectors(
     without one, the first that it would try.
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
-    CountError for one that copies asynchronously (cp.async) or by descriptor (TMA), waits for other
-    programs or reads what they add to, or whose accesses cannot be told apart in the compiled code,
-    or of which NVIDIA's assembler may leave some out or move them behind a branch; and what `count`
-    and `resources` raise.
+    CountError for one that copies by descriptor (TMA), waits for other programs or reads what they
+    add to, or whose accesses cannot be told apart in the compiled code, or of which NVIDIA's
+    assembler may leave some out or move them behind a branch; and what `count` and `resources`
+    raise.
     """
     gpu = find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
