@@ -193,14 +193,30 @@ def test_assert_correct_sees_one_element_however_small(distance):
             assert_correct("softmax", lambda x, factor=wrong: y * torch.tensor([1, factor]), x)
 
 
-def test_assert_correct_refuses_a_row_that_nobody_wrote():
-    def first_row_only(x):
-        y = torch.empty_like(x)
-        y[0] = torch.softmax(x[0], dim=0)
-        return y
+EMPTY = {
+    "empty": lambda x: torch.empty(x.shape, dtype=torch.float64, device=x.device),
+    "empty_like": torch.empty_like,
+    "new_empty_strided": lambda x: x.new_empty_strided(x.shape, x.stride()),
+    "operator": torch.ops.aten.empty_like.default,
+}
 
-    with pytest.raises(AssertionError, match="NaN in 10 wrong places"):
-        assert_softmax(first_row_only, matrix(3, 5))
+
+@pytest.mark.parametrize("value", [0, float("nan")])
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+def test_assert_correct_refuses_rows_that_nobody_wrote(empty, value):
+    """Also where the result should be NaN."""
+
+    def first_row_only(x):
+        y = empty(x)
+        y[0] = torch.softmax(x[0], dim=0)
+        return y.to(x.dtype)
+
+    x = matrix(3, 5)
+    x[1:] = value
+    told = "never written" if value else "NaN in 10 wrong places"
+    with poisoned_memory(), pytest.raises(AssertionError, match=rf"{told}, the first at \(1, 0\)"):
+        assert_correct("softmax", first_row_only, x)
+    assert_correct("softmax", lambda x: torch.softmax(x, dim=1), x)
 
 
 def test_judges_have_no_assert_statements():

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
@@ -27,6 +28,7 @@ from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, element_tolerance, exact, find_op, row_tolerance
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Block, Reach
+from memtraffic.triton_adapter.turns import RUNNING
 
 MOST_TRACED = 8192  # elements of a shape at which each access is compared with the others
 MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
@@ -110,6 +112,18 @@ def poisoned_memory() -> Iterator[None]:
             options.fill_uninitialized_memory = fill
 
 
+class _NothingEmpty(TorchFunctionMode):
+    """Inside, what `torch.empty` and its like return holds 0."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "empty" in getattr(func, "__name__", "") and isinstance(made, Tensor):
+            made.detach().zero_()
+        return made
+
+
 class _Bounds:
     """Refuses accesses outside a kernel's arguments, before they are made."""
 
@@ -118,9 +132,10 @@ class _Bounds:
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        outer, self.reach = self.reach, Reach(kernel)
-        yield
-        self.reach = outer
+        with RUNNING:  # a launch of another thread waits
+            outer, self.reach = self.reach, Reach(kernel)
+            yield
+            self.reach = outer
 
     def bind(self, argument: str, tensor: Tensor) -> None:
         self.reach.bind(argument, tensor)
@@ -154,8 +169,9 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     """Assert that `fn(*inputs)` is the result of `op`, judged against float64 on the same inputs.
 
     The result must have the dtype and the device of the first input and be NaN exactly where the
-    reference is. An element that `fn` allocates and does not write is wrong, and so is a changed
-    input. Raises AssertionError, which says where the result is wrong.
+    reference is; to see that, `fn` is called once more where there are any. An element that `fn`
+    allocates and does not write is wrong, and so is a changed input. Raises AssertionError, which
+    says where the result is wrong.
 
     >>> assert_correct("softmax", lambda x: torch.softmax(x, dim=1), torch.zeros(3, 5))
     """
@@ -177,13 +193,17 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
             f"NaN in {int(misplaced.sum())} wrong places, the first at {first} "
             "(a place that the function never writes holds NaN, too)"
         )
-    got, reference = got.masked_fill(nan, 0), reference.masked_fill(nan, 0)
+    got, reference, full = got.masked_fill(nan, 0), reference.masked_fill(nan, 0), reference
     assert_close(got, reference, inputs[0].dtype, op.roundings, magnitude)
     if op.checks_row_sums:
         assert_row_sums(got, reference)
     for i, (x, original) in enumerate(zip(inputs, before, strict=True)):
         same = torch.allclose(x, original, rtol=0, atol=0, equal_nan=True)
         _require(same, f"input {i} was changed")
+    if nan.any():  # there, memory that nobody wrote looked right
+        with _NothingEmpty():
+            again = fn(*inputs)
+        _require_none(nan & ~again.isnan(), "elements are never written", again, full)
 
 
 def is_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> bool:
