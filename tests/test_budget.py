@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7477, 6350),
+    "library": (7501, 6376),
     "benchmark": (400, 358),
     "compile": (584, 519),
-    "kernels": (1706, 1244),
+    "kernels": (1719, 1257),
     "meters": (1532, 1379),
     "residency": (217, 168),
     "triton_adapter": (1314, 1251),
-    "rest of the library": (1726, 1431),
+    "rest of the library": (1737, 1444),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12480, 9874),
+    "tests": (12548, 9908),
     "conftest.py": (101, 96),
 }
 
