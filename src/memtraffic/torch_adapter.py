@@ -7,6 +7,7 @@ own name. What `torch.compile` consists of is imported where it is used: that ta
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -15,6 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch._functorch.autograd_function import (  # type: ignore[attr-defined]
     enable_single_level_autograd_function,
 )
@@ -37,11 +39,22 @@ is_transformed = torch._C._are_functorch_transforms_active
 active_modes = torch._C._len_torch_dispatch_stack
 has_storage = torch._C._has_storage  # not so: a gradient under `is_grads_batched=True`
 is_tracing = torch._C._is_tracing
+_is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_alive = torch._C._functorch.unwrap_if_dead  # another tensor if it has left its transform
 # Forward mode computes derivatives together with the values: outside, FORWARD_MODE[LEVEL] is -1.
 FORWARD_MODE, LEVEL = vars(forward_ad), "_current_level"
 # Where PyTorch is built without CUDA, the first is None, and the second says the default stream.
 current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: 0)
+
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether autograd records what is computed from a tensor that requires a gradient."""
+    return _is_grad_enabled() and not _is_inference() and not x.is_inference() and _alive(x) is x
+
+
+def has_left_vmap(x: Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(x) and not is_transformed()
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -78,6 +91,12 @@ def define_operator(
     return cast("Callable[..., Tensor]", getattr(torch.ops.memtraffic, name).default)
 
 
+def _uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose frames `torch.compile` leaves alone, also where it gave up those around it."""
+    disabled = _disable_dynamo(run)  # it imports torch.compile
+    return lambda *arguments: (disabled if "torch._dynamo" in sys.modules else run)(*arguments)
+
+
 def at_autograd(operator: Any, rule: Callable[..., Any]) -> None:
     """Makes `rule` what autograd does with an operator, in each level of a transform.
 
@@ -94,7 +113,7 @@ def at_autograd(operator: Any, rule: Callable[..., Any]) -> None:
         with torch._C._AutoDispatchBelowAutograd(), of_other_levels():
             return operator(*arguments)
 
-    _LIBRARY.impl(operator._schema.name.split("::")[1], in_level, "Autograd")
+    _LIBRARY.impl(operator._schema.name.split("::")[1], _uncompiled(in_level), "Autograd")
 
 
 def primals(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -1,14 +1,18 @@
 """`memtraffic.softmax` works wherever `torch.softmax` does: a table of contexts."""
 
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
 from cases import cases
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd.functional import hvp, jacobian
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memtraffic import device, softmax
 from memtraffic.meters.count import count
@@ -18,9 +22,10 @@ DEVICE = device.default()
 OPERATOR, BACKWARD = (
     getattr(torch.ops.memtraffic, name).default for name in ("softmax", "softmax_backward")
 )
-pytestmark = [  # PyTorch's own: of forward mode, an import of torch.compile, and `linearize`
+pytestmark = [  # PyTorch's own: of forward mode, an import of torch.compile, `linearize`, `jacrev`
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.usefixtures("no_plans", "one_sm"),
 ]
 
@@ -61,7 +66,74 @@ def tangent(fn):
     return lambda x: jvp(fn, (x,), (x.cos(),))
 
 
+def dual(fn, x):
+    with forward_ad.dual_level():
+        return tuple(forward_ad.unpack_dual(fn(forward_ad.make_dual(x, x.cos()))))
+
+
+def within(mode, dtype=torch.float32):
+    """The softmax in a context, and the gradient if it has one."""
+
+    def context(fn, x):
+        with mode():
+            y = fn(x := leaf(x.to(dtype)))
+        return (y, *torch.autograd.grad(y.square().sum(), x)) if y.requires_grad else y
+
+    return context
+
+
+inferred = torch.inference_mode()
+
+
+def left(transform, x):
+    """A tensor that was kept when its transform ended."""
+    kept = []
+    transform(lambda x: kept.append(x) or x.sum())(x)
+    return kept[0]
+
+
+def hooked(x):
+    x.register_hook(torch.sin)
+    return x
+
+
+def module(fn, x):
+    layer = torch.nn.LayerNorm(2, device=DEVICE)
+    layer.register_forward_hook(lambda layer, given, y: fn(x * y))
+    run = partial(torch.func.functional_call, deepcopy(layer), args=(x,))
+    return grad(lambda weights: run(weights).square().sum())(dict(layer.named_parameters()))
+
+
+EAGER = {  # what PyTorch does not compile, or changes where it does
+    "inference": within(torch.inference_mode),
+    "leaf-of-inference-mode": lambda fn, x: fn(inferred(lambda x: leaf(fn(x)))(x)),
+    "gradients-in-inference": lambda fn, x: inferred(torch.enable_grad()(fn))(leaf(x)),
+    "threads": lambda fn, x: list(ThreadPoolExecutor(2).map(fn, [x, x.cos(), -x, 2 * x] * 3)),
+    "traced-by-fx": lambda fn, x: torch.fx.symbolic_trace(lambda x: fn(x.sin()) * 2)(x),
+    "left-its-grad": lambda fn, x: fn(left(grad, x)),
+    "functionalize-grad": lambda fn, x: functionalize(grad(loss(fn)))(x),
+    "double-backward": lambda fn, x: hvp(loss(fn), x, x.cos()),
+}
 CONTEXTS = {
+    "plain": within(torch.enable_grad),
+    "no-grad": within(torch.no_grad),
+    "autocast": within(lambda: torch.autocast(DEVICE.type, torch.bfloat16)),
+    "autocast-of-bfloat16": within(lambda: torch.autocast(DEVICE.type), torch.bfloat16),
+    "autocast-of-float64": within(lambda: torch.autocast(DEVICE.type), torch.float64),
+    "no-autocast": within(lambda: torch.autocast(DEVICE.type, enabled=False), torch.float16),
+    "default-device": within(lambda: torch.device("meta")),
+    "saved-on-the-cpu": within(torch.autograd.graph.save_on_cpu),
+    "hooks": lambda fn, x: gradient(lambda x: hooked(fn(hooked(x.sin()))), x),
+    "module": module,
+    "negated": lambda fn, x: gradient(lambda x: fn(torch._neg_view(x)), x),
+    "dual": dual,
+    "dual-without-gradients": torch.no_grad()(dual),
+    "jacobian": partial(jacobian, vectorize=True),
+    "jacobian-in-forward-mode": partial(jacobian, vectorize=True, strategy="forward-mode"),
+    "vjp": lambda fn, x: torch.func.vjp(fn, x)[1](fn(x)),
+    "jvp": lambda fn, x: tangent(fn)(x),
+    "jacrev": lambda fn, x: jacrev(fn)(x),
+    "jacfwd": lambda fn, x: jacfwd(fn)(x),
     "vmap": lambda fn, x: torch.vmap(fn)(x),
     "vmap-of-another-dimension": lambda fn, x: torch.vmap(fn, in_dims=1, out_dims=1)(x),
     "vmap-of-vmap": lambda fn, x: torch.vmap(torch.vmap(fn), in_dims=1)(x),
@@ -80,30 +152,51 @@ CONTEXTS = {
     "no-gradient-inside": lambda fn, x: grad(without_gradient_inside(fn))(x),
     "no-gradient-inside-twice": lambda fn, x: hessian(without_gradient_inside(fn))(x),
     "linearize": lambda fn, x: linearize(fn, x)[1](x.cos()),
-    "functionalize-grad": lambda fn, x: functionalize(grad(loss(fn)))(x),
     "checkpoint": lambda fn, x: gradient(
         lambda x: torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False), x
     ),
 }
+if torch.cuda.device_count() > 1:
+    CONTEXTS["another-gpu"] = lambda fn, x: gradient(fn, x.to("cuda:1"))
 
 
-@cases("context", CONTEXTS)
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected)
+    for it, right in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert (it.requires_grad, it.is_inference()) == (right.requires_grad, right.is_inference())
+
+
+@cases("context", EAGER | CONTEXTS)
 @pytest.mark.parametrize(("dim", "dtype"), [(-1, None), (0, torch.float64)])
 def test_softmax_works_where_that_of_pytorch_does(context, dim, dtype):
     x = matrix(6, 2).view(2, 3, 2)
-    found, expected = (
-        context(partial(fn, dim=dim, dtype=dtype), x) for fn in (softmax, torch.softmax)
-    )
-    torch.testing.assert_close(found, expected)
+    assert_same(*(context(partial(fn, dim=dim, dtype=dtype), x) for fn in (softmax, torch.softmax)))
 
 
-def test_compiled_hessian():
-    """Which has grad, jvp and vmap."""
+@pytest.mark.slow
+@cases("context", CONTEXTS)
+def test_softmax_works_in_compiled_contexts(context):
     torch._dynamo.reset()
     x = matrix(6, 2).view(2, 3, 2)
-    found, expected = (hessian(loss(lambda x, fn=fn: fn(x, -1))) for fn in (softmax, torch.softmax))
-    run = torch.compile(found, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(run(x), expected(x))
+    found = torch.compile(lambda x: context(partial(softmax, dim=-1), x), backend="aot_eager")
+    assert_same(found(x), context(partial(torch.softmax, dim=-1), x))
+
+
+nested = partial(torch.nested.nested_tensor, [torch.ones(2, 3), torch.ones(4, 3)], device=DEVICE)
+REFUSED = {
+    "nested": (nested, r"nested, of layout torch.strided: pass each tensor of x.unbind\(\)"),
+    "jagged": (partial(nested, layout=torch.jagged), "nested, of layout torch.jagged: pass each"),
+    "nested-leaf": (partial(nested, requires_grad=True), "nested, of layout torch.strided"),
+    "sparse": (matrix(2, 3).to_sparse, r"sparse_coo: pass x.to_dense\(\)"),
+    "left-its-vmap": (partial(left, torch.vmap, matrix(2, 3)), "has left its torch.vmap"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@cases(("make", "told"), REFUSED)
+def test_softmax_refuses_what_has_no_strides(make, told):
+    with pytest.raises(RuntimeError, match=f"^softmax: the tensor .*{told}"):
+        softmax(make())
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 2), (0, None), (None, 1)], ids=str)
@@ -143,17 +236,6 @@ def test_gradient_notices_that_the_result_was_changed():
         y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-def test_results_require_gradients_as_they_should():
-    layer = torch.nn.Parameter(matrix(3, 5))
-    y = softmax(layer)
-    assert type(y) is torch.Tensor and y.requires_grad
-    assert not softmax(layer.detach()).requires_grad
-    with torch.no_grad():
-        assert not softmax(layer).requires_grad
-    with torch.inference_mode():
-        assert softmax(layer).is_inference()
 
 
 # ---- torch.library, torch.compile, torch.export

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from memtraffic import device, torch_adapter
 from memtraffic.device import capture, planning_gpu
@@ -26,7 +27,9 @@ from memtraffic.torch_adapter import (
     LEVEL,
     active_modes,
     has_derivatives,
+    has_left_vmap,
     has_storage,
+    is_recorded,
     is_tracing,
     is_transformed,
     of_other_levels,
@@ -40,6 +43,7 @@ MAX_BATCHES = 65535  # of a grid's second dimension
 # What a call asks, bound once.
 is_autocast, is_grad_enabled = torch.is_autocast_enabled, torch.is_grad_enabled
 is_compiling, index = torch.compiler.is_dynamo_compiling, operator.index
+is_tensor: Callable[[object], bool] = torch.is_tensor
 # With a single GPU, none other can be the current one.
 current_gpu = torch_adapter.current_gpu if torch.cuda.device_count() > 1 else None
 
@@ -67,11 +71,13 @@ def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Te
     a GPU), CUDA graphs, `torch.compile`, `torch.func` and `torch.export`.
 
     Raises TypeError for what is no tensor and for a `dim` that is no int, IndexError for one that
-    `x` does not have, NotImplementedError for another dtype or device, and RuntimeError for rows of
-    more than 2**24 columns.
+    `x` does not have, NotImplementedError for another dtype, device or layout, and for a nested
+    tensor, and RuntimeError for rows of more than 2**24 columns.
     """
     plain, dim = _is_plain(x), index(dim)
-    if not plain and not isinstance(x, Tensor):
+    if not plain and not is_tensor(x):
+        if has_torch_function((x,)):  # such as what `torch.fx` traces with
+            return handle_torch_function(softmax, (x,), x, dim, dtype=dtype)
         raise TypeError(f"softmax: x is a {type(x).__name__}, not a tensor")
     if dtype is None:
         dtype = x.dtype
@@ -80,8 +86,8 @@ def softmax(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Te
     elif x.dtype not in FLOATS:
         x = x.to(dtype)
     if not plain:
-        return SOFTMAX(x, dim, dtype)
-    if x.requires_grad and is_grad_enabled():
+        return _dispatched(x, dim, dtype)
+    if x.requires_grad and is_recorded(x):
         return _apply(_forward, x, dim, dtype)
     return _forward(x, dim, dtype)
 
@@ -109,10 +115,10 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
             capture(), gpu, kind := x.dtype, x.shape, (packed := x.is_contiguous()) or x.stride(),
             (x.data_ptr() or -1) & 15, dim, dtype,
         )  # fmt: skip
-    except (
-        RuntimeError
-    ):  # it has no memory: it is a batch under `is_grads_batched=True`
-        return SOFTMAX(x, dim, dtype)
+    except RuntimeError:  # no memory of its own, as a batch of `is_grads_batched=True`
+        if has_left_vmap(x):
+            raise RuntimeError("softmax: the tensor has left its torch.vmap") from None
+        return _dispatched(x, dim, dtype)
     run = find_plan(key)
     # The former costs the host less.
     y = torch.empty_like(x) if packed and kind == dtype else _packed(x, dtype)
@@ -121,6 +127,15 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         run = keep_plan(key, _plan((y, x), dim))
     run(y, x)
     return y
+
+
+def _dispatched(x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    if x.is_nested or x.layout != torch.strided:
+        which, instead = f"of layout {x.layout}", "x.to_dense()"
+        if x.is_nested:
+            which, instead = f"nested, {which}", "each tensor of x.unbind()"
+        raise NotImplementedError(f"softmax: the tensor is {which}: pass {instead}")
+    return SOFTMAX(x, dim, dtype)
 
 
 def backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
