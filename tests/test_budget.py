@@ -34,14 +34,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7501, 6376),
+    "library": (7508, 6382),
     "benchmark": (400, 358),
     "compile": (584, 519),
     "kernels": (1719, 1257),
     "meters": (1532, 1379),
     "residency": (217, 168),
     "triton_adapter": (1314, 1251),
-    "rest of the library": (1737, 1444),
+    "rest of the library": (1744, 1450),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
