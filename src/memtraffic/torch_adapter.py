@@ -67,6 +67,17 @@ def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
+def level_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` in one level of a transform, of tensors that lower levels may have wrapped.
+
+    From PyTorch 2.14 on, a `Function` asks for all levels itself, and its base does not.
+    """
+    parts = {name: it for name, it in vars(function).items() if isinstance(it, staticmethod)}
+    base: Any = torch.autograd.function._SingleLevelFunction
+    apply: Callable[..., Any] = type(function.__name__, (base,), parts).apply
+    return apply
+
+
 # ---- operators
 
 _LIBRARY = torch.library.Library("memtraffic", "FRAGMENT")
@@ -97,17 +108,20 @@ def _uncompiled(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: (disabled if "torch._dynamo" in sys.modules else run)(*arguments)
 
 
-def at_autograd(operator: Any, rule: Callable[..., Any]) -> None:
-    """Makes `rule` what autograd does with an operator, in each level of a transform.
+def at_autograd(
+    operator: Any, rule: Callable[..., Any], of_level: Callable[..., Any] | None = None
+) -> None:
+    """Makes `rule` what autograd does with an operator, also in each level of a transform.
 
-    rule: its first argument is what computes the result, below autograd, from the others.
+    rule: its first argument is what computes the result, below autograd, from the others. of_level:
+    what does so in a level of a transform; by default, `rule`.
     """
 
     def in_level(*arguments: Any) -> Any:
         if not is_transformed():
             return rule(below, *arguments)
         with enable_single_level_autograd_function():
-            return rule(below, *arguments)
+            return (of_level or rule)(below, *arguments)
 
     def below(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), of_other_levels():

@@ -262,7 +262,7 @@ SOFTMAX_BACKWARD = torch_adapter.define_operator(
     "softmax_backward(Tensor dy, Tensor y, int dim, ScalarType dtype) -> Tensor",
     backward, _fake, _batch,
 )  # fmt: skip
-torch_adapter.at_autograd(SOFTMAX, _apply)
+torch_adapter.at_autograd(SOFTMAX, _apply, torch_adapter.level_apply(_Softmax))
 torch_adapter.at_autograd(SOFTMAX_BACKWARD, _gradient_in_level)
 
 
