@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7508, 6382),
+    "library": (7577, 6476),
     "benchmark": (400, 358),
     "compile": (584, 519),
     "kernels": (1719, 1257),
-    "meters": (1532, 1379),
+    "meters": (1584, 1454),
     "residency": (217, 168),
-    "triton_adapter": (1314, 1251),
-    "rest of the library": (1744, 1450),
+    "triton_adapter": (1315, 1253),
+    "rest of the library": (1758, 1467),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12548, 9908),
+    "tests": (12647, 9981),
     "conftest.py": (101, 96),
 }
 
