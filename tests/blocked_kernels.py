@@ -128,6 +128,39 @@ def blur(cols: int) -> Callable:
     return fn
 
 
+@triton.jit
+def _sums_kernel(sums_ptr, y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, COPY: tl.constexpr):
+    row, block = tl.program_id(0), tl.program_id(1)
+    cols = tl.arange(0, triton.next_power_of_2(BLOCK))
+    at, mask = block * BLOCK + cols, (cols < BLOCK) & (block * BLOCK + cols < n_cols)
+    x = tl.load(x_ptr + row * n_cols + at, mask=mask, other=0.0)
+    if COPY:
+        tl.store(y_ptr + row * n_cols + at, x, mask=mask)
+    tl.store(sums_ptr + row * tl.num_programs(1) + block, tl.sum(x))
+
+
+def group_scales(group: int, copy: bool = True) -> Callable:
+    """A copy, as in a quantization, and one number for each group of columns."""
+
+    def fn(x: Tensor) -> Tensor:
+        (m, n), y = x.shape, torch.empty_like(x)
+        sums = x.new_empty(m, triton.cdiv(n, group))
+        _sums_kernel[tuple(sums.shape)](sums, y, x, n, BLOCK=group, COPY=copy)
+        return sums
+
+    return fn
+
+
+def partial_sums(block: int) -> Callable:
+    """A sum for each block of all elements, as the first stage of a reduction."""
+    return lambda x: group_scales(block, copy=False)(x.view(1, -1))
+
+
+def two_stages(first: int, second: int) -> Callable:
+    """Sums for blocks, then for blocks of these."""
+    return lambda x: partial_sums(second)(partial_sums(first)(x))
+
+
 def rows_grow(rows_at_most: int = 1024) -> Callable:
     """Rows a program grow with the number of rows, and each program leaves one sum."""
 

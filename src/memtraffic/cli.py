@@ -228,9 +228,9 @@ def formula(call: Call, backward: bool, as_json: bool = False, **shapes: Shapes 
     if as_json:
         passes = {"forward": found, "backward": found.backward}
         sides = {name: formula_sides(each) for name, each in passes.items() if each}
-        tried = {"tried": found.tried, "together": found.together, "steps": found.steps}
+        tried = {it: getattr(found, it) for it in ("tried", "ranges", "together", "steps")}
         return json.dumps((sides if backward else sides["forward"]) | tried)
-    return f"{found}\n{found.evidence}"
+    return str(found)
 
 
 def formula_sides(found: Formula) -> dict[str, dict[str, int | str]]:

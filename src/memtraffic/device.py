@@ -56,6 +56,15 @@ standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar
 )
 
 
+# Whether a GPU that is planned for, or stands in, says that it has no SM, to see what changes.
+no_sms: ContextVar[bool] = ContextVar("no_sms", default=False)
+
+
+def num_sms(gpu: Gpu) -> int:
+    """How many SMs `gpu` says that it has."""
+    return 0 if no_sms.get() else gpu.num_sms
+
+
 def is_standing_in() -> bool:
     """Whether PyTorch answers for a GPU that is not here."""
     return standing_in.get() is not nullcontext
@@ -189,7 +198,8 @@ def planning_gpu(x: torch.Tensor) -> Gpu:
     """
     if (captured := captured_gpu()) is not None:
         return captured
-    return this_gpu(x.device.index) if x.is_cuda and runs_on_gpu() else DEFAULT_GPU
+    gpu = this_gpu(x.device.index) if x.is_cuda and runs_on_gpu() else DEFAULT_GPU
+    return replace(gpu, num_sms=0) if no_sms.get() else gpu
 
 
 def call_driver(function: str, *arguments: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,6 +147,15 @@ class Op:
         dtype.
         """
         return self.made.make(self.check(shape), find_dtype(dtype), layout)
+
+    def differ(self, shape: Sequence[int], dtype: str = "float32") -> bool:
+        """Whether two calls make other arguments, as a function that sets no seed does."""
+        one, two = (self.arguments(shape, dtype) for _ in range(2))
+        shape_of: Any = operator.attrgetter("shape")
+        shapes, again = (it.map(shape_of) for it in (one, two))
+        each = zip(one.tensors, two.tensors, strict=False)
+        same = (torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in each)
+        return shapes != again or not all(same)
 
     def elements(self, shape: Sequence[int] | None = None) -> int:
         """The elements of the largest tensor at these sizes, as far as a specification says it."""

@@ -123,15 +123,21 @@ class _Done:
     wait = record = wait_stream = wait_event = synchronize
 
 
+class _Properties(SimpleNamespace):
+    """What `torch.cuda` says of a GPU."""
+
+    multi_processor_count = property(lambda it: device.num_sms(it.gpu))
+
+
 def _answers(gpu: Any) -> dict[str, Callable[..., Any]]:
     """What `torch.cuda` has in place of its functions, by their names. gpu: one of NVIDIA's."""
     major, minor = divmod(int(gpu.architecture), 10)
-    properties = SimpleNamespace(
+    properties = _Properties(
+        gpu=gpu,
         name=gpu.driver_name,
         gcnArchName=gpu.driver_name,  # which PyTorch has on every GPU
         major=major,
         minor=minor,
-        multi_processor_count=gpu.num_sms,
         warp_size=gpu.warp_size,
         max_threads_per_multi_processor=gpu.max_threads_per_sm,
         regs_per_multiprocessor=gpu.registers_per_sm,

@@ -68,7 +68,7 @@ def test_exam_accepts(fn, options):
 
 
 def test_exam_of_another_operation():
-    moved = str(formula(backward_reference, SOFTMAX_BACKWARD)).removeprefix("reads ")
+    moved = formula(backward_reference, SOFTMAX_BACKWARD).text.removeprefix("reads ")
     exam = functools.partial(prove.exam, backward_reference, *moved.split(", writes "))
     assert exam(op="softmax_backward", widths=(128, 781))
     other = dataclasses.replace(SOFTMAX_BACKWARD, reference=lambda y, dy: y * dy)

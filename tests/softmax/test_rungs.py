@@ -32,7 +32,7 @@ def test_formula_is_that_of_the_docstring(name):
     docstring = sys.modules[softmax.__module__].__doc__
     [traffic] = re.findall(r"Traffic: (reads .*?, writes .*?)\.\s", docstring)
     one_program = [(9, 8), (4, 2), (2, 700)]  # a row; of longer ones, split takes several
-    assert str(formula(softmax, held_out=one_program)) == traffic
+    assert formula(softmax, held_out=one_program).text == traffic
 
 
 # ---- fused

@@ -3,12 +3,14 @@
 Counts are integers, and the arithmetic is exact: the coefficients of products of the sizes, such as
 MN, M, N and 1, solve an over-determined system by least squares, in fractions. Its residual must be
 zero. Shapes to solve at are small. The solution must also predict the counts at shapes that took no
-part in solving it, and these are large: each size in turn a few hundred or thousand, then all sizes
-together, so that a kernel runs several programs along each axis of its grid.
+part in solving it, and these are large: each size in turn a few hundred or thousand, then one in
+each octave below that, then all sizes together, so that a kernel runs several programs along each
+axis of its grid. An octave has the numbers that a block of one power of two is made for: 129 to
+256.
 
-A kernel that works in blocks has no formula at sizes of every kind, because it reads some of its
-inputs once a block. There may be one where sizes are multiples of a block: how long that is shows
-where one size grows by itself, and the count leaves a straight line.
+A kernel that works in blocks reads some of its inputs once a block. Numbers of blocks, such as
+ceil(N/256), are factors of the products then; all shapes that were counted are solved at, and the
+solution must predict the counts on both sides of the ends of blocks.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError, InputsError, said
 from memtraffic.functions import as_function, function_name
 from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited, nothing_ran
 from memtraffic.meters.polynomials import (
     Polynomial,
     Shape,
+    blocks_of,
     evaluate,
     least_squares,
     may_solve,
@@ -41,14 +45,12 @@ from memtraffic.op import AnyInputs, find_op
 from memtraffic.progress import progress
 from memtraffic.triton_adapter.launch import Grid
 
-Round: TypeAlias = tuple[Sequence[Shape], Sequence[Shape]]  # to solve at, to check at
 Passes: TypeAlias = list[dict[str, Polynomial]]  # for each, the polynomial of each of `SIDES`
 
-FIT: tuple[Shape, ...] = (
-    *((2, 8), (3, 16), (5, 32), (7, 4), (4, 64), (6, 16)),
-    *((3, 5), (5, 12), (8, 21)),
+FIT: tuple[Shape, ...] = (  # of each octave up to 8 rows and 128 columns
+    *((2, 8), (3, 16), (5, 32), (4, 2), (4, 64), (6, 4)),
+    *((3, 5), (5, 12), (8, 97)),
 )
-HELD_OUT: tuple[Shape, ...] = ((9, 8), (4, 2), (13, 7), (5, 781), (3, 1024))
 # The large sizes to check at, the first that is taken: an odd number, or a power of two. Only the
 # last size, which is that of a row, is tried in the thousands.
 LARGE = (301, 256, 128)
@@ -58,11 +60,10 @@ MAX_PROGRAMS, MAX_ACCESSES, MAX_ELEMENTS = 1_500, 6_000, 2**24
 # On blocks, which take most of the time: at all shapes together. One to check at may take a part of
 # those that are left, and always the least number.
 MAX_OPERATIONS, PART, LEAST_OPERATIONS = 500_000, 4, 10_000
-# Where a size grows by itself, to find what it must be a multiple of.
-LINE, LONG_LINE, LONGEST_BLOCK = (1, 2, 3, 4, 6), (301, 1205, 4099), 4096
-MAX_SEARCH = 80_000  # operations on blocks, in all lines together, and in all rounds for squares
-BLOCKS = (16, 32, 64, 128)  # that are tried where a line does not show one
-OTHER_SIZES = (2, 128)  # that the other sizes have there, first small ones, then whole blocks
+MAX_SEARCH = 80_000  # operations on blocks, in all rounds for squares, or at the ends of blocks
+SPREAD = 50, 11, 270, 90, 3, 150, 520, 900, 1700, 3500  # sizes at which blocks are looked for
+MAX_SPREAD = 2**17  # elements there
+MAX_TRIES = 8  # lengths of blocks that shapes at their ends may contradict
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
 MAX_SYMBOLS = 4
 MOST_SHAPES = 4  # that a message lists
@@ -119,13 +120,11 @@ class Counts:
         fit: Sequence[Shape] | None = None,
         held_out: Sequence[Shape] | None = None,
         least: int | None = None,
-        limit: bool = False,
     ) -> Passes | None:
         """Counts at these shapes, or at those that are chosen, and solves.
 
         least: how many shapes to solve at are enough, if there are as many; by default, one more
-        than there are products of sizes. limit: shapes with too many programs are left out, as of
-        those that are chosen.
+        than there are products of sizes.
         Returns for each pass the polynomial of each of `SIDES`; None if one has none.
         Raises FormulaError for too few shapes and for counts that are not repeatable, InputsError
         for a shape of another number of sizes.
@@ -133,32 +132,30 @@ class Counts:
         check = self.made_by.check
         held_out = held_out if held_out is None else [check(shape) for shape in held_out]
         needed, squares = 2 ** len(self.symbols) + bool(self.symbols), 3 ** len(self.symbols)
-        (first, small), *rounds = plan(len(self.symbols))
+        first, *rounds = plan(len(self.symbols))
         if fit is None:
             self.add(first, (), limit=True)
         else:
             rounds = []
-            self.add([check(shape) for shape in fit], (), limit)
+            self.add([check(shape) for shape in fit], ())
         if fit and least is not None:
             needed = min(least, len(fit))
         while rounds and len(self.fitted) < needed:
-            self.add(*rounds.pop(0), limit=True)
-        if fit is None and held_out is None:
-            self.add((), small, limit=True)
+            self.add(rounds.pop(0), (), limit=True)
         if len(self.fitted) < needed:
             raise self._too_few("solve", len(self.fitted), needed)
         self._count_again()
         found = self._solve()
         with self._at_most(MAX_SEARCH):
             while found is None and rounds and len(self.fitted) <= squares:
-                self.add(*rounds.pop(0), limit=True)
+                self.add(rounds.pop(0), (), limit=True)
                 found = self._solve()
         if not any(traffic.ops for passes in self.traffic.values() for traffic in passes):
             self.notes.append(nothing_ran())
         if held_out is not None:
             self.add((), held_out)
-        elif found is not None:
-            self._check_large(found)
+        elif found is not None or fit is None:
+            self._check_large(found or [])
         if self.symbols and found and least is None and len(self.checked) < MIN_CHECKED:
             raise self._too_few("check", len(self.checked), MIN_CHECKED)
         return self._solve() if found else None
@@ -175,7 +172,8 @@ class Counts:
         """
         for shape in progress((*fit, *held_out), "counting"):
             self._counted(shape, limit)
-        self.fitted += tuple(shape for shape in fit if shape in self.traffic)
+        new = [shape for shape in dict.fromkeys(fit) if shape not in self.fitted]
+        self.fitted += tuple(shape for shape in new if shape in self.traffic)
         self.checked += tuple(shape for shape in held_out if shape in self.traffic)
 
     def moved(self, which: int, side: str) -> dict[Shape, int]:
@@ -258,19 +256,26 @@ class Counts:
                 continue
             at = f"at {shape_text(shape)} it {differing}" if shape else f"it {differing}"
             if first == second or shape == second or _difference(again, self._count(shape, Work())):
-                raise FormulaError(
-                    f"{function_name(self.fn)} cannot be counted: {at} the second time, as "
-                    "functions do that keep results"
-                )
+                why = self._unseeded() or ", as functions do that keep results"
+                text = f"{function_name(self.fn)} cannot be counted: {at} the second time"
+                raise FormulaError(text + why)
             self.traffic[shape] = again
             self.notes.append(f"the first call sets something up, which is left out: {at} later")
+
+    def _unseeded(self) -> str:
+        """Says that the inputs differ from call to call, and what to do; "" if they do not."""
+        if not self.made_by.differ(self.shape, self.dtype):
+            return ""
+        differ = f"inputs differ between two calls of {self.made_by.name}"
+        return f": {differ}, so seed them there, as torch.manual_seed(0) does"
 
     # ---- large shapes
 
     def _check_large(self, found: Passes, wide: Sequence[int] = WIDE) -> None:
-        """Counts at large shapes, to check at: each size in turn, then all of them together.
+        """Counts at large shapes, to check at: each size in turn, its octaves, then all together.
 
-        found: predicts which would take too long. wide: what the last size may be.
+        found: predicts which would take too long; empty, if there is none. wide: what the last size
+        may be.
         """
         large = [max(shape[i] for shape in self.traffic) for i in range(len(self.symbols))]
         for i, value in enumerate(large):
@@ -281,18 +286,38 @@ class Counts:
                 if not few or not self._check(i, grown, found) or few == self._few_programs():
                     break
                 large[i] = grown
-        shape = tuple(large)
+        self._fill(found, wide[0])
+        shape = tuple(max(shape[i] for shape in self.traffic) for i in range(len(large)))
         while not any(all(map(operator.ge, counted, shape)) for counted in self.traffic):
             if self._check_shape(shape, found):
                 break
             i = max(range(len(shape)), key=lambda i: shape[i] // self._unit(i))
             half = shape[i] // 2 if is_power(shape[i]) else self._odd(i, shape[i] // 2)
             shape = (*shape[:i], max(half, self._unit(i)), *shape[i + 1 :])
-        self.notes += [
-            f"{kernel} ran {'one program' if most == 1 else f'at most {most} programs'} along axis "
-            f"{axis} of its grid at every shape"
-            for (kernel, _, axis), most in self._few_programs().items()
-        ]
+
+    def _fill(self, found: Passes, wide: int) -> None:
+        """Counts in the octaves of each size that have no count, of the last one up to `wide`.
+
+        Where one size is large the others are small, so that all take about the same time.
+        """
+        last = len(self.symbols) - 1
+        missing = [[*self._missing(i, wide if i == last else 1)] for i in range(last + 1)]
+        small = min(self.fitted, key=math.prod)
+        for sizes in itertools.zip_longest(*missing[:-1], *(it[::-1] for it in missing[-1:])):
+            shape = tuple(n or other for n, other in zip(sizes, small, strict=True))
+            if not self._check_shape(shape, found):
+                for i, n in enumerate(sizes):
+                    _ = n and (self._check(i, n, found) or self._check(i, 1 << octave(n), found))
+
+    def _missing(self, i: int, most: int) -> Iterator[int]:
+        """A number for a size in each octave below the largest, or `most`, that has no count."""
+        known, unit = {octave(shape[i]) for shape in self.traffic}, self._unit(i)
+        powers = all(is_power(shape[i]) for shape in self.fitted)
+        for k in sorted({*range(min(known), max(*known, octave(most)))} - known):
+            middle = 2**k if powers else self._odd(i, math.isqrt(2 ** (2 * k - 1)))
+            n = middle if octave(middle) == k else 2**k // unit * unit
+            if octave(n) == k:
+                yield n
 
     def _values(self, i: int, wide: Sequence[int]) -> Iterator[int]:
         """Large numbers for a size, in the order to try them in."""
@@ -343,6 +368,29 @@ class Counts:
         few = {key: most for key, most in self._programs().items() if most <= FEW_PROGRAMS}
         return {at: n for at, n in few.items() if n > 1 or at[2] == 0}  # others may not be there
 
+    def remarks(self) -> tuple[str, ...]:
+        """`notes`, and what is to be known of grids: few programs ran, or the number of SMs counts.
+
+        To see the latter, the shape that ran most programs is counted as on a GPU without SMs.
+        """
+        few = [
+            f"{kernel} ran {'one program' if most == 1 else f'at most {most} programs'} along axis "
+            f"{axis} of its grid at every shape"
+            for (kernel, _, axis), most in self._few_programs().items()
+        ]
+        shape = max(self.traffic, key=lambda at: sum(math.prod(it) for _, it in self.launches[at]))
+        there, work = copy_context(), Work()
+        there.run(device.no_sms.set, True)
+        with suppress(Exception):  # where it divides by their number
+            there.run(self._count, shape, work)
+        sms = {
+            f"the grid of {kernel} depends on the GPU's number of SMs: tried up to "
+            f"{math.prod(grid)} programs"
+            for kernel, grid in self.launches[shape]
+            if (kernel, grid) not in work.launches
+        }
+        return (*self.notes, *few, *sorted(sms))
+
     def narrower(self, odd: str) -> Passes | None:
         """What `run` returns if rows, the last size, are no wider than a thousand elements.
 
@@ -364,95 +412,72 @@ class Counts:
 
     # ---- blocks
 
-    def in_blocks(self, odd: str) -> tuple[Counts, Passes | None]:
-        """Counts where sizes are multiples of a kernel's blocks, and what `run` returns for them.
+    def in_blocks(self) -> Passes | None:
+        """What `run` returns if some factors of the products are numbers of blocks.
 
-        odd: what is said of other sizes. If there is no formula at such sizes either, these are the
-        counts at hand, and None.
+        All that was counted is solved at, and the ends of the blocks are checked at. Leaves the
+        counts as they were, and returns None, if there is no such solution.
         """
-        units = [1] * len(self.symbols)
-        # With four sizes, tensors of whole blocks along each are too large.
-        for other in OTHER_SIZES[: 1 if len(units) == MAX_SYMBOLS else 2]:
-            lines, counts = self.fresh(), self.fresh()
-            others = [math.lcm(unit, other) for unit in units]
-            with lines._at_most(MAX_SEARCH):
-                known = [lines.multiple(i, others) for i in range(len(units))]
-            found_units = [math.lcm(unit, n) for unit, (n, _) in zip(units, known, strict=True)]
-            if found_units == units:
-                continue
-            units = found_units
-            with suppress(FormulaError), counts._at_most(3 * MAX_SEARCH):  # too few are left
-                shapes = _multiples(units, [degree for _, degree in known])
-                if found := counts.run(shapes, limit=True):
-                    counts.notes.append(f"other sizes have no formula: {odd}")
-                    return counts, found
-        return self, None
-
-    def multiple(self, i: int, others: Sequence[int]) -> tuple[int, int]:
-        """The least number of whose multiples, as one size, counts are a polynomial; its degree.
-
-        others: the numbers that the other sizes have meanwhile. Only likely numbers are tried: 1,
-        the end of a straight line, and `BLOCKS`. Returns 1 and 1 if there is none of them.
-        """
-        for unit in self._likely(i, others):
-            long = sorted({max(n // unit, LINE[-1] + 1) | 1 for n in LONG_LINE})
-            for numbers in (LINE, (*LINE, *long)):
-                sides = self._line(i, others, [unit * times for times in numbers])
-                if len(sides[0]) < len(LINE):
+        before = self.traffic.copy(), self.fitted, self.checked
+        with self._at_most(3 * MAX_SEARCH):
+            self.add((), self._spread(), limit=True)
+            self.fitted, self.checked = (*self.traffic,), self.checked[:0]
+            for _ in range(MAX_TRIES):
+                found = self._solve(blocks=True)
+                if found is None and not self.checked:
                     break
-                found = [next(solutions(side, "N"), None) for side in sides]
-                if not all(found):
-                    break
-            else:
-                return unit, max(len(each) - 1 for each in found if each)
-        return 1, 1
+                if found is None:
+                    self.fitted, self.checked = (*self.traffic,), self.checked[:0]
+                    continue
+                ends = dict.fromkeys(self._ends(found))
+                if not (new := [shape for shape in ends if shape not in self.traffic]):
+                    self._check_large(found)
+                    if self._solve(blocks=True) == found and len(self.checked) >= MIN_CHECKED:
+                        return found
+                self.add((), new, limit=True)
+        self.traffic, self.fitted, self.checked = before
+        return None
 
-    def _likely(self, i: int, others: Sequence[int]) -> Iterator[int]:
-        """Numbers that one size may have to be a multiple of, the likeliest first."""
-        yield 1
-        end = LINE[1]
-        while end < LONGEST_BLOCK and self._straight(i, others, 2 * end):
-            end *= 2
-        yield from (end, 2 * end, 4 * end)
-        # Where a grid leaves out what is no whole block, a line ends one before its first block.
-        bent = bisect_left(
-            range(2 * end), True, end + 1, key=lambda n: not self._straight(i, others, n)
-        )
-        yield from (bent - 1, bent, 2 * (bent - 1), *BLOCKS)
-
-    def _straight(self, i: int, others: Sequence[int], n: int) -> bool:
-        """Whether counts at a number of one size continue the line from 1 and 2."""
-        return all(
-            len(side) == 3 and side[n,] - side[1,] == (n - 1) * (side[2,] - side[1,])
-            for side in self._line(i, others, (1, 2, n))
-        )
-
-    def _line(
-        self, i: int, others: Sequence[int], numbers: Sequence[int]
-    ) -> list[dict[Shape, int]]:
-        """What is moved by a size that grows as far as it can: for each side of each pass."""
-        shapes = {(n,): (*others[:i], n, *others[i + 1 :]) for n in numbers}
-        counted = [*itertools.takewhile(lambda n: self._counted(shapes[n], limit=True), shapes)]
-        return [
-            {n: getattr(self.traffic[shapes[n]][which], side) for n in counted}
-            for which, side in itertools.product(range(1 + self.backward), SIDES.values())
+    def _spread(self) -> list[Shape]:
+        """Shapes of all kinds, up to some hundred and in the last size some thousand."""
+        shapes = _grid([SPREAD[:4]] * (len(self.symbols) - 1), SPREAD)
+        some = [shape for shape in shapes if math.prod(shape) <= MAX_SPREAD][
+            : 4 + 4 * len(shapes[0])
         ]
+        return [tuple(self._odd(*each) for each in enumerate(shape)) for shape in some]
+
+    def _ends(self, found: Passes) -> Iterator[Shape]:
+        """Shapes on both sides of the ends of the first two blocks of each length.
+
+        The other sizes are small at the first, and two blocks long at the second.
+        """
+        terms = {term for each in found for side in SIDES for term in each[side]}
+        blocks = {it for term in terms for it in blocks_of(term) if it[1] > 1}
+        small = dict(zip(self.symbols, min(self.fitted, key=math.prod), strict=True))
+        for (letters, length), k, beyond in itertools.product(sorted(blocks), (1, 2), (0, 1)):
+            long = {size: 2 * n for size, n in blocks if len(size) == 1 and k > 1}
+            shape, unit = small | long, self._unit(self.symbols.index(letters[-1]))
+            n = k * length // math.prod(shape[it] for it in letters[:-1]) // unit + beyond
+            yield tuple((shape | {letters[-1]: max(n, 1) * unit}).values())
 
     # ---- solutions
 
-    def solve(self, numbers: Mapping[Shape, int]) -> Polynomial | None:
-        """The polynomial that gives a number at every shape; None if none does."""
-        simple = products_of(self.symbols)
-        for solution in solutions({shape: numbers[shape] for shape in self.fitted}, self.symbols):
+    def solve(self, numbers: Mapping[Shape, int], *, blocks: bool = False) -> Polynomial | None:
+        """The polynomial that gives a number at every shape; None if none does.
+
+        blocks: its factors may be numbers of blocks.
+        """
+        simple, fitted = products_of(self.symbols), {at: numbers[at] for at in self.fitted}
+        for solution in solutions(fitted, self.symbols, blocks=blocks):
             if not odd_ones(solution, self.symbols, numbers):
                 return {term: c for term, c in solution.items() if c or term in simple}
         return None
 
-    def _solve(self) -> Passes | None:
+    def _solve(self, *, blocks: bool = False) -> Passes | None:
         """For each pass the polynomial of each of `SIDES`; None if one has none."""
         passes: Passes = [{} for _ in range(1 + self.backward)]
         for (which, sides), side in itertools.product(enumerate(passes), SIDES):
-            if (found := self.solve(self.moved(which, side))) is None:
+            if (found := self.solve(self.moved(which, side), blocks=blocks)) is None:
                 return None
             sides[side] = found
         return passes
@@ -461,7 +486,8 @@ class Counts:
         """Of the first pass and side without a formula, what is nearest, and what it misses."""
         sides = itertools.product(range(1 + self.backward), SIDES)
         which, side = next(each for each in sides if self.solve(self.moved(*each)) is None)
-        return f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
+        text = f"{'the backward pass' if which else 'it'} {self.describe(which, side)}"
+        return text + self._unseeded()
 
     def describe(self, which: int, side: str) -> str:
         """What a pass reads or writes, as a formula or as what is nearest to one.
@@ -514,58 +540,40 @@ def _difference(before: Sequence[Traffic], after: Sequence[Traffic]) -> str:
     return ""
 
 
-def _multiples(units: Sequence[int], degrees: Sequence[int]) -> list[Shape]:
-    """Shapes that tell all terms of a polynomial of these degrees apart, and one to spare a size.
-
-    units: what each size is a multiple of. degrees: the highest power of each size.
-
-    >>> _multiples([1, 64], [1, 1])
-    [(1, 64), (1, 128), (2, 64), (2, 128), (3, 64), (1, 192)]
-    """
-    enough = itertools.product(*(range(1, degree + 2) for degree in degrees))
-    spare = [
-        tuple(degree + 2 if j == i else 1 for j in range(len(units)))
-        for i, degree in enumerate(degrees)
-    ]
-    return [tuple(map(operator.mul, units, each)) for each in (*enough, *spare)]
+def octave(number: int) -> int:
+    """Which octave a size is in: 8 for those of 129 to 256."""
+    return (number - 1).bit_length()
 
 
 def is_power(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def plan(symbols: int) -> list[Round]:
-    """Rounds of shapes for a number of sizes: to solve at, and to check at.
+def plan(symbols: int) -> list[Sequence[Shape]]:
+    """Rounds of shapes to solve at for a number of sizes.
 
     The first round is counted, and further ones where a function refuses too many of its shapes or
     where its traffic has squares. In each round there are enough powers of two for a function that
     takes nothing else; the last rounds have multiples of 16 and of 128. All of them are small.
     """
     if not symbols:
-        return [([()], [()])]
+        return [[()]]
     products, inner = 2**symbols, symbols - 1
     powers = _grid([(2, 4, 8)] * inner, (4, 8, 16, 32, 64))
     others = _grid([(1, 3, 5, 6, 7)] * inner, (3, 5, 12, 21, 30, 7, 47, 98))
-    wide = _grid([(2, 3, 4)] * inner, (781, 512))
-    first = powers[: products + 3] + others[:5], others[5:8] + wide[:2]
-    second = powers[products + 3 : 3 * products + 5] + others[8:10], ()
-    rounds: list[Round] = [(FIT, HELD_OUT) if symbols == 2 else first, second]
+    first = FIT if symbols == 2 else (*powers[: products + 3], *others[:5])
+    rounds = [first, [*powers[products + 3 : 3 * products + 5], *others[8:10]]]
     for unit in (16, 128) if symbols < 3 else (16,):
         multiples = [unit * times for times in (1, 2, 4)]
         aligned = _grid([multiples] * inner, [unit * times for times in (1, 3, 2, 5, 4, 6, 8)])
-        rounds.append((aligned[: products + 3], aligned[products + 3 : products + 6]))
-    seen: set[Shape] = set()
-    unseen = []
-    for sides in rounds:
-        unseen.append(tuple([shape for shape in side if shape not in seen] for side in sides))
-        seen.update(*sides)
-    return unseen  # type: ignore[return-value]
+        rounds.append(aligned[: products + 6])
+    return rounds
 
 
 def _grid(inner: Sequence[Sequence[int]], last: Sequence[int]) -> list[Shape]:
     """Every combination of sizes, in an order in which neighbours differ in each of them."""
     shapes = list(itertools.product(*inner, last))
-    step = next(n for n in itertools.count(5 * len(shapes) // 8) if math.gcd(n, len(shapes)) == 1)
+    step = next(n for n in itertools.count(7 * len(shapes) // 11) if math.gcd(n, len(shapes)) == 1)
     return [shapes[step * i % len(shapes)] for i in range(len(shapes))]
 
 

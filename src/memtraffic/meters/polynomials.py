@@ -1,9 +1,14 @@
-"""Polynomials in sizes, such as `5MN + 2M`: as text, at a shape, and through numbers, exactly."""
+"""Polynomials in sizes, such as `5MN + 2M`: as text, at a shape, and through numbers, exactly.
+
+A term is a product of sizes and of numbers of blocks, such as `MN` or `M*ceil(N/256)`.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -16,7 +21,10 @@ Polynomial: TypeAlias = dict[str, Fraction]  # the coefficients of products, suc
 
 SYMBOLS = ("M", "N")
 MAX_POWER = 3  # of one size in one product
-ROUNDING = 1e-6  # of a residual in floating point, where the exact one is zero
+ROUNDING = 1e-7  # of a residual in floating point, relative, where the exact one is zero
+LIKELY = [*(2**k for k in range(1, 16)), *(3 * 2**k for k in range(1, 10))]  # lengths of a block
+LENGTHS = [*LIKELY, *sorted({*range(3, 256), *range(256, 1024, 8)} - {*LIKELY})]
+_FACTOR = r"(?:[A-Z]|ceil\([A-Z]+/[1-9]\d*\))"
 
 
 def products_of(symbols: Sequence[str], most: Sequence[int] | None = None) -> list[str]:
@@ -62,20 +70,70 @@ def least_squares(
     return {term: Fraction(row[-1], before) for term, row in zip(terms, normal, strict=True)}
 
 
-def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[Polynomial]:
+def _in_blocks(symbols: Sequence[str]) -> Iterator[list[str]]:
+    """The terms that each choice of blocks allows, the likeliest choice first.
+
+    First one size is in blocks, then the product of several, two sizes, one size in two ways, and
+    one with its squares.
+    """
+
+    def terms(parts: Mapping[str, Sequence[str]], *left_out: str) -> list[str]:
+        each = (parts.get(it, [it, ""]) for it in symbols if it not in left_out)
+        return [product("*".join(factors), symbols) for factors in itertools.product(*each)]
+
+    for length, s in itertools.product(LENGTHS, symbols):
+        yield terms({s: [s, f"ceil({s}/{length})", ""]})
+    groups = [it for n in range(2, 5) for it in itertools.combinations(symbols, n)]
+    for length, some in itertools.product(LIKELY, groups):
+        flat = f"ceil({''.join(some)}/{length})"
+        yield products_of(symbols) + [product(flat + it, symbols) for it in terms({}, *some)]
+    for (s, t), one, two in itertools.product(itertools.combinations(symbols, 2), LIKELY, LIKELY):
+        yield terms({s: [s, f"ceil({s}/{one})", ""], t: [t, f"ceil({t}/{two})", ""]})
+    for s, (one, two) in itertools.product(symbols, itertools.combinations(LIKELY, 2)):
+        yield terms({s: [s, f"ceil({s}/{one})", f"ceil({s}/{two})", ""]})
+    for length, s in itertools.product(LIKELY, symbols):
+        b = f"ceil({s}/{length})"
+        yield terms({s: [s + s, f"{s}*{b}", f"{b}*{b}", s, b, ""]})
+
+
+def product(text: str, symbols: Sequence[str]) -> str:
+    """The term of some factors: sizes in the order of the symbols, then numbers of blocks.
+
+    >>> product("ceil(NM/256)*KM", "MKN"), product("", "MKN")
+    ('MK*ceil(MN/256)', '1')
+    """
+    order = [*symbols].index
+    factors = sorted(blocks_of(text), key=lambda it: (it[1] > 1, sorted(map(order, it[0])), it[1]))
+    letters = "".join(it for it, n in factors if n == 1)
+    blocks = [f"ceil({''.join(sorted(it, key=order))}/{n})" for it, n in factors if n > 1]
+    return "*".join(filter(None, [letters, *blocks])) or "1"
+
+
+@functools.cache
+def blocks_of(term: str) -> tuple[tuple[str, int], ...]:
+    """The factors of a term, each as sizes and how many elements of their product a block has.
+
+    >>> blocks_of("M*ceil(N/256)")
+    (('M', 1), ('N', 256))
+    """
+    found = re.findall(r"ceil\(([A-Z]+)/(\d+)\)|([A-Z])", term)
+    return tuple((sizes or size, int(length or 1)) for sizes, length, size in found)
+
+
+def solutions(
+    numbers: Mapping[Shape, int], symbols: Sequence[str], *, blocks: bool = False
+) -> Iterator[Polynomial]:
     """The polynomials that give a number at every shape.
 
     First each size occurs at most once in a product. Then more powers are tried, the fewest
-    products first, as long as there are more shapes than products.
+    products first, and then, if asked for, numbers of blocks, as long as there are more shapes than
+    products.
     """
-    powers = sorted(
-        itertools.product(range(1, MAX_POWER + 1), repeat=len(symbols)),
-        key=lambda most: math.prod(power + 1 for power in most),
-    )
-    for most in powers:
-        terms = products_of(symbols, most)
-        if len(terms) >= len(numbers) and most != powers[0]:
-            break
+    powers = itertools.product(range(1, MAX_POWER + 1), repeat=len(symbols))
+    simple, *others = sorted((products_of(symbols, most) for most in powers), key=len)
+    forms = itertools.chain(others, _in_blocks(symbols) if blocks else ())
+    enough = (terms for terms in forms if len(terms) < len(numbers))
+    for terms in itertools.chain([simple], enough):
         if may_solve(terms, symbols, numbers):
             solution = least_squares(terms, symbols, numbers)
             if solution and not odd_ones(solution, symbols, numbers):
@@ -84,19 +142,27 @@ def solutions(numbers: Mapping[Shape, int], symbols: Sequence[str]) -> Iterator[
 
 def may_solve(terms: Sequence[str], symbols: Sequence[str], numbers: Mapping[Shape, int]) -> bool:
     """Whether there is a solution but for rounding: fractions take a hundred times as long."""
-    matrix = _products(terms, symbols, numbers, float)
-    matrix /= np.abs(matrix).max(axis=0)
     right = np.array([*numbers.values()], dtype=float)
-    found, *_ = np.linalg.lstsq(matrix, right, rcond=None)
-    return float(np.abs(matrix @ found - right).max()) <= ROUNDING * (1 + float(right.max()))
+    matrix = _products(terms, symbols, numbers, float) / np.maximum(right, 1)[:, None]
+    matrix /= np.abs(matrix).max(axis=0)
+    found, *_ = np.linalg.lstsq(matrix, right > 0, rcond=None)
+    return float(np.abs(matrix @ found - (right > 0)).max()) <= ROUNDING
 
 
 def _products(
     terms: Sequence[str], symbols: Sequence[str], shapes: Iterable[Shape], dtype: type
 ) -> np.ndarray[Any, Any]:
     """Products of sizes, a row a shape and a column a term. dtype: float, or object for ints."""
-    powers = np.array([[term.count(symbol) for symbol in symbols] for term in terms], int)
-    return np.prod(np.array([*shapes], dtype)[:, None] ** powers, axis=2)
+    rows = [*shapes]
+    sizes: dict[str, Any] = {
+        symbol: np.array([shape[i] for shape in rows], dtype) for i, symbol in enumerate(symbols)
+    }
+    matrix: Any = np.ones((len(rows), len(terms)), dtype)
+    for column, term in zip(matrix.T, terms, strict=True):
+        for letters, length in blocks_of(term):
+            size = functools.reduce(operator.mul, (sizes[it] for it in letters))
+            column *= size if length == 1 else -(-size // length)
+    return matrix
 
 
 def odd_ones(
@@ -112,12 +178,13 @@ def evaluate(
 ) -> int | Fraction:
     """A polynomial at a shape, as an int where it is whole.
 
-    >>> evaluate({"MN": Fraction(1, 2), "M": Fraction(3)}, "MN", (3, 4))
-    15
+    >>> evaluate({"MN": Fraction(1, 2), "M*ceil(N/3)": Fraction(3)}, "MN", (3, 4))
+    24
     """
-    sizes = dict(zip(symbols, shape, strict=True)) | {"1": 1}
-    each = (value * math.prod(sizes[it] for it in term) for term, value in coefficients.items())
-    number = sum(each, Fraction())
+    sizes, number = dict(zip(symbols, shape, strict=True)), Fraction()
+    for term, value in coefficients.items():
+        each = ((math.prod(sizes[it] for it in some), n) for some, n in blocks_of(term))
+        number += value * math.prod(-(-size // n) for size, n in each)
     return int(number) if number.denominator == 1 else number
 
 
@@ -126,23 +193,25 @@ def parse(text: str, symbols: Sequence[str]) -> Polynomial:
 
     >>> parse("2M + 5NM", "MN")["MN"]
     Fraction(5, 1)
+    >>> parse("MN + 3*ceil(N/256)*M", "MN")["M*ceil(N/256)"]
+    Fraction(3, 1)
 
     Raises ValueError for text of another form and for letters that are no symbols.
     """
     coefficients = dict.fromkeys(products_of(symbols), Fraction())
     left, first = text.replace(" ", ""), True
     while left or first:
-        found = re.match(r"([+-]?)(?:\((\d+/\d+)\)|(\d+))?([A-Z]*)", left)
+        found = re.match(rf"([+-]?)(?:\((\d+/\d+)\)|(\d+))?((?:\*?{_FACTOR})*)", left)
         assert found is not None
-        sign, ratio, whole, letters = found.groups()
-        foreign = set(letters) - set(symbols)
-        if not (ratio or whole or letters) or not (sign or first) or foreign:
+        sign, ratio, whole, factors = found.groups()
+        foreign = {it for letters, _ in blocks_of(factors) for it in letters} - set(symbols)
+        if not (ratio or whole or factors) or not (sign or first) or foreign:
             example = "5MN + 2M" if tuple(symbols) == SYMBOLS else f"2{''.join(symbols)} + 1"
             sizes = f"; its sizes are {', '.join(symbols)}" if foreign else ""
             raise ValueError(
                 f"{text!r} is not a formula such as {example!r}: what is {left!r}?{sizes}"
             )
-        term = "".join(sorted(letters, key=list(symbols).index)) or "1"
+        term = product(factors, symbols)
         size = Fraction(ratio or whole or 1)
         coefficients[term] = coefficients.get(term, Fraction()) + (-size if sign == "-" else size)
         left, first = left[found.end() :], False
@@ -162,5 +231,6 @@ def polynomial(coefficients: Mapping[str, Fraction]) -> str:
         text += (" - " if value < 0 else " + ") if text else ("-" if value < 0 else "")
         size = str(abs(value))
         factor = "" if size == "1" else f"({size})" if "/" in size else size
-        text += size if term == "1" else factor + term
+        times = "*" if factor and term.startswith("ceil") else ""
+        text += size if term == "1" else factor + times + term
     return text or "0"

@@ -28,8 +28,7 @@ def driver_of(gpu: Gpu, registers: Callable[[bytes], int]) -> Iterator[None]:
         return
     from triton.runtime import driver
 
-    properties = {
-        "multiprocessor_count": gpu.num_sms,
+    fixed = {
         "warpSize": gpu.warp_size,
         "max_num_regs": getattr(gpu, "registers_per_sm", 0),
         "max_shared_mem": gpu.shared_per_program,
@@ -37,6 +36,9 @@ def driver_of(gpu: Gpu, registers: Callable[[bytes], int]) -> Iterator[None]:
         "mem_bus_width": 8000,  # bits
         "mem_clock_rate": gpu.datasheet_bytes_per_s / 2e6,  # kHz
     }
+
+    def properties(index: int) -> dict[str, float]:
+        return fixed | {"multiprocessor_count": device.num_sms(gpu)}
 
     def refuse(*args: object, **options: object) -> NoReturn:
         raise RuntimeError(f"{gpu.product} only stands in for a GPU: it runs no kernel")
@@ -53,7 +55,7 @@ def driver_of(gpu: Gpu, registers: Callable[[bytes], int]) -> Iterator[None]:
         get_current_target=lambda: target_of(gpu),
         get_active_torch_device=lambda: torch.device("cuda", 0),
         get_device_capability=lambda index=0: divmod(int(gpu.architecture), 10),
-        utils=SimpleNamespace(get_device_properties=lambda index: properties, load_binary=load),
+        utils=SimpleNamespace(get_device_properties=properties, load_binary=load),
     )
     with replaced((driver, "_active", answers)):
         yield
