@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7577, 6476),
+    "library": (7585, 6484),
     "benchmark": (400, 358),
     "compile": (584, 519),
     "kernels": (1719, 1257),
-    "meters": (1584, 1454),
+    "meters": (1591, 1461),
     "residency": (217, 168),
     "triton_adapter": (1315, 1253),
-    "rest of the library": (1758, 1467),
+    "rest of the library": (1759, 1468),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12647, 9981),
+    "tests": (12657, 9991),
     "conftest.py": (101, 96),
 }
 
