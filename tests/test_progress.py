@@ -1,4 +1,6 @@
 import io
+import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -44,11 +46,21 @@ def test_progress_in_a_notebook_shows_the_first_step_of_a_loop(stderr, monkeypat
     assert "counting" not in stderr.getvalue()
 
 
+def test_progress_where_there_is_no_terminal_estimates_what_is_long(stderr, monkeypatch):
+    monkeypatch.setattr(Terminal, "isatty", lambda self: False)
+    monkeypatch.setattr(module, "LONG", 0.2)
+    enable()
+    for _ in progress(range(50), "counting"):
+        time.sleep(0.01)
+    lines = re.findall(r"counting: .*/50 \[00:00<00:00", stderr.getvalue())
+    assert 1 <= len(lines) <= 2
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [
         pytest.param(module, "DELAY", 1e9, id="short"),
-        pytest.param(Terminal, "isatty", lambda self: False, id="no-terminal"),
+        pytest.param(Terminal, "isatty", lambda self: False, id="short-and-no-terminal"),
         pytest.param(module, "enable", lambda: None, id="not-enabled-by-a-command"),
     ],
 )

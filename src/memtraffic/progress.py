@@ -1,4 +1,8 @@
-"""Progress bars. Commands enable them on a terminal, and notebooks for Colab in their cells."""
+"""Progress bars. Commands enable them, and notebooks for Colab in their cells.
+
+Where stderr is no terminal, a line says from time to time how far a long command is, and how long
+the rest will take.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DELAY = 2.0  # seconds after which a bar appears
+LONG = 10.0  # seconds after which, and between which, a line appears where there is no terminal
 _enabled = _at_once = False
 
 
 def enable(notebook: bool = False) -> None:
-    """Shows progress from now on, if stderr is a terminal.
+    """Shows progress from now on.
 
-    notebook: show it in a notebook, too, and of a loop from its first step on: it may be long.
+    notebook: as on a terminal, and of a loop from its first step on: it may be long.
     """
     global _enabled, _at_once
-    _enabled = notebook or sys.stderr.isatty()
-    _at_once = notebook
+    _enabled, _at_once = True, notebook
 
 
 @contextmanager
@@ -40,9 +44,10 @@ def progress_bar(
         bar.total = total
         bar.update(done - bar.n)
 
-    delay = DELAY if delay is None else delay
+    often, rarely = (DELAY if delay is None else delay, DELAY / 10), (LONG, LONG)
+    wait, every = often if _at_once or sys.stderr.isatty() else rarely
     with tqdm(
-        desc=label, total=total, delay=delay, mininterval=DELAY / 10, leave=False, file=sys.stderr
+        desc=label, total=total, delay=wait, mininterval=every, leave=False, file=sys.stderr
     ) as bar:
         yield show
 

@@ -42,7 +42,6 @@ from memtraffic.meters.polynomials import (
     solutions,
 )
 from memtraffic.op import AnyInputs, find_op
-from memtraffic.progress import progress
 from memtraffic.triton_adapter.launch import Grid
 
 Passes: TypeAlias = list[dict[str, Polynomial]]  # for each, the polynomial of each of `SIDES`
@@ -64,6 +63,7 @@ MAX_SEARCH = 80_000  # operations on blocks, in all rounds for squares, or at th
 SPREAD = 50, 11, 270, 90, 3, 150, 520, 900, 1700, 3500  # sizes at which blocks are looked for
 MAX_SPREAD = 2**17  # elements there
 MAX_TRIES = 8  # lengths of blocks that shapes at their ends may contradict
+USUAL_SHAPES = 20  # until there is a formula; about as many where blocks are looked for
 FEW_PROGRAMS = 2  # along an axis of a grid: what blocks do at their ends may not show
 MAX_SYMBOLS = 4
 MOST_SHAPES = 4  # that a message lists
@@ -114,6 +114,8 @@ class Counts:
         self._operations, self._least_operations = MAX_OPERATIONS, LEAST_OPERATIONS  # that are left
         self._left_out: set[Shape] = set()  # refused, or too large
         self._unmade: InputsError | None = None
+        self._expected = USUAL_SHAPES
+        self.show: Callable[[int, int], object] = lambda done, total: None  # how far this is
 
     def run(
         self,
@@ -170,7 +172,7 @@ class Counts:
 
         limit: leaves out those at which kernels have too many programs or accesses.
         """
-        for shape in progress((*fit, *held_out), "counting"):
+        for shape in (*fit, *held_out):
             self._counted(shape, limit)
         new = [shape for shape in dict.fromkeys(fit) if shape not in self.fitted]
         self.fitted += tuple(shape for shape in new if shape in self.traffic)
@@ -185,6 +187,8 @@ class Counts:
         if shape in self.traffic or shape in self._left_out:
             return shape in self.traffic
         self._left_out.add(shape)
+        done = len(self._left_out) + len(self.traffic)
+        self.show(done, max(done, self._expected))
         if limit and self.made_by.elements(shape) > MAX_ELEMENTS:
             return False
         work = Work(MAX_PROGRAMS, MAX_ACCESSES) if limit else Work()
@@ -420,6 +424,7 @@ class Counts:
         """
         before = self.traffic.copy(), self.fitted, self.checked
         with self._at_most(3 * MAX_SEARCH):
+            self._expected *= 2
             self.add((), self._spread(), limit=True)
             self.fitted, self.checked = (*self.traffic,), self.checked[:0]
             for _ in range(MAX_TRIES):

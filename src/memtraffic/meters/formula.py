@@ -18,6 +18,7 @@ from memtraffic.errors import AccessError, FormulaError
 from memtraffic.meters.counts import REFUSALS, Counts, is_power, octave, shape_text
 from memtraffic.meters.polynomials import SYMBOLS, Polynomial, Shape, evaluate, polynomial
 from memtraffic.op import AnyInputs
+from memtraffic.progress import progress_bar
 
 OWN_SHAPES = "give such shapes as fit= and held_out=, or --fit and --check"
 ADVICE = (
@@ -182,22 +183,23 @@ def formula(
     count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
     counts, chosen = Counts(fn, inputs, backward, dtype), fit is None and held_out is None
-    found, odd, advice = None, "", ""
-    try:
-        if (found := counts.run(fit, held_out)) is None:
-            odd = counts.no_formula()
-            advice = f". {ADVICE}" if any(counts.launches.values()) else ""
-    except AccessError as error:
-        odd = f"{error} It was at {shape_text(counts.shape)}." if counts.shape else str(error)
-        advice, counts = f" If it takes only whole blocks, {OWN_SHAPES}", counts.fresh()
-        with suppress(FormulaError):  # too few shapes are left
-            found = counts.run() if chosen else None
-    if found is None and chosen and counts.fitted:
-        found = counts.in_blocks()
-    if found is None and counts.refusals is not REFUSALS:
-        raise AccessError(odd + advice)
-    if found is None and (found := counts.narrower(odd) if chosen else None) is None:
-        raise FormulaError(odd + advice)
+    with progress_bar("counting, shape") as counts.show:
+        found, odd, advice = None, "", ""
+        try:
+            if (found := counts.run(fit, held_out)) is None:
+                odd = counts.no_formula()
+                advice = f". {ADVICE}" if any(counts.launches.values()) else ""
+        except AccessError as error:
+            odd = f"{error} It was at {shape_text(counts.shape)}." if counts.shape else str(error)
+            advice, counts = f" If it takes only whole blocks, {OWN_SHAPES}", counts.fresh()
+            with suppress(FormulaError):  # too few shapes are left
+                found = counts.run() if chosen else None
+        if found is None and chosen and counts.fitted:
+            found = counts.in_blocks()
+        if found is None and counts.refusals is not REFUSALS:
+            raise AccessError(odd + advice)
+        if found is None and (found := counts.narrower(odd) if chosen else None) is None:
+            raise FormulaError(odd + advice)
     names = "fitted", "checked", "refused", "symbols"
     evidence: dict[str, Any] = {name: tuple(getattr(counts, name)) for name in names}
     evidence["notes"] = counts.remarks()
