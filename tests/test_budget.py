@@ -34,21 +34,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7585, 6484),
+    "library": (7633, 6522),
     "benchmark": (400, 358),
     "compile": (584, 519),
     "kernels": (1719, 1257),
     "meters": (1591, 1461),
     "residency": (217, 168),
-    "triton_adapter": (1315, 1253),
-    "rest of the library": (1759, 1468),
+    "triton_adapter": (1366, 1293),
+    "rest of the library": (1763, 1473),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12657, 9991),
+    "tests": (12708, 10031),
     "conftest.py": (101, 96),
 }
 
