@@ -28,7 +28,6 @@ from memtraffic.meters.polynomials import odd_ones, parse, polynomial
 from memtraffic.op import AnyInputs, Op, element_tolerance, exact, find_op, row_tolerance
 from memtraffic.triton_adapter.interpret import interpreting
 from memtraffic.triton_adapter.reach import Block, Reach
-from memtraffic.triton_adapter.turns import RUNNING
 
 MOST_TRACED = 8192  # elements of a shape at which each access is compared with the others
 MIN_SHAPES = 6  # at which a function's traffic is compared, where it refuses others
@@ -132,10 +131,9 @@ class _Bounds:
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
-        with RUNNING:  # a launch of another thread waits
-            outer, self.reach = self.reach, Reach(kernel)
-            yield
-            self.reach = outer
+        outer, self.reach = self.reach, Reach(kernel)
+        yield
+        self.reach = outer
 
     def bind(self, argument: str, tensor: Tensor) -> None:
         self.reach.bind(argument, tensor)

@@ -210,6 +210,16 @@ def symmetric_words(n: int, device: torch.device, group: Any) -> tuple[object, t
 # ---- torch.compile
 
 
+def in_compiled_functions(call: Callable[..., Any]) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What to replace, as of `patching.replaced`, so that compiled functions run `call` instead."""
+    # Where it is not imported, no function is compiled yet; to import it takes two seconds.
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return []
+    start = frames._callback_from_stance
+    return [(frames, "_callback_from_stance", lambda given: call if given else start(given))]
+
+
 def refuse_to_recompile(limit: int) -> None:
     """Lets a compiled function that meets more than `limit` shapes fail, not run uncompiled."""
     import torch._dynamo

@@ -1,6 +1,8 @@
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
+import memtraffic
 from memtraffic import device
+from memtraffic.compile import capture_launches
 from memtraffic.errors import CountError, LaunchError
 from memtraffic.meters import count as module
 from memtraffic.meters.count import Access, count
@@ -232,6 +236,73 @@ def test_count_refuses_functions_that_hide_their_kernels(make):
 
 def double(x):
     return 2 * x
+
+
+# ---- other threads
+
+
+def started(x):
+    thread = threading.Thread(target=kernels.masked, args=(x,))
+    thread.start()
+    thread.join(60)
+    return kernels.masked(x)
+
+
+BESIDE = {  # what works on a CPU, and is refused or seen where it is counted
+    "operations": lambda x: x.exp().sum(),
+    "kernel": kernels.masked,
+    "functions-of-a-kernel-by-turns": lambda x: memtraffic.softmax(x.repeat(1, 4096)),
+    "list": lambda x: torch.tensor(x.tolist()),
+    "array": lambda x: torch.from_numpy(x.numpy() + 1),
+    "thread": started,
+    "compiled": lambda x: torch.compile(double, backend="eager", dynamic=False)(x),
+    "traced": lambda x: torch.jit.trace(double, x)(x),
+    "backward": lambda x: torch.func.grad(lambda x: x.exp().sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.skipif(device.HAS_GPU, reason="there is no array of what a GPU holds")
+@pytest.mark.parametrize("watch", [count, capture_launches])
+@cases("work", BESIDE)
+def test_count_leaves_other_threads_alone(work, watch):
+    """What they do is done as it is elsewhere, and not counted."""
+    x, y, results = matrix(5, 7) % 3, matrix(2, 9), []
+    with ThreadPoolExecutor(1) as pool:
+        expected = pool.submit(work, x).result()
+
+        def waits_for_the_other(y):
+            kernels.masked(y)
+            results.append(pool.submit(work, x).result(60))
+            return kernels.masked(y)
+
+        found = watch(waits_for_the_other, y)
+    assert len(found) == 2 if watch is capture_launches else totals(found) == (36, 36)
+    assert torch.equal(*results, expected)
+
+
+def test_counts_of_several_threads():
+    """Each counts its own, and leaves Triton and PyTorch as they were."""
+    sizes = range(3, 9)
+    before = torch.Tensor.tolist, threading.Thread.start, kernels._masked_kernel.run.__func__
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        every = pool.map(lambda n: moved(kernels.masked, matrix(n, n)), sizes)
+        plain = pool.map(lambda n: kernels.masked(matrix(n, n)), sizes)
+    assert [*every] == [(n * n, n * n) for n in sizes]
+    assert all(torch.equal(y, matrix(n, n)) for n, y in zip(sizes, plain, strict=True))
+    after = torch.Tensor.tolist, threading.Thread.start, kernels._masked_kernel.run.__func__
+    assert after == before
+
+
+def test_count_of_a_thread_in_a_copy_of_the_context():
+    """Its kernels belong to the function."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        def elsewhere(x):
+            return pool.submit(copy_context().run, kernels.masked, x).result(60)
+
+        assert moved(elsewhere, matrix()) == (36, 36)
 
 
 # ---- Triton kernels

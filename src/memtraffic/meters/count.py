@@ -21,10 +21,9 @@ Nothing is guessed: an operation that `operations` does not know is an error tha
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,10 +44,9 @@ from memtraffic.tensors import held
 from memtraffic.triton_adapter import interpret
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.launch import Grid
-from memtraffic.triton_adapter.patching import replaced
+from memtraffic.triton_adapter.patching import replaced_here
 from memtraffic.triton_adapter.reach import Block, Reach
 
-_lock = threading.Lock()
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 _work: ContextVar[Work | None] = ContextVar("work", default=None)
 
@@ -141,8 +139,9 @@ def count(
     configurations differ in traffic, or a backward pass that does not exist. What `fn` itself
     raises is passed on.
 
-    Counts in several threads wait for each other. While one runs, parts of Triton and PyTorch are
-    replaced in the whole process: other threads should launch no kernel meanwhile.
+    Counts in several threads wait for each other. What other threads do meanwhile is not counted,
+    and runs as it would without, one kernel at a time. A thread belongs to `fn` if it runs in a
+    copy of its context (`contextvars.copy_context`), and then its kernels are counted.
     """
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
     forward, after = TrafficMeter(trace), TrafficMeter(trace)
@@ -171,7 +170,6 @@ def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator
     with (
         device.capturing_launches(gpu),
         interpret.interpreting(meter),
-        _lock,  # after that of `interpreting`, which is none without Triton
         _nothing_hidden(meter, fn),
         torch_adapter.set_wrap_triton_enabled(False),  # it hides a launch in an operation
         meter,
@@ -286,8 +284,6 @@ def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
 
 def _cause(error: BaseException) -> BaseException:
     """What the counted function really raised."""
-    if "fail_on_recompile" in str(error):
-        return _hidden("torch.compile")
     return interpret.interpreter_cause(error)
 
 
@@ -328,28 +324,25 @@ def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
         )
 
     def start(thread: threading.Thread) -> None:
-        # One of somebody else, of the interpreter, of a bar that shows progress.
-        harmless = not _counting.get() or meter.kernel is not None
-        if harmless or type(thread).__module__.startswith("tqdm."):
+        # One of the interpreter, of a bar that shows progress.
+        if meter.kernel is not None or type(thread).__module__.startswith("tqdm."):
             return start_thread(thread)
         raise CountError(
             f"{function_name(fn)} starts a thread, and what another thread moves is not counted"
         )
 
     original, convert = torch.Tensor.tolist, torch.Tensor.numpy
-    start_thread, stance = threading.Thread.start, nullcontext()
-    # Without it there are no functions compiled before, and to import it takes two seconds.
-    if "torch._dynamo" in sys.modules:
-        stance = torch.compiler.set_stance("fail_on_recompile")
+    start_thread = threading.Thread.start
     scripted = torch.jit.ScriptFunction, torch_adapter.ScriptMethod
-    hidden = (
+    hidden: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
         (torch, "compile", refuse("torch.compile")),
+        *torch_adapter.in_compiled_functions(refuse("torch.compile")),
         *((kind, "__call__", refuse("torch.jit.script")) for kind in scripted),
         (threading.Thread, "start", start),
         (Tensor, "tolist", tolist),
         *((Tensor, name, to_numpy) for name in ("numpy", "__dlpack__")),
     )
-    with replaced(*hidden), stance:
+    with replaced_here(*hidden):
         yield
 
 

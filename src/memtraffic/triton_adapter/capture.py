@@ -11,7 +11,7 @@ import torch
 from memtraffic import device
 from memtraffic.torch_adapter import disable_current_modes
 from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch
-from memtraffic.triton_adapter.patching import lock, replaced
+from memtraffic.triton_adapter.patching import replaced_here, watching
 from memtraffic.triton_adapter.relaunch import Relaunched, relaunch
 
 
@@ -19,8 +19,8 @@ from memtraffic.triton_adapter.relaunch import Relaunched, relaunch
 def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
     """Context manager: `record(kernel, args, options)` is called in place of each kernel launch.
 
-    An autotuned kernel is recorded once for each of its configurations. `warmup` compiles, in a
-    process that does: what it returns may then be launched.
+    Other threads launch theirs. An autotuned kernel is recorded once for each of its
+    configurations. `warmup` compiles, in a process that does: what it returns may then be launched.
     """
     if not device.HAS_TRITON:
         yield
@@ -47,8 +47,8 @@ def capturing(record: Callable[[Kernel, tuple[Any, ...], dict[str, Any]], None])
         return launches[0].compiled
 
     with (
-        lock,
-        replaced(
+        watching(),
+        replaced_here(
             (jit.JITFunction, "run", run),
             (interpreter.InterpretedFunction, "run", run),
             (CompiledKernel, "__getitem__", relaunch),

@@ -27,7 +27,7 @@ from memtraffic.triton_adapter.launch import (
 from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
 from memtraffic.triton_adapter.memory import Meter, rewritten
 from memtraffic.triton_adapter.mend import mend_interpreter
-from memtraffic.triton_adapter.patching import lock, replaced
+from memtraffic.triton_adapter.patching import RUNNING, replaced, replaced_here, watching
 from memtraffic.triton_adapter.reach import marked
 from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
 
@@ -36,13 +36,18 @@ from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
 def interpreting(meter: Meter) -> Iterator[None]:
     """Context manager: kernels launched inside are interpreted, and report to `meter`.
 
-    So they are in a process that compiles its kernels, too. meter: it may be a `BlockMeter`.
+    So they are in a process that compiles its kernels, too. What other threads launch meanwhile
+    runs as it would without. meter: it may be a `BlockMeter`.
     """
-    with lock, ExitStack() as stack:
+    with watching(), ExitStack() as stack:
         if device.HAS_TRITON:
-            with naming_version(CountError):
+            with RUNNING, naming_version(CountError):
                 stack.enter_context(_replaced_for(meter))
-        yield
+        try:
+            yield
+        finally:
+            with RUNNING:  # once a launch of another thread has ended
+                stack.close()
 
 
 @contextmanager
@@ -61,14 +66,15 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     def run(kernel: Kernel, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
         jitted = isinstance(kernel, jit.JITFunction)
         if warmup and jitted:
-            unprepare()
-            return compile_only(kernel, *args, grid=grid, warmup=True, **options)
+            with as_before():
+                return compile_only(kernel, *args, grid=grid, warmup=True, **options)
         function = interpreter.InterpretedFunction(kernel.fn) if jitted else kernel
-        running.append(kernel)
-        try:
-            run_interpreted(function, *args, grid=grid, warmup=warmup, **options)
-        finally:
-            running.pop()
+        with RUNNING, replaced(*inside):
+            running.append(kernel)
+            try:
+                run_interpreted(function, *args, grid=grid, warmup=warmup, **options)
+            finally:
+                running.pop()
         return Relaunched(kernel, args, options) if jitted else None
 
     def launched(args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -101,24 +107,36 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     numbers: dict[int, int] = {}  # of the arguments of a launch, by the id of the tensor
     running: list[Kernel] = []  # the kernels that are being launched
     blocks: Any = meter if hasattr(meter, "block") else None
+
+    @contextmanager
+    def as_before() -> Iterator[None]:
+        with RUNNING:
+            unprepare()
+            yield
+
     metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
+    inside = [  # what a launch finds that is watched
+        (interpreter._interpreter, "meter", meter),
+        (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
+        (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
+        (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
+        (interpreter.InterpretedFunction, "rewritten_fn", rewritten),
+        (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
+        (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
+        (core, "warn", _warn_once),
+    ]
     with (
-        replaced(
-            (interpreter._interpreter, "meter", meter),
-            (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
-            (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
-            (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
-            (interpreter.InterpretedFunction, "rewritten_fn", rewritten),
-            (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
-            (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
-            *((tuner, "run", run_autotuned) for tuner in capture.autotuners()),
-            (core, "warn", _warn_once),
+        prepared_once(interpreter) as unprepare,
+        replaced_here(
             *((kind, "run", run) for kind in (jit.JITFunction, interpreter.InterpretedFunction)),
+            beside=as_before,
+        ),
+        replaced_here(
+            *((tuner, "run", run_autotuned) for tuner in capture.autotuners()),
             (jit.JITFunction, "__call__", call),
             (interpreter.InterpretedFunction, "__call__", call),
             (CompiledKernel, "__getitem__", relaunch),
         ),
-        prepared_once(interpreter) as unprepare,
     ):
         yield
 

@@ -11,6 +11,7 @@ import torch
 
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
+from memtraffic.triton_adapter.patching import RUNNING
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 from memtraffic.triton_adapter.values import compute_as_compiled
 
@@ -32,12 +33,25 @@ def mend_interpreter() -> None:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
         for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
             setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
+        kernel = interpreter.InterpretedFunction
+        kernel.run = _one_at_a_time(kernel.run)
         interpreter._interpreter = Memory(interpreter)
         compute_as_compiled(interpreter)
         _take_bfloat16(interpreter)
         if triton_version() < (3, 7):
             _take_scalar_bounds(interpreter)
         interpreter.mended = True
+
+
+def _one_at_a_time(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Launches of several threads one after the other, as the interpreter has one state for all."""
+
+    @functools.wraps(run)
+    def launch(*args: Any, **options: Any) -> Any:
+        with RUNNING:
+            return run(*args, **options)
+
+    return launch
 
 
 def _take_bfloat16(interpreter: Any) -> None:

@@ -1,14 +1,63 @@
-"""Replaces attributes of Triton's classes for a while, one thread at a time."""
+"""Replaces attributes of classes and modules for a while: for one that watches what runs.
+
+What runs beside, in other threads, finds them as they were.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
-lock = threading.RLock()
+lock = threading.RLock()  # who has it may replace attributes, and others wait
+RUNNING = threading.RLock()  # what the interpreter runs is a state of the whole process
+_watch: ContextVar[object] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Context manager: `replaced_here` is about what runs in the context of the caller.
+
+    Those are the caller's thread, and threads that run in a copy of its context. Others that want
+    to watch wait.
+    """
+    with lock:
+        token = _watch.set(_watch.get() or object())
+        try:
+            yield
+        finally:
+            _watch.reset(token)
+
+
+@contextmanager
+def replaced_here(
+    *patches: tuple[Any, str, Callable[..., Any]],
+    beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[None]:
+    """Context manager: as `replaced`, of functions, in a context that is watched alone.
+
+    beside: the context manager in which others call what there was.
+    """
+    watch = _watch.get()
+
+    def split(owner: Any, name: str, here: Callable[..., Any]) -> tuple[Any, str, Any]:
+        elsewhere = getattr(owner, name)
+
+        @functools.wraps(elsewhere)
+        def call(*args: Any, **options: Any) -> Any:
+            if _watch.get() is watch:
+                return here(*args, **options)
+            with beside():
+                return elsewhere(*args, **options)
+
+        return owner, name, call
+
+    with replaced(*(split(*patch) for patch in patches)):
+        yield
 
 
 @contextmanager

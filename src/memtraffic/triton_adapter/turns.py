@@ -16,7 +16,6 @@ from memtraffic.triton_adapter.patching import replaced
 from memtraffic.triton_adapter.reach import ADDRESS
 
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
-RUNNING = threading.RLock()  # which program of a launch runs is a state of the whole process
 
 
 class _Abandoned(BaseException):
@@ -120,16 +119,15 @@ def cooperative_executor(executor: Any) -> type:
             self.constexprs = [it for it in arg_names if "constexpr" in str(kinds.get(it))]
 
         def __call__(self, *args: Any, **options: Any) -> None:
-            with RUNNING:
-                if not options.get("launch_cooperative_grid"):
-                    super().__call__(*args, **options)
-                    return
-                from triton.runtime.interpreter import interpreter_builder
+            if not options.get("launch_cooperative_grid"):
+                super().__call__(*args, **options)
+                return
+            from triton.runtime.interpreter import interpreter_builder
 
-                turns = Turns(interpreter_builder)
-                self.fn: Any = _Program(self.fn, turns, interpreter_builder)
-                with replaced((Turns, "current", turns)):
-                    super().__call__(*args, **options)
+            turns = Turns(interpreter_builder)
+            self.fn: Any = _Program(self.fn, turns, interpreter_builder)
+            with replaced((Turns, "current", turns)):
+                super().__call__(*args, **options)
 
     return CooperativeExecutor
 
