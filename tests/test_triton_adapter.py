@@ -29,10 +29,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import kernels
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
-from memtraffic.kernels.softmax import masked, persistent
+from memtraffic.kernels.softmax import masked, persistent, split
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
+from memtraffic.triton_adapter.turns import FEW
 
 
 def zeros(m, n, dtype=torch.float32):
@@ -93,7 +95,7 @@ def test_interpreting_masks_are_boolean(monkeypatch):
     """Triton 3.9 refuses others."""
     from triton.runtime import interpreter
 
-    seen, real = [], interpreter._interpreter._real
+    seen, real = [], interpreter._interpreter.real
 
     class Strict:
         def __getattr__(self, name):
@@ -103,7 +105,7 @@ def test_interpreting_masks_are_boolean(monkeypatch):
 
             return access
 
-    monkeypatch.setattr(interpreter._interpreter, "_real", Strict())
+    monkeypatch.setattr(interpreter._interpreter, "real", Strict())
     x = zeros(1, 8)[0] + 2
     y = torch.zeros_like(x)
     traffic = count(lambda: _live_kernel[(1,)](y, x, 5, BLOCK=8), ())
@@ -305,6 +307,32 @@ def test_turns_pass_on_what_a_program_raises(fails):
     y = words(3)  # and the next launch is not disturbed
     kernels.ended(launch_by_turns_of_relay, y, "load")
     assert y.tolist() == [3, 2, 1]
+
+
+def softmax_by_turns(x):
+    return split.softmax(x, block=128, chunks=1)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(50, 4), (3, FEW), (1, 3 * FEW)])
+def test_turns_of_many_programs_take_few_threads(rows, parts, monkeypatch):
+    """Also where more wait for one another than begin at first. Each looks once at each word."""
+    threads, prepared, start = [], [], threading.Thread.start
+    prepare, x = interpreter._patch_builtin, matrix(rows, 128 * parts)
+    monkeypatch.setattr(interpreter, "_patch_builtin", lambda *it: prepared.append(prepare(*it)))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            threading.Thread,
+            "start",
+            lambda it: [threads.append(threading.active_count()), start(it)],
+        )
+        torch.testing.assert_close(softmax_by_turns(x), torch.softmax(x, 1))
+    assert len(threads) == rows * parts  # a program each
+    assert max(threads) - min(threads) <= max(FEW, 2 * parts)
+    assert len(prepared) < 20  # parts of the language, for a launch and not for each call
+    traffic, words = count(softmax_by_turns, x), rows * parts
+    # Who writes a word finds it empty before.
+    assert traffic.read_elements == x.numel() + words * (1 + parts)
+    assert traffic.written_elements == x.numel() + 2 * words
 
 
 def test_launches_of_several_threads():

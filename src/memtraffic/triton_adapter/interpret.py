@@ -27,7 +27,13 @@ from memtraffic.triton_adapter.launch import (
 from memtraffic.triton_adapter.libdevice import call_assembly, call_library, prepared_once
 from memtraffic.triton_adapter.memory import Meter, rewritten
 from memtraffic.triton_adapter.mend import mend_interpreter
-from memtraffic.triton_adapter.patching import RUNNING, replaced, replaced_here, watching
+from memtraffic.triton_adapter.patching import (
+    RUNNING,
+    replaced,
+    replaced_here,
+    unwatched,
+    watching,
+)
 from memtraffic.triton_adapter.reach import marked
 from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
 
@@ -58,8 +64,10 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
     from triton.runtime import interpreter, jit
 
     mend_interpreter()
-    compile_only, run_interpreted = jit.JITFunction.run, interpreter.InterpretedFunction.run
-    call_interpreted = interpreter.InterpretedFunction.__call__
+    # Of meters inside each other, the innermost sees a launch.
+    compile_only = unwatched(jit.JITFunction.run)
+    run_interpreted = unwatched(interpreter.InterpretedFunction.run)
+    call_interpreted = unwatched(interpreter.InterpretedFunction.__call__)
 
     # In a process that compiles, kernels and the functions they call are jitted ones. A launch
     # returns the compiled kernel, which may then be launched itself.

@@ -92,12 +92,12 @@ class Memory:
     """
 
     def __init__(self, interpreter: Any) -> None:
-        self._real, self._builder = interpreter._interpreter, interpreter.interpreter_builder
+        self.real, self._builder = interpreter._interpreter, interpreter.interpreter_builder
         self.meter: Any = None
-        self._kinds = self._real.RMW_OP
+        self._kinds = self.real.RMW_OP
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+        return getattr(self.real, name)
 
     def _tell(self, kinds: list[Access], at: Any, mask: Any, size: int, whole: Any = None) -> None:
         """Tells of accesses of the unmasked elements, and, if asked for, of the whole block.
@@ -116,11 +116,11 @@ class Memory:
 
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
         self._tell(["read"], pointers, mask, np.dtype(dtype).itemsize, "read")
-        return self._real.load(pointers & ADDRESS, mask, other, dtype)
+        return self.real.load(pointers & ADDRESS, mask, other, dtype)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
         self._tell(["written"], pointers, mask, value.dtype.itemsize, "written")
-        return self._real.store(pointers & ADDRESS, value, mask)
+        return self.real.store(pointers & ADDRESS, value, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
         self._tell(["read", "written"], pointers, mask, value.dtype.itemsize, "atomic")
@@ -129,8 +129,8 @@ class Memory:
             return self._added(at, value, mask)
         if value.dtype.kind == "f" and operation in (kinds.AND, kinds.OR, kinds.XOR, kinds.XCHG):
             bits = value.view(f"u{value.dtype.itemsize}")
-            return self._real.atomic_rmw(operation, at, bits, mask, order).view(value.dtype)
-        return self._real.atomic_rmw(operation, at, value, mask, order)
+            return self.real.atomic_rmw(operation, at, bits, mask, order).view(value.dtype)
+        return self.real.atomic_rmw(operation, at, value, mask, order)
 
     def _added(self, pointers: Any, value: Any, mask: Any) -> Any:
         """What there was before numbers of 16 bits are added, one after the other."""
@@ -139,15 +139,15 @@ class Memory:
         found, every = np.zeros(value.size, np.int16), np.ones(1, dtype=bool)
         for i in np.flatnonzero(mask):
             here = pointers.reshape(-1)[i : i + 1]
-            found[i : i + 1] = before = self._real.load(here, every, found[:1], found.dtype)
+            found[i : i + 1] = before = self.real.load(here, every, found[:1], found.dtype)
             after = torch.from_numpy(before).view(kind) + terms[i]
-            self._real.store(here, after.view(torch.int16).numpy(), every)
+            self.real.store(here, after.view(torch.int16).numpy(), every)
         return found.view(value.dtype).reshape(value.shape)
 
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)
         self._tell(["read"], pointers, every, value.dtype.itemsize, "atomic")
-        found = self._real.atomic_cas(pointers & ADDRESS, expected, value, order)
+        found = self.real.atomic_cas(pointers & ADDRESS, expected, value, order)
         self._tell(["written"], pointers, found == expected, value.dtype.itemsize)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
-from memtraffic.triton_adapter.patching import RUNNING
+from memtraffic.triton_adapter.patching import RUNNING, replaced
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 from memtraffic.triton_adapter.values import compute_as_compiled
 
@@ -28,15 +29,19 @@ def mend_interpreter() -> None:
 
     if not hasattr(interpreter, "mended"):
         interpreter.GridExecutor = cooperative_executor(interpreter.GridExecutor)
-        builder, memory = interpreter.InterpreterBuilder, interpreter._interpreter
+        builder, memory = interpreter.InterpreterBuilder, Memory(interpreter)
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
         for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
             setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
         kernel = interpreter.InterpretedFunction
         kernel.run = _one_at_a_time(kernel.run)
-        interpreter._interpreter = Memory(interpreter)
+        interpreter._interpreter = memory
         compute_as_compiled(interpreter)
+        interpreter._get_np_dtype = _known_by_name(interpreter._get_np_dtype)
+        # It would check each integer for an overflow, and say so only where `debug` is asked for.
+        own = interpreter.interpreter_builder
+        own.options = replace(own.options, sanitize_overflow=own.options.debug)
         _take_bfloat16(interpreter)
         if triton_version() < (3, 7):
             _take_scalar_bounds(interpreter)
@@ -44,14 +49,39 @@ def mend_interpreter() -> None:
 
 
 def _one_at_a_time(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Launches of several threads one after the other, as the interpreter has one state for all."""
+    """Launches of several threads one after the other, as the interpreter has one state for all.
+
+    It prepares the language for each call of a function, which takes it more time than many of them
+    take. Once a launch will do, for each module's functions.
+    """
+    from triton.runtime import interpreter
 
     @functools.wraps(run)
     def launch(*args: Any, **options: Any) -> Any:
         with RUNNING:
-            return run(*args, **options)
+            prepare, scopes = interpreter._patch_lang, dict[int, Any]()
+
+            def prepare_once(function: Any) -> Any:
+                names = id(function.__globals__)
+                scopes[names] = scopes.get(names) or prepare(function)
+                return scopes[names]
+
+            with replaced((interpreter, "_patch_lang", prepare_once)):
+                return run(*args, **options)
 
     return launch
+
+
+def _known_by_name(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """NumPy's types of the language's, which the interpreter asks for with each operation."""
+    known: dict[str, Any] = {}
+
+    def find(kind: Any) -> Any:
+        if kind.scalar.name not in known:
+            known[kind.scalar.name] = numpy_type(kind.scalar)
+        return known[kind.scalar.name]
+
+    return find
 
 
 def _take_bfloat16(interpreter: Any) -> None:

@@ -54,10 +54,16 @@ def replaced_here(
             with beside():
                 return elsewhere(*args, **options)
 
+        call.elsewhere = elsewhere  # type: ignore[attr-defined]
         return owner, name, call
 
     with replaced(*(split(*patch) for patch in patches)):
         yield
+
+
+def unwatched(function: Any) -> Any:
+    """What a function was before all `replaced_here`."""
+    return unwatched(function.elsewhere) if hasattr(function, "elsewhere") else function
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from memtraffic.triton_adapter.launch import Grid
 from memtraffic.triton_adapter.patching import replaced
 from memtraffic.triton_adapter.reach import ADDRESS
 
+FEW = 32  # programs that have begun and not ended, as long as these do not wait for later ones
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
 
 
@@ -28,19 +29,33 @@ class Turns:
     A program hands over before it reads what others may write: at a volatile load, and at an atomic
     operation. So programs that wait for one another get what they wait for, in the same order each
     time. Raises RuntimeError if none of them writes in MAX_IDLE_TURNS turns of each.
+
+    On a GPU all of them run side by side. Here FEW begin, and another one whenever one ends; twice
+    as many where a turn of the oldest leads to nothing. A volatile load that it made too early, and
+    makes again, is reported once, as if all had begun before.
     """
 
     current: Turns | None = None
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
-        self._waiting: list[tuple[Grid, threading.Semaphore]] = []
+        self._waiting: list[tuple[Grid, bool, threading.Semaphore]] = []
         self._main = threading.Semaphore(0)
         self._failure: BaseException | None = None
         self.writes = 0  # how often a program wrote to memory
+        self._most, self.early = FEW, True  # whether there are programs that have not begun
+        self.looks: dict[Grid, list[bytes]] = {}  # where a program has looked early, at last
 
     def start(self, run: Callable[[], None]) -> None:
-        """Runs a program until it hands over or ends. Raises what the program raised."""
+        """Runs a program until it hands over or ends, once there is room for it.
+
+        Raises what a program raised.
+        """
+        index = self._builder.grid_idx
+        while len(self._waiting) >= self._most:
+            if not self._turn():
+                self._most *= 2
+        self._builder.set_grid_idx(*index)
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(self._run, run), daemon=True).start()
         self._main.acquire()
@@ -48,19 +63,21 @@ class Turns:
 
     def finish(self) -> None:
         """Runs all programs to their end."""
-        idle = 0  # turns since a program wrote or ended
+        for _ in range(sum(not looks for _, looks, _ in self._waiting)):  # those that began late
+            self._turn()
+        self.early, idle = False, 0  # turns since a program wrote or ended
         while count := len(self._waiting):
             if idle > MAX_IDLE_TURNS * count:
                 self._failure = RuntimeError(f"{count} programs wait for what none of them writes")
-            before = self.writes, count
-            self._resume()
-            self._check()
-            idle = idle + 1 if before == (self.writes, len(self._waiting)) else 0
+            idle = 0 if self._turn() else idle + 1
 
-    def hand_over(self) -> None:
-        """Called by a program: lets the others take their turns first."""
+    def hand_over(self, looks: bool) -> None:
+        """Called by a program: lets the others take their turns first.
+
+        looks: whether it is about to load, and so will not write.
+        """
         turn = threading.Semaphore(0)
-        self._waiting.append((tuple(self._builder.grid_idx), turn))
+        self._waiting.append((tuple(self._builder.grid_idx), looks, turn))
         self._main.release()
         turn.acquire()
         if self._failure is not None:
@@ -75,8 +92,19 @@ class Turns:
             self._failure = error
         self._main.release()
 
-    def _resume(self) -> None:
-        index, turn = self._waiting.pop(0)
+    def _turn(self) -> bool:
+        """Resumes the program that waits longest. Returns whether it wrote, or ended.
+
+        Early, one that may write: what it writes may be what another one looks for.
+        """
+        before = self.writes, len(self._waiting)
+        writers = (i for i, (_, looks, _) in enumerate(self._waiting) if self.early and not looks)
+        self._resume(next(writers, 0))
+        self._check()
+        return before != (self.writes, len(self._waiting))
+
+    def _resume(self, place: int = 0) -> None:
+        index, _, turn = self._waiting.pop(place)
         self._builder.set_grid_idx(*index)
         turn.release()
         self._main.acquire()
@@ -157,7 +185,9 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
         is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
         pointers = args[is_rmw].data & ADDRESS
         mask = args[mask_at].data if mask_at else np.ones(pointers.shape, dtype=bool)
-        return bool(memory.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes())
+        return bool(
+            memory.real.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes()
+        )
 
     @functools.wraps(method)
     def access(builder: Any, *args: Any, **options: Any) -> Any:
@@ -167,9 +197,16 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
         turns = Turns.current
         if turns is None:
             return method(builder, *args, **options)
-        if is_atomic or (is_load and options.get("is_volatile", args[-1])):
-            turns.hand_over()
-        result = method(builder, *args, **options)
+        looks = is_load and options.get("is_volatile", args[-1])
+        where = [args[0].data.tobytes(), mask.data.tobytes()] if looks else []
+        before = turns.looks.pop(tuple(builder.grid_idx), None)
+        if is_atomic or looks:
+            turns.hand_over(looks)
+        if looks and turns.early:
+            turns.looks[tuple(builder.grid_idx)] = where
+        known = ((memory, "meter", None),) if where == before else ()
+        with replaced(*known):
+            result = method(builder, *args, **options)
         if not is_load and not (is_atomic and leaves_as_found(result.data, *args)):
             turns.writes += 1
         return result
