@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7683, 6567),
+    "library": (7719, 6604),
     "benchmark": (400, 358),
     "compile": (584, 519),
     "kernels": (1719, 1257),
     "meters": (1591, 1461),
     "residency": (217, 168),
-    "triton_adapter": (1416, 1338),
+    "triton_adapter": (1452, 1375),
     "rest of the library": (1763, 1473),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12729, 10048),
+    "tests": (12786, 10101),
     "conftest.py": (101, 96),
 }
 
