@@ -313,7 +313,7 @@ def softmax_by_turns(x):
     return split.softmax(x, block=128, chunks=1)
 
 
-@pytest.mark.parametrize(("rows", "parts"), [(50, 4), (3, FEW), (1, 3 * FEW)])
+@pytest.mark.parametrize(("rows", "parts"), [(50, 3), (3, FEW), (1, 3 * FEW)])
 def test_turns_of_many_programs_take_few_threads(rows, parts, monkeypatch):
     """Also where more wait for one another than begin at first. Each looks once at each word."""
     threads, prepared, start = [], [], threading.Thread.start

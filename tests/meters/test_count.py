@@ -3,6 +3,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from memtraffic.meters.operations import OpTraffic
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+import triton
+import triton.language as tl
 from another_process import run_python
 from cases import cases
 
@@ -458,8 +461,18 @@ def test_count_warns_of_the_language_once():
     assert len(caught) == 1
 
 
+@triton.jit
+def _row_kernel(y_ptr, x_ptr, row):
+    x = tl.make_tensor_descriptor(x_ptr, [row + 1, 4], [4, 1], [1, 4])
+    y = tl.make_tensor_descriptor(y_ptr, [1, 4], [4, 1], [1, 4])
+    y.store([0, 0], x.load([row, 0]))
+
+
 def test_count_refuses_a_read_of_one_argument_that_lands_in_another():
-    x, y = torch.zeros(4), torch.zeros(4)
+    x, y = sorted((torch.zeros(4), torch.zeros(4)), key=torch.Tensor.data_ptr)
+    assert moved(lambda row: _row_kernel[(1,)](y, x, row), 0) == (4, 4)
+    with pytest.raises(CountError, match=r"outside x_ptr, .*, which is element 0 of y_ptr"):
+        count(lambda row: _row_kernel[(1,)](y, x, row), ((y.data_ptr() - x.data_ptr()) // 16,))
 
     def copy(shift):
         kernels._shifted_copy_kernel[(1,)](y, x, shift, BLOCK=4)
@@ -473,6 +486,69 @@ def test_count_refuses_a_read_of_one_argument_that_lands_in_another():
     assert moved(copy, 4) == (4, 4)
     with pytest.raises(CountError, match=r"outside x_ptr, .*: .* element 8 of 1"):
         count(copy, (5,))
+
+
+@triton.jit
+def _moved_kernel(y_ptr, x_ptr, kept_ptr, MOVE: tl.constexpr, SHIFT: tl.constexpr):
+    """Reads and writes 2 elements of x and 2 of y by pointers that were moved about."""
+    i, kept = tl.arange(0, 4), tl.load(kept_ptr + 3).to(tl.pointer_type(tl.float32))
+    at_x, at_y = x_ptr + i % 2 + SHIFT, tl.where(i > 2, y_ptr + 1, kept)
+    at = tl.where(i < 2, at_x, at_y)
+    if MOVE == "join":
+        at = tl.join(at, at).permute(1, 0).reshape(2, 2, 2)
+    elif MOVE == "split":
+        at = tl.split(tl.join(at_y, at))[1]
+    elif MOVE == "gather":
+        at = at.gather((i + 2) % 4, 0)
+    tl.store(at, tl.load(at))
+
+
+@pytest.mark.skipif(device.HAS_GPU, reason="the interpreter works on copies")
+@pytest.mark.parametrize("move", ["where", "join", "split", "gather"])
+def test_count_knows_of_which_argument_a_pointer_is(move):
+    """Where one of them went through memory, too."""
+    x, y = torch.zeros(2), torch.ones(2)
+    kept = torch.tensor([0, 0, 0, y.data_ptr()])
+
+    def launch(shift):
+        _moved_kernel[(1,)](y, x, kept, move, shift)
+
+    accesses = count(launch, (0,), trace=True).accesses
+    found = {(it.argument, offset) for it in accesses for offset in it.offsets}
+    assert found == {("kept_ptr", 3), *product(("x_ptr", "y_ptr"), (0, 1))}
+    with pytest.raises(CountError, match=r"outside x_ptr, .* is element 0 of y_ptr"):
+        count(launch, ((y.data_ptr() - x.data_ptr()) // 4,))
+
+
+@triton.jit
+def _addresses_kernel(kept_ptr, y_ptr, x_ptr):
+    kept = tl.where(x_ptr.to(tl.int64) < 2**47, x_ptr.to(tl.int64), 0)
+    tl.store(kept_ptr, kept)
+    tl.store(kept_ptr + 1, (x_ptr + 3).to(tl.int64) - y_ptr.to(tl.int64))
+    tl.store(kept_ptr + 2, x_ptr.to(tl.int64) % 4096)
+    tl.store(kept_ptr + 3, (y_ptr + 1).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _kept_addresses_kernel(y_ptr, kept_ptr, N: tl.constexpr):
+    x_ptr = tl.load(kept_ptr).to(tl.pointer_type(tl.float32))
+    at_y = tl.load(kept_ptr + 3).to(tl.pointer_type(tl.float32), bitcast=True)
+    tl.store(at_y + tl.arange(0, N), tl.load(x_ptr + tl.arange(0, N)))
+
+
+@pytest.mark.skipif(device.HAS_GPU, reason="the interpreter works on copies")
+def test_count_of_pointers_that_go_through_memory():
+    """A pointer is its tensor's address while it is counted, too."""
+    x, y, kept = torch.arange(4.0), torch.zeros(8), torch.zeros(4, dtype=torch.int64)
+
+    def passed(n):
+        _addresses_kernel[(1,)](kept, y, x)
+        _kept_addresses_kernel[(1,)](y, kept, N=n)
+
+    traffic, at = count(passed, (4,), trace=True), (x.data_ptr(), y.data_ptr())
+    assert kept.tolist() == [at[0], at[0] + 12 - at[1], at[0] % 4096, at[1] + 4]
+    assert y.tolist() == [0, 0, 1, 2, 3, 0, 0, 0] and totals(traffic) == (2 + 4, 4 + 4)
+    assert traffic.accesses[-1] == Access((0, 0, 0), "written", "y_ptr", (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("copied", [False, True])

@@ -11,7 +11,10 @@ A function may mix three kinds of work, and all are counted:
   that its index names: each of them as often as it is named, and the index itself once. So its
   traffic depends on the index, and is what a loop that goes through it one by one would move.
 - A Triton kernel runs in Triton's interpreter. Each element that a load or store touches counts
-  each time its mask is true: a kernel that reads a row three times counts it three times.
+  each time its mask is true: a kernel that reads a row three times counts it three times. An atomic
+  operation reads and writes; one that only loads or stores (`tl.atomic_load` and `tl.atomic_store`
+  of Triton 3.9) does that alone. A program that waits for another one reads each time it looks,
+  also in `tl.atomic_poll`; it looks again when the other programs had their turn.
 
 An operation that `torch.library.custom_op` or `triton_op` defines is what its Python function does.
 

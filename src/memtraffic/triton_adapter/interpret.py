@@ -34,7 +34,7 @@ from memtraffic.triton_adapter.patching import (
     unwatched,
     watching,
 )
-from memtraffic.triton_adapter.reach import marked
+from memtraffic.triton_adapter.reach import NUMBER
 from memtraffic.triton_adapter.relaunch import Relaunched, as_tensor, relaunch
 
 
@@ -252,7 +252,7 @@ def _transformer(interpreter: Any) -> Any:
 def _typed(convert: Callable[[Any], Any], numbers: dict[int, int]) -> Callable[[Any], Any]:
     """The interpreter's conversion of a launch's arguments, with that of floats and bools.
 
-    A pointer holds which of `numbers` its tensor has.
+    A pointer keeps which of `numbers` its tensor has.
 
     A compiled kernel sees a Python float as a float32 and a bool as an int1, each of them a
     `tl.tensor`, which has methods such as `to`. The interpreter gives the float as it is, and fails
@@ -267,8 +267,7 @@ def _typed(convert: Callable[[Any], Any], numbers: dict[int, int]) -> Callable[[
                 return tl.tensor(TensorHandle(np.array([value], numpy), dtype), dtype)
         found = convert(value)
         if hasattr(value, "data_ptr"):
-            number = numbers.get(id(getattr(value, "base", value)), 0)
-            found.handle.data = marked(found.handle.data, number)
+            found.handle.attr[NUMBER] = numbers.get(id(getattr(value, "base", value)), 0)
         return found
 
     return converted

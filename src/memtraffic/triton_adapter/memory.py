@@ -16,7 +16,7 @@ import torch
 
 from memtraffic.triton_adapter.capture import Configuration
 from memtraffic.triton_adapter.launch import Kernel
-from memtraffic.triton_adapter.reach import ADDRESS, Block, unmarked
+from memtraffic.triton_adapter.reach import Block
 
 Access: TypeAlias = Literal["read", "written"]
 BlockKind: TypeAlias = Literal["read", "written", "atomic"]
@@ -88,12 +88,13 @@ rewritten: dict[Any, Any] = {}  # by a kernel's function, what is interpreted
 class Memory:
     """Stands for the interpreter's memory: reports each access to a meter, then makes it.
 
-    It takes pointers that hold the number of an argument. meter: None for no reports.
+    meter: None for no reports.
     """
 
     def __init__(self, interpreter: Any) -> None:
         self.real, self._builder = interpreter._interpreter, interpreter.interpreter_builder
         self.meter: Any = None
+        self.numbers: Any = 0  # of the arguments that the pointers of an access were made from
         self._kinds = self.real.RMW_OP
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +107,8 @@ class Memory:
         """
         if self.meter is None:
             return
-        addresses, numbers = unmarked(np.asarray(at))
+        addresses = np.asarray(at).astype(np.int64)
+        numbers = np.broadcast_to(np.asarray(self.numbers, dtype=int), addresses.shape)
         where = tuple(self._builder.grid_idx), tuple(self._builder.grid_dim)
         block = Block(addresses, np.asarray(mask, dtype=bool), numbers, size, *where)
         for kind in kinds:
@@ -116,21 +118,21 @@ class Memory:
 
     def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
         self._tell(["read"], pointers, mask, np.dtype(dtype).itemsize, "read")
-        return self.real.load(pointers & ADDRESS, mask, other, dtype)
+        return self.real.load(pointers, mask, other, dtype)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
         self._tell(["written"], pointers, mask, value.dtype.itemsize, "written")
-        return self.real.store(pointers & ADDRESS, value, mask)
+        return self.real.store(pointers, value, mask)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
         self._tell(["read", "written"], pointers, mask, value.dtype.itemsize, "atomic")
-        kinds, at = self._kinds, pointers & ADDRESS
+        kinds = self._kinds
         if operation == kinds.FADD and value.dtype.itemsize == 2:
-            return self._added(at, value, mask)
+            return self._added(pointers, value, mask)
         if value.dtype.kind == "f" and operation in (kinds.AND, kinds.OR, kinds.XOR, kinds.XCHG):
             bits = value.view(f"u{value.dtype.itemsize}")
-            return self.real.atomic_rmw(operation, at, bits, mask, order).view(value.dtype)
-        return self.real.atomic_rmw(operation, at, value, mask, order)
+            return self.real.atomic_rmw(operation, pointers, bits, mask, order).view(value.dtype)
+        return self.real.atomic_rmw(operation, pointers, value, mask, order)
 
     def _added(self, pointers: Any, value: Any, mask: Any) -> Any:
         """What there was before numbers of 16 bits are added, one after the other."""
@@ -147,7 +149,7 @@ class Memory:
     def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
         every = np.ones(pointers.shape, dtype=bool)
         self._tell(["read"], pointers, every, value.dtype.itemsize, "atomic")
-        found = self.real.atomic_cas(pointers & ADDRESS, expected, value, order)
+        found = self.real.atomic_cas(pointers, expected, value, order)
         self._tell(["written"], pointers, found == expected, value.dtype.itemsize)
         return found
 

@@ -13,6 +13,7 @@ import torch
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.patching import RUNNING, replaced
+from memtraffic.triton_adapter.reach import keep_numbers
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
 from memtraffic.triton_adapter.values import compute_as_compiled
 
@@ -22,8 +23,8 @@ def mend_interpreter() -> None:
 
     Programs of a cooperative launch, which may wait for one another, take turns (`Turns`). Odd
     values become what they do on a GPU. Arithmetic may be in bfloat16. In Triton 3.6, a scalar may
-    be the bound of a loop. In Triton 3.9, a mask may be made of a scalar and a vector. Pointers may
-    hold the number of an argument.
+    be the bound of a loop. In Triton 3.9, a mask may be made of a scalar and a vector. Pointers
+    keep the number of their argument.
     """
     from triton.runtime import interpreter
 
@@ -38,6 +39,7 @@ def mend_interpreter() -> None:
         kernel.run = _one_at_a_time(kernel.run)
         interpreter._interpreter = memory
         compute_as_compiled(interpreter)
+        keep_numbers(interpreter)
         interpreter._get_np_dtype = _known_by_name(interpreter._get_np_dtype)
         # It would check each integer for an overflow, and say so only where `debug` is asked for.
         own = interpreter.interpreter_builder

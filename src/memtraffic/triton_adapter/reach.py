@@ -1,12 +1,14 @@
 """Which argument of a kernel a pointer was made from, and what memory that argument has.
 
-An address takes 48 bits. The interpreter's pointers have 64, and the others hold the number of the
-argument: all arithmetic with a pointer carries it along, as it carries the address.
+The interpreter's pointers are addresses. Their handle has the number of the argument as an
+attribute, which pointers that are made of them keep. A pointer that went through memory, or was an
+integer meanwhile, has none: it may reach all arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,25 +20,65 @@ from memtraffic.triton_adapter.launch import Grid
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
-ADDRESS_BITS = 48  # of a user's memory, on x86-64 and on AArch64
-ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
+NUMBER = "argument"  # the attribute: one number for all pointers of a block, or for each its own
+# What makes pointers of pointers, without arithmetic.
+MOVES = "bitcast broadcast cat expand_dims gather join reshape select splat split trans unsplat"
 ADDRESS_TYPES = torch.int64, torch.uint64  # of a tensor that may hold some
 
 
-def marked(pointers: Numbers, argument: int) -> Numbers:
-    """Pointers with the number of an argument, from 1; those that have one keep it."""
-    return (
-        pointers if (pointers > ADDRESS).any() else pointers | np.uint64(argument << ADDRESS_BITS)
-    )
+def keep_numbers(interpreter: Any) -> None:
+    """Lets the interpreter's pointers keep the number of their argument."""
+    builder = interpreter.InterpreterBuilder
+    for name in (f"create_{move}" for move in ("addptr", *MOVES.split())):
+        if method := getattr(builder, name, None):
+            setattr(builder, name, _keeping(method, moves=name != "create_addptr"))
+    for kind in ("TensorDescHandle", "BlockPointerHandle"):  # the latter until Triton 3.8
+        if owner := getattr(interpreter, kind, None):
+            owner.materialize_pointers = _of_base(owner.materialize_pointers)
 
 
-def unmarked(pointers: Numbers) -> tuple[Numbers, Numbers]:
-    """The addresses that pointers hold, and the numbers of their arguments, which are 0 for none.
+def _keeping(method: Callable[..., Any], moves: bool) -> Callable[..., Any]:
+    """moves: that it does with numbers what it does with pointers."""
 
-    >>> unmarked(marked(np.array([64], np.uint64), 2) + np.uint64(8))
-    (array([72]), array([2]))
-    """
-    return (pointers & ADDRESS).astype(np.int64), (pointers >> np.uint64(ADDRESS_BITS)).astype(int)
+    @functools.wraps(method)
+    def make(self: Any, *args: Any) -> Any:
+        found = method(self, *args)
+        given = [it.attr.get(NUMBER, 0) for it in args if _is_pointer(it)]
+        if given:
+            numbers = given[0]
+            if moves and not all(isinstance(it, int) and it == numbers for it in given):
+                numbers = [it.data for it in _each(method(self, *map(_numbers_of, args)))]
+            for i, pointers in enumerate(_each(found)):
+                pointers.attr[NUMBER] = numbers[i] if isinstance(numbers, list) else numbers
+        return found
+
+    return make
+
+
+def _of_base(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def materialize(self: Any, *args: Any) -> Any:
+        pointers, masks = method(self, *args)
+        pointers.attr.update(self.base.attr)
+        return pointers, masks
+
+    return materialize
+
+
+def _is_pointer(value: Any) -> bool:
+    return hasattr(value, "attr") and bool(value.dtype.scalar.is_ptr())
+
+
+def _numbers_of(value: Any) -> Any:
+    """The numbers of pointers, in their place; what is no pointer as it is."""
+    if not _is_pointer(value):
+        return value
+    numbers = np.broadcast_to(np.uint64(value.attr.get(NUMBER, 0)), value.data.shape)
+    return type(value)(numbers, value.dtype)
+
+
+def _each(found: Any) -> Any:
+    return found if isinstance(found, tuple) else (found,)
 
 
 class Block(NamedTuple):

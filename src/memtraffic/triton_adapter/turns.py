@@ -13,7 +13,7 @@ import numpy as np
 
 from memtraffic.triton_adapter.launch import Grid
 from memtraffic.triton_adapter.patching import replaced
-from memtraffic.triton_adapter.reach import ADDRESS
+from memtraffic.triton_adapter.reach import NUMBER
 
 FEW = 32  # programs that have begun and not ended, as long as these do not wait for later ones
 MAX_IDLE_TURNS = 100  # a program may also look at memory several times without waiting
@@ -179,11 +179,10 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
     atomic operations, too.
     """
     is_load, is_atomic = name == "create_masked_load", name.startswith("create_atomic")
-    mask_at = ACCESSES[name]
+    mask_at, pointers_at = ACCESSES[name], int(name == "create_atomic_rmw")
 
     def leaves_as_found(found: Any, *args: Any) -> bool:
-        is_rmw = name == "create_atomic_rmw"  # operation, pointers, values, mask; else pointers
-        pointers = args[is_rmw].data & ADDRESS
+        pointers = args[pointers_at].data
         mask = args[mask_at].data if mask_at else np.ones(pointers.shape, dtype=bool)
         return bool(
             memory.real.load(pointers, mask, found, found.dtype).tobytes() == found.tobytes()
@@ -195,7 +194,9 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
         if mask_at and isinstance(mask.data, np.ndarray) and mask.data.dtype != bool:
             mask.data = mask.data.astype(bool)
         turns = Turns.current
+        number = args[pointers_at].attr.get(NUMBER, 0)
         if turns is None:
+            memory.numbers = number
             return method(builder, *args, **options)
         looks = is_load and options.get("is_volatile", args[-1])
         where = [args[0].data.tobytes(), mask.data.tobytes()] if looks else []
@@ -204,8 +205,8 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
             turns.hand_over(looks)
         if looks and turns.early:
             turns.looks[tuple(builder.grid_idx)] = where
-        known = ((memory, "meter", None),) if where == before else ()
-        with replaced(*known):
+        known = [(memory, "meter", None)] if where == before else []
+        with replaced(*known, (memory, "numbers", number)):
             result = method(builder, *args, **options)
         if not is_load and not (is_atomic and leaves_as_found(result.data, *args)):
             turns.writes += 1
