@@ -131,9 +131,9 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         (interpreter.InterpretedFunction, "rewritten_fn", rewritten),
         (interpreter.InterpreterBuilder, "create_extern_elementwise", call_library),
         (interpreter.InterpreterBuilder, "create_inline_asm", call_assembly),
-        (core, "warn", _warn_once),
     ]
     with (
+        replaced((core, "warn", _warn_once)),  # before the language is prepared, and so restored
         prepared_once(interpreter) as unprepare,
         replaced_here(
             *((kind, "run", run) for kind in (jit.JITFunction, interpreter.InterpretedFunction)),
