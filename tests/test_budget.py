@@ -34,9 +34,9 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7719, 6604),
+    "library": (7728, 6610),
     "benchmark": (400, 358),
-    "compile": (584, 519),
+    "compile": (586, 521),
     "kernels": (1719, 1257),
     "meters": (1591, 1461),
     "residency": (217, 168),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12786, 10101),
+    "tests": (12787, 10101),
     "conftest.py": (101, 96),
 }
 
