@@ -73,9 +73,9 @@ def level_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     From PyTorch 2.14 on, a `Function` asks for all levels itself, and its base does not.
     """
     parts = {name: it for name, it in vars(function).items() if isinstance(it, staticmethod)}
-    base: Any = torch.autograd.function._SingleLevelFunction
-    apply: Callable[..., Any] = type(function.__name__, (base,), parts).apply
-    return apply
+    bases = (torch.autograd.function._SingleLevelFunction,)
+    single: Any = type(function.__name__, bases, parts)
+    return cast("Callable[..., Any]", single.apply)
 
 
 # ---- operators

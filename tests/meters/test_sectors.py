@@ -173,7 +173,7 @@ KERNELS = {
     "columns": (online.softmax, "M,N", (5, 131), "bfloat16", "transposed"),
     "copies in two stages": (partial(persistent.softmax, num_stages=2, programs=2), "9,1024"),
     "copies of odd rows": (partial(persistent.softmax, num_stages=3, programs=3), "7,77"),
-    "of every other row": (partial(persistent.softmax, num_stages=4, programs=1), "M,N", (5, 300)),
+    "copies by one program": (partial(persistent.softmax, num_stages=4, programs=1), "5,304"),
 }
 
 
@@ -191,6 +191,7 @@ def test_sectors_thread_by_thread(name):
     ("fn", "inputs", "match"),
     [
         (kernels.descriptor, "16,64", "copies by descriptor"),
+        (partial(persistent.softmax, num_stages=2), "8,1000:bf16", "begin inside a sector"),
         (sector_kernels.waiting, "1,", "^_waiting_kernel waits for other programs"),
         (sector_kernels.half, "1024,", "of 8 loads in PTX, 0 load the same .* the 4 of"),
         (sector_kernels.groups, "8,128", "of 4 loads in PTX, . load the same again"),

@@ -42,7 +42,7 @@ class CompiledAccess:
 
     where: its place in the source. layout: of its block; None for a single number. bits: what an
     instruction moves for each lane. in_loop: whether it is in a loop of the compiled kernel.
-    type: of its pointers, as the compiler writes it.
+    type: of its pointers, as the compiler writes it. copies: whether it is a load by cp.async.
     """
 
     kind: Kind
@@ -51,6 +51,7 @@ class CompiledAccess:
     bits: int
     in_loop: bool
     type: str = ""
+    copies: bool = False
 
 
 _REFUSED = {
@@ -119,7 +120,8 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
             raise CountError(
                 f"{code.resources.kernel}: the {kind}s of {describe(where)} differ in width"
             )
-        found.append(CompiledAccess(kind, where, layout, bits[0], in_loop, type_text))
+        copies = "async_copy" in text
+        found.append(CompiledAccess(kind, where, layout, bits[0], in_loop, type_text, copies))
     known = {(access.kind, access.where[:depth]) for access in found}
     if unknown := {it for it in widths if it[0] != "scalar"} - known:
         _, where = min(unknown)

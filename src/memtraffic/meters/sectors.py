@@ -266,6 +266,13 @@ def count_access(
             raise CountError("an instruction moves elements that are not next to each other")
     if gpu.vendor == "nvidia" and (begins[active] % moved).any():
         raise CountError(f"an address is no multiple of the {moved} bytes of an access")
+    if access.copies and 2 * moved == gpu.sector_bytes:  # by 16 bytes, each two lanes a sector
+        halves = begins - np.arange(lanes) % 2 * moved
+        if (halves[active] % gpu.sector_bytes).any():
+            raise CountError(
+                f"asynchronous copies of {moved} bytes begin inside a sector, of which a GPU then "
+                "fetches some twice: num_stages=1 makes ordinary loads"
+            )
     return count_sectors(begins, active, gpu.sector_bytes)
 
 
