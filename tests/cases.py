@@ -7,9 +7,13 @@ from functools import partial
 import pytest
 import torch
 
+from memtraffic import device
+from memtraffic.gpus import find_gpu
 from memtraffic.tensors import span
 from memtraffic.testing import assert_correct
 
+DEVICE, H200 = device.default(), find_gpu("H200")
+INF, NAN = float("inf"), float("nan")
 assert_softmax = partial(assert_correct, "softmax")  # of a function, and a matrix
 
 

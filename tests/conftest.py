@@ -1,11 +1,22 @@
 """Fixtures and markers that test files share."""
 
 import sys
+from pathlib import Path
 
 import memtraffic.device as device  # first: it decides, before Triton is imported
 
 import pytest  # isort: skip
 import torch  # isort: skip
+
+WITHOUT_TRITON = """test_collection test_functions test_gpus test_inputs test_names test_op
+test_progress test_tensors compile/test_worker residency/test_residency softmax/test_naive"""
+KEPT = [Path(__file__).parent / f"{name}.py" for name in WITHOUT_TRITON.split()]
+
+
+def pytest_ignore_collect(collection_path):
+    """Where there is no Triton, only the tests of what needs none are collected."""
+    if not device.HAS_TRITON and not any(it.is_relative_to(collection_path) for it in KEPT):
+        return True
 
 
 def pytest_runtest_setup(item):

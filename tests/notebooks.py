@@ -1,17 +1,16 @@
 """How the tests read notebooks: what is visible, sentences, exercises and the folded solutions."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "book"
+TOC = (ROOT / "_toc.yml").read_text("utf-8")
 # An absolute path of some machine, which no page may show.
 MACHINE_PATH = re.compile(
     r"(?<![\w.~/-])/(?:home|root|tmp|usr|opt|var|mnt|work\w*|content|Users)\b"
@@ -21,33 +20,33 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
 @functools.cache
-def load(path: Path) -> NotebookNode:
+def load(path):
     return nbformat.read(path, as_version=4)
 
 
-def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def markdown(notebook: NotebookNode) -> str:
+def markdown(notebook):
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
-def tags(cell: NotebookNode) -> list[str]:
+def tags(cell):
     return cell.metadata.get("tags", [])
 
 
-def folded(cell: NotebookNode) -> bool:
+def folded(cell):
     """Whether the page shows a code cell's title and output, and its code on demand."""
     return "hide-input" in tags(cell)
 
 
-def visible(cell: NotebookNode) -> bool:
+def visible(cell):
     """Whether the page shows a code cell's code."""
     return not any(tag.startswith(("hide-", "remove-")) for tag in tags(cell))
 
 
-def calls(code: str, name: str) -> list[ast.Call]:
+def calls(code, name):
     """The calls of `name` or `module.name` in code."""
     found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
     return [
@@ -58,9 +57,9 @@ def calls(code: str, name: str) -> list[ast.Call]:
 SOLUTIONS = re.compile(r"<details><summary>.*?</details>", re.S)
 
 
-def words(notebook: NotebookNode) -> int:
+def words(notebook):
     """How many words a page has: of Markdown, without folded solutions, and of what cells show."""
-    text: list[str] = []
+    text = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown" or visible(cell):
             text.append(SOLUTIONS.sub("", cell.source))
@@ -72,7 +71,7 @@ def words(notebook: NotebookNode) -> int:
     return sum(len(part.split()) for part in text)
 
 
-def said(output: NotebookNode) -> str:
+def said(output):
     """What an output says as text; a picture says nothing."""
     data = output.get("data", {})
     if "image/png" in data:
@@ -80,7 +79,7 @@ def said(output: NotebookNode) -> str:
     return output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
 
 
-def printed(cell: NotebookNode) -> str:
+def printed(cell):
     """All text of a cell's outputs, whatever it is kept as."""
     texts = []
     for output in cell.outputs:
@@ -99,7 +98,7 @@ SENTENCE_INSIDE = re.compile(r"(?<!\b[A-Z])[.?!][)\"'”’*_]*\s+[(\"'“‘*_]
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|Fig|Eq|No|al|approx|Dr)\.")
 
 
-def lines_with_several_sentences(text: str) -> list[str]:
+def lines_with_several_sentences(text):
     """Lines of Markdown, without blocks of code, that hold more or less than whole sentences."""
     lines = [re.sub(r"^\s*>\s?", "", line.rstrip()) for line in text.splitlines()]
     found = []
@@ -113,20 +112,20 @@ def lines_with_several_sentences(text: str) -> list[str]:
     return found
 
 
-def _plain(line: str) -> str:
+def _plain(line):
     """A line of Markdown with a word for each code span, role and link, and without a label."""
     line = re.sub(r"(\{[\w:-]+\})?`[^`]+`|!?\[[^\]]*\]\([^)]*\)", "Word", line)
     return ABBREVIATION.sub(r"\1", LABEL.sub("", line, count=1))
 
 
-def exercises(text: str) -> Iterator[tuple[int, str]]:
+def exercises(text):
     """(number, Markdown) of each question, from the section `## Exercises`."""
     section = text.partition("\n## Exercises\n")[2].partition("\n## ")[0]
     _, *parts = re.split(r"^\*\*(\d+)\.\*\* ", section, flags=re.M)
     return zip(map(int, parts[::2]), parts[1::2], strict=True)
 
 
-def exercise_cell(notebook: NotebookNode) -> NotebookNode | None:
+def exercise_cell(notebook):
     """The code cell that takes the answers: the one that calls check_exercise."""
     found = [cell for cell in code_cells(notebook) if calls(cell.source, "check_exercise")]
     if len(found) > 1:
@@ -134,7 +133,7 @@ def exercise_cell(notebook: NotebookNode) -> NotebookNode | None:
     return found[0] if found else None
 
 
-def solved(notebook: NotebookNode) -> str | None:
+def solved(notebook):
     """The source of the exercise cell with each `answer_N = None` replaced by its solution."""
     cell = exercise_cell(notebook)
     if cell is None:

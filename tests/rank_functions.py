@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from cases import INF, NAN
 
 from memtraffic.kernels.softmax.linked import Link, linked_softmax
 from memtraffic.kernels.softmax.sharded import sharded_softmax
@@ -23,7 +24,6 @@ def fail_last():
 
 # ---- sharded_softmax
 
-INF, NAN = float("inf"), float("nan")
 # By name: the columns of each rank; the ranks that are left out are not in the group.
 WIDTHS = {
     "one-rank": (781,),

@@ -1,12 +1,9 @@
 """Executes notebooks as on Colab: in an empty folder, with what Colab preinstalls and no more."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -29,9 +26,9 @@ print("The package is", sys.modules["memtraffic"].__file__)
 """
 
 
-def with_dependencies(names: Iterable[str]) -> list[metadata.Distribution]:
+def with_dependencies(names):
     """The installed packages of these names, and what they need as far as it is installed."""
-    found: dict[str, metadata.Distribution] = {}
+    found = {}
     left = list(names)
     while left:
         name = re.sub(r"[-_.]+", "-", left.pop()).lower()
@@ -46,7 +43,7 @@ def with_dependencies(names: Iterable[str]) -> list[metadata.Distribution]:
     return list(found.values())
 
 
-def make_environment(folder: Path) -> Path:
+def make_environment(folder):
     """Makes a virtual environment that can import PREINSTALLED and no more; returns its Python.
 
     It holds links to packages of the Python that runs this.
@@ -62,7 +59,7 @@ def make_environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def execute(python: Path, folder: Path, *notebooks: Path) -> str:
+def execute(python, folder, *notebooks):
     """What notebooks print that `python` runs in `folder`, in one process without a network.
 
     Nothing leads it to this repository. Raises AssertionError for a cell that fails.

@@ -8,39 +8,33 @@ cell defines is written to FOLDER, where another process can import it, and to
 FOLDER/launches.pickle the launches of each notebook that differ in what a compiler sees.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os
 import pickle
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from memtraffic import gpus, device  # isort: skip  before Triton
-import pandas as pd
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from notebooks import code_cells, exercise_cell, load, solved, tags
 
-from memtraffic.compile.launches import Launch, launch_of
+from memtraffic.compile.launches import launch_of
 from memtraffic.errors import CountersUnavailable
 from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic.meters.counters import DENIED
 from memtraffic_book import recording
-from memtraffic_book.catalog import Experiment
 
 T4 = replace(gpus.find_gpu("T4"), l2_bytes=4 * 2**20)
 SLOWER = 15  # than the published GPU
 REFUSED = "long_few"
 
 
-def measure(subject: Experiment) -> pd.DataFrame:
+def measure(subject):
     """What a T4 might measure."""
     if subject.needs.commands:
         raise CountersUnavailable(DENIED)
@@ -57,7 +51,7 @@ def measure(subject: Experiment) -> pd.DataFrame:
 
 
 @contextlib.contextmanager
-def on_a_t4() -> Iterator[None]:
+def on_a_t4():
     """Context manager: pages find a T4, which can be measured."""
     which = shutil.which
 
@@ -75,7 +69,7 @@ def on_a_t4() -> Iterator[None]:
         yield
 
 
-def write_kernels(path: Path, sources: list[str]) -> None:
+def write_kernels(path, sources):
     """Writes what cells import and the kernels that they define."""
     nodes = [node for source in sources for node in ast.parse(source).body]
     imports = [it for it in nodes if isinstance(it, (ast.Import, ast.ImportFrom))]
@@ -84,13 +78,13 @@ def write_kernels(path: Path, sources: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def noting(launches: list[Launch]) -> Iterator[None]:
+def noting(launches):
     """Context manager: notes each launch, which the interpreter runs as it would."""
     from triton.runtime.interpreter import InterpretedFunction
 
     run = InterpretedFunction.run
 
-    def noted(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def noted(kernel, *args, grid, warmup, **options):
         launches.append(replace(launch_of(kernel, args, options), function=None))
         return run(kernel, *args, grid=grid, warmup=warmup, **options)
 
@@ -98,14 +92,14 @@ def noting(launches: list[Launch]) -> Iterator[None]:
         yield
 
 
-def main(folder: str, *notebooks: str) -> None:
+def main(folder, *notebooks):
     assert device.INTERPRETED
     shell, found = InteractiveShell.instance(), {}
     for path in map(Path, notebooks):
         notebook = load(path)
         cells, exercise, solution = code_cells(notebook), exercise_cell(notebook), solved(notebook)
         sources = [solution if cell is exercise else cell.source for cell in cells]
-        module, launches = f"cells_of_{path.stem.replace('-', '_')}", list[Launch]()
+        module, launches = f"cells_of_{path.stem.replace('-', '_')}", []
         write_kernels(Path(folder, f"{module}.py"), sources)
         os.chdir(path.parent)
         shell.reset(new_session=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from another_process import run_python
 
-pytest.importorskip("triton", reason="Triton is not installed")
 PRINTED = "import memtraffic.device, os; print(os.environ.get('MPLCONFIGDIR'))"
 
 

@@ -16,8 +16,6 @@ from memtraffic.meters import counters as hardware
 from memtraffic.names import COMPARED, import_function
 from memtraffic.residency import Resources
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 WITHOUT_GPU = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 

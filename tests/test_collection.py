@@ -2,14 +2,13 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import nbformat
 import pytest
 from another_process import run_python
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from notebooks import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 FAKE_GPU = "import memtraffic.device\nmemtraffic.device.HAS_GPU = True\n"
 pytestmark = pytest.mark.slow
 
@@ -28,7 +27,7 @@ def project(tmp_path):
         (tmp_path / folder).mkdir()
     example = 'def f():\n    """\n    >>> 1\n    1\n    """\n'
     (tmp_path / "src/a.py").write_text(f"{example}def test_passes(): pass\n", "utf-8")
-    for name in ("conftest.py", "pyproject.toml", "tests/notebooks.py"):
+    for name in ("_toc.yml", "conftest.py", "pyproject.toml", "tests/notebooks.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

@@ -7,12 +7,9 @@ import runpy
 import sys
 from types import SimpleNamespace
 
+import decide as example
 import pytest
 import torch
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
-import decide as example
 
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix

@@ -45,14 +45,12 @@ def import_again(monkeypatch, *, asked=None, has_gpu=False, triton_imported=Fals
     ],
 )
 def test_interpreted_is_decided_at_import(monkeypatch, state, interpreted, environment):
-    pytest.importorskip("triton")
     assert import_again(monkeypatch, **state).INTERPRETED == interpreted
     assert os.environ.get("TRITON_INTERPRET") == environment
 
 
 @pytest.mark.slow
 def test_interpreted_is_decided_before_triton_is_imported():
-    pytest.importorskip("triton")
     gpus = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     done = run_python("-c", "import triton, memtraffic", **gpus)
     assert "Triton was imported before memtraffic, too late" in done.stderr
@@ -70,7 +68,6 @@ def test_require_gpu_names_what_needs_it(monkeypatch):
 
 def test_runs_on_gpu_inside_meters(monkeypatch):
     """A meter stands in for the GPU, also in a process that compiles kernels."""
-    pytest.importorskip("triton")
     from memtraffic import count
     from memtraffic.compile import capture_launches
 

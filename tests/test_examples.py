@@ -2,14 +2,11 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from another_process import run_python
+from notebooks import ROOT
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
 
 

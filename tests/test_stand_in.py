@@ -3,16 +3,14 @@
 import pytest
 import torch
 from another_process import run_python
+from triton.runtime import driver
+from triton.testing import get_dram_gbps
 
 from memtraffic import device
 from memtraffic.errors import CountError
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import count
 from memtraffic.stand_in import stand_in
-
-pytest.importorskip("triton", reason="Triton is not installed")
-from triton.runtime import driver
-from triton.testing import get_dram_gbps
 
 pytestmark = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 

@@ -2,9 +2,10 @@ import ast
 import dataclasses
 from pathlib import Path
 
+import kernels
 import pytest
 import torch
-from cases import assert_softmax, assert_touches_once
+from cases import DEVICE, assert_softmax, assert_touches_once
 
 from memtraffic import compile as compiling
 from memtraffic import device, testing
@@ -22,12 +23,6 @@ from memtraffic.testing import (
     is_correct,
     poisoned_memory,
 )
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
-import kernels
-
-DEVICE = device.default()
 
 
 def rounded(dtype, shape=(5, 21)):

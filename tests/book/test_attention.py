@@ -1,7 +1,3 @@
-import pytest
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
 import torch
 from torch import nn
 

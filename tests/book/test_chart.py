@@ -3,17 +3,16 @@
 import json
 import random
 import re
-from pathlib import Path
 
 import pytest
+from notebooks import BOOK
 
 from memtraffic import residency
 from memtraffic.gpus import TARGETS
 from memtraffic.residency import Resources
 from memtraffic_book.build import chart_data
 
-ROOT = Path(__file__).resolve().parents[2]
-STATIC = ROOT / "book" / "_static"
+STATIC = BOOK / "_static"
 SCRIPTS = [STATIC / "occupancy-data.js", STATIC / "occupancy.js"]
 NAMES = {
     "registers": "registers", "shared": "shared memory", "warps": "warp slots",
@@ -99,7 +98,7 @@ def test_chart_answers_as_the_module(browser):
 @pytest.fixture
 def chart():
     """The chart as the chapter has it, after the figure that paper and a notebook show for it."""
-    cells = json.loads((ROOT / "book/occupancy.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads((BOOK / "occupancy.ipynb").read_text("utf-8"))["cells"]
     [at] = [i for i, cell in enumerate(cells) if "occupancy-chart" in "".join(cell["source"])]
     assert any("image/png" in output.get("data", {}) for output in cells[at - 1]["outputs"])
     style = (STATIC / "memtraffic.css").read_text("utf-8")

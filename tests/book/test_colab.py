@@ -1,7 +1,5 @@
 """The notebooks for Google Colab: what is in them, and that they run without the package."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import functools
@@ -16,7 +14,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -26,7 +23,7 @@ import run_t4
 import torch
 from cases import cases
 from markdown_it import MarkdownIt
-from notebooks import code_cells, folded, load, said, tags
+from notebooks import ROOT, TOC, code_cells, folded, load, said, tags
 from torch._subclasses import FakeTensorMode
 
 from memtraffic import device
@@ -35,7 +32,6 @@ from memtraffic.op import find_op
 from memtraffic_book import colab, marked_counters, measurements, recording
 from memtraffic_book.catalog import EXPERIMENTS
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted(path.name for path in (ROOT / "book").glob("*.ipynb"))
 HOLDS = "book/recordings", "examples/survey", "src/memtraffic", "src/memtraffic_book"
 
@@ -101,9 +97,9 @@ def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
 
 def test_markdown_of_the_book_says_what_the_notebooks_say(folder):
     """In its order. A picture is its alternative text, an error what it says; no folded code."""
-    text, toc = (folder / "book.md").read_text("utf-8"), (ROOT / "_toc.yml").read_text("utf-8")
+    text = (folder / "book.md").read_text("utf-8")
     assert "{glue:" not in text and "base64" not in text
-    names = re.findall(r"(?:root|file): book/(\S+)", toc)
+    names = re.findall(r"(?:root|file): book/(\S+)", TOC)
     for name, page in zip(names, text.split("\n\n---\n\n"), strict=True):
         assert re.search("^# ", page, re.M)
         for cell in load(folder / f"{name}.ipynb").cells if f"{name}.ipynb" in CHAPTERS else ():

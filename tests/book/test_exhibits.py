@@ -4,8 +4,6 @@ import pytest
 import torch
 from cases import assert_softmax
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from memtraffic import device, residency, resources, softmax
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix

@@ -4,10 +4,10 @@ import functools
 import itertools
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import matplotlib
 import pytest
+from cases import H200
 
 matplotlib.use("Agg")
 
@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import notebooks
 import pandas as pd
 from drawings import PHONE, SMALLEST, assert_legible, boxes, texts
+from notebooks import BOOK
 
 from memtraffic.gpus import find_gpu
 from memtraffic.meters.count import Access
@@ -24,8 +25,6 @@ from memtraffic_book.figures import drawing, hardware
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
-BOOK = Path(__file__).resolve().parents[2] / "book"
-H200 = find_gpu("H200")
 SAYING = "A sentence that says what the figure shows, and that is longer than one line."
 LINES = {name: pd.Series([i, i + 1.0, end], [32, 64, 128]) for i, (name, end) in enumerate(
     [("torch.softmax", 3.0), ("compile(naive)", 3.01), ("a", 1), ("b", 2), ("c", 2), ("copy", 2)]

@@ -2,18 +2,15 @@
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
 import torch
 from cases import assert_softmax, assert_touches_once
+from notebooks import BOOK
 
 from memtraffic import count, device
 
-INTRO = (Path(__file__).resolve().parents[2] / "book" / "intro.md").read_text("utf-8")
+INTRO = (BOOK / "intro.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (5, 1024)], ids=["narrow", "wide"])

@@ -25,8 +25,6 @@ from memtraffic.op import find_op
 from memtraffic_book import exhibits, marked_counters, recording
 from memtraffic_book.catalog import EXPERIMENTS
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 MARK = marked_counters.MARKER
 BLIND = [*csv.DictReader((marked_counters.SURVEY / "blind.csv").read_text("utf-8").splitlines())]
 

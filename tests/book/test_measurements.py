@@ -9,10 +9,9 @@ from unittest import mock
 import pandas as pd
 import pytest
 import torch
+from cases import H200
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
-from memtraffic import device, gpus, residency
+from memtraffic import device, residency
 from memtraffic.compile import assembly
 from memtraffic.kernels.softmax import persistent
 from memtraffic.names import import_function
@@ -21,7 +20,6 @@ from memtraffic_book import attention, catalog, exhibits, measurements
 from memtraffic_book.catalog import EXPERIMENTS
 from memtraffic_book.measurements import compare_with_driver, implementation
 
-H200 = gpus.find_gpu("H200")
 METRICS = measurements.hardware.METRICS
 
 

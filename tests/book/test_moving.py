@@ -5,12 +5,12 @@ import itertools
 import json
 import math
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from notebooks import BOOK
 
 from memtraffic import count
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
@@ -19,7 +19,7 @@ from memtraffic.meters.sectors import count_sectors
 from memtraffic_book import build, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
 
-STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
+STATIC = BOOK / "_static"
 PUBLISHED = recording.root() / recording.PUBLISHED
 RUNGS = {  # and the matrix of each
     "fused": (fused.softmax, (4, 8)),

@@ -4,25 +4,21 @@ import ast
 import itertools
 import re
 import symtable
-from pathlib import Path
 from urllib.parse import unquote
 
 import nbformat
 import notebooks
 import pytest
-from notebooks import MACHINE_PATH, PYTHON, code_cells, folded, load, printed, tags
+from notebooks import BOOK, MACHINE_PATH, PYTHON, ROOT, TOC, code_cells, folded, load, printed, tags
 
 from memtraffic_book import colab, recording, units
 from memtraffic_book.catalog import EXPERIMENTS
 
-ROOT = Path(__file__).resolve().parents[2]
-BOOK = ROOT / "book"
 CHAPTERS = sorted(BOOK.glob("*.ipynb"))
 LOOKED_UP = {"lab-notes", "scoreboard", "survey", "timing"}  # pages without exercises
 TEACHING = [path for path in CHAPTERS if path.stem not in LOOKED_UP]
 BOOK_PAGES = [*CHAPTERS, *sorted(BOOK.glob("*.md"))]
 PAGES = [*BOOK_PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-TOC = (ROOT / "_toc.yml").read_text("utf-8")
 ON_PATH = re.findall(r"file: book/(\S+)", TOC.partition("caption: Reference")[0])
 MAIN = [path for path in TEACHING if path.stem in ON_PATH]
 MOST = {"a chapter": 3400, "the main path": 36_000, "reference": 10_000, "folded lines": 600}

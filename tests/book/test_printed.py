@@ -1,16 +1,9 @@
 """Code that a page prints is that of the package."""
 
-from pathlib import Path
-
-import pytest
-from notebooks import PYTHON, code_cells, load, markdown
-
-pytest.importorskip("triton", reason="Triton is not installed")
+from notebooks import BOOK, PYTHON, code_cells, load, markdown
 
 from memtraffic.kernels.softmax import tiled
 from memtraffic_book import exhibits, text
-
-BOOK = Path(__file__).resolve().parents[2] / "book"
 
 
 def test_kernel_of_the_page_is_the_one_that_was_timed():

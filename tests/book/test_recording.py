@@ -5,12 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import triton
 from cases import cases
+from notebooks import BOOK
 
 from memtraffic import device
 from memtraffic.errors import CountersUnavailable
@@ -20,7 +20,6 @@ from memtraffic_book.catalog import Needs
 from memtraffic_book.recording import RecordingError, experiment, experiments, kept_path, root
 
 LABEL = "Recorded on NVIDIA H200 (PyTorch 2.11.0, Triton 3.6.0).\n"
-BOOK = Path(__file__).resolve().parents[2] / "book"
 SPEED = "speed.csv"
 
 

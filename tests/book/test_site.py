@@ -8,14 +8,13 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 from bs4 import BeautifulSoup, NavigableString
-from notebooks import MACHINE_PATH, folded, load
+from notebooks import MACHINE_PATH, ROOT, TOC, folded, load
 
 import memtraffic
 
-ROOT = Path(__file__).resolve().parents[2]
-TOC, _, _ = (ROOT / "_toc.yml").read_text("utf-8").partition("caption: Reference")
-PAGES = re.findall(r"(?:root|file): (\S+)", (ROOT / "_toc.yml").read_text("utf-8"))
-ON_PATH = re.findall(r"file: (\S+)", TOC)
+PATH, _, _ = TOC.partition("caption: Reference")
+PAGES = re.findall(r"(?:root|file): (\S+)", TOC)
+ON_PATH = re.findall(r"file: (\S+)", PATH)
 CHAPTERS = [page for page in PAGES if (ROOT / f"{page}.ipynb").exists()]
 # `repository.url` in _config.yml is the one place of the public address.
 [ADDRESS] = re.findall(r'^  url: "(.*?)"', (ROOT / "_config.yml").read_text("utf-8"), re.M)
@@ -114,7 +113,7 @@ def test_first_page_has_a_card_for_each_chapter_in_order(site):
     assert all(question.endswith("?") for question in questions)
     assert all(re.fullmatch(r"[1-9]\d? minutes", it) for it in minutes)
     headings = [re.sub("<.*?>", "", it) for it in re.findall(r"<h3>(.*?)<a class", text)]
-    assert headings == re.findall(r'caption: "(.*)"', TOC)
+    assert headings == re.findall(r'caption: "(.*)"', PATH)
 
 
 @per_page

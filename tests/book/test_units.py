@@ -1,15 +1,12 @@
 """Units of measured numbers, and the rule that leaves the numbers out, read as nbval reads it."""
 
 import re
-from pathlib import Path
 
 import pytest
-from notebooks import code_cells, load, printed
+from notebooks import BOOK, code_cells, load, printed
 
 from memtraffic_book import units
 from memtraffic_book.catalog import EXPERIMENTS
-
-BOOK = Path(__file__).resolve().parents[2] / "book"
 
 # What looks like a unit of time, memory, rate, energy or frequency, after a number and a space.
 LIKE_A_UNIT = re.compile(

@@ -5,8 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from memtraffic import count, device, gpus, resources
 from memtraffic.compile import capture_launches
 from memtraffic.op import row_tolerance

@@ -11,12 +11,11 @@ from itertools import product
 import pytest
 import torch
 import triton
-from cases import assert_touches_once, far
+from cases import DEVICE, INF, NAN, assert_touches_once, far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtraffic
-from memtraffic import device
 from memtraffic.compile import capture_launches, compile_launches
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import online, split
@@ -27,8 +26,6 @@ from memtraffic.op import Op, find_op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
 
-DEVICE = device.default()
-INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.usefixtures("bounds_checked")  # a wrong kernel must not end the process
 HALF, SINGLE, DOUBLE = ("float16", "bfloat16"), ("float32",), ("float64",)
 WIDTHS = {

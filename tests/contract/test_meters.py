@@ -13,9 +13,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
+import kernels
 import numpy as np
 import pytest
 import torch
+from triton import language
+from triton.compiler import CompiledKernel
+from triton.language.extra import libdevice
+from triton.runtime import autotuner, driver, interpreter, jit
 
 import memtraffic
 from memtraffic import benchmark, device
@@ -30,14 +35,6 @@ from memtraffic.tensors import matrix
 from memtraffic.testing import assert_traffic
 from memtraffic.torch_adapter import active_modes
 from memtraffic.triton_adapter.capture import capturing
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
-import kernels
-from triton import language
-from triton.compiler import CompiledKernel
-from triton.language.extra import libdevice
-from triton.runtime import autotuner, driver, interpreter, jit
 
 pytestmark = pytest.mark.usefixtures("timed", "quick")
 FIT = [(1, 8), (2, 4), (3, 16), (4, 1), (5, 2), (6, 3)]

@@ -15,8 +15,6 @@ from memtraffic.meters import counters as module
 from memtraffic.meters.counters import counters, parse
 from memtraffic.tensors import SECTOR_BYTES
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 # Typed from Nsight Compute's documentation, "Metrics Structure" and "Metrics Decoder", and checked
 # on an H200 with kernels whose traffic is known (the tests at the end of this file).
 # Column: the metric; its unit; a value

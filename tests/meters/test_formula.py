@@ -4,8 +4,11 @@ import random
 import re
 from fractions import Fraction
 
+import blocked_kernels as blocked
+import kernels
 import pytest
 import torch
+from triton.runtime import driver
 
 from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError
@@ -15,12 +18,6 @@ from memtraffic.meters.formula import formula
 from memtraffic.meters.polynomials import least_squares, parse, polynomial
 from memtraffic.stand_in import stand_in
 from memtraffic.testing import assert_traffic
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
-import blocked_kernels as blocked
-import kernels
-from triton.runtime import driver
 
 SMALL = ((2, 8), (4, 16), (6, 32), (8, 4), (4, 10))
 OTHERS = ((2, 12), (6, 10))

@@ -4,9 +4,6 @@ import random
 from collections import defaultdict
 
 import pytest
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from residency import oracles
 
 from memtraffic.gpus import GPUS, TARGETS, AmdGpu, find_gpu

@@ -5,9 +5,6 @@ import shutil
 
 import pytest
 import torch
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from residency import oracles
 
 from memtraffic.device import this_gpu

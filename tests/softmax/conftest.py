@@ -5,9 +5,6 @@ import pytest
 
 from memtraffic import device
 
-if not device.HAS_TRITON:
-    collect_ignore_glob = ["test_[!n]*.py"]  # all but naive
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _bounds_checked(bounds_checked):

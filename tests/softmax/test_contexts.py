@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import cases
+from cases import DEVICE, cases
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import hvp, jacobian
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize
@@ -14,11 +14,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memtraffic import device, softmax
+from memtraffic import softmax
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
-DEVICE = device.default()
 OPERATOR, BACKWARD = (
     getattr(torch.ops.memtraffic, name).default for name in ("softmax", "softmax_backward")
 )

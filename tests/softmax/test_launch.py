@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import cases
+from cases import DEVICE, cases
 
 from memtraffic import device
 from memtraffic.gpus import find_gpu
@@ -14,8 +14,6 @@ from memtraffic.kernels import launch
 from memtraffic.kernels.launch import Launch, cached, find_plan, keep_plan, takes_ptx
 from memtraffic.kernels.operands import check_operands, common_divisor, shifted_vector
 from memtraffic.tensors import matrix
-
-DEVICE = device.default()
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import assert_softmax, assert_touches_once, cases, far
+from cases import DEVICE, H200, INF, NAN, assert_softmax, assert_touches_once, cases, far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +27,6 @@ from memtraffic.op import Op
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_correct
 
-DEVICE, H200 = device.default(), find_gpu("H200")
-INF, NAN = float("inf"), float("nan")
 FLOATS = {str(it).removeprefix("torch."): it for it in op.FLOATS}
 pytestmark = pytest.mark.usefixtures("no_plans")
 

@@ -3,16 +3,14 @@ from functools import partial
 
 import pytest
 import torch
-from cases import assert_softmax, cases
+from cases import DEVICE, H200, assert_softmax, cases
 
-from memtraffic import device, residency
+from memtraffic import residency
 from memtraffic.compile import capture_launches, compile_launches
-from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import persistent
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 
-H200 = find_gpu("H200")
 KERNEL = persistent._softmax_persistent_kernel
 pytestmark = pytest.mark.usefixtures("no_plans")
 
@@ -71,7 +69,7 @@ def test_compiled_stages_are_tiles_in_flight(wide):
     launches = [
         capture_launches(
             partial(persistent.softmax, num_stages=stages),
-            torch.empty(9, n, device=device.default()),
+            torch.empty(9, n, device=DEVICE),
             gpu=H200,
         )[0]
         for n, stages in ((781, None), (wide, 2), (4096, 4))

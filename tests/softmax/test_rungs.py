@@ -7,17 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from cases import assert_softmax, cases
+from cases import DEVICE, H200, assert_softmax, cases
 
 from memtraffic import device
 from memtraffic.compile import capture_launches
-from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import chunks, fused, online
 from memtraffic.meters.formula import formula
 from memtraffic.names import RUNGS, import_function, import_path
 from memtraffic.tensors import matrix
-
-DEVICE = device.default()
 
 
 def test_rungs_are_in_the_order_of_the_book():
@@ -82,12 +79,12 @@ LAUNCHES = [  # a rung, a matrix and options; some of what is launched on an H20
 @pytest.mark.parametrize(("name", "x", "options", "expected"), LAUNCHES)
 def test_launch_is_by_the_rule_or_as_asked(name, x, options, expected):
     softmax = partial(import_function(name), **options)
-    [launch] = capture_launches(softmax, x, gpu=find_gpu("H200"))
+    [launch] = capture_launches(softmax, x, gpu=H200)
     assert expected.items() <= (launch.constants | launch.options).items()
 
 
 def test_chunks_refuses_rows_that_no_program_holds():
-    small = replace(find_gpu("H200"), max_threads_per_program=256)
+    small = replace(H200, max_threads_per_program=256)
     with pytest.raises(ValueError, match=r"^chunks: 32768 columns do not fit .* an H200$"):
         capture_launches(chunks.softmax, empty(32768), gpu=small)
 

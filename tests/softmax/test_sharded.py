@@ -1,15 +1,15 @@
 import pytest
 import torch
+from cases import DEVICE
 from rank_functions import CASES, WIDTHS, WORLD, answers, extremes, whole
 
 import memtraffic
-from memtraffic import device
 from memtraffic.testing import assert_close, assert_row_sums
 from memtraffic_book.processes import run_ranks
 
 pytestmark = pytest.mark.slow  # several processes
 
-DEVICE, TIMEOUT = device.default(), 600
+TIMEOUT = 600
 
 
 @pytest.fixture(scope="module")

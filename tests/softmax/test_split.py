@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import assert_softmax
+from cases import DEVICE, H200, INF, NAN, assert_softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,8 +28,6 @@ from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
 from memtraffic.triton_adapter.turns import Turns
 
-DEVICE, H200 = device.default(), find_gpu("H200")
-INF, NAN = float("inf"), float("nan")
 LOOKS = tuned("looks")
 in_parts = partial(split.softmax, block=8, chunks=2)  # parts of 16 columns
 pytestmark = pytest.mark.usefixtures("no_plans")

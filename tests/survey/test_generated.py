@@ -8,8 +8,6 @@ from generated import generated
 from memtraffic import device
 from memtraffic.errors import CountError
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 COMPILED = """
 import torch
 from memtraffic.stand_in import stand_in

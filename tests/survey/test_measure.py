@@ -11,8 +11,6 @@ import torch
 from memtraffic_book import marked_counters
 from memtraffic_book.catalog import EXPERIMENTS
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 LIGER = "liger_kernel.transformers.functional:liger_softmax"
 SIZES = {"M": 4, "N": 8}
 

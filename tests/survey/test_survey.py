@@ -13,7 +13,6 @@ from memtraffic import device
 from memtraffic.op import find_op
 from memtraffic_book.survey import COLUMNS
 
-pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(device.HAS_GPU, reason="a GPU answers itself")
 
 

@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from memtraffic import count, resources, softmax
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic_book import exhibits, experiment, yours
