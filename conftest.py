@@ -21,7 +21,7 @@ BOOK = Path(__file__).parent / "book"
 SRC = Path(__file__).parent / "src"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 collect_ignore = ["_build", "book/_build"]
-if not HAS_TRITON:  # what imports it; unit tests skip themselves
+if not HAS_TRITON:  # what imports it; tests/conftest.py has the unit tests
     collect_ignore += [
         "src",
         *(p for p in BOOK.glob("*.ipynb") if "triton" in p.read_text("utf-8")),

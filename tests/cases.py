@@ -48,6 +48,16 @@ def far(x, strides):
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
+    """The same numbers with other strides, and NaN between them. A step of 0 repeats the first."""
+    m, n = x.shape
+    height, width = max(1, m * row_step), max(1, n * col_step)
+    strides = (row_step, col_step * height) if transposed else (row_step * width, col_step)
+    memory = torch.full((offset + height * width + 64,), NAN, dtype=x.dtype, device=x.device)
+    kept = x[: None if row_step else 1, : None if col_step else 1]
+    return memory.as_strided(kept.shape, strides, offset).copy_(kept).expand(m, n)
+
+
 def dotted(node):
     """The names of a chain of attributes, such as ["tl", "core"]; [] for any other node."""
     if isinstance(node, ast.Attribute):

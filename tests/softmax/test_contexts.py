@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import DEVICE, cases
+from cases import DEVICE, INF, NAN, cases
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import hvp, jacobian
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize
@@ -227,6 +227,15 @@ def test_gradients_are_those_of_finite_differences(dim):
     ways = {"check_batched_grad": True, "check_forward_ad": True}
     assert gradcheck(operator, (dy, y), fast_mode=True, **ways)
     assert gradgradcheck(operator, (dy, y), fast_mode=True, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_gradient_is_nan_where_that_of_pytorch_is(value):
+    x = matrix(3, 8)
+    x[1, 3], x[2] = value, -INF
+    for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
+        found, expected = (gradient(fn, x, dy) for fn in (softmax, partial(torch.softmax, dim=1)))
+        assert torch.equal(found.isnan(), expected.isnan())
 
 
 def test_gradient_notices_that_the_result_was_changed():

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import DEVICE, H200, INF, NAN, assert_softmax, assert_touches_once, cases, far
+from another_process import run_python
+from cases import DEVICE, H200, INF, NAN, assert_softmax, assert_touches_once, cases, far, laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtraffic import device
-from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.compile import resources
 from memtraffic.gpus import DEFAULT_GPU, find_gpu
 from memtraffic.kernels.softmax import op, rule, split
 from memtraffic.kernels.softmax.definitions import SOFTMAX, SOFTMAX_BACKWARD
@@ -310,24 +311,6 @@ def test_traffic_of_split_rows_backward(small, factor):
     assert kernel.read_elements == 2 * 7 * 40 + 7 * 3 * (1 + 3)
 
 
-# ---- autograd
-
-
-def gradient(fn, x, dy):
-    x = x.detach().requires_grad_()
-    y = fn(x)
-    return torch.autograd.grad(y, x, dy.to(y.dtype).expand_as(y))[0]
-
-
-@pytest.mark.parametrize("value", [NAN, -INF])
-def test_gradient_is_nan_where_that_of_pytorch_is(value):
-    x = matrix(3, 8)
-    x[1, 3], x[2] = value, -INF
-    for dy in (matrix(3, 8, seed=1), torch.full((3, 8), INF, device=DEVICE)):
-        found, expected = (gradient(fn, x, dy) for fn in (softmax, partial(torch.softmax, dim=1)))
-        assert torch.equal(found.isnan(), expected.isnan())
-
-
 # ---- which kernel, and what is kept
 
 
@@ -406,13 +389,12 @@ def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch, index, started_on)
 
 def compiled(target, widths, name, inputs):
     """The kernels of the softmax of rows of these widths, or of its backward."""
-    fns = {1: softmax, 2: lambda y: backward(y, y.clone(), 1, y.dtype)}
-    jobs = []
-    for n in widths:
-        x = torch.empty(H200.num_sms, n, dtype=FLOATS[name], device=DEVICE)
-        [launch] = capture_launches(fns[inputs], x, gpu=find_gpu(target))
-        jobs.append((launch, target))
-    return compile_launches(jobs)
+    fn = {1: softmax, 2: lambda y: backward(y, y.clone(), 1, y.dtype)}[inputs]
+    shapes = [(H200.num_sms, n) for n in widths]
+    xs = tuple(torch.empty(it, dtype=FLOATS[name], device=DEVICE) for it in shapes)
+    found = resources(lambda *xs: [*map(fn, xs)], xs, target=target)
+    assert len(found) == len(widths)
+    return found
 
 
 @pytest.mark.slow
@@ -448,32 +430,11 @@ def test_softmax_compiles_for_other_gpus(target):
 def in_another_process(source, seconds=300):
     """Runs Python source that may hang, in a process that can be ended."""
     script = "import torch, memtraffic\nfrom memtraffic import softmax\n" + textwrap.dedent(source)
-    done = subprocess.run(
-        [sys.executable, "-c", script], timeout=seconds, capture_output=True, text=True
-    )
+    done = run_python("-c", script, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 LONG = [((64, 2**17), torch.float32), ((300, 100000), torch.bfloat16)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 1000, 2**20], ids=str)
-def test_softmax_past_two_to_the_31_elements(n):
-    m = 2**31 // n + 600
-    if torch.cuda.mem_get_info()[0] < 3 * m * n * 2:
-        pytest.skip(f"{m} x {n} float16 twice is more than this GPU has free")
-    x = torch.empty(m, n, device=DEVICE, dtype=torch.float16)
-    for rows in x.split(2**28 // n):
-        rows.normal_()
-    x[-1], x[-2] = x[0], 0
-    y = softmax(x)
-    assert torch.equal(y[-1], y[0])
-    dx = backward(x, y, 1, y.dtype)
-    for part in (slice(0, 3), slice(-3, None), slice(m // 2, m // 2 + 3)):
-        assert_softmax(lambda _, part=part: y[part], x[part])
-        expected = SOFTMAX_BACKWARD.reference(y[part].double(), x[part].double())
-        torch.testing.assert_close(dx[part].double(), expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
@@ -569,13 +530,6 @@ def test_softmax_of_split_rows_does_not_hang(times):
             other.communicate()
 
 
-def placed(x, step, start):
-    """The same rows, so far apart and so far from a multiple of 16 bytes, and NaN around them."""
-    m, n = x.shape
-    memory = torch.full((m * step + start + 64,), NAN, dtype=x.dtype, device=DEVICE)
-    return memory.as_strided((m, n), (step, 1), start).copy_(x)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize(
@@ -585,7 +539,8 @@ def test_softmax_and_backward_on_the_gpu(n, name):
     """Right, and equal bit for bit, wherever rows start."""
     m = max(2, 2**22 // n)
     for start in (0, 1, 4, 8, 0):
-        y, dy = (placed(x, n, start) for x in SOFTMAX_BACKWARD.arguments((m, n), name).tensors)
+        tensors = SOFTMAX_BACKWARD.arguments((m, n), name).tensors
+        y, dy = (laid_out(x, offset=start) for x in tensors)
         assert_softmax(softmax, dy)
         assert_correct("softmax_backward", lambda y, dy: backward(dy, y, 1, y.dtype), y, dy)
         found, dx = softmax(dy), backward(dy, y, 1, y.dtype)

@@ -6,7 +6,7 @@ import torch
 from cases import DEVICE, H200, assert_softmax, cases
 
 from memtraffic import residency
-from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.compile import resources
 from memtraffic.kernels.softmax import persistent
 from memtraffic.meters.count import count
 from memtraffic.tensors import matrix
@@ -66,15 +66,12 @@ def test_plan_launches_what_fits(fake_gpu, n_tiles, used, options, programs):
 @pytest.mark.parametrize("wide", [1024, pytest.param(32768, marks=pytest.mark.slow)])
 def test_compiled_stages_are_tiles_in_flight(wide):
     """And a program fits an SM, its loads as wide as the rows permit."""
-    launches = [
-        capture_launches(
-            partial(persistent.softmax, num_stages=stages),
-            torch.empty(9, n, device=DEVICE),
-            gpu=H200,
-        )[0]
-        for n, stages in ((781, None), (wide, 2), (4096, 4))
-    ]
-    odd, *aligned = compile_launches([(it, H200) for it in launches])
+
+    def launch_all():
+        for n, stages in ((781, None), (wide, 2), (4096, 4)):
+            persistent.softmax(torch.empty(9, n, device=DEVICE), num_stages=stages)
+
+    odd, *aligned = resources(launch_all, (), target=H200)
     work = ("reduce", "exp", "reduce", "store")
     assert odd.schedule == ("for", "load", *work, "end")
     for stages, kernel in zip((2, 4), aligned, strict=True):

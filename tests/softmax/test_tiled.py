@@ -2,7 +2,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from memtraffic.compile import capture_launches, compile_launches
+from memtraffic.compile import resources
 from memtraffic.kernels.softmax import tiled
 from memtraffic.residency import BlockedLayout
 from memtraffic.tensors import matrix
@@ -35,8 +35,8 @@ ON_SM_90 = {  # the matrix, the bits of loads and of stores, the layout of a til
 
 @pytest.mark.slow
 def test_softmax_accesses_are_as_wide_as_the_matrix_permits():
-    launches = [capture_launches(tiled.softmax, x)[0] for x, *_ in ON_SM_90.values()]
-    compiled = compile_launches([(launch, "sm_90") for launch in launches])
+    xs = tuple(x for x, *_ in ON_SM_90.values())
+    compiled = resources(lambda *xs: [*map(tiled.softmax, xs)], xs, target="sm_90")
     kernels = dict(zip(ON_SM_90, compiled, strict=True))
     for name, (_, *expected) in ON_SM_90.items():
         kernel = kernels[name]
