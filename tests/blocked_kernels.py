@@ -44,35 +44,6 @@ def add_bias(rows: int, cols: int, padded: bool = False, floor: bool = False) ->
 
 
 @triton.jit
-def _persistent_kernel(
-    y_ptr, x_ptr, part_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    cols = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(tl.program_id(0) * ROWS, n_rows, tl.num_programs(0) * ROWS):
-        for row in range(start, min(start + ROWS, n_rows)):
-            x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
-            tl.store(y_ptr + row * n_cols + cols, x, mask=cols < n_cols)
-            total += x
-    part = part_ptr + tl.program_id(0) * n_cols + cols
-    tl.store(part, total, mask=cols < n_cols)
-
-
-def layer_norm_backward(programs: int, rows: int = 1) -> Callable:
-    """A copy and a sum over rows: each program, whose number is limited, leaves a part of it."""
-
-    def fn(x: Tensor) -> Tensor:
-        (m, n), y = x.shape, torch.empty_like(x)
-        grid = min(programs, triton.cdiv(m, rows))
-        parts = x.new_empty(grid, n)
-        block = triton.next_power_of_2(n)
-        _persistent_kernel[(grid,)](y, x, parts, m, n, ROWS=rows, BLOCK=block)
-        return parts.sum(dim=0)
-
-    return fn
-
-
-@triton.jit
 def _matmul_kernel(
     c_ptr, a_ptr, b_ptr, m, n, k,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
@@ -108,47 +79,37 @@ def matmul(rows: int, cols: int, depth: int) -> Callable:
 
 
 @triton.jit
-def _blur_kernel(y_ptr, x_ptr, n_cols, COLS: tl.constexpr, HALO: tl.constexpr):
-    start = tl.program_id(1) * COLS
-    at = start - HALO + tl.arange(0, COLS + 2 * HALO)
-    row = tl.program_id(0).to(tl.int64) * n_cols
-    x = tl.load(x_ptr + row + at, mask=(at >= 0) & (at < n_cols), other=0.0)
-    cols = start + tl.arange(0, COLS)
-    tl.store(y_ptr + row + cols, tl.zeros((COLS,), x.dtype) + tl.sum(x), mask=cols < n_cols)
-
-
-def blur(cols: int) -> Callable:
-    """Reads a halo of half a block on both sides of each block of columns."""
-
-    def fn(x: Tensor) -> Tensor:
-        (m, n), y = x.shape, torch.empty_like(x)
-        _blur_kernel[(m, triton.cdiv(n, cols))](y, x, n, COLS=cols, HALO=cols // 2)
-        return y
-
-    return fn
-
-
-@triton.jit
-def _sums_kernel(sums_ptr, y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, COPY: tl.constexpr):
+def _sums_kernel(
+    sums_ptr, y_ptr, x_ptr, n_cols, BLOCK: tl.constexpr, HALO: tl.constexpr, COPY: tl.constexpr
+):
     row, block = tl.program_id(0), tl.program_id(1)
-    cols = tl.arange(0, triton.next_power_of_2(BLOCK))
-    at, mask = block * BLOCK + cols, (cols < BLOCK) & (block * BLOCK + cols < n_cols)
+    cols = tl.arange(0, triton.next_power_of_2(BLOCK + 2 * HALO))
+    at = block * BLOCK - HALO + cols
+    mask = (cols < BLOCK + 2 * HALO) & (at >= 0) & (at < n_cols)
     x = tl.load(x_ptr + row * n_cols + at, mask=mask, other=0.0)
     if COPY:
         tl.store(y_ptr + row * n_cols + at, x, mask=mask)
     tl.store(sums_ptr + row * tl.num_programs(1) + block, tl.sum(x))
 
 
-def group_scales(group: int, copy: bool = True) -> Callable:
-    """A copy, as in a quantization, and one number for each group of columns."""
+def group_scales(group: int, copy: bool = True, halo: int = 0) -> Callable:
+    """A copy, as in a quantization, and one number for each group of columns.
+
+    halo: columns on both sides of a group, which are read, too.
+    """
 
     def fn(x: Tensor) -> Tensor:
         (m, n), y = x.shape, torch.empty_like(x)
         sums = x.new_empty(m, triton.cdiv(n, group))
-        _sums_kernel[tuple(sums.shape)](sums, y, x, n, BLOCK=group, COPY=copy)
+        _sums_kernel[tuple(sums.shape)](sums, y, x, n, BLOCK=group, HALO=halo, COPY=copy)
         return sums
 
     return fn
+
+
+def blur(cols: int) -> Callable:
+    """Reads a halo of half a block on both sides of each block of columns."""
+    return group_scales(cols, copy=False, halo=cols // 2)
 
 
 def partial_sums(block: int) -> Callable:
@@ -161,11 +122,16 @@ def two_stages(first: int, second: int) -> Callable:
     return lambda x: partial_sums(second)(partial_sums(first)(x))
 
 
+def column_sums(rows: int) -> Callable:
+    """A copy and a sum over rows, as in a layer norm's backward: each block leaves a part of it."""
+    return lambda x: group_scales(rows)(x.T).sum(dim=1)
+
+
 def rows_grow(rows_at_most: int = 1024) -> Callable:
-    """Rows a program grow with the number of rows, and each program leaves one sum."""
+    """Rows a block grow with the number of rows."""
 
     def fn(x: Tensor) -> Tensor:
         rows = min(rows_at_most, triton.next_power_of_2(max(1, x.shape[0] // 128)))
-        return layer_norm_backward(10**6, rows)(x)
+        return column_sums(rows)(x)
 
     return fn
