@@ -17,7 +17,7 @@ from memtraffic.compile.accesses import CompiledAccess
 from memtraffic.compile.compiler import compiled_code
 from memtraffic.compile.launches import launch_of
 from memtraffic.compile.layouts import Layout
-from memtraffic.errors import CountError, NoKernelError, UnknownGpuError
+from memtraffic.errors import CountError
 from memtraffic.functions import as_function
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import masked, online, persistent, tiled
@@ -99,13 +99,6 @@ def test_sectors_on_amd_where_lanes_move_16_bytes_and_numbers_are_loaded_by_wave
     assert found == dict(load_requests=12, load_sectors=12, store_requests=3, store_sectors=3)
     with pytest.raises(CountError, match="no instruction is marked as that of"):
         sectors(sector_kernels.nested, "500,", target="gfx942")
-
-
-def test_sectors_refuses_a_gpu_or_a_function():
-    with pytest.raises(UnknownGpuError, match="sm_1"):
-        sectors(masked.softmax, shape=(8, 8), target="sm_1")
-    with pytest.raises(NoKernelError, match="launched no Triton kernel"):
-        sectors(lambda x: x + 1, shape=(8, 8))
 
 
 # ---- the compiled kernels, thread by thread

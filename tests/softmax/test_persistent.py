@@ -84,17 +84,3 @@ def test_compiled_stages_are_tiles_in_flight(wide):
     for kernel in (odd, *aligned):
         assert kernel.spill_bytes == 0
         assert residency.resident_programs(kernel, H200) >= 1
-
-
-# ---- on a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 781, 4096, 32768])
-def test_softmax_of_a_cached_plan_is_that_of_a_new_one(n):
-    x = matrix(1000, n, "bfloat16")
-    cached = [persistent.softmax(x) for _ in range(2)]
-    y = torch.empty_like(x)
-    persistent.plan.__wrapped__(x, y)(y, x)
-    assert all(torch.equal(y, other) for other in cached)
-    assert_softmax(persistent.softmax, x)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import rule
-from memtraffic.kernels.softmax.rule import Tile, row_tile, tuned
+from memtraffic.kernels.softmax.rule import row_tile, tuned
 
 H200, MI300X = find_gpu("H200"), find_gpu("MI300X")
 SHARED = H200.shared_per_program
@@ -26,29 +26,6 @@ def test_each_tuned_number_says_where_it_is_from():
 
 
 # ---- the rungs
-
-
-@pytest.mark.parametrize(("n", "warps"), [(1, 4), (2048, 4), (4096, 8), (16384, 32), (32768, 32)])
-def test_num_warps_of_row_gives_a_thread_at_most_32_elements(n, warps):
-    assert rule.num_warps_of_row(n, H200) == warps
-    assert rule.num_warps_of_row(n, MI300X) == min(16, warps)
-
-
-@pytest.mark.parametrize(
-    ("n", "itemsize", "rows", "block", "num_warps"),
-    [
-        (1, 4, 512, 1, 1),
-        (7, 4, 64, 8, 1),
-        (512, 4, 1, 512, 1),
-        (512, 2, 2, 512, 1),  # by bytes
-        (1025, 4, 1, 2048, 2),
-        (4096, 2, 1, 4096, 4),  # by columns, not bytes
-        (32768, 4, 1, 32768, 32),
-    ],
-)
-def test_tile_shape(n, itemsize, rows, block, num_warps):
-    assert rule.tile_shape(n, itemsize, H200) == Tile(rows, block, num_warps)
-    assert rule.tile_shape(n, itemsize, MI300X) == Tile(rows, block, min(16, num_warps))
 
 
 def test_tile_shape_refuses_more_than_64_elements_per_lane():

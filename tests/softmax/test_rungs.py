@@ -60,7 +60,13 @@ LAUNCHES = [  # a rung, a matrix and options; some of what is launched on an H20
     ("chunks", empty(12672), {}, {"CHUNKS": 13, "BLOCK": 1024, "ALIGN": 4, "num_warps": 8}),
     ("chunks", empty(8321, torch.bfloat16), {}, {"CHUNKS": 9, "WHOLE": 8, "ALIGN": 1, "VECTOR": 8}),
     ("chunks", empty(77), {}, {"ROWS": 4, "CHUNKS": 3, "WHOLE": 0, "VECTOR": 4}),
+    ("masked", empty(1), {}, {"BLOCK": 1, "num_warps": 4}),
     ("masked", empty(5000), {}, {"BLOCK": 8192, "num_warps": 16}),
+    ("masked", empty(32768), {}, {"num_warps": 32}),
+    ("tiled", empty(7), {}, {"ROWS": 64, "BLOCK": 8, "num_warps": 1}),
+    ("tiled", empty(512, torch.float16), {}, {"ROWS": 2, "num_warps": 1}),  # by bytes
+    ("tiled", empty(4096, torch.float16), {}, {"ROWS": 1, "num_warps": 4}),  # by columns
+    ("tiled", empty(32768), {}, {"num_warps": 32}),
     ("tiled", empty(200), {"rows": 8}, {"ROWS": 8, "num_warps": 1}),
     ("tiled", empty(200), {"num_warps": 2}, {"ROWS": 2, "num_warps": 2}),
     ("persistent", empty(1004), {}, {"STAGES": 3}),

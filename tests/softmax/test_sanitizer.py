@@ -19,6 +19,7 @@ def sanitize(tool, *arguments):
         pytest.skip("compute-sanitizer is not on the PATH")
     # Each tensor is an allocation of its own, so that what lies behind it belongs to nobody.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, SCRIPT]
     return subprocess.run(
         [*map(str, command), *arguments], env=environment, capture_output=True, text=True
