@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.patching import RUNNING, replaced
@@ -22,8 +19,8 @@ def mend_interpreter() -> None:
     """Lets the interpreter run what compiled kernels may do.
 
     Programs of a cooperative launch, which may wait for one another, take turns (`Turns`). Odd
-    values become what they do on a GPU. Arithmetic may be in bfloat16. In Triton 3.6, a scalar may
-    be the bound of a loop. In Triton 3.9, a mask may be made of a scalar and a vector. Pointers
+    values become what they do on a GPU, and arithmetic may be in bfloat16. In Triton 3.6, a scalar
+    may be the bound of a loop. In Triton 3.9, a mask may be made of a scalar and a vector. Pointers
     keep the number of their argument.
     """
     from triton.runtime import interpreter
@@ -44,7 +41,6 @@ def mend_interpreter() -> None:
         # It would check each integer for an overflow, and say so only where `debug` is asked for.
         own = interpreter.interpreter_builder
         own.options = replace(own.options, sanitize_overflow=own.options.debug)
-        _take_bfloat16(interpreter)
         if triton_version() < (3, 7):
             _take_scalar_bounds(interpreter)
         interpreter.mended = True
@@ -84,71 +80,6 @@ def _known_by_name(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return known[kind.scalar.name]
 
     return find
-
-
-def _take_bfloat16(interpreter: Any) -> None:
-    """Lets the interpreter compute in bfloat16: in float32, and rounded to nearest even.
-
-    It has numbers of bfloat16 as integers, their bits, and would compute with these; what it
-    converts, it would cut off; and before Triton 3.9 it has no constants of this type. See
-    https://github.com/triton-lang/triton/pull/10945.
-    """
-    import triton.language as tl
-
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-
-    def is_bfloat16(value: Any) -> bool:
-        return isinstance(value, handle) and value.dtype.scalar == tl.bfloat16
-
-    def widened(value: Any) -> Any:
-        if not is_bfloat16(value):
-            return value
-        return handle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def rounded(data: np.ndarray[Any, Any]) -> Any:
-        numbers = torch.from_numpy(np.array(data, np.float32, order="C")).bfloat16()
-        return handle(numbers.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
-
-    def widening(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def compute(self: Any, *args: Any) -> Any:
-            self.operations += 1
-            if not is_bfloat16(args[0]):  # then no other is
-                return method(self, *args)
-            operands = [arg for arg in args if isinstance(arg, handle)]
-            result = method(self, *map(widened, args))
-            # Its type is that of the last operand, but for comparisons.
-            kept = result.data.dtype == bool or not is_bfloat16(operands[-1])
-            return result if kept else rounded(result.data)
-
-        return compute
-
-    def casting(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def cast(self: Any, src: Any, dst_type: Any) -> Any:
-            if dst_type.scalar == tl.bfloat16:
-                return src if is_bfloat16(src) else rounded(src.data)
-            return method(self, widened(src), dst_type)
-
-        return cast
-
-    def summing(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def total(self: Any, values: Any) -> Any:
-            if not is_bfloat16(values.handle):
-                return method(self, values)
-            numbers = widened(values.handle).data
-            found = np.sum(numbers, axis=self.axis, keepdims=self.keep_dims)
-            return self.to_tensor(rounded(found).data, values.dtype)
-
-        return total
-
-    builder.operations = 0  # made so far
-    for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
-        setattr(builder, name, widening(getattr(builder, name)))
-    builder.cast_impl = casting(builder.cast_impl)
-    interpreter.ReduceOps.sum = summing(interpreter.ReduceOps.sum)
-    builder.get_bf16 = lambda self, value: rounded(np.array([value]))
 
 
 def _take_scalar_bounds(interpreter: Any) -> None:

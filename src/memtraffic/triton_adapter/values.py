@@ -1,11 +1,15 @@
-"""Lets Triton's interpreter compute with odd values what a compiled kernel does.
+"""Lets Triton's interpreter compute with odd values, and in bfloat16, what a compiled kernel does.
 
-What is compared with is an H200: tests/compile/odd_values.json has what its kernels gave.
+It has numbers of bfloat16, and of 8 bits, as integers, their bits; it would compute with these, and
+cut off what it converts. Here they are computed with in float32, and rounded to nearest even; see
+https://github.com/triton-lang/triton/pull/10945. What is compared with is an H200:
+tests/compile/odd_values.json has what its kernels gave.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -18,9 +22,15 @@ Numbers: TypeAlias = np.ndarray[Any, Any]
 
 def compute_as_compiled(interpreter: Any) -> None:
     """Replaces, for good, what the interpreter computes otherwise than a GPU."""
+    import triton.language as tl
+
     builder, reduce = interpreter.InterpreterBuilder, interpreter.ReduceOps
+    builder.operations = 0  # made so far
+    for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
+        setattr(builder, name, _widening(interpreter, getattr(builder, name)))
     interpreter._convert_float = _conversion(interpreter._convert_float)
-    builder.cast_impl = _truncating(interpreter, builder.cast_impl)
+    builder.cast_impl = _casting(interpreter)
+    builder.get_bf16 = lambda self, value: _handle(interpreter, np.array([value]), tl.bfloat16)
     builder.create_minnumf = _extreme(np.fmin, np.bitwise_or)
     builder.create_maxnumf = _extreme(np.fmax, np.bitwise_and)
     builder.create_minimumf = _extreme(np.minimum, np.bitwise_or)
@@ -34,9 +44,9 @@ def compute_as_compiled(interpreter: Any) -> None:
     builder.get_all_ones_value = _all_ones(interpreter, builder.get_all_ones_value)
     for name in {"create_descriptor_load", "create_tensor_pointer_load"} & {*dir(builder)}:
         setattr(builder, name, _padding_with_nan(interpreter, getattr(builder, name)))
-    reduce.sum = _wrapping(reduce.sum)
-    interpreter.ScanOps.cumsum = _scanning(interpreter, np.cumsum)
-    interpreter.ScanOps.cumprod = _scanning(interpreter, np.cumprod)
+    reduce.sum = lambda self, x: _added(interpreter, self, x, np.sum, keepdims=self.keep_dims)
+    interpreter.ScanOps.cumsum = lambda self, x: [_added(interpreter, self, x, np.cumsum)]
+    interpreter.ScanOps.cumprod = lambda self, x: [_added(interpreter, self, x, np.cumprod)]
     reduce.apply_impl = _reducing(interpreter, reduce.apply_impl)
 
 
@@ -90,29 +100,81 @@ def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
     return converted
 
 
-def _truncating(interpreter: Any, cast: Callable[..., Any]) -> Callable[..., Any]:
+def _numbers(interpreter: Any, values: Any) -> Numbers:
+    """The numbers of a tensor's handle; of a type that the interpreter has as bits, in float32."""
+    import triton.language as tl
+
+    kind, data = values.dtype.scalar, values.data
+    if not kind.is_floating() or data.dtype.kind != "u":  # of a comparison, truth values
+        return data
+    return interpreter._convert_float(data, kind, tl.float32, None).view(np.float32)
+
+
+def _handle(interpreter: Any, numbers: Numbers, kind: Any) -> Any:
+    """The handle of a tensor of numbers that `_numbers` gave, or of what was made of them."""
+    import triton.language as tl
+
+    if kind.is_floating() and interpreter._get_np_dtype(kind).kind != "f":
+        numbers = interpreter._convert_float(
+            np.asarray(numbers, np.float32), tl.float32, kind, None
+        )
+    return interpreter.TensorHandle(numbers, kind)
+
+
+def _casting(interpreter: Any) -> Callable[..., Any]:
     """A cast, of floating-point numbers to integers toward zero and no further than the type goes.
 
     So do PTX's conversions, which know no integers of 8 bits: of those of 16 bits, the lower half
     is stored. NaN becomes 0; where either type has 64 bits, the integer whose highest bit is set.
     """
 
-    def truncated(self: Any, source: Any, target: Any) -> Any:
-        dtype, numbers = interpreter._get_np_dtype(target.scalar), source.data
-        if numbers.dtype.kind != "f" or dtype.kind not in "iu":
-            return cast(self, source, target)
-        wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    def cast(self: Any, source: Any, target: Any) -> Any:
+        kind, numbers = target.scalar, _numbers(interpreter, source)
+        dtype = interpreter._get_np_dtype(kind)
+        if kind.is_floating() and dtype.kind != "f":
+            return _handle(interpreter, numbers, kind)
+        if numbers.dtype.kind == "f" and dtype.kind in "iu":
+            numbers = truncated(numbers, np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}"))
+        return interpreter.TensorHandle(numbers.astype(dtype), kind)
+
+    def truncated(numbers: Numbers, wide: Any) -> Numbers:
         least, most = map(float, (np.iinfo(wide).min, np.iinfo(wide).max))
         found = np.where((numbers > least) & (numbers < most), numbers, 0).astype(wide)
         found[numbers >= most], found[numbers <= least] = np.iinfo(wide).max, np.iinfo(wide).min
         if 8 in (numbers.itemsize, wide.itemsize):
             found[np.isnan(numbers)] = np.array(1 << 8 * wide.itemsize - 1, np.uint64).astype(wide)
-        return interpreter.TensorHandle(found.astype(dtype), target.scalar)
+        return found
 
-    return truncated
+    return cast
 
 
 # ---- operations element by element
+
+
+def _widening(interpreter: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation, counted; one of bfloat16 in float32, whose result is rounded."""
+    import triton.language as tl
+
+    handle = interpreter.TensorHandle
+
+    def is_bfloat16(value: Any) -> bool:
+        return isinstance(value, handle) and value.dtype.scalar == tl.bfloat16
+
+    def widened(value: Any) -> Any:
+        return handle(_numbers(interpreter, value), tl.float32) if is_bfloat16(value) else value
+
+    @functools.wraps(method)
+    def compute(self: Any, *args: Any) -> Any:
+        self.operations += 1
+        if not is_bfloat16(args[0]):  # then no other is
+            return method(self, *args)
+        *_, last = (arg for arg in args if isinstance(arg, handle))
+        result = method(self, *map(widened, args))
+        # Its type is that of the last operand, but for comparisons.
+        kept = result.data.dtype == bool or not is_bfloat16(last)
+        return result if kept else _handle(interpreter, result.data, tl.bfloat16)
+
+    return compute
 
 
 def _extreme(compare: Callable[..., Numbers], combine: Callable[..., Numbers]) -> Any:
@@ -225,46 +287,15 @@ def _padding_with_nan(interpreter: Any, load: Callable[..., Any]) -> Callable[..
 # ---- reductions
 
 
-def _wrapping(total: Callable[..., Any]) -> Callable[..., Any]:
-    """A sum of integers, which begins anew where it leaves its type."""
+def _added(interpreter: Any, how: Any, values: Any, compute: Any, **options: Any) -> Any:
+    """A sum, or the sums or products of all elements up to each one.
 
-    def summed(self: Any, values: Any) -> Any:
-        data = values.handle.data
-        if data.dtype.kind not in "iu" or not values.dtype.scalar.is_int():
-            return total(self, values)
-        found = np.sum(data, axis=self.axis, keepdims=self.keep_dims, dtype=data.dtype)
-        return self.to_tensor(found, values.dtype)
-
-    return summed
-
-
-def _numbers(interpreter: Any, values: Any) -> Numbers:
-    """The numbers of a tensor; of a type that the interpreter has as bits, in float32."""
-    import triton.language as tl
-
-    kind, data = values.dtype.scalar, values.handle.data
-    if not kind.is_floating() or data.dtype.kind == "f":
-        return data
-    return interpreter._convert_float(data, kind, tl.float32, None).view(np.float32)
-
-
-def _stored(interpreter: Any, numbers: Numbers, kind: Any) -> Numbers:
-    """Numbers that `_numbers` gave, or what was made of them, as the interpreter has them."""
-    import triton.language as tl
-
-    if not kind.is_floating() or interpreter._get_np_dtype(kind).kind == "f":
-        return numbers
-    return interpreter._convert_float(np.asarray(numbers), tl.float32, kind, None)
-
-
-def _scanning(interpreter: Any, scan: Callable[..., Numbers]) -> Callable[..., Any]:
-    """The sums or products of all elements up to each one."""
-
-    def scanned(self: Any, values: Any) -> Any:
-        found = scan(_numbers(interpreter, values), axis=self.axis)
-        return [self.to_tensor(_stored(interpreter, found, values.dtype.scalar), values.dtype)]
-
-    return scanned
+    Of integers, it begins anew where it leaves its type.
+    """
+    kind, numbers = values.dtype.scalar, _numbers(interpreter, values.handle)
+    dtype = None if numbers.dtype == bool else numbers.dtype
+    found = compute(numbers, axis=how.axis, dtype=dtype, **options)
+    return how.to_tensor(_handle(interpreter, found, kind).data, values.dtype)
 
 
 def _least_or_most(
@@ -287,23 +318,22 @@ def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any
     """
     import triton.language as tl
 
-    def reduced(self: Any, operands: Any) -> Any:
-        kind, data = operands[0].dtype.scalar, _numbers(interpreter, operands[0])
-        for side, extreme in (("max", np.fmax), ("min", np.fmin)):
-            if self.combine_fn == getattr(tl.standard, f"_elementwise_{side}"):
-                found = _least_or_most(extreme, side == "min", data, self.axis, self.keep_dims)
-                where: list[Any] = []
-            elif name := tie_break(self.combine_fn, side):
-                found, *where = place(self, kind, data, operands[1], side, extreme, name)
-            else:
-                continue
-            return self.to_tensor(_stored(interpreter, found, kind), kind), *where
-        return reduce(self, operands)
+    sides, ties = ("max", "min"), ("left", "fast")
+    known = {getattr(tl.standard, f"_elementwise_{side}"): (side, "") for side in sides}
+    for side, tie in itertools.product(sides, ties):
+        known[getattr(tl.standard, f"_arg{side}_combine_tie_break_{tie}")] = side, tie
 
-    def tie_break(combine: Any, side: str) -> str | None:
-        names = ("left", "fast")
-        functions = (getattr(tl.standard, f"_arg{side}_combine_tie_break_{it}") for it in names)
-        return next((it for it, of in zip(names, functions, strict=True) if of == combine), None)
+    def reduced(self: Any, operands: Any) -> Any:
+        if self.combine_fn not in known:
+            return reduce(self, operands)
+        side, tie = known[self.combine_fn]
+        kind, data = operands[0].dtype.scalar, _numbers(interpreter, operands[0].handle)
+        extreme, where = np.fmax if side == "max" else np.fmin, list[Any]()
+        if tie:
+            found, *where = place(self, kind, data, operands[1], side, extreme, tie)
+        else:
+            found = _least_or_most(extreme, side == "min", data, self.axis, self.keep_dims)
+        return self.to_tensor(_handle(interpreter, found, kind).data, kind), *where
 
     def place(
         self: Any, kind: Any, data: Numbers, indices: Any, side: str, extreme: Any, tie: str
