@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7700, 6581),
+    "library": (7676, 6560),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
     "meters": (1591, 1458),
     "residency": (217, 168),
-    "triton_adapter": (1424, 1346),
+    "triton_adapter": (1400, 1325),
     "rest of the library": (1763, 1473),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memtraffic.triton_adapter.patching import replaced, restored
+from memtraffic.triton_adapter.patching import replaced
 
 
 @contextmanager
@@ -35,29 +35,30 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
 
     libraries = {module.__name__: module for module in (libdevice, cuda_libdevice, hip_libdevice)}
     libraries |= {f"{cuda.__name__}.{part}": cuda for part in ("gdc", "utils")}
-    language = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
     new_scope = interpreter._LangPatchScope
     patch_language = getattr(interpreter._patch_lang, "original", interpreter._patch_lang)
     prepared: dict[int, dict[str, Any]] = {}
 
     def prepare_library() -> None:
+        scope = new_scope()
+        undo.callback(scope.restore)
         undo.callback(prepared.clear)
-        undo.enter_context(restored(*language, *set(libraries.values())))
         for library in (cuda, cuda_libdevice, hip_libdevice):
-            interpreter._patch_builtin(library, interpreter.interpreter_builder, new_scope())
+            interpreter._patch_builtin(library, interpreter.interpreter_builder, scope)
         for name in set(vars(libdevice)) & set(vars(cuda_libdevice)):
             if not name.startswith("__"):
-                setattr(libdevice, name, getattr(cuda_libdevice, name))
+                scope.set_attr(libdevice, name, getattr(cuda_libdevice, name))
+        # A constant is compiled as a constexpr.
+        scope.set_attr(tl.dtype, "value", property(lambda dtype: dtype))
 
     def prepare(function: Any) -> Any:
         names = function.__globals__
         if not prepared:
             prepare_library()
-            tl.dtype.value = property(lambda dtype: dtype)  # a constant is compiled as a constexpr
         if id(names) not in prepared:
             prepared[id(names)] = names
             if any(value is tl or value is tl.core for value in names.values()):
-                patch_language(function)
+                undo.callback(patch_language(function).restore)
             for name, value in list(names.items()):
                 library = libraries.get(getattr(value, "__module__", None) or "")
                 is_function = library is None and inspect.isfunction(value)

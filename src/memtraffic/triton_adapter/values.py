@@ -41,7 +41,9 @@ def compute_as_compiled(interpreter: Any) -> None:
     builder.create_select = lambda self, *args: self.ternary_op(*args, _chosen)
     builder.create_clampf = _clamping(builder.create_clampf)
     builder.create_umulhi = _unsigned(builder.create_umulhi)
-    builder.get_all_ones_value = _all_ones(interpreter, builder.get_all_ones_value)
+    builder.get_all_ones_value = lambda self, kind: interpreter.TensorHandle(
+        ~np.zeros(1, interpreter._get_np_dtype(kind)), kind.scalar
+    )
     for name in {"create_descriptor_load", "create_tensor_pointer_load"} & {*dir(builder)}:
         setattr(builder, name, _padding_with_nan(interpreter, getattr(builder, name)))
     reduce.sum = lambda self, x: _added(interpreter, self, x, np.sum, keepdims=self.keep_dims)
@@ -247,16 +249,6 @@ def _unsigned(multiply: Callable[..., Any]) -> Callable[..., Any]:
     return multiplied
 
 
-def _all_ones(interpreter: Any, ones: Callable[..., Any]) -> Callable[..., Any]:
-    def all_ones(self: Any, kind: Any) -> Any:
-        dtype = interpreter._get_np_dtype(kind)
-        if dtype.kind != "u":
-            return ones(self, kind)
-        return interpreter.TensorHandle(np.full(1, np.iinfo(dtype).max, dtype), kind.scalar)
-
-    return all_ones
-
-
 def _padding_with_nan(interpreter: Any, load: Callable[..., Any]) -> Callable[..., Any]:
     """A load that pads with NaN: of types that the interpreter has as their bits, too."""
 
@@ -298,19 +290,8 @@ def _added(interpreter: Any, how: Any, values: Any, compute: Any, **options: Any
     return how.to_tensor(_handle(interpreter, found, kind).data, values.dtype)
 
 
-def _least_or_most(
-    extreme: Any, least: bool, data: Numbers, axis: int | None, keepdims: bool
-) -> Numbers:
-    """The least or the largest elements, without NaN; of both zeros, -0 is the lesser one."""
-    found: Numbers = extreme.reduce(data, axis=axis, keepdims=keepdims)
-    if data.dtype.kind != "f":
-        return found
-    zero = ((data == 0) & (np.signbit(data) == least)).any(axis=axis, keepdims=keepdims)
-    return np.where((found == 0) & zero, -0.0 if least else 0.0, found).astype(data.dtype)
-
-
 def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction to the largest or smallest element, or to where it is.
+    """A reduction to the largest or smallest element without NaN, or to where it is.
 
     Where it is depends, with NaN, on the order in which elements are combined, and so it does if
     any of several equal ones will do. A compiled kernel has the order of its layout: here that is
@@ -328,27 +309,27 @@ def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any
             return reduce(self, operands)
         side, tie = known[self.combine_fn]
         kind, data = operands[0].dtype.scalar, _numbers(interpreter, operands[0].handle)
-        extreme, where = np.fmax if side == "max" else np.fmin, list[Any]()
+        extreme = np.fmax if side == "max" else np.fmin
+        found: Any = [extreme.reduce(data, axis=self.axis, keepdims=True)]
+        equal = data == found[0]
         if tie:
-            found, *where = place(self, kind, data, operands[1], side, extreme, tie)
-        else:
-            found = _least_or_most(extreme, side == "min", data, self.axis, self.keep_dims)
-        return self.to_tensor(_handle(interpreter, found, kind).data, kind), *where
-
-    def place(
-        self: Any, kind: Any, data: Numbers, indices: Any, side: str, extreme: Any, tie: str
-    ) -> tuple[Numbers, Any]:
-        found, where = extreme.reduce(data, axis=self.axis, keepdims=True), indices.handle.data
-        equal = data == found
-        several = tie == "fast" and (equal.sum(axis=self.axis) > 1).any()
-        if several or (data != data).any():
-            what = "equal numbers" if several else "NaN"
-            raise NotImplementedError(
-                f"tl.arg{side} of {kind} with {what}: a GPU combines them in another order"
-            )
-        first = np.where(equal, where, np.iinfo(where.dtype).max).min(self.axis, keepdims=True)
+            several = tie == "fast" and (equal.sum(axis=self.axis) > 1).any()
+            if several or (data != data).any():
+                what = "equal numbers" if several else "NaN"
+                raise NotImplementedError(
+                    f"tl.arg{side} of {kind} with {what}: a GPU combines them in another order"
+                )
+            where = operands[1].handle.data
+            first = np.where(equal, where, np.iinfo(where.dtype).max)
+            found.append(first.min(axis=self.axis, keepdims=True))
+        elif data.dtype.kind == "f":  # of both zeros, -0 is the lesser one
+            zeros = equal & (data == 0)
+            zero = np.copysign(data.dtype.type(0), -1 if side == "min" else 1)
+            signed = (np.signbit(data) == np.signbit(zero)) & zeros
+            found[0] = np.where(signed.any(axis=self.axis, keepdims=True), zero, found[0])
+        found[0] = _handle(interpreter, found[0], kind).data
         if not self.keep_dims:
-            found, first = found.squeeze(self.axis), first.squeeze(self.axis)
-        return found, self.to_tensor(first, indices.dtype)
+            found = [it.squeeze(self.axis) for it in found]
+        return [self.to_tensor(it, of.dtype.scalar) for it, of in zip(found, operands, strict=True)]
 
     return reduced
