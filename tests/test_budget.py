@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7676, 6560),
+    "library": (7693, 6575),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
     "meters": (1591, 1458),
     "residency": (217, 168),
-    "triton_adapter": (1400, 1325),
+    "triton_adapter": (1417, 1340),
     "rest of the library": (1763, 1473),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
@@ -48,7 +48,7 @@ LIMITS = {
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12622, 9971),
+    "tests": (12642, 9989),
     "conftest.py": (101, 96),
 }
 
