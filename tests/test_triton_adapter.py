@@ -299,6 +299,32 @@ def test_turns_where_all_wait_for_what_none_writes(wait, programs):
     assert f"{programs} programs wait" in str(error)
 
 
+@triton.jit
+def _polling_kernel(y_ptr, words_ptr, n):
+    """Program i waits until program i + 1, the last of n for nobody, has said so."""
+    i = tl.program_id(0)
+    if i < n - 1:
+        tl.atomic_poll(words_ptr + i + 1, 1)
+    tl.atomic_xchg(words_ptr + i, 1)
+    tl.store(y_ptr + i, 1)
+
+
+@pytest.mark.skipif(not hasattr(tl, "atomic_poll"), reason="Triton 3.9 has it")
+@pytest.mark.parametrize("programs", [1, 2, FEW + 1])
+def test_polling_waits_by_turns_or_is_refused(programs):
+    def polled(absent, said, **options):
+        args = words(programs), said + words(programs + 1), programs + absent
+        return kernels.ended(count, lambda: _polling_kernel[(programs,)](*args, **options), ())
+
+    found = polled(0, 0, launch_cooperative_grid=True)
+    assert found.written_elements == 2 * programs
+    error = polled(1, 0, launch_cooperative_grid=True)
+    assert isinstance(error, RuntimeError) and f"{programs} programs wait" in str(error)
+    assert polled(1, 1).read_elements == 2 * programs  # they find it at once
+    error = polled(1, 0)
+    assert isinstance(error, CountError) and "atomic_poll in program (0, 0, 0)" in str(error)
+
+
 @pytest.mark.parametrize("fails", [0, 1, 3], ids=["the-first", "one-between", "the-last"])
 def test_turns_pass_on_what_a_program_raises(fails):
     with no_thread_is_left():

@@ -11,7 +11,7 @@ from memtraffic.triton_adapter.launch import triton_version
 from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.patching import RUNNING, replaced
 from memtraffic.triton_adapter.reach import keep_numbers
-from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, taking_turns
+from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, polling, taking_turns
 from memtraffic.triton_adapter.values import compute_as_compiled
 
 
@@ -30,6 +30,8 @@ def mend_interpreter() -> None:
         builder, memory = interpreter.InterpreterBuilder, Memory(interpreter)
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
+        if hasattr(builder, "create_atomic_poll"):  # since Triton 3.9
+            builder.create_atomic_poll = polling(builder.create_atomic_poll)
         for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
             setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
         kernel = interpreter.InterpretedFunction

@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,3 +214,26 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
         return result
 
     return access
+
+
+def polling(poll: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's `tl.atomic_poll`, which waits where the other programs take turns.
+
+    Elsewhere it raises NotImplementedError in place of waiting forever. Triton 3.9 has an empty
+    value where there is no timeout, and its interpreter takes that for one.
+    """
+
+    def create(builder: Any, pointers: Any, expected: Any, timeout: Any, *how: Any) -> Any:
+        if hasattr(timeout, "data"):
+            return poll(builder, pointers, expected, timeout, *how)
+        if Turns.current is not None:
+            return poll(builder, pointers, expected, None, *how)
+        once = poll(builder, pointers, expected, SimpleNamespace(data=np.uint64(0)), *how)
+        if not once.data.all():
+            raise NotImplementedError(
+                f"atomic_poll in program {tuple(builder.grid_idx)} waits for what no program "
+                "before it has written: launch_cooperative_grid=True lets programs take turns"
+            )
+        return once
+
+    return create
