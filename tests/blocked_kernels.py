@@ -44,6 +44,35 @@ def add_bias(rows: int, cols: int, padded: bool = False, floor: bool = False) ->
 
 
 @triton.jit
+def _persistent_kernel(
+    y_ptr, x_ptr, part_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    cols = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(tl.program_id(0) * ROWS, n_rows, tl.num_programs(0) * ROWS):
+        for row in range(start, min(start + ROWS, n_rows)):
+            x = tl.load(x_ptr + row * n_cols + cols, mask=cols < n_cols, other=0.0)
+            tl.store(y_ptr + row * n_cols + cols, x, mask=cols < n_cols)
+            total += x
+    part = part_ptr + tl.program_id(0) * n_cols + cols
+    tl.store(part, total, mask=cols < n_cols)
+
+
+def layer_norm_backward(programs: int, rows: int = 1) -> Callable:
+    """A copy and a sum over rows: each program, whose number is limited, leaves a part of it."""
+
+    def fn(x: Tensor) -> Tensor:
+        (m, n), y = x.shape, torch.empty_like(x)
+        grid = min(programs, triton.cdiv(m, rows))
+        parts = x.new_empty(grid, n)
+        block = triton.next_power_of_2(n)
+        _persistent_kernel[(grid,)](y, x, parts, m, n, ROWS=rows, BLOCK=block)
+        return parts.sum(dim=0)
+
+    return fn
+
+
+@triton.jit
 def _matmul_kernel(
     c_ptr, a_ptr, b_ptr, m, n, k,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,

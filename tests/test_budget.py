@@ -9,14 +9,13 @@ import json
 import re
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from cases import dotted
+from notebooks import ROOT
 
 from memtraffic_book.catalog import EXPERIMENTS
 
-ROOT = Path(__file__).resolve().parents[1]
 API = "book/api.md"
 FOLDERS = "benchmark", "compile", "kernels", "meters", "residency", "triton_adapter"
 ROOMS = {  # a pattern of the paths in each
