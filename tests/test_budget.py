@@ -33,11 +33,11 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7693, 6575),
+    "library": (7684, 6565),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
-    "meters": (1591, 1458),
+    "meters": (1582, 1448),
     "residency": (217, 168),
     "triton_adapter": (1417, 1340),
     "rest of the library": (1763, 1473),

@@ -53,9 +53,8 @@ def test_count_sectors_lane_by_lane(seed):
         ("a", False, [4], 64, "multiple of the 8 bytes"),
     ],
 )
-def test_places_by_hand(types, in_loop, starts, active, outcome, monkeypatch):
+def test_places_by_hand(types, in_loop, starts, active, outcome):
     """Of a warp each of whose lanes moves two numbers."""
-    monkeypatch.setattr(meter, "BATCH", 64)
     pairs, elements = Layout((1,), (2, 4, 8, 16, 32), ()), np.arange(64)
     each = [CompiledAccess("load", (), pairs, 64, in_loop, it) for it in types]
     how = Site("here.py", (1, 0), (1, 9)), "load"

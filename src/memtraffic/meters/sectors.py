@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,7 +47,6 @@ from memtraffic.triton_adapter.reach import Block
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-BATCH = 2**21  # elements of blocks that are looked at together
 NOWHERE = np.int64(2**62)  # the sector of a lane that is masked: above all others
 # What Nsight Compute calls the totals.
 COUNTERS = {
@@ -238,11 +237,10 @@ def count_sectors(addresses: Array, active: Array, unit: int = SECTOR_BYTES) -> 
 def count_access(
     access: CompiledAccess, warps: int, gpu: Gpu, itemsize: int, addresses: Array, mask: Array
 ) -> tuple[int, int]:
-    """The requests and sectors of some blocks that a compiled access moves.
+    """The requests and sectors of a block that a compiled access moves.
 
     warps: of the kernel. itemsize: bytes of an element. addresses, mask: in bytes, and of the
-    elements, of shape (blocks, elements). Raises CountError where an instruction does not move what
-    these say.
+    block's elements. Raises CountError where an instruction does not move what these say.
     """
     store, lanes = access.kind == "store", gpu.warp_size
     if access.layout is None:
@@ -258,10 +256,10 @@ def count_access(
         step = functools.reduce(operator.xor, access.layout.registers[: vector.bit_length() - 1], 0)
         last = first ^ step
         moved = vector * itemsize
-    begins = addresses[:, first]
-    active = mask[:, first] & taking_part
+    begins = addresses[first]
+    active = mask[first] & taking_part
     if moved > itemsize:
-        same = (addresses[:, last] == begins + (moved - itemsize)) & mask[:, last]
+        same = (addresses[last] == begins + (moved - itemsize)) & mask[last]
         if not same[active].all():
             raise CountError("an instruction moves elements that are not next to each other")
     if gpu.vendor == "nvidia" and (begins[active] % moved).any():
@@ -288,8 +286,6 @@ class _Place:
         self.site, self.kind, self.compiled, self.warps = site, kind, compiled, warps
         self.gpu = gpu
         self.requests = self.sectors = self.wanted_bytes = 0
-        # Of each compiled access, by its number, the blocks that are still to be looked at.
-        self.waiting: defaultdict[int, list[tuple[Array, Array]]] = defaultdict(list)
         self.program: Grid | None = None
         self.times: Counter[Grid] = Counter()  # that each program makes it
         self.blocks: list[tuple[Array, Array]] = []  # that it has moved, unless it is in a loop
@@ -332,16 +328,9 @@ class _Place:
             self.give(number, block)
 
     def give(self, number: int, block: tuple[Array, Array]) -> None:
-        """Takes a block that the compiled access of this number moves."""
-        self.waiting[number].append(block)
-        if len(self.waiting[number]) * block[0].size >= BATCH:
-            self.look(number)
-
-    def look(self, number: int) -> None:
-        """Counts the blocks of a compiled access that are still to be looked at."""
-        blocks = zip(*self.waiting.pop(number), strict=True)
+        """Counts a block that the compiled access of this number moves."""
         how = self.compiled[number], self.warps, self.gpu, self.itemsize
-        requests, sectors = count_access(*how, *map(np.stack, blocks))
+        requests, sectors = count_access(*how, *block)
         self.requests += requests
         self.sectors += sectors
 
@@ -349,8 +338,6 @@ class _Place:
         """What this place did, once the launch has ended."""
         if self.blocks:
             self.settle()
-        for number in [*self.waiting]:
-            self.look(number)
         line = self.site.begin[0]
         where = self.site.file, line, linecache.getline(path, line).strip()
         bits = max((access.bits for access in self.compiled), default=0)
