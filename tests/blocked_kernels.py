@@ -151,16 +151,11 @@ def two_stages(first: int, second: int) -> Callable:
     return lambda x: partial_sums(second)(partial_sums(first)(x))
 
 
-def column_sums(rows: int) -> Callable:
-    """A copy and a sum over rows, as in a layer norm's backward: each block leaves a part of it."""
-    return lambda x: group_scales(rows)(x.T).sum(dim=1)
-
-
 def rows_grow(rows_at_most: int = 1024) -> Callable:
-    """Rows a block grow with the number of rows."""
+    """Rows a program grow with the number of rows, and each program leaves one sum."""
 
     def fn(x: Tensor) -> Tensor:
         rows = min(rows_at_most, triton.next_power_of_2(max(1, x.shape[0] // 128)))
-        return column_sums(rows)(x)
+        return layer_norm_backward(10**6, rows)(x)
 
     return fn

@@ -58,6 +58,12 @@ def laid_out(x, row_step=1, col_step=1, transposed=False, offset=0):
     return memory.as_strided(kept.shape, strides, offset).copy_(kept).expand(m, n)
 
 
+def put_command(folder, name, script):
+    """A command that the system finds there."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (folder / name).chmod(0o755)
+
+
 def dotted(node):
     """The names of a chain of attributes, such as ["tl", "core"]; [] for any other node."""
     if isinstance(node, ast.Attribute):

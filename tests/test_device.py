@@ -6,6 +6,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,7 +139,7 @@ def fake_gpus(monkeypatch, *devices, max_blocks=32, status=0, hip=False):
         assert name == "libcuda.so.1"
         return SimpleNamespace(cuDeviceGetAttribute=attribute)
 
-    device._read_gpu.cache_clear()
+    monkeypatch.setattr(device, "_read_gpu", cache(device._read_gpu.__wrapped__))
     monkeypatch.setattr(device, "HAS_GPU", True)
     monkeypatch.setattr(device, "INTERPRETED", False)
     monkeypatch.setattr(ctypes, "CDLL", load)
@@ -147,12 +148,6 @@ def fake_gpus(monkeypatch, *devices, max_blocks=32, status=0, hip=False):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: devices[index])
     return calls
-
-
-@pytest.fixture(autouse=True)
-def forget_faked_gpus():
-    yield
-    device._read_gpu.cache_clear()
 
 
 SIZES = {  # those of no product, as PyTorch calls them and as the table does

@@ -21,7 +21,7 @@ import pytest
 import run_colab  # tests/run_colab.py
 import run_t4
 import torch
-from cases import cases
+from cases import cases, put_command
 from markdown_it import MarkdownIt
 from notebooks import ROOT, TOC, code_cells, folded, load, said, tags
 from torch._subclasses import FakeTensorMode
@@ -329,9 +329,7 @@ def test_notebook_goes_on_on_a_t4(names, measured, tmp_path, monkeypatch):
 
 def test_counters_that_the_driver_denies_are_those_recorded(t4, tmp_path, monkeypatch, capsys):
     """As on Colab. The driver is asked once, by one process, and the page says it once."""
-    ncu = tmp_path / "ncu"
-    ncu.write_text("#!/bin/sh\necho $$ >> asked; echo ==ERROR== ERR_NVGPUCTRPERM; exit 1\n")
-    ncu.chmod(0o755)
+    put_command(tmp_path, "ncu", "echo $$ >> asked; echo ==ERROR== ERR_NVGPUCTRPERM; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(ROOT / "book" / "recordings"))
     monkeypatch.setattr(device, "HAS_GPU", True)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import triton
-from cases import cases
+from cases import cases, put_command
 from notebooks import BOOK
 
 from memtraffic import device
@@ -238,12 +238,6 @@ def test_from_csv_reads_text_that_looks_missing():
 # ---- the machine
 
 
-def put(folder, name, script):
-    """A command that the system finds there."""
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
 def test_describe_machine(monkeypatch, tmp_path):
     """By PyTorch, and of NVIDIA's GPUs by their command, whose failure is an error."""
     versions = {"gpu": "a GPU", "torch": torch.__version__, "triton": triton.__version__}
@@ -252,9 +246,9 @@ def test_describe_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert recording.describe_machine() == versions | {"driver": "unknown", "cuda": "13.0"}
-    put(tmp_path, "nvidia-smi", "echo 580.1; echo of the second GPU")
+    put_command(tmp_path, "nvidia-smi", "echo 580.1; echo of the second GPU")
     assert recording.describe_machine() == versions | {"driver": "580.1", "cuda": "13.0"}
-    put(tmp_path, "nvidia-smi", "exit 9")
+    put_command(tmp_path, "nvidia-smi", "exit 9")
     with pytest.raises(subprocess.CalledProcessError):
         recording.describe_machine()
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -270,7 +264,7 @@ def test_today_and_current_commit(monkeypatch, tmp_path):
     assert recording.current_commit() == "unknown"  # git finds no repository
     monkeypatch.setenv("PATH", str(tmp_path))
     assert recording.current_commit() == "unknown"  # nor is there git
-    put(tmp_path, "git", "echo 0123abc")
+    put_command(tmp_path, "git", "echo 0123abc")
     assert recording.current_commit() == "0123abc"
     monkeypatch.setenv("MEMTRAFFIC_COMMIT", "abc")
     assert recording.current_commit() == "abc"

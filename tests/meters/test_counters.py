@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import put_command
 
 from memtraffic import device
 from memtraffic.errors import CountersError, CountersUnavailable
@@ -83,11 +84,9 @@ def ncu(tmp_path, monkeypatch):
     """Puts a script in the place of `ncu`, in whose body $log is the file that it reports to."""
 
     def put(body):
-        path = tmp_path / "ncu"
         arguments = f'printf "%s\\n" "$@" > {tmp_path}/arguments; env > {tmp_path}/environment\n'
         find_log = 'while [ "$1" != --log-file ]; do shift; done; log=$2\n'
-        path.write_text(f"#!/bin/sh\n{arguments}{find_log}{body}\n", encoding="utf-8")
-        path.chmod(0o755)
+        put_command(tmp_path, "ncu", f"{arguments}{find_log}{body}")
         (tmp_path / "report").write_text(report(COPY), encoding="utf-8")
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setattr(device, "HAS_GPU", True)

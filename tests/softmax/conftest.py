@@ -1,5 +1,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -12,15 +13,12 @@ def _bounds_checked(bounds_checked):
 
 
 @pytest.fixture
-def no_plans(monkeypatch):
+def no_plans():
     """A cache of plans that is empty, and that no other test sees."""
     from memtraffic.kernels import launch
 
-    kept = launch._plans.copy()
-    launch._plans.clear()
-    yield launch._plans
-    launch._plans.clear()
-    launch._plans.update(kept)
+    with mock.patch.dict(launch._plans, clear=True) as plans:
+        yield plans
 
 
 @pytest.fixture
