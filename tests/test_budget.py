@@ -33,14 +33,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7684, 6565),
+    "library": (7665, 6547),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
-    "meters": (1582, 1448),
+    "meters": (1576, 1443),
     "residency": (217, 168),
-    "triton_adapter": (1417, 1340),
-    "rest of the library": (1763, 1473),
+    "triton_adapter": (1409, 1331),
+    "rest of the library": (1758, 1469),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),

@@ -96,7 +96,7 @@ class Op:
     """
 
     name: str
-    inputs: str | Callable[..., Any] | Inputs | Arguments = DEFAULT
+    inputs: str | Callable[..., Any] | Arguments = DEFAULT
     reference: Callable[..., Tensor] | None = None
     roundings: float = 4
     magnitude: Callable[..., Tensor] | None = None
@@ -108,8 +108,6 @@ class Op:
     @cached_property
     def made(self) -> Inputs:
         """How the arguments are made."""
-        if isinstance(self.inputs, Inputs):
-            return self.inputs
         if isinstance(self.inputs, Arguments):
             given = self.inputs
             return Inputs((), lambda *_: given)

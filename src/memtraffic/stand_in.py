@@ -21,7 +21,7 @@ from memtraffic import device
 from memtraffic.compile.sass import read
 from memtraffic.errors import CountError
 from memtraffic.gpus import DEFAULT_GPU, Gpu, find_gpu
-from memtraffic.torch_adapter import TensorBase, stream_of_no_gpu
+from memtraffic.torch_adapter import STREAM_OF_NO_GPU, TensorBase
 from memtraffic.triton_adapter.driver import driver_of
 
 _IS_CUDA, _IS_CPU, _DEVICE_OF = (
@@ -69,18 +69,17 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
                 range=lambda *text, **options: nullcontext(),
             ),
         }
-        for name, value in (_answers(gpu) | objects).items():
+        patches: list[tuple[Any, str, Any]]
+        patches = [(torch.cuda, name, value) for name, value in (_answers(gpu) | objects).items()]
+        patches += [(Tensor, "record_stream", lambda *it: None), STREAM_OF_NO_GPU]
+        # A mode does not see what its handler does, and the whole backward pass would be that.
+        patches += [(torch.autograd, "has_torch_function", lambda tensors: False)]
+        for owner, name, value in patches:
             # Builds of PyTorch without CUDA lack those with an underscore.
             created = name.startswith("_")
-            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=created))
-        stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda *it: None))
-        stack.enter_context(stream_of_no_gpu())  # launchers take it when they are imported
+            stack.enter_context(mock.patch.object(owner, name, value, create=created))
         stack.enter_context(
             driver_of(gpu, lambda cubin: read({"cubin": cubin}, "", gpu)[0]["registers"])
-        )
-        # A mode does not see what its handler does, and the whole backward pass would be that.
-        stack.enter_context(
-            mock.patch.object(torch.autograd, "has_torch_function", lambda tensors: False)
         )
         stack.enter_context(_OnGpu())
         again = functools.partial(stand_in, gpu)

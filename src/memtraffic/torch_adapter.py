@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -175,9 +174,9 @@ def sleep_on_gpu(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
-def stream_of_no_gpu() -> AbstractContextManager[object]:
-    """Context manager in which the stream of a GPU that is not here is 0, as by default."""
-    return mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True)
+# What to replace, and by what, so that the stream of a GPU that is not here is 0, as by default:
+# launchers take it when they are imported.
+STREAM_OF_NO_GPU: tuple[Any, str, Any] = torch._C, "_cuda_getCurrentRawStream", lambda index: 0
 
 
 # ---- torch.distributed

@@ -134,16 +134,11 @@ class Counts:
         check = self.made_by.check
         held_out = held_out if held_out is None else [check(shape) for shape in held_out]
         needed, squares = 2 ** len(self.symbols) + bool(self.symbols), 3 ** len(self.symbols)
-        first, *rounds = plan(len(self.symbols))
-        if fit is None:
-            self.add(first, (), limit=True)
-        else:
-            rounds = []
-            self.add([check(shape) for shape in fit], ())
+        rounds = plan(len(self.symbols)) if fit is None else [[check(shape) for shape in fit]]
         if fit and least is not None:
             needed = min(least, len(fit))
         while rounds and len(self.fitted) < needed:
-            self.add(rounds.pop(0), (), limit=True)
+            self.add(rounds.pop(0), (), limit=fit is None)
         if len(self.fitted) < needed:
             raise self._too_few("solve", len(self.fitted), needed)
         self._count_again()
@@ -426,20 +421,19 @@ class Counts:
         with self._at_most(3 * MAX_SEARCH):
             self._expected *= 2
             self.add((), self._spread(), limit=True)
-            self.fitted, self.checked = (*self.traffic,), self.checked[:0]
+            found: Passes | None = None
             for _ in range(MAX_TRIES):
-                found = self._solve(blocks=True)
-                if found is None and not self.checked:
-                    break
-                if found is None:
+                if not found:
                     self.fitted, self.checked = (*self.traffic,), self.checked[:0]
-                    continue
-                ends = dict.fromkeys(self._ends(found))
-                if not (new := [shape for shape in ends if shape not in self.traffic]):
-                    self._check_large(found)
-                    if self._solve(blocks=True) == found and len(self.checked) >= MIN_CHECKED:
-                        return found
-                self.add((), new, limit=True)
+                if found := self._solve(blocks=True):
+                    ends = dict.fromkeys(self._ends(found))
+                    if not (new := [shape for shape in ends if shape not in self.traffic]):
+                        self._check_large(found)
+                        if self._solve(blocks=True) == found and len(self.checked) >= MIN_CHECKED:
+                            return found
+                    self.add((), new, limit=True)
+                elif not self.checked:
+                    break
         self.traffic, self.fitted, self.checked = before
         return None
 

@@ -122,10 +122,10 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
             unprepare()
             yield
 
-    metered = functools.partial(_metered_executor, meter=meter, numbers=numbers, launched=launched)
+    executor = _metered_executor(interpreter.GridExecutor, meter, numbers, launched)
     inside = [  # what a launch finds that is watched
         (interpreter._interpreter, "meter", meter),
-        (interpreter, "GridExecutor", metered(interpreter.GridExecutor)),  # nobody else's
+        (interpreter, "GridExecutor", executor),  # nobody else's
         (interpreter, "_implicit_cvt", _typed(interpreter._implicit_cvt, numbers)),
         (interpreter.FunctionRewriter, "ast_transformer", _transformer(interpreter)),
         (interpreter.InterpretedFunction, "rewritten_fn", rewritten),

@@ -39,34 +39,30 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
     patch_language = getattr(interpreter._patch_lang, "original", interpreter._patch_lang)
     prepared: dict[int, dict[str, Any]] = {}
 
-    def prepare_library() -> None:
-        scope = new_scope()
-        undo.callback(scope.restore)
-        undo.callback(prepared.clear)
-        for library in (cuda, cuda_libdevice, hip_libdevice):
-            interpreter._patch_builtin(library, interpreter.interpreter_builder, scope)
-        for name in set(vars(libdevice)) & set(vars(cuda_libdevice)):
-            if not name.startswith("__"):
-                scope.set_attr(libdevice, name, getattr(cuda_libdevice, name))
-        # A constant is compiled as a constexpr.
-        scope.set_attr(tl.dtype, "value", property(lambda dtype: dtype))
-
     def prepare(function: Any) -> Any:
-        names = function.__globals__
+        names, scope = function.__globals__, new_scope()
         if not prepared:
-            prepare_library()
+            undo.callback(scope.restore)
+            undo.callback(prepared.clear)
+            for library in (cuda, cuda_libdevice, hip_libdevice):
+                interpreter._patch_builtin(library, interpreter.interpreter_builder, scope)
+            for name in set(vars(libdevice)) & set(vars(cuda_libdevice)):
+                if not name.startswith("__"):
+                    scope.set_attr(libdevice, name, getattr(cuda_libdevice, name))
+            # A constant is compiled as a constexpr.
+            scope.set_attr(tl.dtype, "value", property(lambda dtype: dtype))
         if id(names) not in prepared:
             prepared[id(names)] = names
             if any(value is tl or value is tl.core for value in names.values()):
                 undo.callback(patch_language(function).restore)
             for name, value in list(names.items()):
-                library = libraries.get(getattr(value, "__module__", None) or "")
-                is_function = library is None and inspect.isfunction(value)
+                owner = libraries.get(getattr(value, "__module__", None) or "")
+                is_function = owner is None and inspect.isfunction(value)
                 if is_function and tl.core.is_builtin(value):  # cast = tl.cast
-                    library = tl if hasattr(tl, value.__name__) else tl.math
-                if library is not None and hasattr(library, value.__name__):
+                    owner = tl if hasattr(tl, value.__name__) else tl.math
+                if owner is not None and hasattr(owner, value.__name__):
                     undo.callback(names.__setitem__, name, value)
-                    names[name] = getattr(library, value.__name__)
+                    names[name] = getattr(owner, value.__name__)
         return new_scope()
 
     prepare.original = patch_language  # type: ignore[attr-defined]  # one meter inside another

@@ -28,7 +28,7 @@ def compute_as_compiled(interpreter: Any) -> None:
     builder.operations = 0  # made so far
     for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
         setattr(builder, name, _widening(interpreter, getattr(builder, name)))
-    interpreter._convert_float = _conversion(interpreter._convert_float)
+    interpreter._convert_float = _conversion(interpreter, interpreter._convert_float)
     builder.cast_impl = _casting(interpreter)
     builder.get_bf16 = lambda self, value: _handle(interpreter, np.array([value]), tl.bfloat16)
     builder.create_minnumf = _extreme(np.fmin, np.bitwise_or)
@@ -39,7 +39,7 @@ def compute_as_compiled(interpreter: Any) -> None:
     builder.create_ceil = lambda self, x: self.unary_op(x, lambda it: np.ceil(_flushed(it)))
     builder.create_floor = lambda self, x: self.unary_op(x, lambda it: np.floor(_flushed(it)))
     builder.create_select = lambda self, *args: self.ternary_op(*args, _chosen)
-    builder.create_clampf = _clamping(builder.create_clampf)
+    builder.create_clampf = _clamping(interpreter, builder.create_clampf)
     builder.create_umulhi = _unsigned(builder.create_umulhi)
     builder.get_all_ones_value = lambda self, kind: interpreter.TensorHandle(
         ~np.zeros(1, interpreter._get_np_dtype(kind)), kind.scalar
@@ -55,45 +55,38 @@ def compute_as_compiled(interpreter: Any) -> None:
 # ---- conversions
 
 
-def _floats8() -> dict[Any, torch.dtype]:
-    """PyTorch's names of Triton's numbers of 8 bits, but for one that PyTorch does not have."""
-    import triton.language as tl
-
-    return {
-        tl.float8e5: torch.float8_e5m2,
-        tl.float8e4nv: torch.float8_e4m3fn,
-        tl.float8e5b16: torch.float8_e5m2fnuz,
-        tl.float8e4b8: torch.float8_e4m3fnuz,
-    }
-
-
-def _conversion(convert: Callable[..., Any]) -> Callable[..., Any]:
+def _conversion(interpreter: Any, convert: Callable[..., Numbers]) -> Callable[..., Numbers]:
     """Conversions between floating-point types, from bits to bits.
 
     Numbers of 8 bits are rounded to nearest even, and end at the largest one, as by PTX's
     `cvt.rn.satfinite`.
     """
 
-    def converted(data: Numbers, source: Any, target: Any, rounding: Any) -> Numbers:
-        import triton.language as tl
-        from triton.runtime.interpreter import _ir
+    import triton.language as tl
 
-        types = _floats8() | {
-            tl.bfloat16: torch.bfloat16,
-            tl.float16: torch.float16,
-            tl.float32: torch.float32,
-        }
-        toward_zero = target in _floats8() and rounding == _ir.ROUNDING_MODE.RTZ
+    floats8 = {  # without one that PyTorch does not have
+        tl.float8e5: torch.float8_e5m2,
+        tl.float8e4nv: torch.float8_e4m3fn,
+        tl.float8e5b16: torch.float8_e5m2fnuz,
+        tl.float8e4b8: torch.float8_e4m3fnuz,
+    }
+    types = floats8 | {
+        tl.bfloat16: torch.bfloat16,
+        tl.float16: torch.float16,
+        tl.float32: torch.float32,
+    }
+
+    def converted(data: Numbers, source: Any, target: Any, rounding: Any) -> Numbers:
+        toward_zero = target in floats8 and rounding == interpreter._ir.ROUNDING_MODE.RTZ
         if source not in types or target not in types or toward_zero:
-            result: Numbers = convert(data, source, target, rounding)
-            return result
+            return convert(data, source, target, rounding)
         octets = torch.from_numpy(np.frombuffer(bytearray(data.tobytes()), np.uint8))
         numbers = octets.view(types[source]).float()
         if source == tl.float8e5 and target == tl.bfloat16:
             # The last exponent, of infinities and NaN, counts as any other.
             numbers = torch.where(octets & 124 == 124, (4 + (octets & 3)) * 2.0**14, numbers.abs())
             numbers = numbers.copysign(octets.view(torch.int8).float())
-        if target in _floats8():
+        if target in floats8:
             limit = torch.finfo(types[target]).max
             numbers = torch.where(numbers.isnan(), numbers, numbers.clamp(-limit, limit))
         made = numbers.to(types[target])
@@ -215,7 +208,7 @@ def _chosen(condition: Numbers, lhs: Numbers, rhs: Numbers) -> Numbers:
     return np.where(condition, lhs.astype(rhs.dtype), rhs)
 
 
-def _clamping(clamp: Callable[..., Any]) -> Callable[..., Any]:
+def _clamping(interpreter: Any, clamp: Callable[..., Any]) -> Callable[..., Any]:
     """Without `propagate_nan`, NaN becomes the lower bound.
 
     Except between -b and b: there is an instruction for it, of which NaN becomes b. Whether that is
@@ -223,10 +216,8 @@ def _clamping(clamp: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def clamped(self: Any, x: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
-        from triton.runtime.interpreter import _ir
-
         found, nan = clamp(self, x, low, high, propagate_nan), np.isnan(x.data)
-        if propagate_nan == _ir.PROPAGATE_NAN.ALL or not nan.any():
+        if propagate_nan == interpreter._ir.PROPAGATE_NAN.ALL or not nan.any():
             return found
         if (nan & (low.data == -high.data)).any():
             raise NotImplementedError(f"tl.clamp of {x.dtype} from -b to b with NaN")
