@@ -33,21 +33,21 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7665, 6547),
+    "library": (7677, 6555),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
-    "meters": (1576, 1443),
+    "meters": (1579, 1443),
     "residency": (217, 168),
-    "triton_adapter": (1409, 1331),
-    "rest of the library": (1758, 1469),
+    "triton_adapter": (1417, 1339),
+    "rest of the library": (1759, 1470),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
     "book/_ext": (521, 498),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (12643, 9988),
+    "tests": (12660, 10003),
     "conftest.py": (101, 96),
 }
 
