@@ -82,6 +82,9 @@ FEW = "--fit 7x9,14x9,7x18,21x27,14x36 --check 70x90,77x99"
         (f"formula mine:third {FEW}", {"tried": {"M": [7, 77], "N": [9, 99]}}),
         (f"formula mine:third {FEW}", {"reads": {"MN": "1/3", "M": 0, "N": 0, "1": 0}}),
         ("count torch:matmul 3 N=5 K=4 --inputs 'M,K K,N' --dtype fp16", {"read_bytes": 64}),
+        ("formula kernels:differing --config 1", {"writes": {"MN": 0, "M": 2, "N": 0, "1": 0}}),
+        ("count kernels:differing 3 5 --config 1", {"written_elements": 6}),
+        ("sectors kernels:differing 3 5 --config 1 --target sm_90", {"assumed": []}),
         ("sectors fused 3 64 --dtype bf16 --target sm_90", {"store_sectors": 3 * 64 * 2 // 32}),
     ],
 )

@@ -148,9 +148,11 @@ def test_interpreting_configurations_that_are_left_with_their_hooks():
     tuned = triton.autotune(configs, key=["n_cols"], prune_configs_by=pruned)
     tuned = tuned(kernels._masked_kernel)
     x, y = zeros(1, 4), zeros(1, 4)
-    with pytest.raises(CountError, match=r"2 .* STORED=1 .* writes 1 .* STORED=2 .* writes 2 "):
+    message = r"2 .* of 4: .*=0, STORED=1 .* writes 1 .*=2, STORED=2 .* writes 2 "
+    with pytest.raises(CountError, match=message):
         count(lambda: tuned[(1,)](y, x, 3, BLOCK=4), ())
-    assert told == [1, 2]
+    assert count(lambda: tuned[(1,)](y, x, 3, BLOCK=4), (), config=3).written_elements == 3
+    assert told == [1, 2, 3]
 
 
 # ---- bfloat16, of which the interpreter has the bits

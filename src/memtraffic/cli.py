@@ -172,6 +172,7 @@ text = "Of the inputs that name no dtype (default: float32)."
 DTYPE = click.option("--dtype", type=Read("dtype", find_dtype), default="float32", help=text)
 CALL = (NAME, SIZES, INPUTS, DTYPE)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+CONFIG = click.option("--config", type=int, help="Of an autotuned kernel: an index.")
 BACKWARD = click.option("--backward", is_flag=True, help="The backward pass, too.")
 text = "Where there is no GPU, answer as one does, for a function that insists on it."
 STAND_IN = click.option("--stand-in", is_flag=True, help=text)
@@ -218,13 +219,13 @@ def command(*params: Callable[[Any], Any]) -> Callable[[Callable[..., str]], Cal
     click.option("--fit", type=SHAPES, help="Shapes to solve at, such as 2x8,3x16."),
     click.option("--check", "held_out", type=SHAPES,
                  help="Shapes to check at, such as 300x8,2x4096."),
-    BACKWARD, STAND_IN, JSON,
+    CONFIG, BACKWARD, STAND_IN, JSON,
 )  # fmt: skip
-def formula(call: Call, backward: bool, as_json: bool = False, **shapes: Shapes | None) -> str:
+def formula(call: Call, backward: bool, as_json: bool = False, **options: Any) -> str:
     """Solve for the formula of a function's traffic, in elements."""
     from memtraffic.meters.formula import formula
 
-    found = formula(call.fn, call.made, dtype=call.dtype, backward=backward, **shapes)
+    found = formula(call.fn, call.made, dtype=call.dtype, backward=backward, **options)
     if as_json:
         passes = {"forward": found, "backward": found.backward}
         sides = {name: formula_sides(each) for name, each in passes.items() if each}
@@ -243,12 +244,12 @@ def formula_sides(found: Formula) -> dict[str, dict[str, int | str]]:
     }
 
 
-@command(*CALL, BACKWARD, STAND_IN, JSON)
-def count(call: Call, backward: bool, as_json: bool = False) -> str:
+@command(*CALL, CONFIG, BACKWARD, STAND_IN, JSON)
+def count(call: Call, backward: bool, as_json: bool = False, **options: Any) -> str:
     """Count what a function reads and writes, by operation."""
     from memtraffic.meters.count import count
 
-    found = count(call.fn, call.made, call.shape(), dtype=call.dtype, backward=backward)
+    found = count(call.fn, call.made, call.shape(), dtype=call.dtype, backward=backward, **options)
     if not found.backward:
         return count_table(found, as_json)
     forward, back = (count_table(each, as_json) for each in (found, found.backward))
@@ -307,12 +308,12 @@ def listed(found: Sequence[Resources | Occupancy], as_json: bool) -> str:
     return json.dumps(list(map(asdict, found))) if as_json else "\n".join(map(str, found))
 
 
-@command(*CALL, TARGET, STAND_IN, JSON)
-def sectors(call: Call, target: Gpu, as_json: bool = False) -> str:
+@command(*CALL, TARGET, CONFIG, STAND_IN, JSON)
+def sectors(call: Call, target: Gpu, as_json: bool = False, **options: Any) -> str:
     """Predict the requests and sectors of loads and stores."""
     from memtraffic.meters.sectors import sectors
 
-    found = sectors(call.fn, call.made, call.shape(), target=target, dtype=call.dtype)
+    found = sectors(call.fn, call.made, call.shape(), target=target, dtype=call.dtype, **options)
     return json.dumps(found.as_dict()) if as_json else str(found)
 
 

@@ -368,6 +368,23 @@ def test_count_trace_around_an_autotuned_kernel():
     assert {access.offsets for access in traffic.accesses} == {(0, 1, 2)}
 
 
+def test_count_of_one_configuration(monkeypatch):
+    """In each pass. Where a kernel has no other, it is that."""
+
+    class Differing(kernels.Copy):
+        backward = staticmethod(lambda ctx, dy: kernels.differing(dy))
+
+    def written(config):
+        return count(Differing.apply, matrix(), backward=True, config=config).backward
+
+    assert [written(config).written_elements for config in (0, 1)] == [3, 6]
+    for config in (2, -1):
+        with pytest.raises(CountError, match=f"has 2 .*, 0 to 1: config={config} is none"):
+            written(config)
+    monkeypatch.setattr(kernels._differing_kernel, "configs", kernels._differing_kernel.configs[:1])
+    assert written(2).written_elements == 3
+
+
 def test_count_of_a_custom_operation():
     """It is what its function does, below autograd."""
     traffic = count(lambda x: kernels.doubled(x).sum(), matrix())

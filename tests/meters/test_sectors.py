@@ -227,6 +227,7 @@ def test_sectors_of_the_configuration_that_was_chosen(monkeypatch):
         monkeypatch.setitem(tuner.cache, ("torch.float32", "torch.float32"), config)
         found.append(sectors(sector_kernels.autotuned, "64,").load_requests)
     assert found == [1, 4]
+    assert sectors(sector_kernels.autotuned, "64,", config=0).load_requests == 1
 
 
 PLACED = """

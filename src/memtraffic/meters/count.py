@@ -116,6 +116,7 @@ def count(
     layout: str = "packed",
     backward: bool = False,
     trace: bool = False,
+    config: int | None = None,
 ) -> Traffic:
     """Runs `fn` once and returns the `Traffic` that it caused.
 
@@ -133,21 +134,22 @@ def count(
     tensors that are made, as of `Op.arguments`. backward: counts the backward pass, too, which is
     given the gradient of each result and makes that of each floating-point tensor and parameter:
     `Traffic.backward`. trace: keep every load and store of every Triton program in
-    `Traffic.accesses`.
+    `Traffic.accesses`. config: of each autotuned kernel that has several configurations, the index
+    in its `configs` of the one that is counted; without it, all must move the same.
 
     Raises CountError for an operation whose traffic is not known, a compiled or scripted function
     (it hides its kernels), a tensor that becomes a NumPy array, a thread that is started, a result
     whose work is still to be done, such as a generator, a kernel that reaches outside the
     tensors it was given, a kernel launched on meta tensors, an autotuned kernel whose
-    configurations differ in traffic, or a backward pass that does not exist. What `fn` itself
-    raises is passed on.
+    configurations differ in traffic or that has no such `config`, or a backward pass that does not
+    exist. What `fn` itself raises is passed on.
 
     Counts in several threads wait for each other. What other threads do meanwhile is not counted,
     and runs as it would without, one kernel at a time. A thread belongs to `fn` if it runs in a
     copy of its context (`contextvars.copy_context`), and then its kernels are counted.
     """
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    forward, after = TrafficMeter(trace), TrafficMeter(trace)
+    forward, after = TrafficMeter(trace, config), TrafficMeter(trace, config)
     if backward:
         arguments = differentiable(arguments)
     with metered(fn, forward), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
@@ -181,7 +183,7 @@ def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator
         try:
             yield
         except Exception as error:
-            raise _cause(error) from None
+            raise interpret.interpreter_cause(error) from None
         finally:
             _counting.reset(token)
 
@@ -285,11 +287,6 @@ def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     return [torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator)) for x in outputs]
 
 
-def _cause(error: BaseException) -> BaseException:
-    """What the counted function really raised."""
-    return interpret.interpreter_cause(error)
-
-
 def _hidden(maker: str) -> CountError:
     return CountError(
         f"a function made by {maker} hides its kernels: count it before that, or measure it"
@@ -357,10 +354,10 @@ class TrafficMeter(torch_adapter.TorchDispatchMode):
         """No: to keep Dynamo away is not needed here, and imports it, which takes a second."""
         return False
 
-    def __init__(self, trace: bool) -> None:
+    def __init__(self, trace: bool, config: int | None = None) -> None:
         super().__init__()
         self.traffic = Traffic()
-        self.trace = trace
+        self.trace, self.config = trace, config
         self.work = _work.get() or Work()
         self.kernel: _Kernel | None = None
 
@@ -424,15 +421,15 @@ class TrafficMeter(torch_adapter.TorchDispatchMode):
             for launch in launches:
                 self.traffic = Traffic()
                 launch()
-                found[str(launch)] = self.traffic
+                found[f"config={launch.number}, {launch}"] = self.traffic
         finally:
             self.traffic = total
         [first, *others] = found.values()
         if any(other.ops != first.ops for other in others):
             counts = "; ".join(f"with {config} it {traffic}" for config, traffic in found.items())
             raise CountError(
-                f"{kernel}: its {len(found)} autotuning configurations differ in traffic, so keep "
-                f"one, as `{kernel}.configs[1:] = []` does: {counts}"
+                f"{kernel}: its {len(found)} autotuning configurations differ in traffic, so "
+                f"choose one, as config=0 counts the first of {len(launch.tuner.configs)}: {counts}"
             )
         total.ops += first.ops
         total.accesses += first.accesses

@@ -86,13 +86,14 @@ class Counts:
     launches: by shape, the kernels that ran, each with its grid. refused: the shapes that the
     function refused, each with its reason. fitted, checked: the others that were counted, to solve
     and to check at. shape: the one that is counted, or was last. notes: what a reader should know
-    of the counts, as sentences.
+    of the counts, as sentences. config: of autotuned kernels, as for `count`.
     """
 
     fn: Callable[..., object]
     inputs: AnyInputs = None
     backward: bool = False
     dtype: str = "float32"
+    config: int | None = None
     refusals: tuple[type[Exception], ...] = REFUSALS
     traffic: dict[Shape, tuple[Traffic, ...]] = field(default_factory=dict)
     launches: dict[Shape, list[tuple[str, Grid]]] = field(default_factory=dict)
@@ -160,7 +161,7 @@ class Counts:
     def fresh(self) -> Counts:
         """The same function, uncounted; a shape at which it leaves its tensors is refused."""
         refusals = (*REFUSALS, AccessError)
-        return Counts(self.fn, self.inputs, self.backward, self.dtype, refusals)
+        return Counts(self.fn, self.inputs, self.backward, self.dtype, self.config, refusals)
 
     def add(self, fit: Sequence[Shape], held_out: Sequence[Shape], limit: bool = False) -> None:
         """Counts at further shapes, to solve at and to check at.
@@ -209,7 +210,8 @@ class Counts:
         self._held[shape] = sum(x.numel() for x in arguments.tensors)
         try:
             with limited(work):
-                found = count(self.function, arguments, backward=self.backward, trace=trace)
+                options: Any = {"backward": self.backward, "config": self.config}
+                found = count(self.function, arguments, trace=trace, **options)
         finally:
             self._operations -= work.operated
         return (found, found.backward) if found.backward else (found,)

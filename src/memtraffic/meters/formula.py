@@ -156,6 +156,7 @@ def formula(
     held_out: Sequence[Shape] | None = None,
     dtype: str = "float32",
     backward: bool = False,
+    config: int | None = None,
 ) -> Formula:
     """The `Formula` of the traffic of `fn`, in elements, of which a complex number is one.
 
@@ -178,11 +179,12 @@ def formula(
     out, and listed in `Formula.refused`, are shapes that `fn` or `inputs` refuses with a
     ValueError, an AssertionError or a NotImplementedError, and those at which a kernel leaves its
     tensors, if it does not at others. backward: the result has that of the backward pass, too.
+    config: of autotuned kernels, as for `count`.
 
     Raises FormulaError if there is no such formula, if too few shapes are left, or if a second
     count of the same shape differs; what `count` raises; and what else `fn` raises.
     """
-    counts, chosen = Counts(fn, inputs, backward, dtype), fit is None and held_out is None
+    counts, chosen = Counts(fn, inputs, backward, dtype, config), fit is None and held_out is None
     with progress_bar("counting, shape") as counts.show:
         found, odd, advice = None, "", ""
         try:

@@ -180,6 +180,7 @@ def sectors(
     target: str | Gpu = "sm_90",
     dtype: str = "float32",
     layout: str = "packed",
+    config: int | None = None,
 ) -> Sectors:
     """Predicts the requests and the sectors of each load and store of the kernels of `fn`.
 
@@ -192,8 +193,8 @@ def sectors(
     such as "sm_90" or "H200", which need not be here. `fn` plans its launches for it, and each is
     compiled for it as Triton would: with the alignment of these tensors, and with what is known of
     these numbers. A tensor's memory is taken to start with a sector, as what PyTorch allocates
-    does. An autotuned kernel has the configuration that it chose on a GPU before, in this process;
-    without one, the first that it would try.
+    does. An autotuned kernel has the configuration `config`, as for `count`, or that which it chose
+    on a GPU before, in this process; without one, the first that it would try.
 
     Raises UnknownGpuError for an unknown target; NoKernelError if `fn` launches no kernel;
     CountError for one that copies by descriptor (TMA), waits for other programs or reads what they
@@ -203,7 +204,7 @@ def sectors(
     """
     gpu = find_gpu(target)
     function, arguments = as_function(fn), find_op(inputs).arguments(shape, dtype, layout)
-    meter = _SectorMeter(gpu)
+    meter = _SectorMeter(gpu, config)
     with metered(fn, meter, gpu):
         check_finished(arguments.call(function), CountError)
     if not meter.kernels:
@@ -348,8 +349,8 @@ class _Place:
 class _SectorMeter(TrafficMeter):
     """Compiles each launch, and counts the sectors of each block of the interpreted kernel."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        super().__init__(trace=False)
+    def __init__(self, gpu: Gpu, config: int | None = None) -> None:
+        super().__init__(trace=False, config=config)
         self.gpu = gpu
         self.found: list[AccessSectors] = []
         self.kernels: list[str] = []  # of each launch

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memtraffic import device
+from memtraffic.errors import CountError
 from memtraffic.torch_adapter import disable_current_modes
 from memtraffic.triton_adapter.launch import Kernel, check_arguments, check_launch
 from memtraffic.triton_adapter.patching import replaced_here, watching
@@ -66,6 +67,8 @@ class Configuration:
     ) -> None:
         self.tuner, self.config, self.args = tuner, config, args
         self.options = options | config.all_kwargs()
+        # Its index, unless what leaves some out has made it.
+        self.number = next((i for i, it in enumerate(tuner.configs) if it is config), None)
         self.compiled: Any = None  # what the launch returned
 
     def __call__(self) -> None:
@@ -81,14 +84,20 @@ class Configuration:
 
 
 def configurations_of(
-    tuner: Kernel, args: tuple[Any, ...], options: dict[str, Any], as_chosen: bool = False
+    tuner: Kernel, args: Any, options: dict[str, Any], chosen: bool = False, only: int | None = None
 ) -> list[Configuration]:
     """The launches that an autotuned kernel would time.
 
-    as_chosen: the one that it would make, if it has timed them for such arguments before.
+    chosen: the one that it would make, if it has timed them for such arguments before. only: the
+    index of the one configuration that is launched. Raises CountError if there is none.
     """
+    if only is not None and (n := len(tuner.configs)) > 1:
+        if only not in range(n):
+            found = f"{tuner.base_fn.__name__} has {n} autotuning configurations, 0 to {n - 1}"
+            raise CountError(f"{found}: config={only} is none of them")
+        return [Configuration(tuner, tuner.configs[only], args, options)]
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    if as_chosen and isinstance(cache := getattr(tuner, "cache", None), dict):
+    if chosen and isinstance(cache := getattr(tuner, "cache", None), dict):
         named = {k: v for k, v in (tuner.nargs | options).items() if k in tuner.arg_names}
         key = [named[name] for name in tuner.keys if name in named]
         key += [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]

@@ -99,7 +99,8 @@ def _replaced_for(meter: Meter) -> Iterator[None]:
         return call_interpreted(function, *args, **options)
 
     def run_autotuned(tuner: Kernel, *args: Any, **options: Any) -> Any:
-        launches = capture.configurations_of(tuner, args, options, as_chosen=blocks is not None)
+        only = getattr(meter, "config", None)
+        launches = capture.configurations_of(tuner, args, options, blocks is not None, only)
         # The interpreter sees no option of a launch that is not an argument of the kernel.
         # Whoever sees blocks sees those, too.
         different: dict[Any, capture.Configuration] = {}
