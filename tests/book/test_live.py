@@ -1,0 +1,501 @@
+"""The engine of the live kernels counts and computes what memtraffic and Triton do."""
+
+import ast
+import json
+import random
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import live
+import notebooks
+import numpy as np
+import pytest
+import torch
+
+from memtraffic import count
+from memtraffic.kernels import chunking
+from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, tiled
+from memtraffic.testing import is_correct, poisoned_memory
+from memtraffic_book import exhibits, published
+from memtraffic_book.text import source
+
+BOOK = Path(__file__).parents[2] / "book"
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n"
+# What the launchers of the rungs import, as far as a run needs it.
+STAND_INS = """
+import torch, triton
+
+MAX_COLS, MAX_ROW, INTERPRETED_PROGRAMS = 32768, 2**24, 4
+class Gpu:
+    __enter__ = lambda self: self
+    __exit__ = lambda self, *error: False
+    rows = num_warps = 1
+def Launch(kernel, grid, args, constants, **options):
+    return lambda y, x: kernel[grid](y, *args[1:3], x, *args[4:], **constants, **options)
+def common_divisor(x, y):
+    divisor = 16 // x.element_size()
+    while any(n % divisor for n in (x.shape[1], x.stride(0))):
+        divisor //= 2
+    return divisor
+def tile_shape(n_cols, itemsize, gpu, rows=None, num_warps=None):
+    tile, block = Gpu(), triton.next_power_of_2(n_cols)
+    tile.block, tile.rows = block, rows or max(1, 2048 // (block * itemsize))
+    return tile
+pass_tile = lambda n, itemsize, gpu: tile_shape(min(n, 16384 // itemsize), itemsize, gpu, rows=1)
+planning_gpu, device_guard, runs_on_gpu = (lambda x: Gpu()), (lambda x: Gpu()), lambda: False
+check_operands, cached = (lambda rung, x, most: torch.empty_like(x)), lambda plan: plan
+num_warps_of_row = choose_num_stages = lambda *sizes: 4
+"""
+MODULES = {"stand_ins": STAND_INS, "chunking": Path(chunking.__file__).read_text("utf-8")}
+TAKEN = HEAD + "from torch import Tensor\nfrom stand_ins import *\nfrom chunking import widen\n\n"
+POWERS = "fused softmax", "exhibits first_copy"  # take rows of a power of two alone
+SOFTMAX, SHAPES = {"reference": live.SOFTMAX}, [(4, 8), (3, 5), (2, 70)]
+LAUNCHER = "\n\ndef launched(x):\n    y = torch.empty_like(x)\n    {}\n    return y\n"
+# What a function of a page takes, where that is not one matrix.
+INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
+INPUTS |= {"your-kernel answer_4": "M,N M:int64<N", "your-kernel": "M,N N", "backward": "M,N M,N"}
+# These need several GPUs, numbers that tell where to read, or programs that wait for one another.
+OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
+OTHERS += "in-flight answer_4"
+
+
+def functions_of(page):
+    """The source of each function of a page's cells, by name."""
+    found = {}
+    for cell in notebooks.code_cells(notebooks.load(BOOK / f"{page}.ipynb")):
+        code = re.sub(r"^[%!].*", "", cell.source, flags=re.M)
+        for node in ast.parse(code).body:
+            if isinstance(node, ast.FunctionDef) and not re.search(
+                "library|registered|test_", code
+            ):
+                first = (node.decorator_list or [node])[0].lineno - 1
+                found[node.name] = "\n".join(code.splitlines()[first : node.end_lineno])
+    return found
+
+
+def texts_of(page):
+    """(page and function, text) of each function of a page, or of a solution, with a kernel."""
+    own = functions_of(page)
+    if page == "fused":
+        own["copy_rows"] = source(exhibits.copy_rows)
+    text = HEAD + "\n\n\n".join(own.values()) + "\n\n\n"
+    yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
+    questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
+    for number, question in questions:
+        [solution] = notebooks.PYTHON.findall(question)
+        if "[(" in solution or (page == "naive" and "def " in solution):
+            yield f"{page} answer_{number}", text + solution
+
+
+ROW = "[(x.shape[0],)](y, x, x.stride(0), "
+BLOCK = "BLOCK=triton.next_power_of_2(x.shape[1]))"
+FUSED = HEAD + functions_of("fused")["softmax_rows"]
+FUSED += LAUNCHER.format(f"softmax_rows{ROW}BLOCK=x.shape[1])")
+MASKED = HEAD + functions_of("masked")["masked_rows"]
+MASKED += LAUNCHER.format(f"masked_rows{ROW}x.shape[1], {BLOCK}")
+NAIVE = TAKEN + source(naive.softmax)
+PAGES = {"fused softmax_rows": FUSED, "masked masked_rows": MASKED}
+for path in sorted(BOOK.glob("*.ipynb")):
+    PAGES |= {name: text for name, text in texts_of(path.stem) if name not in OTHERS}
+# Functions of the library, with the text that a page shows.
+PARTS = [
+    [naive.softmax], [fused._softmax_fused_kernel, fused.softmax],
+    [masked._softmax_masked_kernel, masked.softmax],
+    [tiled._softmax_tile, tiled._softmax_tiled_kernel, tiled.softmax],
+    [tiled._softmax_tile, persistent._softmax_persistent_kernel, persistent.plan,
+     persistent.softmax],
+    [online._load, online.online_kernel, online.softmax], [published.softmax_argmax],
+    [exhibits._no_other_kernel, exhibits.softmax_no_other],
+    [exhibits._no_other_kernel, exhibits.softmax_no_other, exhibits.softmax_block_of_512],
+    [exhibits.copy_rows, exhibits.first_copy],
+]  # fmt: skip
+SHOWN = {}
+for parts in PARTS:
+    name = f"{parts[-1].__module__.rpartition('.')[2]} {parts[-1].__name__}"
+    SHOWN[name] = parts[-1], TAKEN + "\n\n".join(map(source, parts))
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch):
+    """CPython as a host: functions that behave as those of JavaScript do."""
+
+    quiet = np.errstate(all="ignore")
+    for name in live.HOSTED:
+        of = getattr(np, name, np.float32)
+        monkeypatch.setitem(live.MATH, name, quiet(lambda x, of=of: float(of(np.float64(x)))))
+    monkeypatch.setattr(live, "MODULES", sys.modules)
+    monkeypatch.setitem(live.FRAME, "get", sys._getframe)
+
+
+def program_of(text, **options):
+    options = {"modules": MODULES, **options}
+    with live.Imports(text, options):
+        return live.Program(text, options)
+
+
+def imported(text, folder):
+    """What a text defines, with PyTorch and Triton."""
+    path, names = folder / f"text_{len(list(folder.iterdir()))}.py", {"__name__": "text"}
+    path.write_text(text, "utf-8")
+    exec(compile(text, path, "exec"), names)
+    return names
+
+
+def compared(program, function, tensors, rtol=2e-6):
+    """Runs both on the same numbers; what they return, move and touch must be equal."""
+    there = [
+        torch.tensor(x.numbers(), dtype=getattr(torch, x.dtype.name)).reshape(x.shape)
+        for x in tensors
+    ]
+    with live.Imports("", program.options):
+        returned, meter = program.call(tensors, True)
+    expected = []
+    with poisoned_memory():
+        traffic = count(lambda *xs: expected.append(function(*xs)), tuple(there), trace=True)
+    for got, right in zip(live.sizes_in(returned), live.sizes_in(*expected), strict=True):
+        assert got.shape == tuple(right.shape) and got.dtype.name == str(right.dtype)[6:]
+        numbers, wanted = np.array(got.numbers(), float), right.double().numpy().ravel()
+        room = rtol * np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+        np.testing.assert_allclose(numbers, wanted, rtol, room)
+    moved = [(it["name"].strip("_"), it["reads"], it["writes"]) for it in meter.operations]
+    ops = [(op.name.strip("_"), op.read_elements, op.written_elements) for op in traffic.ops]
+    assert moved == ops
+    steps = [it for it in meter.steps if it["program"]]
+    steps = [[*it["program"], it["kind"], it["argument"], *it["offsets"]] for it in steps]
+    assert steps == [[*it.program, it.kind, it.argument, *it.offsets] for it in traffic.accesses]
+
+
+def stages(text, **options):
+    """The results of a run by stage, through JSON."""
+    found = list(live.run(text, {"modules": MODULES, **options}))
+    assert json.loads(json.dumps(found)) == found
+    return {it["stage"]: it for it in found}
+
+
+# ---- the same as Triton's interpreter
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_run_as_triton_a_page(name, tmp_path):
+    (page, function), text = name.split(), PAGES[name]
+    function = "launched" if "def launched" in text else function
+    program = program_of(text, function=function, inputs=INPUTS.get(name, INPUTS.get(page)))
+    there = imported(text, tmp_path)[function]
+    for shape in SHAPES[:1] if "BLOCK=x.shape[1]" in text else SHAPES:
+        compared(program, there, program.tensors(shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", SHOWN)
+def test_run_as_triton_what_the_library_shows(name, dtype):
+    function, text = SHOWN[name]
+    program = program_of(text, function=function.__name__, dtype=dtype)
+    rtol = {"float32": 2e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    for shape in SHAPES[:1] if name in POWERS else (*SHAPES, (2, 521)):
+        compared(program, function, program.tensors(shape), rtol)
+
+
+# ---- kernels by chance
+
+
+KERNEL = """
+@triton.jit
+def twice(x, BY: tl.constexpr):
+    return x * BY
+
+@triton.jit
+def kernel(y_ptr, x_ptr, k_ptr, h_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+{0}
+def launched(x, k, h):
+    y = torch.empty_like({1})
+    kernel[lambda META: (-(-x.shape[0] // META["ROWS"]),)](y, x, k, h, *x.shape, ROWS={2}, BLOCK=8)
+    return y
+"""
+# In which pool the result goes, the names of operations, and an expression of them.
+EXPRESSIONS = """
+floats +,-,*,/ {a} {0} {n}
+floats sqrt,sqrt_rn,floor,ceil tl.{0}({f})
+floats maximum,minimum tl.{0}({a}, {n})
+floats abs tl.abs(-{a})
+floats where tl.where({m}, {a}, {n})
+floats cast tl.cast({a}, tl.{type})
+floats max,min tl.{0}({a}, axis={axis}){again}
+floats zeros tl.zeros(({rows}BLOCK,), tl.float32) - {a}
+floats full tl.full((1,), 0.3, tl.{type}) * {a}
+floats gather tl.load(x_ptr + k)
+floats helper twice({a}, 2)
+ints argmax,argmin tl.{0}({k}, {axis}){again}
+ints sum {i}.sum({axis}){again}
+ints zeros_like tl.zeros_like({i}) - {j}
+ints num_programs {i} + tl.num_programs(0)
+ints &,|,^ {i} {0} {j}
+ints //,% ({i} - 2) {0} ({j} * {j} + {few})
+ints <<,>> {i} {0} {few}
+ints cdiv tl.cdiv({i}, {few})
+ints multiple_of,max_contiguous tl.{0}({i}, {ones})
+ints integer {a}.to(tl.int32)
+masks <,<=,>,>=,==,!= {a} {0} {n}
+masks invert ~(mask & (h > 0.1))
+"""
+
+
+class Kernels:
+    """Kernels by chance, which use what they have used least. used: how often, by name."""
+
+    FINAL = "softmax exp exp2 log log2 sin cos sigmoid rsqrt".split()  # not exact in every digit
+
+    def __init__(self):
+        self.used = Counter()
+
+    def __call__(self, seed):
+        """(text, inputs, whether its numbers are exact to the last digit)."""
+        self.random, self.lines = random.Random(seed), []
+        self.two = self.pick([0, 1])
+        x, y = self.pick(["float32", "float16", "bfloat16"]), self.pick(["x", "k", "h"])
+        self.start(x)
+        for _ in range(self.random.randint(3, 9)):
+            self.statement()
+        exact, value = seed % 2, self.pick(self.floats[-2:] + self.ints[-1:])
+        if not exact:
+            name = self.least(self.FINAL[self.two :], 9 - self.two)
+            value = f"tl.{name}({value}.to(tl.float32))"
+        self.say(f"tl.store(y_ptr + at, {value}, mask=mask)", "store")
+        body = "".join(f"    {line}\n" for line in self.lines)
+        text = KERNEL.format(body, y, 1 + self.two)
+        return HEAD + text, f"M,N:{x} M,N:int32<N M,N:{self.pick(['float16', 'bfloat16'])}", exact
+
+    def pick(self, things):
+        return self.random.choice(things)
+
+    def least(self, names, some=4):
+        """Of some of these, the one that was used least; it is counted."""
+        names = sorted(self.random.sample(names, some), key=self.used.__getitem__)
+        self.used[names[0]] += 1
+        return names[0]
+
+    def say(self, line, *used):
+        self.lines.append(line)
+        self.used.update(used)
+
+    def new(self, pool, expression, *used):
+        name = f"v{len(self.lines)}"
+        self.say(f"{name} = {expression}", *used)
+        pool.append(name)
+
+    def start(self, x):
+        self.say("tl.static_assert(BLOCK > 0)", "static_assert", "constexpr", "&", "<", "*", "+")
+        self.say("cols = tl.arange(0, BLOCK)" + "[None, :]" * self.two, "arange")
+        rows = "tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]"
+        self.say(f"rows = {rows if self.two else 'tl.program_id(0)'}", "program_id")
+        self.say("mask, at = (rows < n_rows) & (cols < n_cols), rows * n_cols + cols")
+        other = self.pick(["", ", other=0.0", ', other=-float("inf")', ", other=1"])
+        self.say(f"x = tl.load(x_ptr + at, mask=mask{other})", "load")
+        self.say("k = tl.load(k_ptr + at, mask=mask, other=0)")
+        self.say("h = tl.load(h_ptr + at, mask=mask, other=0.5)")
+        if x != "float32" and self.pick([0, 1]):
+            self.say("x = x.to(tl.float32)", "cast")
+        self.floats, self.ints, self.masks = ["x", "h"], ["k"], ["mask"]
+
+    def statement(self):
+        a, b, i, j = *self.random.choices(self.floats, k=2), *self.random.choices(self.ints, k=2)
+        kinds, values = {}, {"a": a, "b": b, "i": i, "j": j, "f": f"{a}.to(tl.float32)"}
+        number = self.pick([*self.floats * 2, j, "0.5", "-1.5", "3"])
+        values |= {"n": number, "few": self.pick("1237"), "m": self.pick(self.masks)}
+        values |= {"k": self.pick(["x", i]), "axis": self.pick([0, 1]) if self.two else 0}
+        values |= {"rows": "ROWS, " * self.two, "ones": "(1, 1)" if self.two else 1}
+        values["type"] = self.pick(["float16", "bfloat16", "float32"])
+        values["again"] = ("[None, :]", "[:, None]")[values["axis"]] * self.two  # what was reduced
+        for line in EXPRESSIONS.strip().splitlines():
+            pool, names, text = line.split(maxsplit=2)
+            for name in names.split(","):
+                kinds[name] = getattr(self, pool), text.format(name, **values)
+        kinds |= dict.fromkeys(("range", "static_range", "branch", "debug_barrier", "assume"))
+        name = self.least(list(kinds))
+        if name in ("range", "static_range"):
+            self.new(self.floats, f"{a} + 1")
+            self.say(f"for step in tl.{name}(1, {self.pick(['3', 'BLOCK'])}, 2):")
+            self.say(f"    {self.floats[-1]} = {self.floats[-1]} * 0.5 + step")
+        elif name == "branch":
+            self.new(self.floats, f"{a} * 1")
+            self.say(f"if tl.program_id(0) % 2 == {self.pick([0, 1])} and tl.max({i}) > 1:")
+            self.say(f"    {self.floats[-1]} = {b} - {self.floats[-1]}")
+        elif name in ("debug_barrier", "assume"):
+            self.say("tl.debug_barrier()" if name == "debug_barrier" else "tl.assume(n_cols > 0)")
+        else:
+            self.new(*kinds[name])
+
+
+@pytest.mark.slow
+def test_run_as_triton_200_kernels_by_chance(tmp_path):
+    """What differs is refused by name; each operation and function of `tl` occurs ten times."""
+    kernels, refused = Kernels(), Counter()
+    for seed in range(200):
+        text, inputs, exact = kernels(seed)
+        program = program_of(text, inputs=inputs)
+        there, tensors = imported(text, tmp_path)["launched"], program.tensors((3, 7))
+        try:
+            compared(program, there, tensors, 2e-6 * (not exact))
+        except live.LiveError as error:
+            refused[re.sub(r"-?(nan|inf|\d+)", "", str(error))[:40]] += 1
+    assert refused.total() <= 40, refused
+    functions = {it for it in live.TL if it not in live.DTYPES}
+    assert not [it for it in {*live.BINARY, *functions} if kernels.used[it] < 10]
+
+
+# ---- the results of a run
+
+
+def test_run_the_five_lines():
+    found, lines = stages(NAIVE, **SOFTMAX), NAIVE.splitlines()
+    counts = found["counts"]
+    assert counts["text"] == "reads 168 elements, writes 104 elements, in 5 operations"
+    for operation, reads in zip(counts["operations"], (32, 36, 32, 32, 36), strict=True):
+        name = {"sub": "-", "div": "/"}.get(operation["name"], operation["name"])
+        assert name in lines[operation["line"] - 1] and operation["reads"] == reads
+    assert counts["tensors"][0]["name"] == "x" and counts["tensors"][0]["reads"] == [2] * 32
+    assert found["verdict"]["text"] == "A softmax: right at 6 matrices."
+
+
+def test_run_the_last_step_of_the_masked_kernel():
+    last = stages(MASKED)["counts"]["steps"][-1]
+    assert last["program"] == [3, 0, 0] and "tl.store" in MASKED.splitlines()[last["line"] - 1]
+
+
+def of_masked(old, new):
+    assert old in MASKED
+    return MASKED.replace(old, new)
+
+
+TWICE = of_masked("    numerator", "    x = tl.load(x_ptr + offsets, mask=mask)\n    numerator")
+FORMULAS = {
+    NAIVE: "reads 5MN + 2M, writes 3MN + 2M",
+    FUSED: "reads MN, writes MN, at powers of two alone",
+    MASKED: "reads MN, writes MN",
+    TWICE: "reads 2MN, writes MN",
+    PAGES["persistent answer_3"]: "reads MN + 3N, writes MN",
+    "def f(x):\n    return x[:, ::2].exp()": "reads (1/2)MN, writes (1/2)MN, at powers of two",
+    "def f(x):\n    return x[:, :9].exp()": "no formula in M and N: at 3 x 32 it reads 27",
+}
+
+
+@pytest.mark.parametrize("text", FORMULAS, ids=range(len(FORMULAS)))
+def test_run_formula(text):
+    inputs = "M,N N" if "_rms" in text else "M,N"
+    assert stages(text, inputs=inputs)["formula"]["text"].startswith(FORMULAS[text])
+
+
+def refusal(text):
+    *_, last = live.run(text, {"modules": MODULES})
+    assert last["stage"] == "error" and last["message"][-1] == "." and "\n" not in last["message"]
+    return last["message"], last["line"]
+
+
+FIVE = {"naive": NAIVE, "fused": FUSED, "masked": MASKED}
+FIVE |= {name: SHOWN[f"{name} softmax"][1] for name in ("tiled", "persistent")}
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_run_a_syntax_error_in_each_line(name):
+    lines = FIVE[name].splitlines()
+    for i, line in enumerate(lines):
+        quoted = "\n".join(lines[: i + 1]).count('"""') % 2 or '"""' in line
+        if line.strip() and not quoted:
+            broken = line.replace(line.lstrip(), f"$ {line.lstrip()}")
+            message, at = refusal("\n".join([*lines[:i], broken, *lines[i + 1 :]]))
+            assert message.startswith("This is no Python: ") and at == i + 1
+
+
+# What is changed in the masked kernel, and what is said of the line that changed.
+REFUSED = [
+    ("x_ptr + offsets, mask=mask, other", "x_ptr + 8 + offsets, mask=mask, other",
+     "Program 3 reads element 32 of x_ptr, whose tensor of shape (4, 8) has elements 0 to 31"),
+    ("y_ptr + offsets", "y_ptr + offsets - 1", "Program 0 writes element -1 of y_ptr"),
+    ("tl.max(", "tl.maxx(", "Tl.maxx is not modelled here. Known are: abs, arange, argmax,"),
+    ("tl.store(", "tl.atomic_add(", "Tl.atomic_add is not modelled"),
+    ("tl.arange(0, BLOCK)", "tl.arange(0, 12)", "a power of two of elements, not 12"),
+    ("tl.arange(0, BLOCK)", "tl.arange(0, n_cols)", "known to the compiler: use tl.constexpr"),
+    ("cols < n_cols", "0 <= cols < n_cols", "Masked_rows compares as in a < b < c: write"),
+    ("cols < n_cols", "cols + tl.arange(0, 4)", "Shapes (8,) and (4,) do not fit together"),
+    ("cols < n_cols", "cols * 2147483647 < n_cols", "overflow is not modelled: convert with .to"),
+    ("mask=mask, other", "other", "give a mask"),
+    ("tl.exp(x ", "torch.exp(x ", "takes a tensor, not a block"),
+    ("tl.exp(x ", "tl.exp(x.to(tl.float16)) - (0 ", "float32 or float64, not float16"),
+    ("mask=mask, other", "mask=masc, other", "NameError: name 'masc' is not defined"),
+    ("import torch", "import numpy", "Only torch, triton"),
+    ("[(x.shape[0],)]", "", "launch it as masked_rows[(programs,)](...)"),
+    ("x.shape[1], BLOCK", "BLOCK", "missing 1 required positional argument: 'n_cols'"),
+    ("torch.empty_like(x)", "launched(x)", "The functions call one another without end"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), REFUSED)
+def test_run_refuses_an_edit(old, new, expected):
+    message, line = refusal(of_masked(old, new))
+    assert expected in message
+    assert ("@triton.jit" if "a < b < c" in expected else old) in MASKED.splitlines()[line - 1]
+    assert stages(MASKED)["counts"]["reads"] == 32  # the next run works
+
+
+TEXTS = {
+    "": "There is no function: write one",
+    NAIVE.replace("(x: Tensor)", "()"): "Softmax takes 0 arguments",
+    NAIVE.replace("shifted = x", "x -= x; shifted = x"): "A change in place",
+    MASKED.replace("@triton.jit\n", ""): "'function' object is not subscriptable",
+}
+
+
+def test_run_refuses():
+    assert all(expected in refusal(text)[0] for text, expected in TEXTS.items())
+
+
+def test_run_forgets_the_mask():
+    text = of_masked('mask=mask, other=-float("inf")', "").replace(", mask=mask", "")
+    found = stages(text, **SOFTMAX)
+    assert found["formula"]["text"] == "reads MN, writes MN, at powers of two alone"
+    assert found["formula"]["note"].startswith("at 3 x 5: program 2 reads element 15 of x_ptr")
+    assert "right at 6 matrices of powers of two alone; at 5 x 7: " in found["verdict"]["text"]
+    assert not stages(text, **SOFTMAX, widths="any")["verdict"]["right"]
+
+
+# ---- the judge
+
+WRONG = [
+    "torch.zeros_like(x)", "torch.full_like(x, 0.2)", "torch.empty_like(x)", "x.sum()", "'text'",
+    "x.exp() / x.exp().sum(dim=1, keepdim=True)", "torch.softmax(x, dim=0)",
+    "x.softmax(1)[1:]", "x.softmax(1).to(torch.float64)", "torch.softmax(x.relu(), 1)",
+    "x.softmax(1) * 1.00001", "x.softmax(1) + 1e-8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", WRONG)
+def test_verdict_refuses(expression):
+    found = stages(HEAD + f"def f(x):\n    return {expression}\n", **SOFTMAX)["verdict"]
+    assert not found["right"] and found["text"].startswith("Not a softmax: at ")
+
+
+def test_verdict_refuses_what_elements_do_not_show():
+    changed = stages(of_masked("torch.empty_like(x)", "x"), **SOFTMAX)["verdict"]["text"]
+    text = "def f(x):\n    return (x.to(torch.float32).softmax(1) * 1.003).to(torch.float16)"
+    found = stages(HEAD + text, dtype="float16", **SOFTMAX)["verdict"]["text"]
+    assert "row 0 adds up to 1.00" in found and "it changes its input x" in changed
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_verdict_is_that_of_the_library(name):
+    function, text = SHOWN[name]
+    verdict = stages(text, function=function.__name__, **SOFTMAX)["verdict"]
+    widths = [1024] if name in POWERS else [781, 1024]
+    right = all(is_correct("softmax", function, torch.rand(3, n)) for n in widths)
+    assert verdict["right"] == right, verdict["text"]
+    assert ("of powers of two alone" in verdict["text"]) == (right and name in POWERS)
+
+
+def test_verdict_with_a_reference_of_two_matrices():
+    options = {"inputs": "M,N M,N", "function": "answer_2", "name": "a gradient"}
+    options["reference"] = "lambda y, dy: y * (dy - (y * dy).sum(dim=1, keepdim=True))"
+    text = PAGES["backward answer_2"]
+    assert stages(text, **options)["verdict"]["text"] == "A gradient: right at 6 matrices."
+    wrong = text.replace("y * (dy - dot)", "y * dy")
+    assert not stages(wrong, **options)["verdict"]["right"]
