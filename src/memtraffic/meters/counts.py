@@ -390,7 +390,7 @@ class Counts:
             for kernel, grid in self.launches[shape]
             if (kernel, grid) not in work.launches
         }
-        return (*self.notes, *few, *sorted(sms))
+        return tuple(dict.fromkeys((*self.notes, *few, *sorted(sms))))  # once of each
 
     def narrower(self, odd: str) -> Passes | None:
         """What `run` returns if rows, the last size, are no wider than a thousand elements.
