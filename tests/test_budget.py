@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7677, 6555),
+    "library": (7702, 6589),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
     "meters": (1579, 1443),
     "residency": (217, 168),
-    "triton_adapter": (1417, 1339),
+    "triton_adapter": (1452, 1379),
     "rest of the library": (1759, 1470),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13059, 10288),
+    "tests": (13084, 10313),
     "conftest.py": (101, 96),
 }
 
