@@ -34,11 +34,11 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7702, 6589),
+    "library": (7705, 6592),
     "benchmark": (400, 358),
     "compile": (586, 521),
     "kernels": (1719, 1257),
-    "meters": (1579, 1443),
+    "meters": (1582, 1445),
     "residency": (217, 168),
     "triton_adapter": (1452, 1379),
     "rest of the library": (1759, 1470),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13084, 10313),
+    "tests": (13087, 10316),
     "conftest.py": (101, 96),
 }
 
