@@ -145,6 +145,11 @@ def test_formula_of_too_few_shapes(fit, held_out, message):
         formula(torch.exp, fit=fit, held_out=held_out)
 
 
+def test_formula_of_wide_rows_is_checked_at_few_of_them():
+    found = formula(torch.exp, "M,65536")
+    assert found.text == "reads 65536M, writes 65536M" and len(found.checked) == 2
+
+
 @pytest.mark.parametrize("inputs", [None, lambda m, n: refuse()])
 def test_formula_of_what_refuses_every_shape(inputs):
     with pytest.raises(FormulaError, match=r"refuse refuses every shape, 2 x 8 with: never"):

@@ -233,7 +233,7 @@ class Counts:
         """Why the shapes do not suffice to solve or to check at."""
         few = f"{number} shapes to {use} at are too few: it takes {least}"
         if self._left_out and not self.refused:
-            few += f"; {len(self._left_out)} would be more than {MAX_PROGRAMS} programs"
+            few += f"; {len(self._left_out)} others would take too long"
         if not self.refused:
             return FormulaError(few)
         *shape, reason = self.refused[0]
@@ -288,6 +288,9 @@ class Counts:
                     break
                 large[i] = grown
         self._fill(found, wide[0])
+        for k, i in itertools.product(range(7), range(len(large))):
+            if len(self.checked) < MIN_CHECKED:  # what large shapes cost is too much: smaller ones
+                self._check(i, self._odd(i, LARGE[-1] >> k), found)
         shape = tuple(max(shape[i] for shape in self.traffic) for i in range(len(large)))
         while not any(all(map(operator.ge, counted, shape)) for counted in self.traffic):
             if self._check_shape(shape, found):
