@@ -73,7 +73,7 @@ LIES = {
     "sectors-open_page": (times("l1_l2_read_bytes", 2, layout="transposed"), "8 expected"),
     "sectors-compare": (
         times("store_sectors", 2, fn="online", shape="16x8320", dtype="float32"),
-        "467 of 468",
+        "487 of 488",
     ),
     "sectors-compare, 15": (times("load_requests", 2, shape="160x128"), "counters of 15 are equal"),
     "sectors-draw_odd_widths": (times("load_requests", 9, fn="memtraffic:softmax"), "tiled makes"),
