@@ -34,14 +34,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7705, 6592),
-    "benchmark": (400, 358),
-    "compile": (586, 521),
+    "library": (7690, 6569),
+    "benchmark": (398, 356),
+    "compile": (576, 515),
     "kernels": (1719, 1257),
-    "meters": (1582, 1445),
-    "residency": (217, 168),
-    "triton_adapter": (1452, 1379),
-    "rest of the library": (1759, 1470),
+    "meters": (1580, 1438),
+    "residency": (213, 162),
+    "triton_adapter": (1448, 1372),
+    "rest of the library": (1756, 1469),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13087, 10316),
+    "tests": (13083, 10312),
     "conftest.py": (101, 96),
 }
 

@@ -376,17 +376,14 @@ def assert_resources(
     """
     from memtraffic.compile import resources
 
-    widths = {"load": load_bits, "store": store_bits}
     for gpu in [None] if target is None else find_gpus(target):
         for kernel in resources(fn, inputs, shape, target=gpu):
-            moved = {"load": set(kernel.load_bits), "store": set(kernel.store_bits)}
+            loads, stores = [*kernel.load_bits], [*kernel.store_bits]
             facts = {
-                f"spills {spill_bytes} bytes per thread": spill_bytes is None
-                or kernel.spill_bytes == spill_bytes,
+                f"spills {spill_bytes} bytes per thread": spill_bytes in (None, kernel.spill_bytes),
                 "can be launched": not kernel.unlaunchable,
-            } | {
-                f"moves {bits} bits per {access}": bits is None or moved[access] == {bits}
-                for access, bits in widths.items()
+                f"moves {load_bits} bits per load": load_bits is None or loads == [load_bits],
+                f"moves {store_bits} bits per store": store_bits is None or stores == [store_bits],
             }
             for fact, holds in facts.items():
                 wrong = f"not for {kernel.target}: {function_name(fn)} {fact}"

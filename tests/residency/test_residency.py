@@ -33,12 +33,6 @@ def test_programs_by_limit_without_rules():
         residency.programs_by_limit(kernel("pvc"), SimpleNamespace(vendor="intel"))
 
 
-def test_rules_of_know_how_many_warps_there_are():
-    slots = {"sm_90": 64, "sm_75": 32, "gfx942": 32, "gfx908": 40, "gfx1100": 64}
-    for target, most in slots.items():
-        assert residency.rules_of(find_gpu(target)).warp_slots(find_gpu(target)) == most
-
-
 UNUSED = {"registers": 500, "vgprs": 500, "agprs": 500, "sgprs": 500}
 
 

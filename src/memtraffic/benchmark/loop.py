@@ -109,10 +109,9 @@ def bench(
             rows += [{"impl": name} | key | found for name, found in timed.items()]
             continue
         times, notes = _judge_and_time(fns, op, make, budget)
-        none = dict.fromkeys(TIMES, float("nan"))
         for name in fns:
-            note = {"note": notes.get(name, "")}
-            rows.append({"impl": name} | key | times.get(name, none) | note)
+            found = dict.fromkeys(TIMES, float("nan")) | times.get(name, {})
+            rows.append({"impl": name} | key | found | {"note": notes.get(name, "")})
     return pd.DataFrame(rows)
 
 
@@ -171,9 +170,8 @@ def _judge_and_time(
         return {}, notes | dict.fromkeys(calls, _reason("not timed", error))
     n_bytes, found = op.least_bytes(arguments), {}
     for name, durations in zip(calls, samples, strict=True):
-        back = {"us_reversed": summary(durations[1::2], n_bytes)["us"]}
-        times = summary(durations, n_bytes) | back
-        found[name] = {column: times[column] for column in TIMES}
+        back = summary(durations[1::2], n_bytes)["us"]
+        found[name] = summary(durations, n_bytes) | {"us_reversed": back}
     return found, notes
 
 

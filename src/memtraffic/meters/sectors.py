@@ -160,16 +160,14 @@ class Sectors:
         columns = [*TABLE, "wanted_bytes", "fetched_bytes"]
         table = frame[columns].to_string(index=False, formatters=formats)
         totals = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.totals.items())
-        lines = [table, f"for {self.target}: {totals}"]
-        if not self.confirmed:
-            lines.append(f"sectors are cache lines here. {UNCONFIRMED}")
-        if self.atomics:
-            lines.append(f"not counted: atomic operations at {', '.join(self.atomics)}")
-        if self.assumed:
-            lines.append(f"assumed of autotuned kernels: {'; '.join(self.assumed)}")
-        if self.others:
-            lines.append(f"not counted: what PyTorch runs for {', '.join(self.others)}")
-        return "\n".join(lines)
+        notes = {
+            f"sectors are cache lines here. {UNCONFIRMED}": not self.confirmed,
+            f"not counted: atomic operations at {', '.join(self.atomics)}": self.atomics,
+            f"assumed of autotuned kernels: {'; '.join(self.assumed)}": self.assumed,
+            f"not counted: what PyTorch runs for {', '.join(self.others)}": self.others,
+        }
+        there = (note for note, holds in notes.items() if holds)
+        return "\n".join([table, f"for {self.target}: {totals}", *there])
 
 
 def sectors(

@@ -12,7 +12,7 @@ from memtraffic.triton_adapter.launch import CompiledKernel, shared_bytes
 
 __all__ = ["BlockedLayout", "Occupancy", "Resources", "programs_by_limit", "resident_programs"]
 
-# Each module has `limits_of(kernel, gpu)`, `warp_slots(gpu)`, `loaded_usage(compiled)` and
+# Each module has `limits_of(kernel, gpu)`, `loaded_usage(compiled)` and
 # `check_options(options, gpu)`.
 _RULES: dict[str, Any] = {"nvidia": nvidia, "amd": amd}
 

@@ -42,11 +42,6 @@ def limits_of(kernel: Resources, gpu: AmdGpu) -> dict[str, int]:
     return programs_by_limit(vgprs, 0, sgprs, kernel.shared_bytes, kernel.num_warps, gpu)
 
 
-def warp_slots(gpu: AmdGpu) -> int:
-    """The waves that one compute unit holds at most."""
-    return gpu.max_waves_per_simd * gpu.simds
-
-
 def check_options(options: Mapping[str, Any], gpu: AmdGpu) -> None:
     """Raises ValueError for a launch option that `gpu` cannot fulfil."""
     if (waves := options.get("waves_per_eu", 0)) > gpu.max_waves_per_simd:

@@ -20,11 +20,6 @@ def limits_of(kernel: Resources, gpu: NvidiaGpu) -> dict[str, int]:
     return programs_by_limit(kernel.registers, kernel.shared_bytes, kernel.num_warps, gpu)
 
 
-def warp_slots(gpu: NvidiaGpu) -> int:
-    """The warps that one SM holds at most."""
-    return gpu.max_threads_per_sm // gpu.warp_size
-
-
 def check_options(options: Mapping[str, Any], gpu: NvidiaGpu) -> None:
     """Any option that NVIDIA's compiler has, every GPU can fulfil."""
 

@@ -43,7 +43,7 @@ def interpreting(meter: Meter) -> Iterator[None]:
     """Context manager: kernels launched inside are interpreted, and report to `meter`.
 
     So they are in a process that compiles its kernels, too. What other threads launch meanwhile
-    runs as it would without. meter: it may be a `BlockMeter`.
+    runs as it would without.
     """
     with watching(), ExitStack() as stack:
         if device.HAS_TRITON:

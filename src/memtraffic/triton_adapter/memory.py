@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from memtraffic.triton_adapter.capture import Configuration
-from memtraffic.triton_adapter.launch import Kernel
 from memtraffic.triton_adapter.reach import Block
 
 Access: TypeAlias = Literal["read", "written"]
@@ -23,7 +22,15 @@ BlockKind: TypeAlias = Literal["read", "written", "atomic"]
 
 
 class Meter(Protocol):
-    """What `interpreting` reports to."""
+    """What `interpreting` reports to.
+
+    A meter that has `block` is also told of whole blocks, and of how kernels are launched:
+
+    - `launched(kernel, args, options)` is called at the begin of each launch, after `launch`.
+    - `block(kind, sites, block)` is one load, store or atomic operation of one program. kind: a
+      `BlockKind`. sites: of the call, and of the calls of the functions that it is in, to the
+      kernel's.
+    """
 
     def launch(self, kernel: str, tensors: list[torch.Tensor]) -> AbstractContextManager[object]:
         """Entered for the time of one launch. tensors: its arguments as the caller gave them."""
@@ -67,19 +74,6 @@ class Site(NamedTuple):
         place = line, column
         outside = not any(begin < place < end for begin, end in self.inner)
         return file == self.file and self.begin < place < self.end and outside
-
-
-class BlockMeter(Meter, Protocol):
-    """A meter that is also told of whole blocks, and of how kernels are launched."""
-
-    def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Called at the begin of each launch, after `launch`: what is launched, and with what."""
-
-    def block(self, kind: BlockKind, sites: tuple[Site, ...], block: Block) -> None:
-        """One load, store or atomic operation of one program.
-
-        sites: of the call, and of the calls of the functions that it is in, to the kernel's.
-        """
 
 
 rewritten: dict[Any, Any] = {}  # by a kernel's function, what is interpreted
