@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7690, 6569),
+    "library": (7703, 6581),
     "benchmark": (398, 356),
     "compile": (576, 515),
     "kernels": (1719, 1257),
     "meters": (1580, 1438),
     "residency": (213, 162),
-    "triton_adapter": (1448, 1372),
+    "triton_adapter": (1461, 1384),
     "rest of the library": (1756, 1469),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
