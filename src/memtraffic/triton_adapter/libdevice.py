@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memtraffic.triton_adapter.patching import replaced
+from memtraffic.triton_adapter.patching import replaced, restored
 
 
 @contextmanager
@@ -35,6 +35,7 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
 
     libraries = {module.__name__: module for module in (libdevice, cuda_libdevice, hip_libdevice)}
     libraries |= {f"{cuda.__name__}.{part}": cuda for part in ("gdc", "utils")}
+    language = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
     new_scope = interpreter._LangPatchScope
     patch_language = getattr(interpreter._patch_lang, "original", interpreter._patch_lang)
     prepared: dict[int, dict[str, Any]] = {}
@@ -42,8 +43,8 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
     def prepare(function: Any) -> Any:
         names, scope = function.__globals__, new_scope()
         if not prepared:
-            undo.callback(scope.restore)
             undo.callback(prepared.clear)
+            undo.enter_context(restored(*language, *set(libraries.values())))
             for library in (cuda, cuda_libdevice, hip_libdevice):
                 interpreter._patch_builtin(library, interpreter.interpreter_builder, scope)
             for name in set(vars(libdevice)) & set(vars(cuda_libdevice)):
@@ -54,7 +55,7 @@ def prepared_once(interpreter: Any) -> Iterator[Callable[[], None]]:
         if id(names) not in prepared:
             prepared[id(names)] = names
             if any(value is tl or value is tl.core for value in names.values()):
-                undo.callback(patch_language(function).restore)
+                patch_language(function)
             for name, value in list(names.items()):
                 owner = libraries.get(getattr(value, "__module__", None) or "")
                 is_function = owner is None and inspect.isfunction(value)

@@ -74,3 +74,18 @@ def replaced(*patches: tuple[Any, str, Any]) -> Iterator[None]:
             getattr(owner, name)  # so that what is not there fails in a line of this package
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
+
+
+@contextmanager
+def restored(*owners: Any) -> Iterator[None]:
+    """Context manager: afterwards, the attributes of `owners` are again what they were."""
+    saved = [(owner, dict(vars(owner))) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, attributes in saved:
+            for name in set(vars(owner)) - set(attributes):
+                delattr(owner, name)
+            for name, value in attributes.items():
+                if vars(owner)[name] is not value:
+                    setattr(owner, name, value)
