@@ -34,13 +34,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7703, 6581),
+    "library": (7678, 6547),
     "benchmark": (398, 356),
     "compile": (576, 515),
     "kernels": (1719, 1257),
     "meters": (1580, 1438),
     "residency": (213, 162),
-    "triton_adapter": (1461, 1384),
+    "triton_adapter": (1426, 1344),
     "rest of the library": (1756, 1469),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13083, 10312),
+    "tests": (13058, 10287),
     "conftest.py": (101, 96),
 }
 

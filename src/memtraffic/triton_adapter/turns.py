@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,7 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
     return access
 
 
-def polling(poll: Any) -> Callable[..., Any]:
+def polling(poll: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's `tl.atomic_poll`, which waits where the other programs take turns.
 
     Elsewhere it raises NotImplementedError in place of waiting forever. Triton 3.9 has an empty
@@ -223,10 +224,11 @@ def polling(poll: Any) -> Callable[..., Any]:
     """
 
     def create(builder: Any, pointers: Any, expected: Any, timeout: Any, *how: Any) -> Any:
-        timeout = timeout if hasattr(timeout, "data") else None
-        if timeout is not None or Turns.current is not None:
+        if hasattr(timeout, "data"):
             return poll(builder, pointers, expected, timeout, *how)
-        once = poll(builder, pointers, expected, builder.get_int64(0), *how)
+        if Turns.current is not None:
+            return poll(builder, pointers, expected, None, *how)
+        once = poll(builder, pointers, expected, SimpleNamespace(data=np.uint64(0)), *how)
         if not once.data.all():
             raise NotImplementedError(
                 f"atomic_poll in program {tuple(builder.grid_idx)} waits for what no program "
