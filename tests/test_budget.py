@@ -34,14 +34,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7678, 6547),
+    "library": (7679, 6548),
     "benchmark": (398, 356),
     "compile": (586, 521),
     "kernels": (1719, 1257),
     "meters": (1580, 1438),
     "residency": (213, 162),
     "triton_adapter": (1426, 1344),
-    "rest of the library": (1756, 1469),
+    "rest of the library": (1757, 1470),
     "chapters": (2710, 1966),
     "rest of the book": (3092, 2676),
     "cells": (924, 897),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13058, 10287),
+    "tests": (13060, 10289),
     "conftest.py": (101, 96),
 }
 
