@@ -298,6 +298,8 @@ def test_assert_traffic_once_sees_a_wrong_stride_inside_the_tensor():
     testing.assert_traffic(lambda x: strided(x, 0), "B", "B", once=["y_ptr"], **at)
     [said] = lines_of(lambda x: strided(x, 1, 2), "2B", "2B", once=["y_ptr"], **at)
     assert said.endswith("at 2: 2 elements were written several times, such as y_ptr[0]")
+    large = at | {"fit": [(2**i,) for i in range(14, 20)], "held_out": [(2**20,)]}
+    assert "several times" in lines_of(lambda x: strided(x, 0), "B", "B", once=both, **large)[0]
     [said] = lines_of(lambda x: strided(x, 1), "B", "B", once=["z_ptr"], **at)
     assert said.endswith("moves, in kernels, x_ptr, y_ptr, not z_ptr")
 

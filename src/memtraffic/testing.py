@@ -247,8 +247,8 @@ def assert_traffic(
     the same in bytes, which pins the dtypes, too; None is not compared. backward: what the backward
     pass reads and writes and, after them, its bytes. once: arguments of kernels, such as
     `("x_ptr", "y_ptr")`, of which a pass may read no element twice, nor write one twice, at shapes
-    of up to 8192 elements: a wrong stride may move as many elements as the right one, but moves
-    some again. inputs, fit, held_out, dtype: as for `memtraffic.formula`.
+    of up to 8192 elements and at the smallest: a wrong stride may move as many elements as the
+    right one, but moves some again. inputs, fit, held_out, dtype: as for `memtraffic.formula`.
 
     Raises AssertionError with what was found, and what each operation and each argument of a kernel
     has of it; also for a kernel that reaches outside its tensors and for counts that are not
@@ -260,8 +260,9 @@ def assert_traffic(
     passes = [(reads, writes, read_bytes, write_bytes), *([backward] if backward else [])]
     with traffic_asserted(counts, passes):
         counts.run(fit, held_out, least=None if fit is None else MIN_SHAPES)
+    smallest = min(map(math.prod, counts.traffic))
     for shape in counts.traffic if once else ():
-        if math.prod(shape) <= MOST_TRACED:
+        if math.prod(shape) <= max(MOST_TRACED, smallest):
             _require_once(counts, shape, once)
 
 
