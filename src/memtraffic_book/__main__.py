@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "notebooks":
             build.execute_notebooks(args.paths)
         elif args.command == "map":
-            print("\n".join(map(str, build.draw_maps())))
+            print(build.draw_map())
         elif args.command == "moving":
             print(build.draw_moving())
         else:

@@ -1,4 +1,4 @@
-"""Makes what is stored in the book: recordings, outputs of the notebooks, the maps.
+"""Makes what is stored in the book: recordings, outputs of the notebooks, the map.
 
 Every path is found from the folder of recordings, `recording.root()`.
 """
@@ -22,29 +22,10 @@ from memtraffic_book.recording import PUBLISHED, RecordingError
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-COLORS = 32  # of a map
-MAP = "map_float32"  # the experiment that the maps are drawn from
+COLORS = 32  # of the map
+MAP = "map_float32"  # the experiment that the map is drawn from
 ENDS = "memtraffic.softmax", "naive"  # of the book
 NAMES = "the last kernel", "five lines of PyTorch"
-# The head of a chapter: what its kernel reads, and the line and columns that it raises or explains.
-LIT: dict[str, tuple[str, str, float, float]] = {
-    "memory-wall": ("MN", "copy", 16, 2**20),
-    "naive": ("5MN + 2M", "naive", 16, 2**20),
-    "fused": ("MN", "fused", 16, 2**15),
-    "masked": ("MN", "masked", 16, 2**15),
-    "in-flight": ("MN", "masked", 16, 512),
-    "tiled": ("MN", "tiled", 16, 1024),
-    "sectors": ("MN", "tiled", 1024, 2**15),
-    "chunks": ("MN", "chunks", 1024, 2**15),
-    "persistent": ("MN", "persistent", 16, 2**15),
-    "occupancy": ("MN", "persistent", 4096, 2**15),
-    "cdna": ("MN", "persistent", 4096, 2**15),
-    "long-rows": ("MN", "split", 2**15, 2**20),
-    "backward": ("2MN", "memtraffic.softmax", 16, 2**15),
-    "many-gpus": ("MN", "split", 2**17, 2**20),
-    "your-kernel": ("MN", "memtraffic.softmax", 16, 2**20),
-    "ship": ("MN", "memtraffic.softmax", 16, 2**20),
-}
 MOVING = ("bytes_in_flight", "occupancy_latency")  # what letters.svg is drawn from
 
 
@@ -59,7 +40,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     ids: which experiments; all of them by default, and then what the folder held before is removed,
     but what this machine cannot measure, if the folder is of the same machine and versions.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the maps are drawn anew with their recording, and the
+    the others. On the published GPU, the map is drawn anew with its recording, and the
     figure that moves after its own. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
@@ -79,7 +60,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
         outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
         if subject.id == MAP and folder.name == PUBLISHED and subject.id not in failed:
-            draw_maps()
+            draw_map()
     done = {subject.id for subject in subjects} - set(failed)
     if folder.name == PUBLISHED and done.intersection(MOVING):
         draw_moving()
@@ -90,10 +71,10 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     return folder
 
 
-def draw_maps() -> list[Path]:
-    """Draws the map, and that of each chapter, from the published recording. Returns the paths.
+def draw_map() -> Path:
+    """Draws the map of the book from the published recording. Returns its path.
 
-    A picture carries the recording's checksum, so that a stale one can be recognised.
+    The picture carries the recording's checksum, so that a stale one can be recognised.
     """
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
@@ -104,28 +85,18 @@ def draw_maps() -> list[Path]:
     from memtraffic_book import figures
 
     folder = recording.root() / PUBLISHED
-    frame = recording.read(folder, EXPERIMENTS[MAP])
-    speeds = 100 * recording.speeds(frame)
-    checksum = recording.load_machine(folder)["experiments"][MAP]["sha256"]
-    title = "One line to flatten, from 16 columns to a million"
+    speeds = 100 * recording.speeds(recording.read(folder, EXPERIMENTS[MAP]))
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
-    drawn = {"map": figures.width_map(named, NAMES, title=title)}
-    for slug, (station, kernel, first, last) in LIT.items():
-        drawn[f"map-{slug}"] = figures.width_map(
-            speeds, ENDS, lit=kernel, stretch=(first, last), station=station
-        )
-    paths = []
-    for name, ax in drawn.items():
-        assert isinstance(ax.figure, Figure)
-        paths.append(book_folder() / "_static" / f"{name}.png")
-        ax.figure.savefig(drawn_now := io.BytesIO(), dpi=192)
-        plt.close(ax.figure)
-        source = PngInfo()
-        source.add_text("Source", checksum)
-        image = Image.open(drawn_now).convert("RGB")
-        few = image.quantize(COLORS, Quantize.FASTOCTREE)  # a fifth of the bytes
-        few.save(paths[-1], optimize=True, pnginfo=source)
-    return paths
+    title = "One line to flatten, from 16 columns to a million"
+    ax = figures.width_map(named, NAMES, title=title)
+    assert isinstance(ax.figure, Figure)
+    path, source = book_folder() / "_static" / "map.png", PngInfo()
+    ax.figure.savefig(drawn := io.BytesIO(), dpi=192)
+    plt.close(ax.figure)
+    source.add_text("Source", recording.load_machine(folder)["experiments"][MAP]["sha256"])
+    few = Image.open(drawn).convert("RGB").quantize(COLORS, Quantize.FASTOCTREE)  # a fifth
+    few.save(path, optimize=True, pnginfo=source)
+    return path
 
 
 def draw_moving() -> Path:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ def exam(
 
     >>> exam(lambda x: torch.softmax(x, dim=1))
     True
-    >>> exam(lambda x: x.relu(), op=torch.relu)
+    >>> exam(lambda x: x.relu(), op="lambda x: torch.relu(x)")
     True
     >>> exam(lambda x: (x - x.amax(dim=1, keepdim=True)).softmax(dim=1))
     Traceback (most recent call last):
@@ -145,8 +146,9 @@ def exam(
     memtraffic_book.prove.<lambda> writes 2MN + M, not MN: at 4 x 2, 20 elements, not 8
       by operation: amax 4, sub 8, _softmax 8
 
-    op: an operation, its name, or a function of one matrix, which says in float64 what is right.
-    The other arguments are those of `traffic` and `correct`. Returns True.
+    op: an operation, its name, or a function of one matrix, which says in float64 what is right;
+    also as text, such as "lambda x: torch.softmax(x / 2, dim=1)", which the page's own judge reads
+    too. The other arguments are those of `traffic` and `correct`. Returns True.
 
     Raises AssertionError, with a reason that a learner can act on.
     """
@@ -294,6 +296,8 @@ def _failure(fn: Callable[..., object], label: str, error: Exception) -> Asserti
 
 def _operation(op: Operation) -> Op:
     """An operation as `exam` takes it."""
+    if isinstance(op, str) and op.startswith("lambda"):
+        op = cast("Function", eval(op, {"torch": torch}))
     name = getattr(op, "__name__", "operation")
     return find_op(op) if isinstance(op, (str, Op)) else Op(name, reference=op)
 

@@ -91,9 +91,6 @@ DRAWN = {
     ),
     "roofline": lambda: figures.roofline(4e12, ROOFS, 0.125, kind="exponentials", title=SAYING),
     "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
-    "head": lambda: figures.width_map(
-        SPEEDS, ("naive", "ours"), lit="fused", station="2MN", title=SAYING
-    ),
 }
 
 
@@ -166,9 +163,7 @@ def test_full_and_empty_draws_each_slot_and_each_load():
     assert {"57 %", "102 %", "8.2 kB in flight", "24.6 kB in flight"} <= {*texts(ax)}
 
 
-def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
-    """Of a kernel that a chapter is about; the ends of the book are pale then."""
-
+def test_width_map_draws_odd_widths_apart():
     def lines(ax):
         return {
             line.get_gid(): [tuple(map(float, it)) for it in line.get_xydata()] for line in ax.lines
@@ -179,15 +174,6 @@ def test_width_map_draws_odd_widths_apart_and_lights_a_stretch():
         "naive": [(16, 9), (128, 9), (1024, 19)], "naive, odd": [(33, 9)],
         "ours": [(16, 99), (128, 98), (1024, 100)], "ours, odd": [(33, 60)],
     }  # fmt: skip
-    ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="fused", stretch=(500, 2000))
-    assert lines(ax)["fused"] == [(1024, 99)] and lines(ax)["fused, odd"] == []
-    colors = {line.get_gid(): line.get_color() for line in ax.lines}
-    assert colors["naive"] == colors["ours"] != colors["fused"]
-    ax = figures.width_map(SPEEDS, ("naive", "ours"), lit="ours", station="MN")
-    looks = {line.get_gid(): line for line in ax.lines}
-    assert looks["ours"].get_color() == looks["MN"].get_markerfacecolor() == colors["fused"]
-    assert {looks[name].get_markerfacecolor() for name in ("2MN", "5MN + 2M")} == {"white"}
-    assert looks["naive"].get_color() == colors["naive"]
 
 
 def test_machine_draws_what_the_table_says():

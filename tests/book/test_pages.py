@@ -221,9 +221,8 @@ def test_chapter_has_one_title_one_takeaway_and_its_sources_after_its_exercises(
 
 
 @per(MAIN)
-def test_chapter_is_short_has_a_map_and_a_guess_and_leads_to_the_next(path):
+def test_chapter_is_short_has_a_guess_and_leads_to_the_next(path):
     assert notebooks.words(load(path)) <= MOST["a chapter"]
-    assert f"](_static/map-{path.stem}.png)" in load(path).cells[0].source
     guesses = re.findall(GUESS, text_of(path), re.S)
     assert guesses and all(re.search(r"\*\*[^*]*(\d|\{glue:)", it) for it in guesses)
     _, _, end = text_of(path).partition("\n## You can now\n")

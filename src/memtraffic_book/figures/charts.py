@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,13 +13,11 @@ import pandas as pd
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
-from matplotlib.transforms import ScaledTranslation
 
 from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
     BLUE,
     GREEN,
-    GRID,
     INK,
     MUTED,
     ORANGE,
@@ -153,67 +150,32 @@ def _in_two(name: str) -> str:
 
 MAP_TICKS = {2**4: "16", 2**8: "256", 2**12: "4096", 2**16: "65 536", 2**20: "1 million"}
 MAP_LOW = 12  # columns, where the axis starts
-STATIONS = {"5MN + 2M": 5.0, "2MN": 2.0, "MN": 1.0}  # what kernels of the book read, on its way
 
 
-def width_map(
-    speeds: pd.DataFrame,
-    ends: tuple[str, str],
-    *,
-    lit: str = "",
-    stretch: tuple[float, float] = (0, math.inf),
-    station: str = "",
-    title: str = "",
-) -> Axes:
+def width_map(speeds: pd.DataFrame, ends: tuple[str, str], *, title: str = "") -> Axes:
     """The map of the book: speeds in percent of a copy over the width of a row.
 
     speeds: a column for each kernel, its index is the number of columns; NaN where it does not run.
     ends: the kernels between which the book lies. Widths that are no multiple of 4 are hollow
-    dots, and a line passes by them. lit: a kernel that a chapter is about, whose points in a
-    stretch of widths stand out; the others are pale then, and the figure is low. station: what that
-    kernel reads, one of STATIONS, which stands out on a strip above the map.
+    dots, and a line passes by them.
     """
-    size = (WIDTH, 1.55 + 0.5 * bool(station) if lit else 2.9)
-    ax = axes("columns, log scale", "% of the speed of a copy", size, title)
+    ax = axes("columns, log scale", "% of the speed of a copy", (WIDTH, 2.9), title)
     ax.set_xscale("log", base=2)
     even = speeds[speeds.index % 4 == 0]
     odd = speeds[speeds.index % 4 != 0]
-    for name in dict.fromkeys((*ends, lit) if lit else ends):
-        i = 2 if name == lit else ends.index(name)
+    for i, name in enumerate(ends):
         color, marker, dashes = LINES[i]
-        color = GRID if lit and name != lit else color
-        here = [it[name].dropna() for it in (even, odd)]
-        if name == lit:
-            here = [it[(it.index >= stretch[0]) & (it.index <= stretch[1])] for it in here]
-        ax.plot(here[0].index, here[0], color=color, linestyle=dashes, gid=name)
+        line, dots = even[name].dropna(), odd[name].dropna()
+        ax.plot(line.index, line, color=color, linestyle=dashes, gid=name)
         hollow: dict[str, Any] = {"marker": marker, "markersize": 4, "markerfacecolor": "white"}
-        ax.plot(here[1].index, here[1], linestyle="", color=color, **hollow, gid=f"{name}, odd")
-        if not lit:
-            at = here[0].index[len(here[0]) // 3], here[0].iloc[len(here[0]) // 3]
-            below = i == 0 and at[1] > 25  # or it would lie on the axis
-            _note(ax, name, at, (0, -17 if below else 7), color=color, weight="bold")
+        ax.plot(dots.index, dots, linestyle="", color=color, **hollow, gid=f"{name}, odd")
+        at = line.index[len(line) // 3], line.iloc[len(line) // 3]
+        below = i == 0 and at[1] > 25  # or it would lie on the axis
+        _note(ax, name, at, (0, -17 if below else 7), color=color, weight="bold")
     ax.set(xlim=(MAP_LOW, 1.4 * 2**20), ylim=(0, 108), yticks=[0, 50, 100])
     ax.set_xticks(list(MAP_TICKS), list(MAP_TICKS.values()))
     ax.set_xticks([], minor=True)
-    if station:
-        _way(ax, station, LINES[2][0])
     return ax
-
-
-def _way(ax: Axes, here: str, color: str) -> None:
-    """Draws the way of the elements read, down to MN, above a map, with one station lit."""
-    up: dict[str, Any] = {"xycoords": ax.transAxes, "textcoords": "offset points", "ha": "center"}
-    places = {name: (0.05 + 0.225 * (5 - reads), 1) for name, reads in STATIONS.items()}
-    above = ScaledTranslation(0, 0.38, ax.figure.dpi_scale_trans)  # inches
-    look: dict[str, Any] = {"transform": ax.transAxes + above, "clip_on": False, "gid": "way"}
-    ax.plot(*zip(*places.values(), strict=True), color=GRID, **look)
-    for name, at in places.items():
-        lit = name == here
-        edge, fill = (color, color) if lit else (MUTED, "white")
-        ax.plot(*at, marker="o", color=edge, markerfacecolor=fill, **look | {"gid": name})
-        weight = "bold" if lit else "normal"
-        ax.annotate(name, at, (0, 34), color=edge, weight=weight, **up)
-    ax.annotate("elements read", (0.39, 1), (0, 34), color=MUTED, **up)
 
 
 def roofline(
