@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +54,19 @@ capture = _captures.get  # part of the key of a plan: what it was made for
 standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "standing_in", default=nullcontext
 )
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def having(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Context manager: a variable of this context has this value meanwhile."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 # Whether a GPU that is planned for, or stands in, says that it has no SM, to see what changes.
@@ -106,12 +119,8 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
     ...     runs_on_gpu(), captured_gpu().product
     (False, 'MI300X')
     """
-    token = _captures.set((gpu,))
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        _captures.reset(token)
+    with having(_captures, (gpu,)), torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 def captured_gpu() -> Gpu | None:
