@@ -267,10 +267,6 @@ language = {
     for of in ("constant dtype", "another name", "helper", "overflow", "libdevice")
 }
 both_loads = over_rows("both_loads", _both_loads_kernel, lambda x: {})
-unmasked = over_rows(
-    "unmasked", _unmasked_kernel, lambda x: {"BLOCK": 4},
-    grid=lambda x: (x.shape[0], x.shape[1] // 4),
-)  # fmt: skip
 strided = over_rows("strided", _strided_kernel, numbers=lambda x: (x.stride(1),))
 logic = over_rows(
     "logic", _logic_kernel,
@@ -330,7 +326,6 @@ def backwards(x):
 # Of an M x N matrix, N a multiple of 4: elements read, elements written.
 KNOWN = {
     "masked": (masked, lambda m, n: (m * n, m * n)),
-    "unmasked-2d-grid": (unmasked, lambda m, n: (m * n, m * n)),
     "reads-twice": (twice, lambda m, n: (2 * m * n, m * n)),
     "three-passes-run-time-bound": (three_passes, lambda m, n: (3 * m * n, m * n)),
     "atomic-add": (atomic_add, lambda m, n: (2 * m * n, m * n + n)),

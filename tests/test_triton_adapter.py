@@ -326,8 +326,7 @@ def test_turns_pass_on_what_a_program_raises(fails):
     assert y.tolist() == [3, 2, 1]
 
 
-def softmax_by_turns(x):
-    return split.softmax(x, block=128, chunks=1)
+softmax_by_turns = partial(split.softmax, block=128, chunks=1)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(50, 3), (3, FEW), (1, 3 * FEW)])
