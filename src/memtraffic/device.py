@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,11 +56,8 @@ standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar
 )
 
 
-T = TypeVar("T")
-
-
 @contextmanager
-def having(variable: ContextVar[T], value: T) -> Iterator[None]:
+def having(variable: ContextVar[Any], value: object) -> Iterator[None]:
     """Context manager: a variable of this context has this value meanwhile."""
     token = variable.set(value)
     try:
