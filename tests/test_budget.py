@@ -34,14 +34,14 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7679, 6548),
+    "library": (7648, 6527),
     "benchmark": (398, 356),
-    "compile": (586, 521),
+    "compile": (580, 521),
     "kernels": (1719, 1257),
-    "meters": (1580, 1438),
-    "residency": (213, 162),
-    "triton_adapter": (1426, 1344),
-    "rest of the library": (1757, 1470),
+    "meters": (1568, 1429),
+    "residency": (211, 160),
+    "triton_adapter": (1416, 1335),
+    "rest of the library": (1756, 1469),
     "chapters": (2710, 1966),
     "rest of the book": (3034, 2645),
     "cells": (924, 897),
@@ -49,7 +49,7 @@ LIMITS = {
     "book/_live": (900, 872),
     "book/_static": (426, 0),
     "examples": (676, 639),
-    "tests": (13045, 10276),
+    "tests": (12946, 10204),
     "conftest.py": (101, 96),
 }
 
