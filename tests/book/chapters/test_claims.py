@@ -40,7 +40,7 @@ def alternating(frame):
 LIES = {
     "backward-show_moves": (times("l1_l2_read_bytes", 0.3), "more than 1.5x"),
     "backward-draw_race": (us(1.4, backward.OURS), "75 % needed"),
-    "backward-draw_race, theirs": (us(0.3, backward.THEIRS), "more than 1.2x"),
+    "backward-draw_race, theirs": (us(0.3, backward.THEIRS), "1.2x needed"),
     "backward-show_steps": (times("dram_read_bytes", 2, softmax=OURS), "less than 0.95x"),
     "chunks-draw_cliff": (us(0.5, "tiled", n=8320), "more than a tenth"),
     "chunks-draw_cliff, chunks": (us(9, "chunks"), "and chunks fall"),
