@@ -23,8 +23,8 @@ FROM_X = "lambda x, dy: torch.autograd.functional.vjp(lambda x: x.softmax(1), x,
 def show_moves() -> None:
     """Shows what each backward reads and writes, a line for each kernel of PyTorch's."""
     ways = []
-    for label, name in (("ours", "backward_counters"), ("PyTorch's", "backward_torch_counters")):
-        seen = experiment(name)
+    theirs = ("PyTorch's", experiment("backward_torch_counters"))
+    for label, seen in (("ours", experiment("backward_counters")), theirs):
         sizes = zip(seen["l1_l2_read_bytes"], seen["l2_write_sectors"] * SECTOR_BYTES, strict=True)
         ways += [(f"{label}, kernel {i}", *moved) for i, moved in enumerate(sizes, 1)]
     tables.show(

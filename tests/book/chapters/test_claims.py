@@ -97,8 +97,7 @@ LIES = {
     "timing-draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
     "your_kernel-show_levels": (times("dram_read_bytes", 1.2), "less than 1.05x"),
     "your_kernel-show_clock": (us(2, your_kernel.LOOP), "less than 25 %"),
-    "your_kernel-claim_small": (times("l2_mib", 0.01), "100 times as much"),
-    "your_kernel-show_loss": (us(1.3, "cross-entropy"), "at most 1.10x"),
+    "your_kernel-show_loss": (us(1.3, "cross-entropy"), "1.10x allowed"),
 }  # fmt: skip
 GIVEN = {  # what makes the argument of a function
     "in_flight-show_ways": lambda: recording.experiment("slots_in_flight").query(
