@@ -109,7 +109,8 @@ def _judged(fn: Loss, padded: bool) -> tuple[Tensor, Tensor]:
     """Logits of 9 rows, and their targets; what `fn` makes of them is right."""
     rows = torch.arange(9, device=device.default())
     x, target = matrix(9, 781), (rows * 7).masked_fill(padded & (rows % 3 == 1), -100)
-    for i, reference in enumerate((partial(F.cross_entropy, reduction="none"), _gradient)):
+    each: list[Callable[..., Tensor]] = [partial(F.cross_entropy, reduction="none"), _gradient]
+    for i, reference in enumerate(each):
         op = Op("the loss", "M,N M:int64<N", reference, 8)
         assert_correct(op, lambda *args, i=i: fn(*args)[i], x, target)
     return x, target

@@ -103,7 +103,6 @@ GIVEN = {  # what makes the argument of a function
     "in_flight-show_ways": lambda: recording.experiment("slots_in_flight").query(
         "access == 'read'"
     ),
-    "many_gpus-show_times": many_gpus.load_times,
     "naive-draw_maxima": naive.show_counters,
     "scoreboard-show_versions": ship.load,
     "sectors-compare": sectors.recorded,
