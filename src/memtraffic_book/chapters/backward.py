@@ -60,6 +60,7 @@ def draw_race() -> None:
         "(1.2x needed).",
         slowest > 0.75 and gain > 1.2,
     )
+    glue("gain", units.format_ratio(gain))
 
 
 def show_steps() -> None:
