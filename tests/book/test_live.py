@@ -55,7 +55,8 @@ SOFTMAX, SHAPES = {"reference": live.SOFTMAX}, [(4, 8), (3, 5), (2, 70)]
 LAUNCHER = "\n\ndef launched(x):\n    y = torch.empty_like(x)\n    {}\n    return y\n"
 # What a function of a page takes, where that is not one matrix.
 INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
-INPUTS |= {"your-kernel answer_4": "M,N M:int64<N", "your-kernel": "M,N N", "backward": "M,N M,N"}
+INPUTS |= dict.fromkeys(["your-kernel answer_3", "your-kernel cross_entropy"], "M,N M:int64<N")
+INPUTS |= {"your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
 OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
 OTHERS += "in-flight answer_4"
@@ -84,7 +85,7 @@ def texts_of(page):
     yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
     questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
     for number, question in questions:
-        [solution] = notebooks.PYTHON.findall(question)
+        solution = notebooks.solution(question)
         if "[(" in solution or (page == "naive" and "def " in solution):
             yield f"{page} answer_{number}", text + solution
 

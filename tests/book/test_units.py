@@ -73,7 +73,6 @@ SAME_ON_EACH_GPU = {
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",
     "tiled": "half_worst by_chance",
-    "your-kernel": "reads",
 }
 
 

@@ -40,7 +40,7 @@ def alternating(frame):
 LIES = {
     "backward-show_moves": (times("l1_l2_read_bytes", 0.3), "more than 1.5x"),
     "backward-draw_race": (us(1.4, backward.OURS), "75 % needed"),
-    "backward-draw_race, theirs": (us(0.3, backward.THEIRS), "more than 1.2x"),
+    "backward-draw_race, theirs": (us(0.3, backward.THEIRS), "1.2x needed"),
     "backward-show_steps": (times("dram_read_bytes", 2, softmax=OURS), "less than 0.95x"),
     "chunks-draw_cliff": (us(0.5, "tiled", n=8320), "more than a tenth"),
     "chunks-draw_cliff, chunks": (us(9, "chunks"), "and chunks fall"),
@@ -97,14 +97,12 @@ LIES = {
     "timing-draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
     "your_kernel-show_levels": (times("dram_read_bytes", 1.2), "less than 1.05x"),
     "your_kernel-show_clock": (us(2, your_kernel.LOOP), "less than 25 %"),
-    "your_kernel-claim_small": (times("l2_mib", 0.01), "100 times as much"),
-    "your_kernel-show_loss": (us(1.3, "cross-entropy"), "at most 1.10x"),
+    "your_kernel-show_loss": (us(1.3, "cross-entropy"), "1.10x allowed"),
 }  # fmt: skip
 GIVEN = {  # what makes the argument of a function
     "in_flight-show_ways": lambda: recording.experiment("slots_in_flight").query(
         "access == 'read'"
     ),
-    "many_gpus-show_times": many_gpus.load_times,
     "naive-draw_maxima": naive.show_counters,
     "scoreboard-show_versions": ship.load,
     "sectors-compare": sectors.recorded,
