@@ -124,8 +124,7 @@ QUICK = {
     "many_gpus-end": lambda it: it.examine_orders(lambda orders, room: room == 3, [SIX] * 2),
     "masked-On 3 rows of 5 numbers": lambda it: it.try_rows(exhibits._no_other_kernel),
     "masked-At 64 columns": lambda it: it.check_narrow(64, at_least=0.9),
-    "memory_wall-still NaN": lambda it: it.trace_rows(exhibits.copy_rows, X, X),
-    "memory_wall-reads MN, not 3MN": lambda it: it.examine(torch.clone, "3MN")(exhibits.first_copy),
+    "memory_wall-is wrong": lambda it: it.examine(it.REVERSED)(exhibits.first_copy),
     "naive-81 elements": lambda it: it.show_ops(count(naive.softmax, torch.ones(3, 6))),
     "naive-more than": lambda it: it.draw_late([line | {"ns": 99} for line in it.show_counters()]),
     r"naive-reads 5MN \+ 2M, not 4MN": lambda it: it.predicts(naive.softmax)(
