@@ -65,6 +65,8 @@ def check_floor() -> None:
         share <= 1,
     )
     glue("best", units.format_share(share))
+    glue("bandwidth", units.format_gb_per_s(most))
+    glue("floor", units.format_us(2 * M * N * 4 / most * 1e-3))
 
 
 def draw_times() -> None:

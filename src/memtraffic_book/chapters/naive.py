@@ -28,7 +28,7 @@ def draw_maxima() -> None:
     l1, once = sub["l1_l2_read_bytes"] - MATRIX, M * ITEMSIZE
     texts = [units.format_bytes(found) for found in (once, l1, loads, each)]
     title = f"67 million elements want {texts[3]} of row maxima, and DRAM sends {texts[0]}."
-    figures.strip(("DRAM", "L2", "L1", "loads", "elements"), texts, title=title)
+    figures.strip(("DRAM", "L2", "L1", "loads", "sub"), texts, title=title)
     claim(
         f"The {M} maxima are {texts[3]} if each element counts, {texts[2]} at the loads, "
         f"{texts[1]} from L2 to L1, and {texts[0]} in DRAM.",
