@@ -34,13 +34,15 @@ def show_claims() -> None:
     moved = said["matrices"] * said["m"] * said["n"] * itemsize
     found = said["gb_per_s"].fillna(moved / said["us"] / 1e3)
     share, text = found / said["datasheet_gb_per_s"], units.format_gb_per_s
-    tables.show(
+    tables.show_words(
         said,
         claim=lambda it: it["number"],
         operation=lambda it: it["operation"],
         matrix=lambda it: f"{it['m']} × {it['n']} {it['dtype']}",
-        said=lambda it: text(it["gb_per_s"]) if it["gb_per_s"] > 0 else units.format_us(it["us"]),
-        on=lambda it: f"{it['gpu']} ({text(it['datasheet_gb_per_s'])})",
+        claimed=lambda it: (
+            text(it["gb_per_s"]) if it["gb_per_s"] > 0 else units.format_us(it["us"])
+        ),
+        GPU=lambda it: f"{it['gpu']} ({text(it['datasheet_gb_per_s'])})",
     )
     beyond = said["number"][share > 1].tolist()
     claim(
