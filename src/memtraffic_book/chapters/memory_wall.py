@@ -33,16 +33,14 @@ def show_claims() -> None:
     itemsize = said["dtype"].map(lambda name: getattr(torch, name).itemsize)
     moved = said["matrices"] * said["m"] * said["n"] * itemsize
     found = said["gb_per_s"].fillna(moved / said["us"] / 1e3)
-    share, text = found / said["datasheet_gb_per_s"], units.format_gb_per_s
+    share, gb = found / said["datasheet_gb_per_s"], units.format_gb_per_s
     tables.show_words(
         said,
         claim=lambda it: it["number"],
         operation=lambda it: it["operation"],
         matrix=lambda it: f"{it['m']} × {it['n']} {it['dtype']}",
-        claimed=lambda it: (
-            text(it["gb_per_s"]) if it["gb_per_s"] > 0 else units.format_us(it["us"])
-        ),
-        GPU=lambda it: f"{it['gpu']} ({text(it['datasheet_gb_per_s'])})",
+        claimed=lambda it: gb(it["gb_per_s"]) if it["gb_per_s"] > 0 else units.format_us(it["us"]),
+        GPU=lambda it: f"{it['gpu']} ({gb(it['datasheet_gb_per_s'])})",
     )
     beyond = said["number"][share > 1].tolist()
     claim(
@@ -52,7 +50,7 @@ def show_claims() -> None:
     glue("impossible", str(len(beyond)))
     for number, rate, part in zip(said["number"], found, share, strict=True):
         verdict = "Impossible" if part > 1 else "Possible"
-        glue(f"verdict_{number}", f"{verdict}: {text(rate)}, {part:.2g} times the bandwidth")
+        glue(f"verdict_{number}", f"{verdict}: {gb(rate)}, {part:.2g} times the bandwidth")
 
 
 def check_floor() -> None:
