@@ -18,7 +18,7 @@ from memtraffic import count
 from memtraffic.kernels import chunking
 from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, tiled
 from memtraffic.testing import is_correct, poisoned_memory
-from memtraffic_book import exhibits, published
+from memtraffic_book import exhibits
 from memtraffic_book.text import source
 
 BOOK = Path(__file__).parents[2] / "book"
@@ -107,7 +107,7 @@ PARTS = [
     [tiled._softmax_tile, tiled._softmax_tiled_kernel, tiled.softmax],
     [tiled._softmax_tile, persistent._softmax_persistent_kernel, persistent.plan,
      persistent.softmax],
-    [online._load, online.online_kernel, online.softmax], [published.softmax_argmax],
+    [online._load, online.online_kernel, online.softmax],
     [exhibits._no_other_kernel, exhibits.softmax_no_other],
     [exhibits._no_other_kernel, exhibits.softmax_no_other, exhibits.softmax_block_of_512],
     [exhibits.copy_rows, exhibits.first_copy],

@@ -185,7 +185,7 @@ def runs_on_both(fn: Callable[[Tensor], Tensor]) -> bool:
 
 def fills_the_slots(fn: Callable[[Tensor], Tensor]) -> bool:
     """Whether `fn` is a log-softmax whose waves fill an MI300X at 16384 columns."""
-    prove.exam(fn, op=naive.logs)
+    prove.exam(fn, op=naive.LOGS)
     kernel = prove.compiled_answer(fn, (8, 16384), MI300X)
     waves = residency.resident_programs(kernel) * kernel.num_warps
     uses = f"{kernel.num_warps} waves per program, {kernel.registers} registers per lane"
