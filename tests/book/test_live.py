@@ -79,8 +79,6 @@ def functions_of(page):
 def texts_of(page):
     """(page and function, text) of each function of a page, or of a solution, with a kernel."""
     own = functions_of(page)
-    if page == "fused":
-        own["copy_rows"] = source(exhibits.copy_rows)
     text = HEAD + "\n\n\n".join(own.values()) + "\n\n\n"
     yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
     questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
@@ -184,7 +182,8 @@ def test_run_as_triton_a_page(name, tmp_path):
     function = "launched" if "def launched" in text else function
     program = program_of(text, function=function, inputs=INPUTS.get(name, INPUTS.get(page)))
     there = imported(text, tmp_path)[function]
-    for shape in SHAPES[:1] if "BLOCK=x.shape[1]" in text else SHAPES:
+    powers = "BLOCK=x.shape[1]" in text or name in POWERS
+    for shape in SHAPES[:1] if powers else SHAPES:
         compared(program, there, program.tensors(shape))
 
 
