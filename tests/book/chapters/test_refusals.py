@@ -3,7 +3,6 @@
 That they accept what is right, nbval finds on the page and with its solutions.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memtraffic import count, resources, softmax
+from memtraffic import count, softmax
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic_book import exhibits, experiment, yours
 
@@ -19,13 +18,7 @@ X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 SLOPES = torch.tensor([1.0, 2, 4], dtype=torch.float64)
 FELL = torch.tensor([1.0, 0.32])  # a loss
 SIX = [*range(6)]
-WIDE = torch.empty(8, 16384)
 WRONG = "a judge says so"
-
-
-def mi300x(fn, x=WIDE, **options):
-    [kernel] = resources(fn, x, target="gfx942", **options)
-    return kernel
 
 
 def squares(x):
@@ -64,16 +57,6 @@ def padded(page):
 
 SLOW = {
     "backward-8704 elements with y": lambda it: it.check_kept(it.FromX.apply),
-    "cdna-5 waves on an MI300X": lambda it: it.check_by_hand(3, 5, 5),
-    "cdna-more than 160": lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
-    "cdna-0 of 1 kernels": lambda it: it.check_units(
-        three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
-        {("gfx942",): replace(three, llvm_waves=9)},
-    ),
-    "cdna-LDS leaves room": lambda it: it.draw_packing(
-        replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
-    ),
-    "cdna-LDS more": lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
     "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
     "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
     "fused-20 shuffles": lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
@@ -133,6 +116,7 @@ QUICK = {
     ),
     "naive-wrong at": lambda it: it.examine("5MN + 2M", "3MN + 2M", it.logs)(naive.softmax),
     "occupancy-allow 6 programs": lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
+    "occupancy-6 waves fit": lambda it: it.counts_waves(lambda vgprs: min(8, 512 // vgprs)),
     "persistent-no neighbours": lambda it: it.takes_neighbours(
         lambda x: persistent.softmax(x, rows=1, programs=3)
     ),
@@ -187,6 +171,7 @@ def never_ahead(n_cols, stages):
         ("chunks", "WAYS", SAME, "compare_ways", "in chunks that are kept"),
         ("masked", "exhibits.softmax_block_of_512", masked.softmax, "try_softmaxes", "passes 2"),
         ("memory_wall", "LADDER", ("masked", "naive"), "keep_ladder", "fall from MN"),
+        ("occupancy", "waves_of", lambda *_: 0, "compare_rules", "0 of 36"),
         ("persistent", "compiled", never_ahead, "check_schedules", "3 stages has 1"),
         ("persistent", "compiled", lambda *_: SimpleNamespace(schedule="none"), *NO_LOOP),
         ("sectors", "tiled.softmax", lambda x, **how: masked.softmax(x), "show_bits", "4100"),
