@@ -5,7 +5,6 @@ That they accept what is right, nbval finds on the page and with its solutions.
 
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,6 @@ def squares(x):
 
 def flight():
     return experiment("bytes_in_flight")
-
-
-def ratios(*values):
-    """What long rows read: a multiple of the matrix of each kernel, on each way."""
-    columns = ["instruction_read_bytes", "l1_l2_read_bytes", "dram_read_bytes"]
-    cases = pd.MultiIndex.from_product([["split", "online"], [4096, 128256]])
-    return pd.DataFrame(dict.fromkeys(columns, values), cases)
 
 
 def of_columns(x):
@@ -61,8 +53,6 @@ SLOW = {
     "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
     "fused-20 shuffles": lambda it: it.count_exchanges(it.show_who_holds_what(1024), 512),
     f"fused-{WRONG}": lambda it: it.reads_row_0(lambda x: x + 1),
-    "long_rows-2.00x the bytes": lambda it: it.check_split(ratios(1, 2, 2, 2)),
-    "long_rows-far larger": lambda it: it.draw_second_read(ratios(1, 1, 2, 2)),
     "sectors-256 sectors are read 2048 times": lambda it: it.examine(it.softmax_of_columns)(
         of_columns
     ),
@@ -88,10 +78,6 @@ QUICK = {
     r"in_flight-1\.2x of that": lambda it: it.draw_bend(flight(), 22_000),
     r"in_flight-over 1\.5x": lambda it: it.show_load(
         flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
-    ),
-    f"long_rows-{WRONG}": lambda it: it.are_parts((4, 16)),
-    "long_rows-1.2x as fast": lambda it: it.draw_speeds(
-        pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
     ),
     "long_rows-elements": lambda it: it.examine_minus_infinity(
         lambda x: (x - x.amax(1, keepdim=True)).exp()
