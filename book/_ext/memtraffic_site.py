@@ -32,7 +32,7 @@ SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
-MOVED = {"warps": "tiled"}  # a page that was, the one that has its text
+MOVED = {"warps": "tiled", "cdna": "occupancy"}  # a page that was, the one that has its text
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.

@@ -130,7 +130,7 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
     tl.store(y_ptr, at)
 
 
-# ---- cdna: a kernel that needs LDS
+# ---- occupancy: a kernel that needs LDS
 
 
 @triton.jit

@@ -58,7 +58,7 @@ INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
 INPUTS |= dict.fromkeys(["your-kernel answer_3", "your-kernel cross_entropy"], "M,N M:int64<N")
 INPUTS |= {"your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
-OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
+OTHERS = "long-rows shared, long-rows answer_4, many-gpus ours, sectors promised, ship answer_2, "
 OTHERS += "in-flight answer_4"
 
 

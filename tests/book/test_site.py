@@ -312,7 +312,7 @@ def test_guess_opens_the_answer_and_says_how_far_off_it_was(browser):
 SEARCHES = {  # what stands first, as the start of its title and of its anchor
     "warp": ("what a warp fetches", ""),
     "persistent kernel": ("Persistent kernels", ""),
-    "occupancy": ("Occupancy:", ""),
+    "occupancy": ("HIP/CDNA occupancy:", ""),
     "softmax": ("Naive softmax", ""),
     "sector": ("Glossary", "#term-sector"),
     "memtraffic.occupancy": ("memtraffic.occupancy", "#memtraffic.occupancy"),

@@ -3,38 +3,26 @@
 That they accept what is right, nbval finds on the page and with its solutions.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
 from memtraffic import count, resources
 from memtraffic import resources, softmax
+from memtraffic import count, softmax
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic_book import exhibits, experiment, yours
 
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
-WIDE = torch.empty(8, 16384)
 WRONG = "a judge says so"
 
 
-def mi300x(fn, x=WIDE, **options):
-    [kernel] = resources(fn, x, target="gfx942", **options)
-    return kernel
 
 
 def flight():
     return experiment("bytes_in_flight")
-
-
-def ratios(*values):
-    """What long rows read: a multiple of the matrix of each kernel, on each way."""
-    columns = ["instruction_read_bytes", "l1_l2_read_bytes", "dram_read_bytes"]
-    cases = pd.MultiIndex.from_product([["split", "online"], [4096, 128256]])
-    return pd.DataFrame(dict.fromkeys(columns, values), cases)
 
 
 def of_columns(x):
@@ -57,20 +45,8 @@ def padded(page):
 
 
 SLOW = {
-    "cdna-5 waves on an MI300X": lambda it: it.check_by_hand(3, 5, 5),
-    "cdna-more than 160": lambda it: it.check_units(replace(mi300x(tiled.softmax), vgprs=160), {}),
-    "cdna-0 of 1 kernels": lambda it: it.check_units(
-        three := mi300x(tiled.softmax, num_warps=2, waves_per_eu=3),
-        {("gfx942",): replace(three, llvm_waves=9)},
-    ),
-    "cdna-LDS leaves room": lambda it: it.draw_packing(
-        replace(mi300x(exhibits.transpose, WIDE[:, :8]), shared_bytes=4096)
-    ),
-    "cdna-LDS more": lambda it: it.compare_stages(*[mi300x(persistent.softmax, num_stages=1)] * 2),
     "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
     "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
-    "long_rows-2.00x the bytes": lambda it: it.check_split(ratios(1, 2, 2, 2)),
-    "long_rows-far larger": lambda it: it.draw_second_read(ratios(1, 1, 2, 2)),
     "sectors-256 sectors are read 2048 times": lambda it: it.examine(it.softmax_of_columns)(
         of_columns
     ),
@@ -86,10 +62,6 @@ QUICK = {
     r"in_flight-over 1\.5x": lambda it: it.show_load(
         flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
     ),
-    f"long_rows-{WRONG}": lambda it: it.are_parts((4, 16)),
-    "long_rows-1.2x as fast": lambda it: it.draw_speeds(
-        pd.DataFrame({"split": 0.9, "online": 0.8, "torch.softmax": 0.5}, [4096, it.LLAMA])
-    ),
     "long_rows-elements": lambda it: it.examine_minus_infinity(
         lambda x: (x - x.amax(1, keepdim=True)).exp()
     ),
@@ -104,6 +76,7 @@ QUICK = {
     r"naive-reads 4MN \+ 2M, not 5MN": lambda it: it.predicts(("5MN + 2M", "2MN + 2M")),
     "naive-wrong at": lambda it: it.examine("5MN + 2M", "3MN + 2M", it.LOGS)(naive.softmax),
     "occupancy-allow 6 programs": lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
+    "occupancy-6 waves fit": lambda it: it.counts_waves(lambda vgprs: min(8, 512 // vgprs)),
     "persistent-no neighbours": lambda it: it.takes_neighbours(
         lambda x: persistent.softmax(x, rows=1, programs=3)
     ),
@@ -159,6 +132,7 @@ def never_ahead(n_cols, stages):
         ("fused", "fused.softmax", tiled.softmax, "count_exchanges", "18 exchanges"),
         ("masked", "exhibits.softmax_block_of_512", masked.softmax, "try_softmaxes", "passes 2"),
         ("memory_wall", "LADDER", ("masked", "naive"), "keep_ladder", "fall from MN"),
+        ("occupancy", "waves_of", lambda *_: 0, "compare_rules", "0 of 36"),
         ("persistent", "compiled", never_ahead, "check_schedules", "3 stages has 1"),
         ("persistent", "compiled", lambda *_: SimpleNamespace(schedule="none"), *NO_LOOP),
         ("sectors", "tiled.softmax", lambda x, **how: masked.softmax(x), "show_bits", "4100"),
