@@ -50,3 +50,20 @@ function askFirst(fold) {
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("details.guess").forEach(askFirst);
 });
+
+// Code that can be edited and run in the page. What runs it is loaded when a reader first asks for it.
+const beside = document.currentScript.src;
+let live = null;
+addEventListener("DOMContentLoaded", () => document.querySelectorAll("div.live").forEach((box) => {
+  box.innerHTML = `<button>▶ Edit and run</button> <small>Here in the page: change a line, see the bytes change.</small>`;
+  box.firstChild.addEventListener("click", () => {
+    live ??= new Promise((done) => {
+      const script = document.createElement("script");
+      script.src = new URL("live.js", beside);
+      script.addEventListener("load", done);
+      document.head.append(script);
+    });
+    box.lastChild.textContent = "Python is on its way …";
+    live.then(() => openLive(box));
+  });
+}));
