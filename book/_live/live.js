@@ -14,6 +14,7 @@ function start() {
       worker.ready = true;
       if (current) limit();
     } else if (current) {
+      current.said = true;
       current.say(message);
       if (!message) finish();
     }
@@ -25,7 +26,9 @@ function start() {
 }
 function limit() {
   const run = current;
-  run.timer = setTimeout(() => run === current && stop(`Stopped after ${SECONDS} seconds`), 1000 * SECONDS);
+  const why = () => `Stopped after ${SECONDS} seconds: ${run.said ? "what stands above holds, and the rest was not finished."
+    : "nothing is counted yet. Does a loop run without end?"}`;
+  run.timer = setTimeout(() => run === current && stop(why()), 1000 * SECONDS);
 }
 function finish() {
   clearTimeout(current.timer);
@@ -52,7 +55,7 @@ function run(text, options, say) {
 const TOKENS = [
   ["c1", "#.*"],
   ["s2", `"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)|"(?:\\\\.|[^"\\\\\\n])*"?|'(?:\\\\.|[^'\\\\\\n])*'?`],
-  ["nd", "(?<=^[ ]*)@[\\w.]+"],
+  ["nd", "^ *@[\\w.]+"],
   ["mi", "\\b\\d[\\w.]*"],
   ["kc", "\\b(?:None|True|False)\\b"],
   ["k", `\\b(?:${"and as assert break continue def elif else for from if import in is lambda not or pass return while"
@@ -92,6 +95,7 @@ function indent(area, back) {
 // ---- what a run says
 
 const words = (shape) => shape.join("\u00a0×\u00a0") || "one number";
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const list = (shapes) => shapes.map(words).join(", ");
 const often = (times) => {
   const [least, most] = [Math.min(...times), Math.max(...times)];
@@ -170,7 +174,7 @@ function openLive(box) {
   const find = (selector) => box.querySelector(selector);
   const [runs, stops, resets, copies] = box.querySelectorAll("button");
   const [area, result, status, slider] = ["textarea", ".live-result", "[role=status]", "input"].map(find);
-  if (hint) find(".live-buttons").insertAdjacentHTML("afterend", `<p class="live-hint">${plain(hint)}</p>`);
+  if (hint) box.insertAdjacentHTML("afterbegin", `<p class="live-hint">${plain(hint)}</p>`);
   let counts = null, marks = {}, after = {}; // of lines: their class, what stands after them
 
   function paint() {
@@ -205,19 +209,18 @@ function openLive(box) {
     },
     formula({ text, solved, checked, note, reads }) {
       const how = reads && `Solved at ${list(solved)}; checked at ${list(checked)}.`;
-      say("live-formula", text[0].toUpperCase() + text.slice(1), how + (note && ` Not at any width: ${note}.`));
+      say("live-formula", capital(text), how + (note && ` Not at any width: ${note}.`));
     },
     verdict({ right, text }) {
       say(right ? "good" : "bad", `${right ? "✓" : "✗"} ${text}`);
     },
     error({ line, message }) {
       marks = { [line]: "bad" };
-      say("bad", (line ? `Line ${line}: ` : "") + message);
+      say("bad", line ? `Line ${line}: ${message}` : capital(message));
       paint();
     },
     stopped({ message }) {
-      const left = counts ? ": what stands above is right, and the rest was not finished." : ", before it was done. Does a loop run without end?";
-      if (message) say("bad", message.startsWith("Stopped") ? message + left : message);
+      if (message) say("bad", message);
     },
   };
   function begin() {
@@ -259,7 +262,7 @@ function openLive(box) {
     paint();
   });
   runs.addEventListener("click", begin);
-  stops.addEventListener("click", () => { runs.focus(); stop("Stopped"); });
+  stops.addEventListener("click", () => { runs.focus(); stop("Stopped."); });
   resets.addEventListener("click", () => { change(code); resets.focus(); begin(); });
   copies.addEventListener("click", () => {
     area.select();

@@ -7,7 +7,7 @@ of `live.run`, and
 - "launch": a launch of a kernel by `softmax(x)`, which is appended;
 - "def": a head, such as "softmax(x)", of a function whose body is the piece of code that ends with
   an assignment to the one name;
-- "hint": a sentence that stands under the editor.
+- "hint": a sentence beside the button that opens the editor, and then above the editor.
 
 Pages load `_static/live.js` when a reader opens an editor: our script, and in it, as text, what a
 worker runs: Brython, live.py and live_host.py.
@@ -98,15 +98,19 @@ class Editors(SphinxPostTransform):
                     node.replace_self(nodes.raw("", text, format="html"))
 
 
-def script() -> str:
-    """The text of live.js as the site has it."""
+def worker() -> list[str]:
+    """The parts of the text that a worker runs."""
     engine = files("brython").joinpath("data", "brython.js").read_text("utf-8")
     sources = [(it, (HERE / f"{it}.py").read_text("utf-8")) for it in ("live", "live_host")]
-    runs = [f'__BRYTHON__.runPythonSource({json.dumps(text)}, "{it}");' for it, text in sources]
-    style = (HERE / "live.css").read_text("utf-8")
-    worker = json.dumps([START, engine, *runs, ANSWER], ensure_ascii=False)
+    runs = [f'__BRYTHON__.runPythonSource({json.dumps(text)}, "{it}");\n' for it, text in sources]
+    return [START, engine, *runs, ANSWER]
+
+
+def script() -> str:
+    """The text of live.js as the site has it."""
+    texts = json.dumps([worker(), (HERE / "live.css").read_text("utf-8")], ensure_ascii=False)
     ours = (HERE / "live.js").read_text("utf-8")
-    return f"(() => {{\nconst WORKER = {worker}, STYLE = {json.dumps(style)};\n{ours}}})();\n"
+    return f"(() => {{\nconst [WORKER, STYLE] = {texts};\n{ours}}})();\n"
 
 
 def write_script(app: Sphinx, exception: Exception | None) -> None:

@@ -55,15 +55,21 @@ addEventListener("DOMContentLoaded", () => {
 const beside = document.currentScript.src;
 let live = null;
 addEventListener("DOMContentLoaded", () => document.querySelectorAll("div.live").forEach((box) => {
-  box.innerHTML = `<button>▶ Edit and run</button> <small>Here in the page: change a line, see the bytes change.</small>`;
-  box.firstChild.addEventListener("click", () => {
-    live ??= new Promise((done) => {
+  box.innerHTML = "<button>▶ Edit and run</button> <small></small>";
+  const [button, said] = box.children, { hint } = JSON.parse(box.dataset.live);
+  said.textContent = hint || "Here in the page: change a line, and see which bytes it moves.";
+  button.addEventListener("click", () => {
+    said.textContent = "Python is on its way …";
+    live ??= new Promise((done, failed) => {
       const script = document.createElement("script");
       script.src = new URL("live.js", beside);
       script.addEventListener("load", done);
+      script.addEventListener("error", failed);
       document.head.append(script);
     });
-    box.lastChild.textContent = "Python is on its way …";
-    live.then(() => openLive(box));
+    live.then(() => openLive(box), () => {
+      said.textContent = "It could not be loaded. Try again.";
+      live = null;
+    });
   });
 }));
