@@ -102,7 +102,7 @@ OPTIONS = {}  # of a run of each
 for name, text in PAGES.items():
     page, function = name.split()
     OPTIONS[name] = {"function": "launched" if "def launched" in text else function}
-    OPTIONS[name] |= {"inputs": INPUTS.get(name, INPUTS.get(page, "")), "modules": MODULES}
+    OPTIONS[name] |= {"inputs": INPUTS.get(name, INPUTS.get(page, ""))}
 # Functions of the library, with the text that a page shows.
 PARTS = [
     [naive.softmax], [fused._softmax_fused_kernel, fused.softmax],
@@ -121,3 +121,13 @@ for parts in PARTS:
     SHOWN[name] = parts[-1], TAKEN + "\n\n".join(map(source, parts))
 FIVE = {"naive": NAIVE, "fused": FUSED, "masked": MASKED}
 FIVE |= {name: SHOWN[f"{name} softmax"][1] for name in ("tiled", "persistent")}
+
+
+def with_syntax_errors(text):
+    """(line, the text with an error in this line), for each line of code."""
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        quoted = "\n".join(lines[: i + 1]).count('"""') % 2 or '"""' in line
+        if line.strip() and not quoted:
+            broken = line.replace(line.lstrip(), f"$ {line.lstrip()}")
+            yield i + 1, "\n".join([*lines[:i], broken, *lines[i + 1 :]])

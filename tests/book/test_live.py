@@ -9,7 +9,18 @@ import live
 import numpy as np
 import pytest
 import torch
-from live_texts import FIVE, FUSED, HEAD, MASKED, MODULES, NAIVE, OPTIONS, PAGES, SHOWN
+from live_texts import (
+    FIVE,
+    FUSED,
+    HEAD,
+    MASKED,
+    MODULES,
+    NAIVE,
+    OPTIONS,
+    PAGES,
+    SHOWN,
+    with_syntax_errors,
+)
 
 from memtraffic import count
 from memtraffic.testing import is_correct, poisoned_memory
@@ -281,13 +292,9 @@ def refusal(text):
 
 @pytest.mark.parametrize("name", FIVE)
 def test_run_a_syntax_error_in_each_line(name):
-    lines = FIVE[name].splitlines()
-    for i, line in enumerate(lines):
-        quoted = "\n".join(lines[: i + 1]).count('"""') % 2 or '"""' in line
-        if line.strip() and not quoted:
-            broken = line.replace(line.lstrip(), f"$ {line.lstrip()}")
-            message, at = refusal("\n".join([*lines[:i], broken, *lines[i + 1 :]]))
-            assert message.startswith("this is no Python: ") and at == i + 1
+    for line, text in with_syntax_errors(FIVE[name]):
+        message, at = refusal(text)
+        assert message.startswith("this is no Python: ") and at == line
 
 
 # What is changed in the masked kernel, and what is said of the line that changed.
