@@ -160,7 +160,7 @@ const LAYOUT = `
     <textarea aria-label="Code" spellcheck="false" autocapitalize="off" autocorrect="off" autocomplete="off" wrap="off"></textarea></div>
 </div>
 <p class="live-buttons"><button>Run</button><button disabled>Stop</button><button>Reset</button><button>Copy</button>
-  <small>Ctrl+Enter runs. Esc, then Tab, leaves the text.</small></p>
+  <small>Ctrl+Enter or ⌘+Enter runs. Esc, then Tab, leaves the text.</small></p>
 <div class="live-result">
   <div role="status"></div>
   <div class="live-tensors"></div>
@@ -201,8 +201,9 @@ function openLive(box) {
   const hear = {
     counts(message) {
       counts = message;
-      say("live-counts", `At ${words(message.shape)} it ${message.text}.`);
       after = notes(message.steps);
+      const lines = Object.entries(after).map(([line, moves]) => `line ${line} ${moves}`).join("; ");
+      say("live-counts", `At ${words(message.shape)} it ${message.text}.`, lines && `${capital(lines)}.`);
       find(".live-steps").hidden = !message.steps.length;
       slider.max = slider.value = message.steps.length;
       draw(null);

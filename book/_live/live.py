@@ -316,10 +316,8 @@ class Arithmetic:
         return f"a {self.word} of {self.dtype}, shape {self.shape}"
 
     def __bool__(self):
-        branch = "a branch (if, and, or, not, a < b < c) takes one number"
-        need(
-            self.shape == (), f"{branch}, not {self!r}: combine masks with & and |, or use tl.where"
-        )
+        branch = f"a branch (if, and, or, not, a < b < c) takes one number, not {self!r}"
+        need(self.shape == (), f"{branch}: combine masks with & and |, or use tl.where")
         return bool(self.numbers()[0])
 
     def __getattr__(self, name):
@@ -505,7 +503,7 @@ def touched(kind, pointer, mask):
             verb = "reads" if kind == "read" else "writes"
             raise LiveError(
                 f"program {program} {verb} element {at} of {argument.name}, whose tensor of shape "
-                f"{argument.tensor.shape} has elements 0 to {argument.end - 1}: a mask may be missing"
+                f"{argument.tensor.shape} ends at element {argument.end - 1}: a mask may be missing"
             )
         found.append(at + argument.tensor.offset if mask.data[i] else None)
     places = [at for at in found if at is not None]
@@ -752,7 +750,11 @@ class Tensor(Arithmetic):
         values = made(block_of(values, self.dtype).data, values.shape, self.dtype)
         places = made(places.data, places.shape, int64)
         meter.operation("max", [self], [values, places])
-        return values, places
+        return Extremes((values, places))
+
+
+class Extremes(tuple):
+    values, indices = property(lambda self: self[0]), property(lambda self: self[1])
 
 
 ATEN = {"+": "add", "-": "sub", "*": "mul", "/": "div", "&": "bitwise_and", "==": "eq", "!=": "ne"}

@@ -273,6 +273,7 @@ FORMULAS = {
     MASKED: "reads MN, writes MN",
     TWICE: "reads 2MN, writes MN",
     PAGES["persistent answer_3"]: "reads MN + 3N, writes MN",
+    "def f(x):\n    return x.max(1).values": "reads MN, writes 2M",
     "def f(x):\n    return x[:, ::2].exp()": "reads (1/2)MN, writes (1/2)MN, at powers of two",
     "def f(x):\n    return x[:, :9].exp()": "no formula in M and N: at 3 x 32 it reads 27",
 }
@@ -300,7 +301,7 @@ def test_run_a_syntax_error_in_each_line(name):
 # What is changed in the masked kernel, and what is said of the line that changed.
 REFUSED = [
     ("x_ptr + offsets, mask=mask, other", "x_ptr + 8 + offsets, mask=mask, other",
-     "program 3 reads element 32 of x_ptr, whose tensor of shape (4, 8) has elements 0 to 31"),
+     "program 3 reads element 32 of x_ptr, whose tensor of shape (4, 8) ends at element 31"),
     ("y_ptr + offsets", "y_ptr + offsets - 1", "program 0 writes element -1 of y_ptr"),
     ("tl.max(", "tl.maxx(", "tl.maxx is not modelled here. Known are: abs, arange, argmax,"),
     ("tl.store(", "tl.atomic_add(", "tl.atomic_add is not modelled"),

@@ -181,7 +181,8 @@ def test_editor_loads_one_file_when_it_is_opened_and_runs_its_code(editor, brows
         counts, formula, verdict = live.run(data["code"], data["options"])
         first, second, third = browser.run(OPEN + "return said();")
         assert first.lower().startswith(f"{formula['text']} solved at 2 × 4, ".lower())
-        assert second == f"At 4 × 8 it {counts['text']}." and third == f"✓ {verdict['text']}"
+        assert second.startswith(f"At 4 × 8 it {counts['text']}. Line ")
+        assert third == f"✓ {verdict['text']}"
         assert browser.complaints() == []
 
 
@@ -195,7 +196,6 @@ def of_masked(old, new=""):
 
 
 LOAD = "    x = tl.load(x_ptr + offsets, mask=mask"
-ENDS = "return numerator / denominator"
 FUNCTION = "def f(x):\n    "
 SAID = {  # the start of what is said of a text at last, or of its traffic
     "": "There is no function: write one of a tensor that returns one.",
@@ -207,7 +207,7 @@ SAID = {  # the start of what is said of a text at last, or of its traffic
     of_masked(', mask=mask, other=-float("inf")'): "Reads MN, writes MN, at powers of two alone",
     of_masked(LOAD, f"{LOAD})\n{LOAD}"): "Reads 2MN, writes MN Solved at",
     of_masked("tl.max(", "tl.maxx("): "Line 12: tl.maxx is not modelled here.",
-    NAIVE.replace(ENDS, "return torch.softmax(x, 1)"): "Reads 5MN + M, writes 3MN + 2M",
+    NAIVE.replace("amax(dim=1, keepdim=True)", "max(1, True).values"): "Reads 5MN + 2M, writes 3MN",
 }  # fmt: skip
 
 
