@@ -225,6 +225,25 @@ def test_every_page_in_every_form(site, browser):
 
 
 @pytest.mark.browser
+def test_every_editor_in_every_form(site, browser):
+    """Opened, each runs what its page shows and finds it right; then all is as on a page."""
+    script = (Path(__file__).parent / "live_editor.js").read_text("utf-8")
+    found = []
+    for name in [it for it in PAGES if values(site / f"{it}.html", "data-live")]:
+        browser.show(1280)
+        browser.open((site / f"{name}.html").as_uri())
+        said = browser.run(f"{script} await open(); return said();")
+        found += [(name, text) for text in browser.complaints()]
+        found += [] if said[-1].startswith("✓") else [(name, said)]
+        for width, media, theme in FORMS:
+            browser.show(width, media)
+            browser.run(f"document.documentElement.dataset.theme = {theme!r}")
+            found += [(name, width, text) for text in faults(browser, media == "print")]
+    browser.show(1280)
+    assert not found
+
+
+@pytest.mark.browser
 def test_faults_of_a_page_are_found(browser, tmp_path):
     """Each once: a page asks elsewhere, throws, and has ten faults."""
     page = tmp_path / "page.html"
