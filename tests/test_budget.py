@@ -35,27 +35,7 @@ ROOMS = {  # a pattern of the paths in each
     "conftest.py": r"conftest\.py",
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
-LIMITS = {
-    "library": (7648, 6527),
-    "benchmark": (398, 356),
-    "compile": (580, 521),
-    "kernels": (1719, 1257),
-    "meters": (1568, 1429),
-    "residency": (211, 160),
-    "triton_adapter": (1416, 1335),
-    "rest of the library": (1756, 1469),
-    "chapters": (2710, 1966),
-    "rest of the book": (3034, 2645),
-    "cells": (924, 897),
-    "book/_ext": (521, 498),
-    "book/_live/live.py": (900, 874),
-    "rest of book/_live": (96, 101),
-    "book/_live/live.js": (251, 0),
-    "book/_static": (447, 0),
-    "examples": (676, 639),
-    "tests": (13223, 10439),
-    "conftest.py": (101, 96),
-}
+LIMITS = {}
 
 # ---- what is in the repository
 

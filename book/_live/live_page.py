@@ -7,6 +7,8 @@ of `live.run`, and
 - "launch": a launch of a kernel by `softmax(x)`, which is appended;
 - "def": a head, such as "softmax(x)", of a function whose body is the piece of code that ends with
   an assignment to the one name;
+- "exam": a constant of the page's module in `memtraffic_book.chapters`, the reference of an
+  exercise, which its examiner reads, too;
 - "hint": a sentence beside the button that opens the editor, and then above the editor.
 
 Pages load `_static/live.js` when a reader opens an editor: our script, and in it, as text, what a
@@ -32,6 +34,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
+CHAPTERS = HERE.parents[1] / "src" / "memtraffic_book" / "chapters"
 COMMENT = re.compile(r"<!-- live ([\w ]+?)\s*(\{.*\})?\s*-->", re.S)
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 LAUNCHER = "def softmax(x):\n    y = torch.empty_like(x)\n    {}\n    return y"
@@ -68,10 +71,28 @@ def lines_of(name: str, pieces: list[str], head: str) -> str:
     raise LookupError(f"no code on this page ends with an assignment to {name}")
 
 
-def composed(comment: str, pieces: list[str]) -> dict[str, Any]:
+def reference(name: str, page: str) -> str:
+    """The text of an exercise's reference, a constant of the module of its page."""
+    module = CHAPTERS / f"{Path(page).stem.replace('-', '_')}.py"
+    for node in statements(module.read_text("utf-8")):
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=texts)):
+                found = dict(zip(map(ast.unparse, names), texts, strict=True))
+            case ast.Assign(targets=[one], value=text):
+                found = {ast.unparse(one): text}
+            case _:
+                continue
+        if name in found:
+            return str(ast.literal_eval(found[name]))
+    raise LookupError(f"{module.name} has no constant {name}")
+
+
+def composed(comment: str, pieces: list[str], page: str = "") -> dict[str, Any]:
     """What an editor starts with: the code and the options of its runs, and its hint."""
     names, given = COMMENT.fullmatch(comment.strip()).groups()  # type: ignore[union-attr]
     options = {"reference": live.SOFTMAX, "name": "a softmax"} | json.loads(given or "{}")
+    if exam := options.pop("exam", ""):
+        options |= {"reference": reference(exam, page), "name": "what the exercise asks for"}
     hint, head, launch = (options.pop(key, "") for key in ("hint", "def", "launch"))
     parts = [lines_of(it, pieces, head) if head else function(it, pieces) for it in names.split()]
     parts += [LAUNCHER.format(launch)] if launch else []
@@ -90,7 +111,8 @@ class Editors(SphinxPostTransform):
         for node in list(self.document.findall(nodes.raw)):
             if COMMENT.fullmatch(node.astext().strip()):
                 try:
-                    data = html.escape(json.dumps(composed(node.astext(), pieces)))
+                    start = composed(node.astext(), pieces, self.env.docname)
+                    data = html.escape(json.dumps(start))
                 except (LookupError, ValueError) as error:
                     logging.getLogger(__name__).warning("live: %s", error, location=node)
                 else:

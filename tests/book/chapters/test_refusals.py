@@ -9,16 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memtraffic import count, resources
-from memtraffic import resources, softmax
-from memtraffic import count, softmax
 from memtraffic.kernels.softmax import fused, masked, naive, persistent, tiled
 from memtraffic_book import exhibits, experiment, yours
 
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 WRONG = "a judge says so"
-
-
 
 
 def flight():
