@@ -12,7 +12,7 @@ from notebooks import BOOK
 
 from memtraffic.kernels import chunking
 from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, tiled
-from memtraffic_book import exhibits, published
+from memtraffic_book import exhibits
 from memtraffic_book.text import source
 
 # CPython as a host: functions that behave as those of JavaScript do.
@@ -54,9 +54,10 @@ TAKEN = HEAD + "from torch import Tensor\nfrom stand_ins import *\nfrom chunking
 LAUNCHER = "\n\ndef launched(x):\n    y = torch.empty_like(x)\n    {}\n    return y\n"
 # What a function of a page takes, where that is not one matrix.
 INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
-INPUTS |= {"your-kernel answer_4": "M,N M:int64<N", "your-kernel": "M,N N", "backward": "M,N M,N"}
+INPUTS |= dict.fromkeys(["your-kernel answer_3", "your-kernel cross_entropy"], "M,N M:int64<N")
+INPUTS |= {"your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
-OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
+OTHERS = "long-rows shared, long-rows answer_4, many-gpus ours, ship answer_2, "
 OTHERS += "in-flight answer_4"
 
 
@@ -77,13 +78,11 @@ def functions_of(page):
 def texts_of(page):
     """(page and function, text) of each function of a page, or of a solution, with a kernel."""
     own = functions_of(page)
-    if page == "fused":
-        own["copy_rows"] = source(exhibits.copy_rows)
     text = HEAD + "\n\n\n".join(own.values()) + "\n\n\n"
     yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
     questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
     for number, question in questions:
-        [solution] = notebooks.PYTHON.findall(question)
+        solution = notebooks.solution(question)
         if "[(" in solution or (page == "naive" and "def " in solution):
             yield f"{page} answer_{number}", text + solution
 
@@ -110,7 +109,7 @@ PARTS = [
     [tiled._softmax_tile, tiled._softmax_tiled_kernel, tiled.softmax],
     [tiled._softmax_tile, persistent._softmax_persistent_kernel, persistent.plan,
      persistent.softmax],
-    [online._load, online.online_kernel, online.softmax], [published.softmax_argmax],
+    [online._load, online.online_kernel, online.softmax],
     [exhibits._no_other_kernel, exhibits.softmax_no_other],
     [exhibits._no_other_kernel, exhibits.softmax_no_other, exhibits.softmax_block_of_512],
     [exhibits.copy_rows, exhibits.first_copy],

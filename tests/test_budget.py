@@ -35,7 +35,27 @@ ROOMS = {  # a pattern of the paths in each
     "conftest.py": r"conftest\.py",
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
-LIMITS = {}
+LIMITS = {
+    "library": (7648, 6527),
+    "benchmark": (398, 356),
+    "compile": (580, 521),
+    "kernels": (1719, 1257),
+    "meters": (1568, 1429),
+    "residency": (211, 160),
+    "triton_adapter": (1416, 1335),
+    "rest of the library": (1756, 1469),
+    "chapters": (2124, 1558),
+    "rest of the book": (3028, 2637),
+    "cells": (803, 776),
+    "book/_ext": (645, 608),
+    "book/_live/live.py": (900, 874),
+    "rest of book/_live": (113, 116),
+    "book/_live/live.js": (251, 0),
+    "book/_static": (447, 0),
+    "examples": (676, 639),
+    "tests": (13136, 10420),
+    "conftest.py": (101, 96),
+}
 
 # ---- what is in the repository
 
