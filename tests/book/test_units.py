@@ -72,7 +72,6 @@ SAME_ON_EACH_GPU = {
     "sectors": "times calls others expected found",
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",
-    "tiled": "half_worst by_chance",
     "your-kernel": "reads",
 }
 

@@ -87,7 +87,6 @@ LIES = {
     "ship-draw_map": (us(2, OURS), "more than half"),
     "survey-show_measured": (times("instruction_read_bytes", 2), "request what was counted"),
     "survey-show_measured, again": (times("dram_read_bytes", 3), "fetch from DRAM at most"),
-    "tiled-compare_warps": (us(3, "masked"), "within 20 %"),
     "tiled-time_starts": (us(3, "masked"), "at least half"),
     "tiled-draw_tiles": (us(1.5, rows=tiled.RULE // 256, n=64), "10 % allowed"),
     "tiled-draw_narrow": (us(2, "tiled", n=64), "85 % needed"),

@@ -141,10 +141,7 @@ QUICK = {
     f"sectors-{WRONG}": lambda it: it.sixteenth(16),
     "ship-width of the table": lambda it: it.right_by_the_table_alone(torch.zeros_like),
     "ship-right at 781": lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
-    "tiled-dead one is NaN": lambda it: it.show_dead_row(
-        torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15
-    ),
-    "tiled-is wrong": lambda it: it.examine(it.scaled)(masked.softmax),
+    "tiled-is wrong": lambda it: it.examine(it.SCALED)(masked.softmax),
     r"your_kernel-reads 2MN \+ N, not 2MN": lambda it: it.judge_layer_norm(two_reads),
     "your_kernel-reads 6MN, not 3MN": lambda it: it.judge_add_and_norm(
         lambda x, r, w: (x + r, yours.rms_norm(x + r, w))
