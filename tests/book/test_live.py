@@ -57,7 +57,7 @@ LAUNCHER = "\n\ndef launched(x):\n    y = torch.empty_like(x)\n    {}\n    retur
 INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
 INPUTS |= {"your-kernel answer_4": "M,N M:int64<N", "your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
-OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
+OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, ship answer_2, "
 OTHERS += "in-flight answer_4"
 
 

@@ -69,7 +69,7 @@ SAME_ON_EACH_GPU = {
     "naive": "prefetch_predicted prefetch_found",
     "occupancy": "tried fit last",
     "persistent": "counter wins again",
-    "sectors": "times calls others expected found",
+    "sectors": "times others",
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",
     "your-kernel": "reads",

@@ -80,11 +80,8 @@ SLOW = {
     f"fused-{WRONG}": lambda it: it.reads_row_0(lambda x: x + 1),
     "long_rows-2.00x the bytes": lambda it: it.check_split(ratios(1, 2, 2, 2)),
     "long_rows-far larger": lambda it: it.draw_second_read(ratios(1, 1, 2, 2)),
-    "sectors-256 sectors are read 2048 times": lambda it: it.examine(it.softmax_of_columns)(
-        of_columns
-    ),
+    "sectors-512 sectors are touched 2304 times": lambda it: it.examine(it.COLUMNS)(of_columns),
     f"sectors-{WRONG}": lambda it: it.loads_64_bits(1024),
-    "sectors-not between": lambda it: it.loads_64_bits(4),
     r"your_kernel-3\.00 times": lambda it: it.keep_reads(lambda x, w: yours.rms_norm(x.clone(), w)),
     "your_kernel-_rms_norm_kernel": lambda it: it.judge_spills(yours.rms_norm),
 }
@@ -186,7 +183,6 @@ def never_ahead(n_cols, stages):
         ("memory_wall", "LADDER", ("masked", "naive"), "keep_ladder", "fall from MN"),
         ("persistent", "compiled", never_ahead, "check_schedules", "3 stages has 1"),
         ("persistent", "compiled", lambda *_: SimpleNamespace(schedule="none"), *NO_LOOP),
-        ("sectors", "tiled.softmax", lambda x, **how: masked.softmax(x), "show_bits", "4100"),
     ],
     indirect=["chapter"],
 )
