@@ -64,14 +64,13 @@ SAME_ON_EACH_GPU = {
     "lab-notes": "dropped",
     "long-rows": "rows_at_once",
     "masked": "passed",
-    "memory-wall": "naive_reads naive_writes split_reads split_writes",
+    "memory-wall": "impossible verdict_1 naive_reads naive_writes split_reads split_writes",
     "naive": "prefetch_predicted prefetch_found",
     "occupancy": "fit last lost",
     "persistent": "counter wins again",
-    "sectors": "times calls others expected found",
+    "sectors": "times others",
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",
-    "tiled": "half_worst by_chance",
 }
 
 

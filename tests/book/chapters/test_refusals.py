@@ -42,11 +42,8 @@ def padded(page):
 SLOW = {
     "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
     "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
-    "sectors-256 sectors are read 2048 times": lambda it: it.examine(it.softmax_of_columns)(
-        of_columns
-    ),
+    "sectors-512 sectors are touched 2304 times": lambda it: it.examine(it.COLUMNS)(of_columns),
     f"sectors-{WRONG}": lambda it: it.loads_64_bits(1024),
-    "sectors-not between": lambda it: it.loads_64_bits(4),
 }
 QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
@@ -80,10 +77,7 @@ QUICK = {
     f"sectors-{WRONG}": lambda it: it.sixteenth(16),
     "ship-width of the table": lambda it: it.right_by_the_table_alone(torch.zeros_like),
     "ship-right at 781": lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
-    "tiled-dead one is NaN": lambda it: it.show_dead_row(
-        torch.ones(2, 8) > 0, torch.arange(16).view(2, 8) % 15
-    ),
-    "tiled-is wrong": lambda it: it.examine(it.scaled)(masked.softmax),
+    "tiled-is wrong": lambda it: it.examine(it.SCALED)(masked.softmax),
     r"your_kernel-reads 2MN \+ N, not 2MN": lambda it: it.judge_layer_norm(two_reads),
     "your_kernel-reads 6MN, not 3MN": lambda it: it.judge_add_and_norm(
         lambda x, r, w: (x + r, yours.rms_norm(x + r, w))
@@ -130,7 +124,6 @@ def never_ahead(n_cols, stages):
         ("occupancy", "waves_of", lambda *_: 0, "compare_rules", "0 of 36"),
         ("persistent", "compiled", never_ahead, "check_schedules", "3 stages has 1"),
         ("persistent", "compiled", lambda *_: SimpleNamespace(schedule="none"), *NO_LOOP),
-        ("sectors", "tiled.softmax", lambda x, **how: masked.softmax(x), "show_bits", "4100"),
     ],
     indirect=["chapter"],
 )
