@@ -30,8 +30,8 @@ Frames = Mapping[str, pd.DataFrame]
 
 def load(gradient: str = "") -> dict[str, pd.DataFrame]:
     """What was timed of each type. gradient: "", or "_gradient" for forward and backward."""
-    names = [f"decision{gradient}_{dtype}" for dtype in TYPES]
-    return dict(zip(TYPES, experiments(*names), strict=True))
+    frames = experiments(*(f"decision{gradient}_{dtype}" for dtype in TYPES))
+    return dict(zip(TYPES, frames, strict=True))
 
 
 def times(frame: pd.DataFrame, column: str = CALLED) -> pd.DataFrame:
