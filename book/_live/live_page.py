@@ -35,7 +35,7 @@ from sphinx.util import logging
 
 HERE = Path(__file__).parent
 CHAPTERS = HERE.parents[1] / "src" / "memtraffic_book" / "chapters"
-COMMENT = re.compile(r"<!-- live ([\w ]+?)\s*(\{.*\})?\s*-->", re.S)
+COMMENT = re.compile(r"<!-- live ([\w ]+?)\s*(\{.*?\})?\s*-->", re.S)
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 LAUNCHER = "def softmax(x):\n    y = torch.empty_like(x)\n    {}\n    return y"
 # A whole address is asked for, and a language: "C", which some browsers say, is none.
@@ -75,15 +75,8 @@ def reference(name: str, page: str) -> str:
     """The text of an exercise's reference, a constant of the module of its page."""
     module = CHAPTERS / f"{Path(page).stem.replace('-', '_')}.py"
     for node in statements(module.read_text("utf-8")):
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=texts)):
-                found = dict(zip(map(ast.unparse, names), texts, strict=True))
-            case ast.Assign(targets=[one], value=text):
-                found = {ast.unparse(one): text}
-            case _:
-                continue
-        if name in found:
-            return str(ast.literal_eval(found[name]))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return str(ast.literal_eval(node.value))
     raise LookupError(f"{module.name} has no constant {name}")
 
 

@@ -54,6 +54,13 @@ def test_editor_takes_options_and_needs_code_that_the_page_shows():
             live_page.composed(comment, CELLS)
 
 
+def test_reference_of_each_editor_can_be_computed_in_the_page():
+    for page, start in offered():
+        text = f"import torch\ndef f(x):\n    return ({start['options']['reference']})(x)"
+        *_, last = live.run(text, start["options"])
+        assert last.get("right"), (page, last)
+
+
 # ---- in a browser
 
 OPEN = (Path(__file__).parent / "live_editor.js").read_text("utf-8")
@@ -61,6 +68,9 @@ OPEN = (Path(__file__).parent / "live_editor.js").read_text("utf-8")
 
 def offered():
     """What the editors of all chapters start with, by page."""
+    intro = (BOOK / "intro.md").read_text("utf-8")
+    for comment in live_page.COMMENT.finditer(intro):
+        yield "intro", live_page.composed(comment[0], notebooks.PYTHON.findall(intro))
     for path in sorted(BOOK.glob("*.ipynb")):
         pieces, text = [], notebooks.markdown(notebook := notebooks.load(path))
         for cell in notebook.cells:
@@ -70,7 +80,7 @@ def offered():
             shown = [it.get("data", {}).get("text/markdown", "") for it in cell.outputs]
             pieces += [cell.source, *notebooks.PYTHON.findall("".join(shown))]
         for comment in live_page.COMMENT.finditer(text):
-            yield path.stem, live_page.composed(comment[0], pieces)
+            yield path.stem, live_page.composed(comment[0], pieces, path.stem)
 
 
 def probe(text, options):

@@ -88,7 +88,7 @@ def test_page_says_in_a_search_engine_what_it_is(page, path, site, name):
     links = values(path, "href", "src")
     assert any("favicon.svg" in link for link in links)
     assert [Path(link).name for link in links if ".css" in link] == ["site.css"]
-    assert ADDRESS or not [link for link in links if "/issues/" in link]
+    assert ADDRESS or not [link for link in links if "/issues/new" in link]
 
 
 def test_files_beside_the_pages(site):
@@ -227,7 +227,7 @@ def test_every_page_in_every_form(site, browser):
 
 @pytest.mark.browser
 def test_every_editor_in_every_form(site, browser):
-    """Opened, each runs what its page shows and finds it right; then all is as on a page."""
+    """Opened, the first runs what its page shows and finds it right; then all is as on a page."""
     script = (Path(__file__).parent / "live_editor.js").read_text("utf-8")
     found = []
     for name in [it for it in PAGES if values(site / f"{it}.html", "data-live")]:
@@ -235,7 +235,9 @@ def test_every_editor_in_every_form(site, browser):
         browser.open((site / f"{name}.html").as_uri())
         said = browser.run(f"{script} await open(); return said();")
         found += [(name, text) for text in browser.complaints()]
-        found += [] if said[-1].startswith("✓") else [(name, said)]
+        [start, *_] = map(json.loads, values(site / f"{name}.html", "data-live"))
+        right = "✓" if start["options"]["name"] == "a softmax" else "✗"  # an exercise is a stub
+        found += [] if said[-1].startswith(right) else [(name, said)]
         for width, media, theme in FORMS:
             browser.show(width, media)
             browser.run(f"document.documentElement.dataset.theme = {theme!r}")

@@ -23,7 +23,7 @@ OURS_AT = (9, 8), (13, 7), (700, 29), (5, 781), (3, 8320)
 CLAIMS = Path(__file__).with_name("memory_wall.csv")  # each with its source
 
 # What answers are compared with.
-SILU = "lambda x: x * torch.sigmoid(x)"
+SILU = "lambda x: x / (1 + torch.exp(-x))"
 REVERSED = "lambda x: x.flip(1)"
 
 
