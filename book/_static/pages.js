@@ -73,3 +73,21 @@ addEventListener("DOMContentLoaded", () => document.querySelectorAll("div.live")
     });
   });
 }));
+
+// A table that can be filtered has a field at each column of few values.
+addEventListener("DOMContentLoaded", () => document.querySelectorAll("table.filtered").forEach((table) => {
+  const [head, ...rows] = table.rows, fields = [];
+  const filter = () => rows.forEach((row) => {
+    row.hidden = fields.some(([select, i]) => select.value && row.cells[i].textContent !== select.value);
+  });
+  [...head.cells].forEach((cell, i) => {
+    const values = new Set(rows.map((row) => row.cells[i].textContent));
+    if (values.size > 12) return;
+    const select = document.createElement("select");
+    select.ariaLabel = cell.textContent;
+    select.append(new Option("all", ""), ...[...values].map((value) => new Option(value)));
+    select.addEventListener("change", filter);
+    fields.push([select, i]);
+    cell.append(document.createElement("br"), select);
+  });
+}));

@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     notebooks.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="all by default")
 
     commands.add_parser("map", help="draw the maps of the speed at each width, from the recording")
-    commands.add_parser("moving", help="draw the figure that moves by what was measured")
+    commands.add_parser(
+        "moving", help="draw by what was measured: the figure that moves, the poster"
+    )
     commands.add_parser("chart-data", help="print the GPUs that the chart of occupancy knows")
     return top
 
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "map":
             print(build.draw_map())
         elif args.command == "moving":
-            print(build.draw_moving())
+            print(build.draw_moving(), build.draw_poster(), sep="\n")
         else:
             print(build.chart_data(), end="")
     except (RuntimeError, LookupError, OSError) as error:

@@ -27,6 +27,7 @@ MAP = "map_float32"  # the experiment that the map is drawn from
 ENDS = "memtraffic.softmax", "naive"  # of the book
 NAMES = "the last kernel", "five lines of PyTorch"
 MOVING = ("bytes_in_flight", "occupancy_latency")  # what letters.svg is drawn from
+POSTER = ("first_copy", "bytes_in_flight", "tiled_rows_float32")  # and the poster
 
 
 def book_folder() -> Path:
@@ -41,7 +42,7 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     but what this machine cannot measure, if the folder is of the same machine and versions.
     What this machine cannot measure is skipped by name, and an experiment that fails does not stop
     the others. On the published GPU, the map is drawn anew with its recording, and the
-    figure that moves after its own. Returns the folder.
+    figure that moves and the poster after theirs. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
@@ -64,6 +65,8 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     done = {subject.id for subject in subjects} - set(failed)
     if folder.name == PUBLISHED and done.intersection(MOVING):
         draw_moving()
+    if folder.name == PUBLISHED and done.intersection(POSTER):
+        draw_poster()
     if failed:
         reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
         again = f"`python -m memtraffic_book record {' '.join(failed)}`"
@@ -106,6 +109,32 @@ def draw_moving() -> Path:
     flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
     read, path = flight[flight["access"] == "read"], book_folder() / "_static" / "letters.svg"
     path.write_text(moving.letters(path.read_text("utf-8"), read, chain["latency_ns"][0]), "utf-8")
+    return path
+
+
+def draw_poster() -> Path:
+    """Draws the poster from its recordings, as SVG and as PDF. Returns the path of the SVG.
+
+    Both carry the checksums of the recordings.
+    """
+    import matplotlib.pyplot as plt
+
+    from memtraffic_book.figures import poster
+
+    folder, path = recording.root() / PUBLISHED, book_folder() / "_static" / "poster.svg"
+    listed = recording.load_machine(folder)["experiments"]
+    source = " ".join(listed[id]["sha256"] for id in POSTER)
+    three = poster.numbers(*(recording.read(folder, EXPERIMENTS[id]) for id in POSTER))
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "poster"}):
+        figure = poster.poster(**three)
+        figure.savefig(
+            drawn := io.StringIO(), format="svg", metadata={"Date": None, "Source": source}
+        )
+        pdf = {"CreationDate": None, "Keywords": source}
+        figure.savefig(path.with_suffix(".pdf"), metadata=pdf)
+    plt.close(figure)
+    fonts = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # as in the other pictures
+    path.write_text(drawn.getvalue().replace("'DejaVu Sans'", fonts), "utf-8")
     return path
 
 

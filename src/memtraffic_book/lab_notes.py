@@ -21,8 +21,8 @@ def load() -> pd.DataFrame:
 
     Columns: `about`, which kernel; `gain`, how many percent faster it is at the shape that changed
     most, 0 where nothing changed or no number says it; the `change`; its `prediction`, "" where
-    none was written down before; the `result`; the `verdict`, `kept` or `dropped`; and `why`, ""
-    where it is not known.
+    none was written down before; the `result`; the `verdict`, `kept` or `dropped`; and `why`: what
+    we learned.
     """
     path = Path(__file__).with_name("lab_notes.csv")
     notes = pd.read_csv(path, keep_default_na=False, encoding="utf-8")

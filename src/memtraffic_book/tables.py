@@ -40,6 +40,11 @@ def show_words(rows: pd.DataFrame | Iterable[Any], **columns: Callable[[Any], ob
     _show(table(rows, **columns), "words")
 
 
+def show_filtered(rows: pd.DataFrame | Iterable[Any], **columns: Callable[[Any], object]) -> None:
+    """Shows a `table` whose rows a reader chooses, by its columns of few values."""
+    _show(table(rows, **columns), "filtered")
+
+
 def _show(frame: pd.DataFrame, classes: str = "") -> None:
     lines = [list(frame.columns), *frame.to_numpy().tolist()]
     with pd.option_context("display.max_colwidth", None):

@@ -1,8 +1,10 @@
 import dataclasses
+from xml.etree import ElementTree
 
 import nbformat
 import pandas as pd
 import pytest
+from notebooks import BOOK
 
 from memtraffic import device, gpus
 from memtraffic.errors import CountersUnavailable
@@ -177,3 +179,19 @@ def test_main_without_a_gpu(monkeypatch, capsys):
     for command in ("record", "drift", "notebooks"):
         assert commands.main([command]) == 1
         assert "needs a GPU" in capsys.readouterr().err
+
+
+def test_poster_is_of_its_recordings(tmp_path, monkeypatch):
+    """Its words and the checksums in both files are those of any version of Matplotlib."""
+    (tmp_path / "_static").mkdir()
+    monkeypatch.setattr(build, "book_folder", lambda: tmp_path)
+    listed = recording.load_machine(recording.root() / PUBLISHED)["experiments"]
+    sums = " ".join(listed[id]["sha256"] for id in build.POSTER)
+    stored, words = BOOK / "_static/poster.svg", []
+    for path in (build.draw_poster(), stored):
+        root = ElementTree.parse(path).getroot()
+        words.append([it.text for it in root.iter("{http://www.w3.org/2000/svg}text")])
+        assert sums in path.read_text("utf-8")
+        assert sums.encode() in path.with_suffix(".pdf").read_bytes()
+    assert words[0] == words[1], "python -m memtraffic_book moving"
+    assert {"130 µs", "25 kB", "2 kB"} <= {*words[0]}

@@ -9,7 +9,7 @@ def test_each_note_says_what_was_tried_and_what_became_of_it():
     assert set(NOTES["verdict"]) == {lab_notes.KEPT, lab_notes.DROPPED}
     assert not NOTES["change"].duplicated().any()
     for column in ("change", "why"):
-        assert all(text.endswith(".") for text in NOTES[column] if text)
+        assert all(text.endswith(".") for text in NOTES[column])
     for column in ("prediction", "result"):
         assert not any(text.endswith(".") for text in NOTES[column])
     assert all(NOTES["result"])

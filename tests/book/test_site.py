@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
+import pandas as pd
 import pytest
 from bs4 import BeautifulSoup, NavigableString
 from notebooks import MACHINE_PATH, ROOT, TOC, folded, load
@@ -328,6 +329,23 @@ def test_guess_opens_the_answer_and_says_how_far_off_it_was(browser):
     assert list(said) == list(GUESSES.values())
     assert set(opened) == {True} and units == ("x", "µs", "", "kB", "%", "")
     assert {it.strip() for it in labels} == {"Your guess"}
+
+
+@pytest.mark.browser
+def test_filter_shows_rows_that_have_all_chosen_values(browser):
+    """A column with a value for each of more than twelve rows has no field."""
+    lines = [(n, kind, f"{n}{kind}") for n in range(1, 9) for kind in "ab"]
+    body = pd.DataFrame(lines, columns=["n", "kind", "us"]).to_html(index=False, classes="filtered")
+    script = """const [n, kind, ...others] = document.querySelectorAll("select");
+        const seen = () => [...document.querySelectorAll("tbody tr:not([hidden])")].length;
+        const choose = (field, value) => {
+          field.value = value;
+          field.dispatchEvent(new Event("change"));
+          return seen();
+        };
+        return [others.length, seen(), choose(n, "3"), choose(kind, "b"), choose(n, "")];"""
+    found = browser.run_on(body, [ROOT / "book" / "_static" / "pages.js"], script)
+    assert found == [0, 16, 2, 1, 8]
 
 
 SEARCHES = {  # what stands first, as the start of its title and of its anchor
