@@ -57,6 +57,8 @@ LIMITS = {
     "conftest.py": (101, 96),
 }
 
+CHAPTER = 95  # the most lines of code behind the folded cells of a chapter
+
 # ---- what is in the repository
 
 
@@ -329,6 +331,13 @@ def test_what_is_public_is_used_and_what_is_measured_is_shown():
     sources = Sources(repository())
     assert not [*sources.unused(), *sources.unshown(EXPERIMENTS)], "no page or example uses these"
     assert not [*sources.lonely()], "only tests import these"
+
+
+def test_folded_code_of_a_chapter_is_short():
+    room = re.compile(ROOMS["chapters"])
+    lines = {path: size(path, text)[0] for path, text in repository().items() if room.match(path)}
+    long = [path for path, n in lines.items() if n > CHAPTER]
+    assert [path for path in long if not path.endswith("/timing.py")] == []  # which is looked up
 
 
 def test_size_counts_neither_comments_nor_docstrings():

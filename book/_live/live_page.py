@@ -7,8 +7,8 @@ of `live.run`, and
 - "launch": a launch of a kernel by `softmax(x)`, which is appended;
 - "def": a head, such as "softmax(x)", of a function whose body is the piece of code that ends with
   an assignment to the one name;
-- "exam": a constant of the page's module in `memtraffic_book.chapters`, the reference of an
-  exercise, which its examiner reads, too;
+- "exam": a constant of the page's module in `memtraffic_book.chapters`, or of another chapter's as
+  in "naive.LOGS": the reference of an exercise, which its examiner reads, too;
 - "hint": a sentence beside the button that opens the editor, and then above the editor.
 
 Pages load `_static/live.js` when a reader opens an editor: our script, and in it, as text, what a
@@ -85,7 +85,8 @@ def composed(comment: str, pieces: list[str], page: str = "") -> dict[str, Any]:
     names, given = COMMENT.fullmatch(comment.strip()).groups()  # type: ignore[union-attr]
     options = {"reference": live.SOFTMAX, "name": "a softmax"} | json.loads(given or "{}")
     if exam := options.pop("exam", ""):
-        options |= {"reference": reference(exam, page), "name": "what the exercise asks for"}
+        chapter, _, name = exam.rpartition(".")
+        options |= {"reference": reference(name, chapter or page), "name": "what the exercise asks for"}
     hint, head, launch = (options.pop(key, "") for key in ("hint", "def", "launch"))
     parts = [lines_of(it, pieces, head) if head else function(it, pieces) for it in names.split()]
     parts += [LAUNCHER.format(launch)] if launch else []

@@ -21,7 +21,8 @@ BOOK_PAGES = [*CHAPTERS, *sorted(BOOK.glob("*.md"))]
 PAGES = [*BOOK_PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 ON_PATH = re.findall(r"file: book/(\S+)", TOC.partition("caption: Reference")[0])
 MAIN = [path for path in TEACHING if path.stem in ON_PATH]
-MOST = {"a chapter": 3400, "the main path": 36_000, "reference": 10_000, "folded lines": 600}
+MOST = {"a chapter": 2400, "the main path": 30_000, "reference": 6_000, "folded lines": 600}
+MOST |= {"new terms": 5, "code cells": 16}
 
 FENCE = re.compile(r"^(```+|~~~+)(\{)?[^\n]*\n(.*?)^\1[ \t]*$", re.M | re.S)
 DETAILS = re.compile(r"<details>.*?</details>", re.S)
@@ -224,6 +225,7 @@ def test_chapter_has_one_title_one_takeaway_and_its_sources_after_its_exercises(
 @per(MAIN)
 def test_chapter_is_short_has_a_guess_and_leads_to_the_next(path):
     assert notebooks.words(load(path)) <= MOST["a chapter"]
+    assert len(code_cells(load(path))) <= MOST["code cells"]
     guesses = re.findall(GUESS, text_of(path), re.S)
     assert guesses and all(re.search(r"\*\*[^*]*(\d|\{glue:)", it) for it in guesses)
     _, _, end = text_of(path).partition("\n## You can now\n")
@@ -235,11 +237,30 @@ def test_chapter_is_short_has_a_guess_and_leads_to_the_next(path):
 
 def test_book_is_short():
     """Of the reference its prose is counted, as it is written."""
-    assert sum(notebooks.words(load(path)) for path in MAIN) <= MOST["the main path"]
+    first_page = len((BOOK / "intro.md").read_text("utf-8").split())
+    assert first_page + sum(notebooks.words(load(path)) for path in MAIN) <= MOST["the main path"]
     cells = [cell for path in CHAPTERS for cell in code_cells(load(path)) if folded(cell)]
     assert sum(len(cell.source.splitlines()) for cell in cells) <= MOST["folded lines"]
     others = [path for path in BOOK_PAGES if path not in MAIN and path.stem not in ("intro", "api")]
     assert sum(len(prose(text_of(path)).split()) for path in others) <= MOST["reference"]
+
+
+def test_chapter_brings_few_new_terms():
+    """Entries of the glossary that running text names here first, as the site links them."""
+    site = pytest.importorskip("memtraffic_site", reason="Sphinx is not installed")
+    entries = re.findall(r"^(\w.*)\n  ", (BOOK / "glossary.md").read_text("utf-8"), re.M)
+    known = {entry: {*entry.split(", ")} - site.AMBIGUOUS for entry in entries}
+    for name in ["intro", *ON_PATH]:
+        page = BOOK / (f"{name}.ipynb" if name in ON_PATH else f"{name}.md")
+        text = prose(FENCE.sub("", text_of(page)))  # nor are lists of chapters running text
+        text = re.sub(r"^[#|].*$|`[^`\n]*`|!?\[[^]]*\]\([^)]*\)|<!--.*?-->", "", text, flags=re.M)
+        found = [
+            it
+            for it, names in known.items()
+            if any(re.search(site.term_pattern(name), text) for name in names)
+        ]
+        assert len(found) <= MOST["new terms"], (name, found)
+        known = {it: names for it, names in known.items() if it not in found}
 
 
 @per(TEACHING)
