@@ -44,7 +44,7 @@ LIMITS = {
     "residency": (211, 160),
     "triton_adapter": (1416, 1335),
     "rest of the library": (1756, 1469),
-    "chapters": (1812, 1364),
+    "chapters": (1806, 1360),
     "rest of the book": (3109, 2703),
     "cells": (780, 754),
     "book/_ext": (645, 608),

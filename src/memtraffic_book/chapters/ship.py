@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import pandas as pd
 import torch
@@ -18,14 +17,12 @@ from memtraffic_book.recording import speeds
 
 TYPES = ("float32", "bfloat16")
 TORCH, OURS, FUSED = "torch.softmax", "memtraffic.softmax", "scaled_dot_product_attention"
-ON_GPU, CALLED, IN_GRAPH = "us", "eager_us", "graph_us"
+CALLED, IN_GRAPH = "eager_us", "graph_us"
 BELOW = {"": 4, "_gradient": 60}  # MB of a matrix below which `torch.softmax` is to be called
-SHOWN = [(8, 128), (4096, 128), (4096, 1024), (4096, 4096), (4096, 8192), (4096, 50257)]
+SHOWN = [(4096, 128), (4096, 1024), (4096, 4096), (4096, 50257)]
 SMALL = (4096, 128)  # rows and columns of the page's first numbers
 FLAT = 95  # % of a copy, from which on a line counts as flat
 LOGS = "lambda x: torch.log_softmax(x, dim=1)"
-
-Frames = Mapping[str, pd.DataFrame]
 
 
 def load(gradient: str = "") -> dict[str, pd.DataFrame]:
@@ -41,19 +38,16 @@ def times(frame: pd.DataFrame, column: str = CALLED) -> pd.DataFrame:
 
 def show_calls() -> None:
     """Shows what a call takes at a few shapes of float32, and keeps numbers for the prose."""
-    forward, gradient = (times(load(it)["float32"]) for it in BELOW)
+    us = times(load()["float32"])
     tables.show(
         SHOWN,
         matrix=lambda key: f"{key[0]} x {key[1]}",
         size=lambda key: units.format_bytes(4 * key[0] * key[1]),
-        torch=lambda key: units.format_us(forward[TORCH][key]),
-        ours=lambda key: units.format_us(forward[OURS][key]),
-        torch_with_gradient=lambda key: units.format_us(gradient[TORCH][key]),
-        ours_with_gradient=lambda key: units.format_us(gradient[OURS][key]),
+        torch=lambda key: units.format_us(us[TORCH][key]),
+        ours=lambda key: units.format_us(us[OURS][key]),
     )
-    call, roof = forward[OURS][SMALL], experiment("roof")["copy_gb_per_s"][0]
+    call, roof = us[OURS][SMALL], experiment("roof")["copy_gb_per_s"][0]
     glue("call", units.format_us(call))
-    glue("torch_call", units.format_us(forward[TORCH][SMALL]))
     glue("kernel", units.format_us(times(load()["float32"], IN_GRAPH)[OURS][SMALL]))
     glue("roof", units.format_gb_per_s(roof))
     glue("covered", f"{call * roof / 2000:.0f} MB")  # half of it is read
@@ -111,12 +105,11 @@ def draw_map() -> None:
         (flat > len(ours) / 2).all(),
     )
     gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
-    lowest: Any = ours.stack()
+    lowest = ours.stack()
     n, dtype = lowest.idxmin()
     glue("lowest", f"{lowest.min():.0f} %")
     glue("lowest_at", f"{n} columns of {dtype}")
     glue("over_torch", units.format_ratio(gain))
-    glue("step", units.format_ratio(1 / (0.9 + 0.1 / gain)))
 
 
 def right_by_the_table_alone(fn: Callable[[Tensor], Tensor]) -> bool:
