@@ -13,6 +13,7 @@ from memtraffic.benchmark.timing import choose
 from memtraffic.tensors import matrix
 from memtraffic.testing import is_correct
 from memtraffic_book import claim, experiment, experiments, figures, glue, tables, units
+from memtraffic_book.chapters import naive
 from memtraffic_book.recording import speeds
 
 TYPES = ("float32", "bfloat16")
@@ -21,8 +22,8 @@ CALLED, IN_GRAPH = "eager_us", "graph_us"
 BELOW = {"": 4, "_gradient": 60}  # MB of a matrix below which `torch.softmax` is to be called
 SHOWN = [(4096, 128), (4096, 1024), (4096, 4096), (4096, 50257)]
 SMALL = (4096, 128)  # rows and columns of the page's first numbers
+LOGS = naive.LOGS
 FLAT = 95  # % of a copy, from which on a line counts as flat
-LOGS = "lambda x: torch.log_softmax(x, dim=1)"
 
 
 def load(gradient: str = "") -> dict[str, pd.DataFrame]:
