@@ -125,6 +125,13 @@ def exercises(text):
     return zip(map(int, parts[::2]), parts[1::2], strict=True)
 
 
+def solution(question):
+    """The code of an exercise's folded solution; a stub may stand before it."""
+    [folded] = re.findall(r"<details><summary>Solution</summary>(.*?)</details>", question, re.S)
+    [code] = PYTHON.findall(folded)
+    return code
+
+
 def exercise_cell(notebook):
     """The code cell that takes the answers: the one that calls check_exercise."""
     found = [cell for cell in code_cells(notebook) if calls(cell.source, "check_exercise")]
@@ -140,6 +147,5 @@ def solved(notebook):
         return None
     source = cell.source
     for number, question in exercises(markdown(notebook)):
-        [solution] = PYTHON.findall(question)
-        source = source.replace(f"answer_{number} = None\n", solution)
+        source = source.replace(f"answer_{number} = None\n", solution(question))
     return source

@@ -84,7 +84,7 @@ def texts_of(page):
     yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
     questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
     for number, question in questions:
-        [solution] = notebooks.PYTHON.findall(question)
+        solution = notebooks.solution(question)
         if "[(" in solution or (page == "naive" and "def " in solution):
             yield f"{page} answer_{number}", text + solution
 
