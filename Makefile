@@ -137,5 +137,5 @@ clean: ## remove everything that was built
 
 .venv/book/made: requirements.txt constraints-book.txt
 	$(PYTHON3) -m venv .venv/book
-	.venv/book/bin/python $(PIP) -c constraints-book.txt $$(grep -E '^(jupyter-book|myst|sphinx)' requirements.txt)
+	.venv/book/bin/python $(PIP) -c constraints-book.txt $$(grep -E '^(brython|jupyter-book|myst|sphinx)' requirements.txt)
 	touch $@

@@ -149,13 +149,3 @@ def partial_sums(block: int) -> Callable:
 def two_stages(first: int, second: int) -> Callable:
     """Sums for blocks, then for blocks of these."""
     return lambda x: partial_sums(second)(partial_sums(first)(x))
-
-
-def rows_grow(rows_at_most: int = 1024) -> Callable:
-    """Rows a program grow with the number of rows, and each program leaves one sum."""
-
-    def fn(x: Tensor) -> Tensor:
-        rows = min(rows_at_most, triton.next_power_of_2(max(1, x.shape[0] // 128)))
-        return layer_norm_backward(10**6, rows)(x)
-
-    return fn

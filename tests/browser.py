@@ -12,8 +12,10 @@ BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
+
+OWN = "file:", "data:", "blob:", "http://127.0.0.1:"
 
 
 class Browser:
@@ -93,7 +95,7 @@ class Browser:
         for event in self.events:
             match event:
                 case {"method": "Network.requestWillBeSent", "params": {"request": {"url": url}}}:
-                    found += [] if url.startswith(("file:", "data:", "blob:")) else [url]
+                    found += [] if url.startswith(OWN) else [url]
                 case {"method": "Runtime.exceptionThrown", "params": said}:
                     found.append(str(said["exceptionDetails"].get("exception"))[:300])
                 case {"method": "Runtime.consoleAPICalled", "params": said}:

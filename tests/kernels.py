@@ -195,8 +195,6 @@ def _rare_kernel(x_ptr, OF: tl.constexpr):
         x = libdevice.mul24(x, x)
     elif OF == "mapping":
         x = tl.map_elementwise(_numerator, x, x)
-    elif OF == "clock":
-        x = tl.extra.cuda.globaltimer()
     tl.store(x_ptr + cols, x)
 
 
@@ -269,10 +267,6 @@ language = {
     for of in ("constant dtype", "another name", "helper", "overflow", "libdevice")
 }
 both_loads = over_rows("both_loads", _both_loads_kernel, lambda x: {})
-unmasked = over_rows(
-    "unmasked", _unmasked_kernel, lambda x: {"BLOCK": 4},
-    grid=lambda x: (x.shape[0], x.shape[1] // 4),
-)  # fmt: skip
 strided = over_rows("strided", _strided_kernel, numbers=lambda x: (x.stride(1),))
 logic = over_rows(
     "logic", _logic_kernel,
@@ -329,14 +323,9 @@ def backwards(x):
     return y
 
 
-def mixed(x):
-    return masked(x.exp()).sum(dim=1)
-
-
 # Of an M x N matrix, N a multiple of 4: elements read, elements written.
 KNOWN = {
     "masked": (masked, lambda m, n: (m * n, m * n)),
-    "unmasked-2d-grid": (unmasked, lambda m, n: (m * n, m * n)),
     "reads-twice": (twice, lambda m, n: (2 * m * n, m * n)),
     "three-passes-run-time-bound": (three_passes, lambda m, n: (3 * m * n, m * n)),
     "atomic-add": (atomic_add, lambda m, n: (2 * m * n, m * n + n)),
@@ -351,7 +340,6 @@ KNOWN = {
     "autotuned-in-place": (tuned_in_place, lambda m, n: (2 * m * n, 2 * m * n)),
     "descriptor": (descriptor, lambda m, n: (m * n, m * n)),
     "autotuner-of-its-own": (own_tuned, lambda m, n: (2 * m * n, m * n)),
-    "mixed-with-torch": (mixed, lambda m, n: (3 * m * n, 2 * m * n + m)),
 }
 if HAS_BLOCK_POINTERS:
     KNOWN["block-pointer"] = (block_pointer, lambda m, n: (m * n, m * n))
@@ -396,18 +384,6 @@ def gathered(x, index):
     y = torch.empty(index.numel(), dtype=x.dtype, device=x.device)
     _gather_kernel[(1,)](y, x, index, BLOCK=index.numel())
     return y
-
-
-@triton.jit
-def _stack_rows_kernel(y_ptr, addresses_ptr, BLOCK: tl.constexpr):
-    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
-    row_ptr = tl.load(addresses_ptr + row).to(tl.pointer_type(tl.float32))
-    tl.store(y_ptr + row * BLOCK + cols, tl.load(row_ptr + cols))
-
-
-def stacked_rows(y, addresses):
-    """Fills the rows of `y` from the float32 rows that lie at `addresses`, an int64 tensor."""
-    _stack_rows_kernel[(y.shape[0],)](y, addresses, BLOCK=y.shape[1])
 
 
 @triton.jit

@@ -81,17 +81,8 @@ def _state_kernel(y_ptr, k_ptr, v_ptr, trips, n, K: tl.constexpr, V: tl.constexp
 
 
 @triton.jit
-def _tile_kernel(y_ptr, x_ptr, w_ptr, m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights are loaded in a slice of the tile's layout; sums are stored in another."""
-    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    mask = (rows < m)[:, None] & (cols < n)[None, :]
-    x = tl.load(x_ptr + rows[:, None] * n + cols[None, :], mask=mask, other=0.0)
-    w = tl.load(w_ptr + cols, mask=cols < n, other=0.0)
-    tl.store(y_ptr + rows, tl.sum(x * w[None, :], axis=1), mask=rows < m)
-
-
-@triton.jit
 def _linear_kernel(y_ptr, x_ptr, w_ptr, bias_ptr, BLOCK: tl.constexpr):
+    """Biases are loaded in a slice of the layout of the product."""
     rows, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     at = rows * BLOCK + cols
     y = tl.dot(tl.load(x_ptr + at), tl.load(w_ptr + at))
@@ -125,13 +116,6 @@ def _same_twice_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + cols)
     again = tl.load(x_ptr + cols)
     tl.store(y_ptr + cols, x + again)
-
-
-@triton.jit
-def _groups_kernel(y_ptr, w_ptr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of a block are the same ones again; NVIDIA's assembler loads each once in a thread."""
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    tl.store(y_ptr + rows * BLOCK + cols, tl.load(w_ptr + rows % GROUPS * BLOCK + cols))
 
 
 @triton.jit
@@ -176,12 +160,6 @@ def _silent_kernel(y_ptr, trips_ptr, start_ptr):
     tl.store(y_ptr + row, y)
 
 
-@triton.jit
-def _wrong_hint_kernel(y_ptr, x_ptr, BLOCK: tl.constexpr):
-    cols = tl.max_contiguous(tl.multiple_of(3 * tl.arange(0, BLOCK) % BLOCK, 4), 4)
-    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + cols))
-
-
 def over(kernel, *numbers, grid=(1,), shape=None, **constants):
     """A function that launches a kernel with its result, its tensors, and these numbers.
 
@@ -200,14 +178,11 @@ scalar = over(_scalar_kernel, grid=(5,))
 called = over(_called_kernel, 100, grid=(3,), shape=(3, 128), BLOCK=128)
 loop = over(_loop_kernel, 100, 5, shape=(256,), BLOCK=256)
 state = over(_state_kernel, 5, 6, shape=(60,), K=16, V=8, num_stages=1)
-tile = over(_tile_kernel, 33, 50, grid=(3,), shape=(33,), ROWS=16, BLOCK=64)
 linear = over(_linear_kernel, BLOCK=64)
 transposed = over(_transposed_kernel, 64, 64, BLOCK=64)
 same_twice = over(_same_twice_kernel, BLOCK=64)
-groups = over(_groups_kernel, shape=(16, 128), GROUPS=8, ROWS=16, BLOCK=128)
 half = over(_half_kernel, BLOCK=512, num_warps=1)
 assembly_load = over(_assembly_load_kernel, BLOCK=64)
-misaligned = over(_wrong_hint_kernel, BLOCK=512, num_warps=1)
 delayed = over(_delayed_kernel, grid=(4,), shape=(256,), BLOCK=64)
 silent = over(_silent_kernel, grid=(4,))
 

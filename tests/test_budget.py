@@ -26,7 +26,9 @@ ROOMS = {  # a pattern of the paths in each
     "rest of the book": r"src/memtraffic_book/(?!chapters/).*\.py",
     "cells": r"book/.*\.ipynb",
     "book/_ext": r"book/_ext/.*\.py",
-    "book/_live": r"book/_live/.*\.py",
+    "book/_live/live.py": r"book/_live/live\.py",
+    "rest of book/_live": r"book/_live/(?!live\.py).*\.py",
+    "book/_live/live.js": r"book/_live/live\.js",
     "book/_static": r"book/_static/(?!occupancy-data).*\.js",  # which is numbers
     "examples": r"examples/.*\.py",
     "tests": r"(tests/.*|conftest)\.py",
@@ -34,22 +36,24 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7679, 6548),
+    "library": (7648, 6527),
     "benchmark": (398, 356),
-    "compile": (586, 521),
+    "compile": (580, 521),
     "kernels": (1719, 1257),
-    "meters": (1580, 1438),
-    "residency": (213, 162),
-    "triton_adapter": (1426, 1344),
-    "rest of the library": (1757, 1470),
-    "chapters": (2710, 1966),
-    "rest of the book": (3034, 2645),
-    "cells": (924, 897),
-    "book/_ext": (521, 498),
-    "book/_live": (900, 872),
-    "book/_static": (426, 0),
+    "meters": (1568, 1429),
+    "residency": (211, 160),
+    "triton_adapter": (1416, 1335),
+    "rest of the library": (1756, 1469),
+    "chapters": (1940, 1448),
+    "rest of the book": (3027, 2637),
+    "cells": (794, 768),
+    "book/_ext": (645, 608),
+    "book/_live/live.py": (900, 874),
+    "rest of book/_live": (113, 116),
+    "book/_live/live.js": (251, 0),
+    "book/_static": (447, 0),
     "examples": (676, 639),
-    "tests": (13045, 10276),
+    "tests": (13130, 10407),
     "conftest.py": (101, 96),
 }
 
@@ -60,7 +64,7 @@ LIMITS = {
 def repository():
     """The text of each file that is judged, by its path."""
     patterns = "README.md Makefile pyproject.toml conftest.py src/**/*.py tests/**/*.py "
-    patterns += "examples/**/*.py book/_*/*.py book/*.ipynb book/*.md book/_static/*.js"
+    patterns += "examples/**/*.py book/_*/*.py book/*.ipynb book/*.md book/_*/*.js"
     paths = [path for pattern in patterns.split() for path in ROOT.glob(pattern)]
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted(paths)}
 

@@ -84,16 +84,12 @@ def test_runs_on_gpu_inside_meters(monkeypatch):
     assert device.runs_on_gpu()
 
 
-def test_capturing_launches_keeps_backward_passes_in_its_thread():
-    """Of the threads that PyTorch has for GPUs, none would find its launches captured."""
-    assert torch._C._is_multithreading_enabled()
-    with device.capturing_launches():
-        assert not torch._C._is_multithreading_enabled()
-    assert torch._C._is_multithreading_enabled()
-
-
 def test_capturing_launches_is_of_a_thread(monkeypatch):
-    """Another thread captures for none, or for another GPU."""
+    """Another thread captures for none, or for another GPU.
+
+    Of the threads that PyTorch has for the backward passes of GPUs, none would find its launches
+    captured.
+    """
     monkeypatch.setattr(device, "INTERPRETED", False)
 
     def elsewhere():
@@ -104,6 +100,8 @@ def test_capturing_launches_is_of_a_thread(monkeypatch):
     with device.capturing_launches(find_gpu("sm_75")), ThreadPoolExecutor(1) as pool:
         assert pool.submit(elsewhere).result() == ((None, True), "gfx942")
         assert device.captured_gpu().target == "sm_75"
+        assert not torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_device_guard(monkeypatch):

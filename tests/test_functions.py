@@ -9,20 +9,13 @@ import torch
 from memtraffic.functions import as_function, function_name
 
 
-class Sized(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-
-
 class Late(torch.nn.Module):
     async def forward(self, x):
         return x
 
 
 class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
+    pass
 
 
 async def coroutine(x):
@@ -52,7 +45,7 @@ def test_as_function_returns_what_computes_as_it_is(fn):
         (asynchronous, "asynchronous does its work after"),
         (functools.partial(coroutine), "coroutine does its work"),
         (Late(), "Late does its work after"),
-        (Sized, "missing 1 required positional argument: 'size'"),
+        (torch.nn.Embedding, "missing 2 required positional arguments: 'num_embeddings' and"),
     ],
 )
 def test_as_function_of_what_is_none(fn, message):

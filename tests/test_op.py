@@ -6,13 +6,10 @@ from memtraffic.errors import InputsError
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.op import Op, find_op, least_bytes, read_sizes, row_tolerance
 from memtraffic.testing import assert_correct, is_correct
+from memtraffic.torch_adapter import softmax_backward
 
 OPS = {name: find_op(name) for name in names.OPS}
 EACH = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-
-
-def softmax_backward(y, dy):
-    return torch._softmax_backward_data(dy, y, 1, y.dtype)
 
 
 FUNCTIONS = {"softmax": lambda x: torch.softmax(x, dim=1), "softmax_backward": softmax_backward}

@@ -9,6 +9,7 @@ from cases import DEVICE, assert_softmax, assert_touches_once
 
 from memtraffic import compile as compiling
 from memtraffic import device, testing
+from memtraffic.benchmark.baselines import torch_softmax as right
 from memtraffic.kernels.softmax import masked
 from memtraffic.meters.count import Access, Traffic
 from memtraffic.op import find_op, row_tolerance
@@ -125,10 +126,6 @@ def test_assert_row_sums_sees_many_small_elements_that_are_missing():
 
 
 # ---- assert_correct
-
-
-def right(x):
-    return torch.softmax(x, dim=1)
 
 
 def changes_its_input(x):

@@ -32,7 +32,7 @@ SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
-MOVED = {"warps": "tiled"}  # a page that was, the one that has its text
+MOVED = {"warps": "tiled", "cdna": "occupancy"}  # a page that was, the one that has its text
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
 # Terms of the glossary that sentences use in their everyday sense, too.
@@ -384,51 +384,6 @@ def add_metadata(
         context["metatags"] += f'\n<meta {kind}="{name}" content="{html.escape(value)}">'
 
 
-# In place of the theme's script, which has all of Font Awesome: an element `i` becomes an SVG with
-# its attributes.
-ICONS = """\
-const draw = () => document.querySelectorAll("i[class*=fa-]").forEach((i) => {
-  const name = [...i.classList].find((it) => it.slice(3) in icons)?.slice(3);
-  if (!name) return;
-  const [width, height, path] = icons[name];
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const { name, value } of i.attributes) svg.setAttribute(name, value);
-  svg.classList.add("svg-inline--fa");
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("aria-hidden", "true");
-  svg.innerHTML = `<path fill="currentColor" d="${path}"/>`;
-  i.replaceWith(svg);
-});
-draw();
-document.documentElement.classList.add("fontawesome-i2svg-active", "fontawesome-i2svg-complete");
-"""
-
-
-def leave_few_icons(app: Sphinx, exception: Exception | None) -> None:
-    """Leaves of the theme's icons those that a page uses: 6 kB of 1.5 MB.
-
-    Of an icon that exists in two styles, the filled one, which stands last.
-    """
-    folder = Path(app.outdir)
-    script = folder / "_static" / "scripts" / "fontawesome.js"
-    if exception is not None or not script.exists():
-        return
-    everything = script.read_text("utf-8")
-    if ICONS in everything:  # of a build before, which nothing has changed
-        return
-    pages = (it.read_text("utf-8") for it in folder.rglob("*.html"))
-    used = {name for page in pages for name in re.findall(r"[\s\"]fa-([a-z-]+)", page)}
-    entry = r'[{,]"?(%s)"?:\[(\d+),(\d+),\[[^\]]*\],"\w+","([^"]+)"\]'
-    named = "|".join(sorted(map(re.escape, used), key=len, reverse=True))
-    found = {
-        name: (int(width), int(height), path)
-        for name, width, height, path in re.findall(entry % named, everything)
-    }
-    terms = script.with_name(f"{script.name}.LICENSE.txt").read_text("utf-8")
-    script.write_text(f"{terms}const icons = {json.dumps(found)};\n{ICONS}", "utf-8")
-    script.with_name(f"{script.name}.map").unlink(missing_ok=True)
-
-
 def write_files(app: Sphinx, exception: Exception | None) -> None:
     """The files of the site that are no pages of it."""
     if exception is not None or app.builder.format != "html":
@@ -464,5 +419,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", mend_text)
     app.connect("doctree-resolved", add_chapter_line)
     app.connect("build-finished", write_files)
-    app.connect("build-finished", leave_few_icons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,7 +20,8 @@ None and lists, which JSON takes.
   The text says so where there is no formula; then "reads" and "writes" are "".
 - {"stage": "verdict", "right": True, "text": "A softmax: right at 6 matrices."}, where the options
   have a reference.
-- {"stage": "error", "line": a line of the text or 0, "message": a sentence}, which ends it.
+- {"stage": "error", "line": a line of the text or 0, "message": what is wrong, as the end of a
+  sentence}, which ends it.
 
 options: a dict, of which all may be left out. "function": the name of what is called, by default
 the last function of the text that is no kernel. "inputs": the sizes of each argument, such as
@@ -315,10 +316,8 @@ class Arithmetic:
         return f"a {self.word} of {self.dtype}, shape {self.shape}"
 
     def __bool__(self):
-        branch = "a branch (if, and, or, not, a < b < c) takes one number"
-        need(
-            self.shape == (), f"{branch}, not {self!r}: combine masks with & and |, or use tl.where"
-        )
+        branch = f"a branch (if, and, or, not, a < b < c) takes one number, not {self!r}"
+        need(self.shape == (), f"{branch}: combine masks with & and |, or use tl.where")
         return bool(self.numbers()[0])
 
     def __getattr__(self, name):
@@ -504,7 +503,7 @@ def touched(kind, pointer, mask):
             verb = "reads" if kind == "read" else "writes"
             raise LiveError(
                 f"program {program} {verb} element {at} of {argument.name}, whose tensor of shape "
-                f"{argument.tensor.shape} has elements 0 to {argument.end - 1}: is a mask missing?"
+                f"{argument.tensor.shape} ends at element {argument.end - 1}: a mask may be missing"
             )
         found.append(at + argument.tensor.offset if mask.data[i] else None)
     places = [at for at in found if at is not None]
@@ -751,7 +750,11 @@ class Tensor(Arithmetic):
         values = made(block_of(values, self.dtype).data, values.shape, self.dtype)
         places = made(places.data, places.shape, int64)
         meter.operation("max", [self], [values, places])
-        return values, places
+        return Extremes((values, places))
+
+
+class Extremes(tuple):
+    values, indices = property(lambda self: self[0]), property(lambda self: self[1])
 
 
 ATEN = {"+": "add", "-": "sub", "*": "mul", "/": "div", "&": "bitwise_and", "==": "eq", "!=": "ne"}
@@ -1219,13 +1222,13 @@ def error_of(error, text):
     if isinstance(error, SyntaxError):
         line = min(error.lineno or 1, len(text.rstrip().split("\n")))
         message = f"this is no Python: {error.msg}"
-    elif isinstance(error, RecursionError):
+    elif isinstance(error, RecursionError) or "call stack" in message:  # of JavaScript
         message = "the functions call one another without end"
     elif isinstance(error, ImportError):
         message = "only torch, triton, triton.language and math can be imported here"
     elif not isinstance(error, LiveError):
         message = f"{type(error).__name__}: {error}".replace("tl_", "tl.")
-    return {"stage": "error", "line": line, "message": message[0].upper() + message[1:] + "."}
+    return {"stage": "error", "line": line, "message": f"{message}."}
 
 
 class Imports:

@@ -50,3 +50,26 @@ function askFirst(fold) {
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("details.guess").forEach(askFirst);
 });
+
+// Code that can be edited and run in the page. What runs it is loaded when a reader first asks for it.
+const beside = document.currentScript.src;
+let live = null;
+addEventListener("DOMContentLoaded", () => document.querySelectorAll("div.live").forEach((box) => {
+  box.innerHTML = "<button>▶ Edit and run</button> <small></small>";
+  const [button, said] = box.children, { hint } = JSON.parse(box.dataset.live);
+  said.textContent = hint || "Here in the page: change a line, and see which bytes it moves.";
+  button.addEventListener("click", () => {
+    said.textContent = "Python is on its way …";
+    live ??= new Promise((done, failed) => {
+      const script = document.createElement("script");
+      script.src = new URL("live.js", beside);
+      script.addEventListener("load", done);
+      script.addEventListener("error", failed);
+      document.head.append(script);
+    });
+    live.then(() => openLive(box), () => {
+      said.textContent = "It could not be loaded. Try again.";
+      live = null;
+    });
+  });
+}));

@@ -56,6 +56,16 @@ standing_in: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar
 )
 
 
+@contextmanager
+def having(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    """Context manager: a variable of this context has this value meanwhile."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 # Whether a GPU that is planned for, or stands in, says that it has no SM, to see what changes.
 no_sms: ContextVar[bool] = ContextVar("no_sms", default=False)
 
@@ -106,12 +116,8 @@ def capturing_launches(gpu: Gpu | None = None) -> Iterator[None]:
     ...     runs_on_gpu(), captured_gpu().product
     (False, 'MI300X')
     """
-    token = _captures.set((gpu,))
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        _captures.reset(token)
+    with having(_captures, (gpu,)), torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 def captured_gpu() -> Gpu | None:

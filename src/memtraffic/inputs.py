@@ -140,12 +140,12 @@ class _Tensor:
         if of.is_floating_point:
             return torch.randn(shape, generator=generator, device=here).to(of)
         most = 2 if of == torch.bool else torch.iinfo(of).max + 1
-        below = number_of(self.below, numbers) if self.below else min(smallest, most)
+        least = most if of == torch.bool else min(smallest, most)
+        below = number_of(self.below, numbers) if self.below else least
         if below > most:
             raise InputsError(
                 f"inputs: {self.text}: {of} holds whole numbers below {most}, not below {below}"
             )
-        below = most if of == torch.bool else below
         return torch.randint(below, shape, generator=generator, device=here).to(of)
 
 

@@ -83,7 +83,7 @@ def stand_in(gpu: str | Gpu = DEFAULT_GPU) -> Iterator[None]:
         )
         stack.enter_context(_OnGpu())
         again = functools.partial(stand_in, gpu)
-        stack.callback(device.standing_in.reset, device.standing_in.set(again))
+        stack.enter_context(device.having(device.standing_in, again))
         yield
 
 

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -126,8 +126,7 @@ class _NothingEmpty(TorchFunctionMode):
 class _Bounds:
     """Refuses accesses outside a kernel's arguments, before they are made."""
 
-    def __init__(self) -> None:
-        self.reach = Reach("")
+    reach = Reach("")
 
     @contextmanager
     def launch(self, kernel: str, tensors: list[Tensor]) -> Iterator[None]:
@@ -156,10 +155,7 @@ def bounds_checked() -> Iterator[None]:
     It raises AssertionError instead, before the access is made, which might end the process.
     Nothing is checked where kernels run on a GPU.
     """
-    if not device.INTERPRETED:
-        yield
-        return
-    with interpreting(_Bounds()):
+    with interpreting(_Bounds()) if device.INTERPRETED else nullcontext():
         yield
 
 

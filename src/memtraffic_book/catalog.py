@@ -413,7 +413,7 @@ _ALL = (  # in the order of the book
     _counted("fused_counters", "fused", shape=WIDE),
     _raced("fused_race", ["copy", "naive", "fused"], [WIDE]),
     _raced("fused_widths", ["copy", "fused", *COMPILED], [[4096, 2**k] for k in range(8, 16)]),
-    *(_counted(f"masked_counters_{n}", "masked", shape=[4096, n]) for n in (8320, 781)),
+    _counted("masked_counters_8320", "masked", shape=[4096, 8320]),
     _raced("masked_narrow", CHEATS, [[32768, 4096]]),
     _one("tiled_starts", m.idle_programs, programs=[4**k for k in (6, 7, 8, 9)], warps=[1, 4, 16]),
     _one("tiled_counters", m.count_layouts, **TILED),
@@ -447,7 +447,6 @@ _ALL = (  # in the order of the book
     _raced("your_kernel_rms", RMS_NORMS, [SQUARE], **WEIGHTED, beside_copy=True),
     _counted("your_kernel_rms_counters", BOTH_NORMS, shape=SQUARE, **WEIGHTED),
     _one("your_kernel_race", m.bench_dtypes, impls=CROSS_ENTROPIES, **LOSSES, beside_copy=True),
-    _counted("your_kernel_counters", CROSS_ENTROPY, shape=LOGITS, inputs=LABELLED),
 )
 EXPERIMENTS = {subject.id: subject for subject in _ALL}
 

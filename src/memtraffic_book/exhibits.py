@@ -15,8 +15,8 @@ from memtraffic.kernels.softmax.rule import row_tile, tile_constants
 
 @triton.jit
 def copy_rows(y_ptr, x_ptr, row_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(0)  # which program am I?
-    cols = tl.arange(0, BLOCK)  # a block of column numbers
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
     offsets = row * row_stride + cols
     x = tl.load(x_ptr + offsets)  # memory to registers
     tl.store(y_ptr + offsets, x)  # registers to memory
@@ -130,7 +130,7 @@ def _pointer_chase_kernel(y_ptr, x_ptr, hops):
     tl.store(y_ptr, at)
 
 
-# ---- cdna: a kernel that needs LDS
+# ---- occupancy: a kernel that needs LDS
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import torch
 from memtraffic import tensors
 from memtraffic.benchmark import bench, loop
 from memtraffic.benchmark.baselines import copy
+from memtraffic.benchmark.baselines import torch_softmax as softmax
 from memtraffic.kernels.softmax import naive
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.op import Op
@@ -22,10 +23,6 @@ compare = functools.partial(bench, judge=True, budget=0.1)
 def keys(frame):
     """The rows without their times."""
     return [tuple(row) for row in frame.drop(columns=TIMES).itertuples(index=False)]
-
-
-def softmax(x):
-    return torch.softmax(x, dim=1)
 
 
 def off(ulps):

@@ -1,132 +1,32 @@
 """The engine of the live kernels counts and computes what memtraffic and Triton do."""
 
-import ast
 import json
 import random
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 
 import live
-import notebooks
 import numpy as np
 import pytest
 import torch
+from live_texts import (
+    FIVE,
+    FUSED,
+    HEAD,
+    MASKED,
+    MODULES,
+    NAIVE,
+    OPTIONS,
+    PAGES,
+    SHOWN,
+    with_syntax_errors,
+)
 
 from memtraffic import count
-from memtraffic.kernels import chunking
-from memtraffic.kernels.softmax import fused, masked, naive, online, persistent, tiled
 from memtraffic.testing import is_correct, poisoned_memory
-from memtraffic_book import exhibits, published
-from memtraffic_book.text import source
 
-BOOK = Path(__file__).parents[2] / "book"
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n"
-# What the launchers of the rungs import, as far as a run needs it.
-STAND_INS = """
-import torch, triton
-
-MAX_COLS, MAX_ROW, INTERPRETED_PROGRAMS = 32768, 2**24, 4
-class Gpu:
-    __enter__ = lambda self: self
-    __exit__ = lambda self, *error: False
-    rows = num_warps = 1
-def Launch(kernel, grid, args, constants, **options):
-    return lambda y, x: kernel[grid](y, *args[1:3], x, *args[4:], **constants, **options)
-def common_divisor(x, y):
-    divisor = 16 // x.element_size()
-    while any(n % divisor for n in (x.shape[1], x.stride(0))):
-        divisor //= 2
-    return divisor
-def tile_shape(n_cols, itemsize, gpu, rows=None, num_warps=None):
-    tile, block = Gpu(), triton.next_power_of_2(n_cols)
-    tile.block, tile.rows = block, rows or max(1, 2048 // (block * itemsize))
-    return tile
-pass_tile = lambda n, itemsize, gpu: tile_shape(min(n, 16384 // itemsize), itemsize, gpu, rows=1)
-planning_gpu, device_guard, runs_on_gpu = (lambda x: Gpu()), (lambda x: Gpu()), lambda: False
-check_operands, cached = (lambda rung, x, most: torch.empty_like(x)), lambda plan: plan
-num_warps_of_row = choose_num_stages = lambda *sizes: 4
-"""
-MODULES = {"stand_ins": STAND_INS, "chunking": Path(chunking.__file__).read_text("utf-8")}
-TAKEN = HEAD + "from torch import Tensor\nfrom stand_ins import *\nfrom chunking import widen\n\n"
 POWERS = "fused softmax", "exhibits first_copy"  # take rows of a power of two alone
 SOFTMAX, SHAPES = {"reference": live.SOFTMAX}, [(4, 8), (3, 5), (2, 70)]
-LAUNCHER = "\n\ndef launched(x):\n    y = torch.empty_like(x)\n    {}\n    return y\n"
-# What a function of a page takes, where that is not one matrix.
-INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
-INPUTS |= {"your-kernel answer_4": "M,N M:int64<N", "your-kernel": "M,N N", "backward": "M,N M,N"}
-# These need several GPUs, numbers that tell where to read, or programs that wait for one another.
-OTHERS = "long-rows row_sums, long-rows in_parts, many-gpus ours, sectors promised, ship answer_2, "
-OTHERS += "in-flight answer_4"
-
-
-def functions_of(page):
-    """The source of each function of a page's cells, by name."""
-    found = {}
-    for cell in notebooks.code_cells(notebooks.load(BOOK / f"{page}.ipynb")):
-        code = re.sub(r"^[%!].*", "", cell.source, flags=re.M)
-        for node in ast.parse(code).body:
-            if isinstance(node, ast.FunctionDef) and not re.search(
-                "library|registered|test_", code
-            ):
-                first = (node.decorator_list or [node])[0].lineno - 1
-                found[node.name] = "\n".join(code.splitlines()[first : node.end_lineno])
-    return found
-
-
-def texts_of(page):
-    """(page and function, text) of each function of a page, or of a solution, with a kernel."""
-    own = functions_of(page)
-    if page == "fused":
-        own["copy_rows"] = source(exhibits.copy_rows)
-    text = HEAD + "\n\n\n".join(own.values()) + "\n\n\n"
-    yield from ((f"{page} {name}", text) for name in own if "[(" in own[name])
-    questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
-    for number, question in questions:
-        solution = notebooks.solution(question)
-        if "[(" in solution or (page == "naive" and "def " in solution):
-            yield f"{page} answer_{number}", text + solution
-
-
-ROW = "[(x.shape[0],)](y, x, x.stride(0), "
-BLOCK = "BLOCK=triton.next_power_of_2(x.shape[1]))"
-FUSED = HEAD + functions_of("fused")["softmax_rows"]
-FUSED += LAUNCHER.format(f"softmax_rows{ROW}BLOCK=x.shape[1])")
-MASKED = HEAD + functions_of("masked")["masked_rows"]
-MASKED += LAUNCHER.format(f"masked_rows{ROW}x.shape[1], {BLOCK}")
-NAIVE = TAKEN + source(naive.softmax)
-PAGES = {"fused softmax_rows": FUSED, "masked masked_rows": MASKED}
-for path in sorted(BOOK.glob("*.ipynb")):
-    PAGES |= {name: text for name, text in texts_of(path.stem) if name not in OTHERS}
-# Functions of the library, with the text that a page shows.
-PARTS = [
-    [naive.softmax], [fused._softmax_fused_kernel, fused.softmax],
-    [masked._softmax_masked_kernel, masked.softmax],
-    [tiled._softmax_tile, tiled._softmax_tiled_kernel, tiled.softmax],
-    [tiled._softmax_tile, persistent._softmax_persistent_kernel, persistent.plan,
-     persistent.softmax],
-    [online._load, online.online_kernel, online.softmax], [published.softmax_argmax],
-    [exhibits._no_other_kernel, exhibits.softmax_no_other],
-    [exhibits._no_other_kernel, exhibits.softmax_no_other, exhibits.softmax_block_of_512],
-    [exhibits.copy_rows, exhibits.first_copy],
-]  # fmt: skip
-SHOWN = {}
-for parts in PARTS:
-    name = f"{parts[-1].__module__.rpartition('.')[2]} {parts[-1].__name__}"
-    SHOWN[name] = parts[-1], TAKEN + "\n\n".join(map(source, parts))
-
-
-@pytest.fixture(autouse=True)
-def host(monkeypatch):
-    """CPython as a host: functions that behave as those of JavaScript do."""
-
-    quiet = np.errstate(all="ignore")
-    for name in live.HOSTED:
-        of = getattr(np, name, np.float32)
-        monkeypatch.setitem(live.MATH, name, quiet(lambda x, of=of: float(of(np.float64(x)))))
-    monkeypatch.setattr(live, "MODULES", sys.modules)
-    monkeypatch.setitem(live.FRAME, "get", sys._getframe)
 
 
 def program_of(text, **options):
@@ -179,11 +79,9 @@ def stages(text, **options):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_run_as_triton_a_page(name, tmp_path):
-    (page, function), text = name.split(), PAGES[name]
-    function = "launched" if "def launched" in text else function
-    program = program_of(text, function=function, inputs=INPUTS.get(name, INPUTS.get(page)))
-    there = imported(text, tmp_path)[function]
-    for shape in SHAPES[:1] if "BLOCK=x.shape[1]" in text else SHAPES:
+    text, program = PAGES[name], program_of(PAGES[name], **OPTIONS[name])
+    there = imported(text, tmp_path)[OPTIONS[name]["function"]]
+    for shape in SHAPES[:1] if "BLOCK=x.shape[1]" in text or name in POWERS else SHAPES:
         compared(program, there, program.tensors(shape))
 
 
@@ -375,6 +273,7 @@ FORMULAS = {
     MASKED: "reads MN, writes MN",
     TWICE: "reads 2MN, writes MN",
     PAGES["persistent answer_3"]: "reads MN + 3N, writes MN",
+    "def f(x):\n    return x.max(1).values": "reads MN, writes 2M",
     "def f(x):\n    return x[:, ::2].exp()": "reads (1/2)MN, writes (1/2)MN, at powers of two",
     "def f(x):\n    return x[:, :9].exp()": "no formula in M and N: at 3 x 32 it reads 27",
 }
@@ -392,41 +291,33 @@ def refusal(text):
     return last["message"], last["line"]
 
 
-FIVE = {"naive": NAIVE, "fused": FUSED, "masked": MASKED}
-FIVE |= {name: SHOWN[f"{name} softmax"][1] for name in ("tiled", "persistent")}
-
-
 @pytest.mark.parametrize("name", FIVE)
 def test_run_a_syntax_error_in_each_line(name):
-    lines = FIVE[name].splitlines()
-    for i, line in enumerate(lines):
-        quoted = "\n".join(lines[: i + 1]).count('"""') % 2 or '"""' in line
-        if line.strip() and not quoted:
-            broken = line.replace(line.lstrip(), f"$ {line.lstrip()}")
-            message, at = refusal("\n".join([*lines[:i], broken, *lines[i + 1 :]]))
-            assert message.startswith("This is no Python: ") and at == i + 1
+    for line, text in with_syntax_errors(FIVE[name]):
+        message, at = refusal(text)
+        assert message.startswith("this is no Python: ") and at == line
 
 
 # What is changed in the masked kernel, and what is said of the line that changed.
 REFUSED = [
     ("x_ptr + offsets, mask=mask, other", "x_ptr + 8 + offsets, mask=mask, other",
-     "Program 3 reads element 32 of x_ptr, whose tensor of shape (4, 8) has elements 0 to 31"),
-    ("y_ptr + offsets", "y_ptr + offsets - 1", "Program 0 writes element -1 of y_ptr"),
-    ("tl.max(", "tl.maxx(", "Tl.maxx is not modelled here. Known are: abs, arange, argmax,"),
-    ("tl.store(", "tl.atomic_add(", "Tl.atomic_add is not modelled"),
+     "program 3 reads element 32 of x_ptr, whose tensor of shape (4, 8) ends at element 31"),
+    ("y_ptr + offsets", "y_ptr + offsets - 1", "program 0 writes element -1 of y_ptr"),
+    ("tl.max(", "tl.maxx(", "tl.maxx is not modelled here. Known are: abs, arange, argmax,"),
+    ("tl.store(", "tl.atomic_add(", "tl.atomic_add is not modelled"),
     ("tl.arange(0, BLOCK)", "tl.arange(0, 12)", "a power of two of elements, not 12"),
     ("tl.arange(0, BLOCK)", "tl.arange(0, n_cols)", "known to the compiler: use tl.constexpr"),
-    ("cols < n_cols", "0 <= cols < n_cols", "Masked_rows compares as in a < b < c: write"),
-    ("cols < n_cols", "cols + tl.arange(0, 4)", "Shapes (8,) and (4,) do not fit together"),
+    ("cols < n_cols", "0 <= cols < n_cols", "masked_rows compares as in a < b < c: write"),
+    ("cols < n_cols", "cols + tl.arange(0, 4)", "shapes (8,) and (4,) do not fit together"),
     ("cols < n_cols", "cols * 2147483647 < n_cols", "overflow is not modelled: convert with .to"),
     ("mask=mask, other", "other", "give a mask"),
     ("tl.exp(x ", "torch.exp(x ", "takes a tensor, not a block"),
     ("tl.exp(x ", "tl.exp(x.to(tl.float16)) - (0 ", "float32 or float64, not float16"),
     ("mask=mask, other", "mask=masc, other", "NameError: name 'masc' is not defined"),
-    ("import torch", "import numpy", "Only torch, triton"),
+    ("import torch", "import numpy", "only torch, triton"),
     ("[(x.shape[0],)]", "", "launch it as masked_rows[(programs,)](...)"),
     ("x.shape[1], BLOCK", "BLOCK", "missing 1 required positional argument: 'n_cols'"),
-    ("torch.empty_like(x)", "launched(x)", "The functions call one another without end"),
+    ("torch.empty_like(x)", "launched(x)", "the functions call one another without end"),
 ]  # fmt: skip
 
 
@@ -439,9 +330,9 @@ def test_run_refuses_an_edit(old, new, expected):
 
 
 TEXTS = {
-    "": "There is no function: write one",
-    NAIVE.replace("(x: Tensor)", "()"): "Softmax takes 0 arguments",
-    NAIVE.replace("shifted = x", "x -= x; shifted = x"): "A change in place",
+    "": "there is no function: write one",
+    NAIVE.replace("(x: Tensor)", "()"): "softmax takes 0 arguments",
+    NAIVE.replace("shifted = x", "x -= x; shifted = x"): "a change in place",
     MASKED.replace("@triton.jit\n", ""): "'function' object is not subscriptable",
 }
 

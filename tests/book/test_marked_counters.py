@@ -236,17 +236,6 @@ def recorded_sectors(*ids):
 
 
 @pytest.mark.slow
-def test_recorded_sectors_of_neighbouring_stores_merge_on_their_way_to_l2():
-    """Where rows are no multiple of 32 bytes; but no more merge than what is one sector."""
-    [row] = recorded_sectors("masked_counters_781").to_dict("records")
-    found = sectors(import_function("masked"), "softmax", (256, 781), target="H200").totals
-    predicted = {name: 16 * n for name, n in found.items()}  # of 4096 rows, which repeat
-    assert predicted["load_requests"] == row["load_instructions"]
-    assert predicted["load_sectors"] == predicted["store_sectors"] == 489_472  # as ncu counted
-    assert 4096 * 781 * 4 / 32 < row["l2_write_sectors"] < predicted["store_sectors"]
-
-
-@pytest.mark.slow
 def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes_otherwise():
     """Predicted again at some of the recorded calls, drawn once; what is counted, a page says."""
     frame = recorded_sectors("sectors_packed", "sectors_layouts", "sectors_others")

@@ -45,7 +45,8 @@ def text_of(path):
 
 
 def without_code(text):
-    """Markdown without its blocks of code. ```{name} is a directive, and its text stays."""
+    """Markdown without its blocks of code and comments. ```{name} is a directive: its text is."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     return FENCE.sub(lambda block: block[3] if block[2] else "", text)
 
 

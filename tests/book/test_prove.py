@@ -9,6 +9,7 @@ import torch
 from cases import cases
 
 from memtraffic import device
+from memtraffic.benchmark.baselines import torch_softmax as pytorch
 from memtraffic.gpus import find_gpu
 from memtraffic.kernels.softmax import fused, masked, naive, online
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD, backward_reference
@@ -16,10 +17,6 @@ from memtraffic.meters.formula import formula
 from memtraffic_book import exhibits, prove, yours
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
-
-
-def pytorch(x):
-    return torch.softmax(x, dim=1)
 
 
 def wrong_where(wrong, spoil=torch.zeros_like):

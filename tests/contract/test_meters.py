@@ -104,13 +104,13 @@ class Meter:
     """A meter under contract.
 
     ask: of a function, inputs, a shape and options; what it returns can be compared. takes: its
-    options. shaped: it is asked at one shape, which it needs. elsewhere: another process calls the
-    function, so that it and the inputs need names.
+    options, with spaces between them. shaped: it is asked at one shape, which it needs. elsewhere:
+    another process calls the function, so that it and the inputs need names.
     """
 
     name: str
     ask: Callable
-    takes: frozenset[str]
+    takes: str
     shaped: bool = True
     elsewhere: bool = False
 
@@ -118,19 +118,15 @@ class Meter:
         return self.name
 
 
-def meter(name, ask, takes, **facts):
-    return Meter(name, ask, frozenset(takes.split()), **facts)
-
-
 METERS = [
-    meter("count", count, "dtype layout backward"),
-    meter("formula", ask_formula, "dtype backward", shaped=False),
-    meter("assert_traffic", ask_traffic, "dtype backward", shaped=False),
-    meter("counters", ask_counters, "dtype layout", elsewhere=True),
-    meter("bench", ask_bench, "dtype layout"),
-    meter("sectors", memtraffic.sectors, "dtype layout target"),
+    Meter("count", count, "dtype layout backward"),
+    Meter("formula", ask_formula, "dtype backward", shaped=False),
+    Meter("assert_traffic", ask_traffic, "dtype backward", shaped=False),
+    Meter("counters", ask_counters, "dtype layout", elsewhere=True),
+    Meter("bench", ask_bench, "dtype layout"),
+    Meter("sectors", memtraffic.sectors, "dtype layout target"),
     *(
-        meter(it.__name__, partial(it, target="sm_90"), "dtype layout target")
+        Meter(it.__name__, partial(it, target="sm_90"), "dtype layout target")
         for it in (memtraffic.resources, memtraffic.occupancy)
     ),
 ]
@@ -158,10 +154,6 @@ def x():
 # ---- what it takes
 
 
-def sized(m, n):
-    return matrix(m, n)
-
-
 class Layer(torch.nn.Module):
     def forward(self, x):
         return kernels.masked(x)
@@ -176,7 +168,7 @@ KINDS = {  # of a call, and what a meter raises for it that has another process 
     "autograd-function": ((kernels.Copy, "M,N", AT), None),
     "default": ((masked, None, AT), None),
     "op": ((masked, find_op("softmax"), AT), None),
-    "function": ((masked, sized, AT), None),
+    "function": ((masked, matrix, AT), None),
     "numbers": ((masked, "4,8"), None),
     "module": ((Layer(), "M,N", AT), LookupError),
     "partial": ((partial(second, None), "M,N", AT), LookupError),
@@ -259,7 +251,7 @@ def asked(it, case):
         return False
     if "shape" in BAD[case][0] and it.name == "assert_traffic":
         return False  # as of `formula`
-    return set(BAD[case][0]) <= {"fn", "inputs", "shape"} | it.takes
+    return set(BAD[case][0]) <= {"fn", "inputs", "shape", *it.takes.split()}
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,6 @@ UNKNOWN = {
     "assembly": (rare("assembly"), f"{LACKING}inline_asm"),
     "library": (rare("function"), f"{LACKING}__nv_mul24"),
     "mapping": (rare("mapping"), f"{LACKING}no attribute"),
-    "clock": (rare("clock"), f"{LACKING}inline_asm: .*globaltimer"),
 }
 
 
@@ -329,19 +328,6 @@ def test_count_gathers():
         ("x_ptr", (3, 3, 0, 7)),
         ("y_ptr", (0, 1, 2, 3)),
     ]
-
-
-@pytest.mark.skipif(
-    device.HAS_GPU, reason="the interpreter works on copies, of which no tensor holds addresses"
-)
-def test_count_pointers_out_of_an_int64_tensor():
-    """A kernel may reach tensors that it was not given, by addresses that it was given."""
-    rows = [torch.randn(4), torch.randn(4)]
-    y, addresses = torch.empty(2, 4), torch.tensor([row.data_ptr() for row in rows])
-    traffic = count(lambda addresses: kernels.stacked_rows(y, addresses), addresses, trace=True)
-    assert torch.equal(y, torch.stack(rows))
-    assert traffic.ops == [OpTraffic("_stack_rows_kernel", 2 + 8, 8, 2 * 8 + 8 * 4, 8 * 4)]
-    assert {access.argument for access in traffic.accesses} == {"addresses_ptr", "y_ptr"}
 
 
 def test_count_trace_of_a_view():
@@ -555,7 +541,10 @@ def _kept_addresses_kernel(y_ptr, kept_ptr, N: tl.constexpr):
 
 @pytest.mark.skipif(device.HAS_GPU, reason="the interpreter works on copies")
 def test_count_of_pointers_that_go_through_memory():
-    """A pointer is its tensor's address while it is counted, too."""
+    """A pointer is its tensor's address while it is counted, too.
+
+    So a kernel may reach tensors that it was not given.
+    """
     x, y, kept = torch.arange(4.0), torch.zeros(8), torch.zeros(4, dtype=torch.int64)
 
     def passed(n):
@@ -566,6 +555,7 @@ def test_count_of_pointers_that_go_through_memory():
     assert kept.tolist() == [at[0], at[0] + 12 - at[1], at[0] % 4096, at[1] + 4]
     assert y.tolist() == [0, 0, 1, 2, 3, 0, 0, 0] and totals(traffic) == (2 + 4, 4 + 4)
     assert traffic.accesses[-1] == Access((0, 0, 0), "written", "y_ptr", (1, 2, 3, 4))
+    assert "x_ptr" not in {access.argument for access in traffic.accesses}
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -656,21 +646,10 @@ COPIES = {  # of a matrix of 3 x 12 numbers of float32: what is read, and what i
     "clone": (lambda x: x.clone(), 36, 36),
     "to": (lambda x: x.to(torch.float16), 36, 36),
     "to, the same": (lambda x: x.to(torch.float32), 0, 0),
-    "to, a copy": (lambda x: x.to(torch.float32, copy=True), 36, 36),
-    "half and float": (lambda x: x.half().float(), 72, 72),
-    "bfloat16": (lambda x: x.bfloat16(), 36, 36),
-    "double": (lambda x: x.double(), 36, 36),
-    "float, the same": (lambda x: x.float(), 0, 0),
-    "long": (lambda x: x.long(), 36, 36),
-    "type": (lambda x: x.type(torch.float64), 36, 36),
     "type_as": (lambda x: x.type_as(torch.ones((), dtype=torch.int32)), 36, 37),
     "reshape": (lambda x: x.t().reshape(36), 36, 36),
     "reshape, a view": (lambda x: x.reshape(36), 0, 0),
-    "flatten": (lambda x: x.t().flatten(), 36, 36),
-    "flatten, a view": (lambda x: x.flatten(), 0, 0),
-    "ravel": (lambda x: x.t().ravel(), 36, 36),
     "tile": (lambda x: x.tile(2, 1), 36, 72),
-    "hstack": (lambda x: torch.hstack([x, x]), 72, 72),
     "matmul": (lambda x: x @ x.t(), 72, 9),
     "softmax": (lambda x: torch.softmax(x, -1), 36, 36),
     "dropout": (lambda x: F.dropout(x, 0.5, training=False), 0, 0),
@@ -703,7 +682,6 @@ def as_operation(define, fn):
 
 CONTEXTS = {
     "plain": lambda fn: fn,
-    "no-grad": lambda fn: torch.no_grad()(fn),
     "inference": lambda fn: torch.inference_mode()(fn),
     "custom-op": lambda fn: as_operation(torch.library.custom_op, fn),
     "triton-op": lambda fn: as_operation(torch.library.triton_op, fn),

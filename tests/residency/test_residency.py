@@ -29,7 +29,7 @@ def test_programs_by_limit_without_rules():
     """A target that is not in the table, and a GPU of a third vendor, get no answer by mistake."""
     with pytest.raises(LookupError):
         residency.programs_by_limit(kernel("gfx1030"))
-    with pytest.raises(TypeError):
+    with pytest.raises(LookupError):
         residency.programs_by_limit(kernel("pvc"), SimpleNamespace(vendor="intel"))
 
 

@@ -94,11 +94,10 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
     Raises CountError for a kernel that reaches memory in a way that is not counted here, and
     CompileError for a layout that is not known.
     """
+    used = code.resources
     for pattern, what in _REFUSED.items():
         if re.search(pattern, code.ttgir):
-            raise CountError(
-                f"{code.resources.kernel} {what}; sectors counts loads, stores and cp.async"
-            )
+            raise CountError(f"{used.kernel} {what}; sectors counts loads, stores and cp.async")
     operations = list(_operations(code))
     layouts = read_layouts(code.ttgir, [type_text for _, _, _, type_text, _ in operations])
     widths: defaultdict[tuple[str, Chain], list[int]] = defaultdict(list)
@@ -113,20 +112,15 @@ def read_accesses(code: Code) -> list[CompiledAccess]:
     for (kind, where, text, type_text, in_loop), layout in zip(operations, layouts, strict=True):
         bits = widths.get((kind, where[:depth])) or widths.get(("scalar", where))
         if not bits:
-            raise CountError(
-                f"{code.resources.kernel}: no instruction is marked as that of {text.strip()}"
-            )
+            raise CountError(f"{used.kernel}: no instruction is marked as that of {text.strip()}")
         if len({*bits}) > 1:
-            raise CountError(
-                f"{code.resources.kernel}: the {kind}s of {describe(where)} differ in width"
-            )
+            raise CountError(f"{used.kernel}: the {kind}s of {describe(where)} differ in width")
         copies = "async_copy" in text
         found.append(CompiledAccess(kind, where, layout, bits[0], in_loop, type_text, copies))
     known = {(access.kind, access.where[:depth]) for access in found}
     if unknown := {it for it in widths if it[0] != "scalar"} - known:
         _, where = min(unknown)
-        raise CountError(f"{code.resources.kernel}: {describe(where)} is no tl.load or tl.store")
-    used = code.resources
+        raise CountError(f"{used.kernel}: {describe(where)} is no tl.load or tl.store")
     for name, there in (("load", used.load_bits), ("store", used.store_bits)):
         written = {access.bits for access in found if access.kind == name}
         if not {*there} <= {max(bits, 8) for bits in written}:

@@ -51,7 +51,7 @@ from memtraffic.triton_adapter.patching import replaced_here
 from memtraffic.triton_adapter.reach import Block, Reach
 
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
-_work: ContextVar[Work | None] = ContextVar("work", default=None)
+allowance: ContextVar[Work | None] = ContextVar("allowance", default=None)  # of a count
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,12 @@ def metered(fn: object, meter: TrafficMeter, gpu: Gpu | None = None) -> Iterator
         _nothing_hidden(meter, fn),
         torch_adapter.set_wrap_triton_enabled(False),  # it hides a launch in an operation
         meter,
+        device.having(_counting, True),
     ):
-        token = _counting.set(True)
         try:
             yield
         except Exception as error:
             raise interpret.interpreter_cause(error) from None
-        finally:
-            _counting.reset(token)
 
 
 @dataclass
@@ -240,16 +238,6 @@ class Work:
             raise TooMuchWork("the kernels of this count have too many programs or operations")
 
 
-@contextmanager
-def limited(work: Work) -> Iterator[None]:
-    """Context manager: counts inside end with TooMuchWork where they are more than `work`."""
-    token = _work.set(work)
-    try:
-        yield
-    finally:
-        _work.reset(token)
-
-
 def differentiable(arguments: Arguments) -> Arguments:
     """The same arguments, whose floating-point and complex tensors want a gradient."""
 
@@ -287,12 +275,6 @@ def gradients_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     return [torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator)) for x in outputs]
 
 
-def _hidden(maker: str) -> CountError:
-    return CountError(
-        f"a function made by {maker} hides its kernels: count it before that, or measure it"
-    )
-
-
 @contextmanager
 def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
     """Context manager: what a meter does not see is an error.
@@ -303,7 +285,8 @@ def _nothing_hidden(meter: TrafficMeter, fn: object) -> Iterator[None]:
 
     def refuse(maker: str) -> Callable[..., NoReturn]:
         def call(*args: object, **kwargs: object) -> NoReturn:
-            raise _hidden(maker)
+            advice = "count it before that, or measure it"
+            raise CountError(f"a function made by {maker} hides its kernels: {advice}")
 
         return call
 
@@ -358,7 +341,7 @@ class TrafficMeter(torch_adapter.TorchDispatchMode):
         super().__init__()
         self.traffic = Traffic()
         self.trace, self.config = trace, config
-        self.work = _work.get() or Work()
+        self.work = allowance.get() or Work()
         self.kernel: _Kernel | None = None
 
     # ---- PyTorch operations

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from memtraffic import device
 from memtraffic.errors import AccessError, FormulaError, InputsError, said
 from memtraffic.functions import as_function, function_name
-from memtraffic.meters.count import TooMuchWork, Traffic, Work, count, limited, nothing_ran
+from memtraffic.meters.count import TooMuchWork, Traffic, Work, allowance, count, nothing_ran
 from memtraffic.meters.polynomials import (
     Polynomial,
     Shape,
@@ -209,7 +209,7 @@ class Counts:
         arguments = self.made_by.arguments(shape, self.dtype)
         self._held[shape] = sum(x.numel() for x in arguments.tensors)
         try:
-            with limited(work):
+            with device.having(allowance, work):
                 options: Any = {"backward": self.backward, "config": self.config}
                 found = count(self.function, arguments, trace=trace, **options)
         finally:

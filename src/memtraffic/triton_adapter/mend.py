@@ -12,7 +12,6 @@ from memtraffic.triton_adapter.memory import Memory
 from memtraffic.triton_adapter.patching import RUNNING, replaced
 from memtraffic.triton_adapter.reach import keep_numbers
 from memtraffic.triton_adapter.turns import ACCESSES, cooperative_executor, polling, taking_turns
-from memtraffic.triton_adapter.values import compute_as_compiled
 
 
 def mend_interpreter() -> None:
@@ -24,6 +23,8 @@ def mend_interpreter() -> None:
     keep the number of their argument.
     """
     from triton.runtime import interpreter
+
+    from memtraffic.triton_adapter.values import compute_as_compiled
 
     if not hasattr(interpreter, "mended"):
         interpreter.GridExecutor = cooperative_executor(interpreter.GridExecutor)
@@ -37,7 +38,7 @@ def mend_interpreter() -> None:
         kernel = interpreter.InterpretedFunction
         kernel.run = _one_at_a_time(kernel.run)
         interpreter._interpreter = memory
-        compute_as_compiled(interpreter)
+        compute_as_compiled()
         keep_numbers(interpreter)
         interpreter._get_np_dtype = _known_by_name(interpreter._get_np_dtype)
         # It would check each integer for an overflow, and say so only where `debug` is asked for.

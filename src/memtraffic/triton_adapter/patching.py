@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
+from memtraffic.device import having
+
 lock = threading.RLock()  # who has it may replace attributes, and others wait
 RUNNING = threading.RLock()  # what the interpreter runs is a state of the whole process
 _watch: ContextVar[object] = ContextVar("watch", default=None)
@@ -25,12 +27,8 @@ def watching() -> Iterator[None]:
     Those are the caller's thread, and threads that run in a copy of its context. Others that want
     to watch wait.
     """
-    with lock:
-        token = _watch.set(_watch.get() or object())
-        try:
-            yield
-        finally:
-            _watch.reset(token)
+    with lock, having(_watch, _watch.get() or object()):
+        yield
 
 
 @contextmanager

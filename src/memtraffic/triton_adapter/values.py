@@ -16,21 +16,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
 
-def compute_as_compiled(interpreter: Any) -> None:
+def compute_as_compiled() -> None:
     """Replaces, for good, what the interpreter computes otherwise than a GPU."""
-    import triton.language as tl
-
     builder, reduce = interpreter.InterpreterBuilder, interpreter.ReduceOps
     builder.operations = 0  # made so far
     for name in ("unary_op", "binary_op", "create_fma", "create_dot"):  # a choice needs bits alone
-        setattr(builder, name, _widening(interpreter, getattr(builder, name)))
-    interpreter._convert_float = _conversion(interpreter, interpreter._convert_float)
-    builder.cast_impl = _casting(interpreter)
-    builder.get_bf16 = lambda self, value: _handle(interpreter, np.array([value]), tl.bfloat16)
+        setattr(builder, name, _widening(getattr(builder, name)))
+    interpreter._convert_float = _conversion(interpreter._convert_float)
+    builder.cast_impl = _cast
+    builder.get_bf16 = lambda self, value: _handle(np.array([value]), tl.bfloat16)
     builder.create_minnumf = _extreme(np.fmin, np.bitwise_or)
     builder.create_maxnumf = _extreme(np.fmax, np.bitwise_and)
     builder.create_minimumf = _extreme(np.minimum, np.bitwise_or)
@@ -39,30 +39,28 @@ def compute_as_compiled(interpreter: Any) -> None:
     builder.create_ceil = lambda self, x: self.unary_op(x, lambda it: np.ceil(_flushed(it)))
     builder.create_floor = lambda self, x: self.unary_op(x, lambda it: np.floor(_flushed(it)))
     builder.create_select = lambda self, *args: self.ternary_op(*args, _chosen)
-    builder.create_clampf = _clamping(interpreter, builder.create_clampf)
+    builder.create_clampf = _clamping(builder.create_clampf)
     builder.create_umulhi = _unsigned(builder.create_umulhi)
     builder.get_all_ones_value = lambda self, kind: interpreter.TensorHandle(
         ~np.zeros(1, interpreter._get_np_dtype(kind)), kind.scalar
     )
     for name in {"create_descriptor_load", "create_tensor_pointer_load"} & {*dir(builder)}:
-        setattr(builder, name, _padding_with_nan(interpreter, getattr(builder, name)))
-    reduce.sum = lambda self, x: _added(interpreter, self, x, np.sum, keepdims=self.keep_dims)
-    interpreter.ScanOps.cumsum = lambda self, x: [_added(interpreter, self, x, np.cumsum)]
-    interpreter.ScanOps.cumprod = lambda self, x: [_added(interpreter, self, x, np.cumprod)]
-    reduce.apply_impl = _reducing(interpreter, reduce.apply_impl)
+        setattr(builder, name, _padding_with_nan(getattr(builder, name)))
+    reduce.sum = lambda self, x: _added(self, x, np.sum, keepdims=self.keep_dims)
+    interpreter.ScanOps.cumsum = lambda self, x: [_added(self, x, np.cumsum)]
+    interpreter.ScanOps.cumprod = lambda self, x: [_added(self, x, np.cumprod)]
+    reduce.apply_impl = _reducing(reduce.apply_impl)
 
 
 # ---- conversions
 
 
-def _conversion(interpreter: Any, convert: Callable[..., Numbers]) -> Callable[..., Numbers]:
+def _conversion(convert: Callable[..., Numbers]) -> Callable[..., Numbers]:
     """Conversions between floating-point types, from bits to bits.
 
     Numbers of 8 bits are rounded to nearest even, and end at the largest one, as by PTX's
     `cvt.rn.satfinite`.
     """
-
-    import triton.language as tl
 
     floats8 = {  # without one that PyTorch does not have
         tl.float8e5: torch.float8_e5m2,
@@ -95,20 +93,16 @@ def _conversion(interpreter: Any, convert: Callable[..., Numbers]) -> Callable[.
     return converted
 
 
-def _numbers(interpreter: Any, values: Any) -> Numbers:
+def _numbers(values: Any) -> Numbers:
     """The numbers of a tensor's handle; of a type that the interpreter has as bits, in float32."""
-    import triton.language as tl
-
     kind, data = values.dtype.scalar, values.data
     if not kind.is_floating() or data.dtype.kind != "u":  # of a comparison, truth values
         return data
     return interpreter._convert_float(data, kind, tl.float32, None).view(np.float32)
 
 
-def _handle(interpreter: Any, numbers: Numbers, kind: Any) -> Any:
+def _handle(numbers: Numbers, kind: Any) -> Any:
     """The handle of a tensor of numbers that `_numbers` gave, or of what was made of them."""
-    import triton.language as tl
-
     if kind.is_floating() and interpreter._get_np_dtype(kind).kind != "f":
         numbers = interpreter._convert_float(
             np.asarray(numbers, np.float32), tl.float32, kind, None
@@ -116,47 +110,42 @@ def _handle(interpreter: Any, numbers: Numbers, kind: Any) -> Any:
     return interpreter.TensorHandle(numbers, kind)
 
 
-def _casting(interpreter: Any) -> Callable[..., Any]:
+def _cast(self: Any, source: Any, target: Any) -> Any:
     """A cast, of floating-point numbers to integers toward zero and no further than the type goes.
 
     So do PTX's conversions, which know no integers of 8 bits: of those of 16 bits, the lower half
     is stored. NaN becomes 0; where either type has 64 bits, the integer whose highest bit is set.
     """
+    kind, numbers = target.scalar, _numbers(source)
+    dtype = interpreter._get_np_dtype(kind)
+    if kind.is_floating() and dtype.kind != "f":
+        return _handle(numbers, kind)
+    if numbers.dtype.kind == "f" and dtype.kind in "iu":
+        numbers = _truncated(numbers, np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}"))
+    return interpreter.TensorHandle(numbers.astype(dtype), kind)
 
-    def cast(self: Any, source: Any, target: Any) -> Any:
-        kind, numbers = target.scalar, _numbers(interpreter, source)
-        dtype = interpreter._get_np_dtype(kind)
-        if kind.is_floating() and dtype.kind != "f":
-            return _handle(interpreter, numbers, kind)
-        if numbers.dtype.kind == "f" and dtype.kind in "iu":
-            numbers = truncated(numbers, np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}"))
-        return interpreter.TensorHandle(numbers.astype(dtype), kind)
 
-    def truncated(numbers: Numbers, wide: Any) -> Numbers:
-        least, most = map(float, (np.iinfo(wide).min, np.iinfo(wide).max))
-        found = np.where((numbers > least) & (numbers < most), numbers, 0).astype(wide)
-        found[numbers >= most], found[numbers <= least] = np.iinfo(wide).max, np.iinfo(wide).min
-        if 8 in (numbers.itemsize, wide.itemsize):
-            found[np.isnan(numbers)] = np.array(1 << 8 * wide.itemsize - 1, np.uint64).astype(wide)
-        return found
-
-    return cast
+def _truncated(numbers: Numbers, wide: Any) -> Numbers:
+    least, most = map(float, (np.iinfo(wide).min, np.iinfo(wide).max))
+    found = np.where((numbers > least) & (numbers < most), numbers, 0).astype(wide)
+    found[numbers >= most], found[numbers <= least] = np.iinfo(wide).max, np.iinfo(wide).min
+    if 8 in (numbers.itemsize, wide.itemsize):
+        found[np.isnan(numbers)] = np.array(1 << 8 * wide.itemsize - 1, np.uint64).astype(wide)
+    return found
 
 
 # ---- operations element by element
 
 
-def _widening(interpreter: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+def _widening(method: Callable[..., Any]) -> Callable[..., Any]:
     """An operation, counted; one of bfloat16 in float32, whose result is rounded."""
-    import triton.language as tl
-
     handle = interpreter.TensorHandle
 
     def is_bfloat16(value: Any) -> bool:
         return isinstance(value, handle) and value.dtype.scalar == tl.bfloat16
 
     def widened(value: Any) -> Any:
-        return handle(_numbers(interpreter, value), tl.float32) if is_bfloat16(value) else value
+        return handle(_numbers(value), tl.float32) if is_bfloat16(value) else value
 
     @functools.wraps(method)
     def compute(self: Any, *args: Any) -> Any:
@@ -167,7 +156,7 @@ def _widening(interpreter: Any, method: Callable[..., Any]) -> Callable[..., Any
         result = method(self, *map(widened, args))
         # Its type is that of the last operand, but for comparisons.
         kept = result.data.dtype == bool or not is_bfloat16(last)
-        return result if kept else _handle(interpreter, result.data, tl.bfloat16)
+        return result if kept else _handle(result.data, tl.bfloat16)
 
     return compute
 
@@ -208,7 +197,7 @@ def _chosen(condition: Numbers, lhs: Numbers, rhs: Numbers) -> Numbers:
     return np.where(condition, lhs.astype(rhs.dtype), rhs)
 
 
-def _clamping(interpreter: Any, clamp: Callable[..., Any]) -> Callable[..., Any]:
+def _clamping(clamp: Callable[..., Any]) -> Callable[..., Any]:
     """Without `propagate_nan`, NaN becomes the lower bound.
 
     Except between -b and b: there is an instruction for it, of which NaN becomes b. Whether that is
@@ -240,13 +229,11 @@ def _unsigned(multiply: Callable[..., Any]) -> Callable[..., Any]:
     return multiplied
 
 
-def _padding_with_nan(interpreter: Any, load: Callable[..., Any]) -> Callable[..., Any]:
+def _padding_with_nan(load: Callable[..., Any]) -> Callable[..., Any]:
     """A load that pads with NaN: of types that the interpreter has as their bits, too."""
 
     @functools.wraps(load)
     def padded(self: Any, *args: Any, **options: Any) -> Any:
-        import triton.language as tl
-
         load_masked, with_nan = self.create_masked_load, interpreter._ir.PADDING_OPTION.PAD_NAN
         asked = with_nan in (getattr(args[0], "padding", None), *args, *options.values())
 
@@ -270,26 +257,24 @@ def _padding_with_nan(interpreter: Any, load: Callable[..., Any]) -> Callable[..
 # ---- reductions
 
 
-def _added(interpreter: Any, how: Any, values: Any, compute: Any, **options: Any) -> Any:
+def _added(how: Any, values: Any, compute: Any, **options: Any) -> Any:
     """A sum, or the sums or products of all elements up to each one.
 
     Of integers, it begins anew where it leaves its type.
     """
-    kind, numbers = values.dtype.scalar, _numbers(interpreter, values.handle)
+    kind, numbers = values.dtype.scalar, _numbers(values.handle)
     dtype = None if numbers.dtype == bool else numbers.dtype
     found = compute(numbers, axis=how.axis, dtype=dtype, **options)
-    return how.to_tensor(_handle(interpreter, found, kind).data, values.dtype)
+    return how.to_tensor(_handle(found, kind).data, values.dtype)
 
 
-def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any]:
+def _reducing(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """A reduction to the largest or smallest element without NaN, or to where it is.
 
     Where it is depends, with NaN, on the order in which elements are combined, and so it does if
     any of several equal ones will do. A compiled kernel has the order of its layout: here that is
     an error.
     """
-    import triton.language as tl
-
     sides, ties = ("max", "min"), ("left", "fast")
     known = {getattr(tl.standard, f"_elementwise_{side}"): (side, "") for side in sides}
     for side, tie in itertools.product(sides, ties):
@@ -299,7 +284,7 @@ def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any
         if self.combine_fn not in known:
             return reduce(self, operands)
         side, tie = known[self.combine_fn]
-        kind, data = operands[0].dtype.scalar, _numbers(interpreter, operands[0].handle)
+        kind, data = operands[0].dtype.scalar, _numbers(operands[0].handle)
         extreme = np.fmax if side == "max" else np.fmin
         found: Any = [extreme.reduce(data, axis=self.axis, keepdims=True)]
         equal = data == found[0]
@@ -318,7 +303,7 @@ def _reducing(interpreter: Any, reduce: Callable[..., Any]) -> Callable[..., Any
             zero = np.copysign(data.dtype.type(0), -1 if side == "min" else 1)
             signed = (np.signbit(data) == np.signbit(zero)) & zeros
             found[0] = np.where(signed.any(axis=self.axis, keepdims=True), zero, found[0])
-        found[0] = _handle(interpreter, found[0], kind).data
+        found[0] = _handle(found[0], kind).data
         if not self.keep_dims:
             found = [it.squeeze(self.axis) for it in found]
         return [self.to_tensor(it, of.dtype.scalar) for it, of in zip(found, operands, strict=True)]

@@ -90,37 +90,5 @@ def claim_rereads(frame: pd.DataFrame) -> None:
 # ---- three cases
 
 
-def show_cases(table: pd.DataFrame) -> None:
-    """Claims why three published kernels read more than the least. table: of `survey.load`."""
-    passes = survey.ratios(table)
-    [norm] = passes[passes["kernel"].str.fullmatch(r"05.*:layer_norm") & _forward(passes)]["reads"]
-    times = (survey.evaluate(norm, M=1) - 2 * 64) / 64  # beside the weight and the bias
-    claim(
-        f"A layer norm of Triton's tutorials reads each row of 64 numbers {times:.0f} times.",
-        times == 3,
-    )
-    [group] = passes[passes["kernel"].str.endswith("liger_group_norm") & _forward(passes)]["reads"]
-    each = survey.evaluate(group, M=1, N=1) / 12
-    claim(
-        f"Liger's group norm reads {each:.0f} numbers for each of its 12MN inputs: 2 of the input, "
-        "1 weight and 1 bias.",
-        each == 4,
-    )
-    losses = passes[passes["kernel"].str.fullmatch(r".*:(liger_)?cross_entropy(_loss)?")]
-    sums = losses.set_index(["package", "direction"])["moved"].unstack() / survey.LARGE**2
-    tables.show(
-        sums.index,
-        cross_entropy_of=lambda package: survey.TITLES[package],
-        forward=lambda package: f"{sums['forward'][package]:.1f}MN",
-        backward=lambda package: f"{sums['backward'][package]:.1f}MN",
-    )
-    early = sums["forward"] / sums["backward"]
-    claim(
-        f"Liger's forward moves {early['liger-kernel']:.1f} times what its backward does: it has "
-        "the gradient already.",
-        early["liger-kernel"] > 1 and (early.drop("liger-kernel") < 1).all(),
-    )
-
-
 def _forward(passes: pd.DataFrame) -> pd.Series[bool]:
     return passes["direction"] == "forward"
