@@ -16,10 +16,6 @@ X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 WRONG = "a judge says so"
 
 
-def flight():
-    return experiment("bytes_in_flight")
-
-
 def of_columns(x):
     """The softmax of columns, a program each, so that several programs touch a sector."""
     return tiled.softmax(x.t(), rows=1).t()
@@ -49,11 +45,9 @@ QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
     "chunks-65,537 float32 numbers": lambda it: it.check_wider_row(65537),
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
-    "in_flight-the law predicts": lambda it: it.check_law(flight(), 1000.0, 11_300),
-    r"in_flight-1\.2x of that": lambda it: it.draw_bend(flight(), 22_000),
-    r"in_flight-over 1\.5x": lambda it: it.show_load(
-        flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
-    ),
+    "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
+    r"in_flight-not at \[3, 0\]": lambda it: it.follows_two_chains(lambda x, hops: x[:2]),
+    r"in_flight-1\.2x of that": lambda it: it.draw_bend(experiment("bytes_in_flight"), 22_000),
     "long_rows-elements": lambda it: it.examine_minus_infinity(
         lambda x: (x - x.amax(1, keepdim=True)).exp()
     ),
