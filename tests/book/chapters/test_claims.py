@@ -44,7 +44,6 @@ LIES = {
     "backward-show_steps": (times("dram_read_bytes", 2, softmax=OURS), "less than 0.95x"),
     "chunks-draw_cliff": (us(0.5, "tiled", n=8320), "more than a tenth"),
     "chunks-draw_cliff, chunks": (us(9, "chunks"), "and chunks fall"),
-    "chunks-compare_widest": (us(2, "chunks"), "At 32768 columns"),
     "fused-compare_with_bytes": (us(3, "fused"), "2.40x needed"),
     "fused-draw_widths": (times("instruction_read_bytes", 2), "the matrix of 4096 x 16384"),
     "in_flight-show_ways": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),

@@ -36,14 +36,13 @@ def padded(page):
 
 
 SLOW = {
-    "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
-    "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
     "sectors-512 sectors are touched 2304 times": lambda it: it.examine(it.COLUMNS)(of_columns),
     f"sectors-{WRONG}": lambda it: it.loads_64_bits(1024),
 }
 QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
-    "chunks-65,537 float32 numbers": lambda it: it.check_wider_row(65537),
+    "chunks-it gives": lambda it: it.counts_programs(lambda registers, warps: 2),
+    "chunks-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
     r"in_flight-not at \[3, 0\]": lambda it: it.follows_two_chains(lambda x, hops: x[:2]),
@@ -98,7 +97,7 @@ def test_chapter_refuses(chapter, attempt, reason):
 # ---- other kernels in place of those that a chapter is about
 
 
-SAME = dict.fromkeys(("one block", "converted once", "kept"), masked.softmax)
+SAME = dict.fromkeys(("one block", "chunks"), masked.softmax)
 NO_LOOP = "check_schedules", "^none"
 
 
@@ -111,7 +110,7 @@ def never_ahead(n_cols, stages):
 @pytest.mark.parametrize(
     ("chapter", "name", "other", "attempt", "reason"),
     [
-        ("chunks", "WAYS", SAME, "compare_ways", "in chunks that are kept"),
+        ("chunks", "WAYS", SAME, "compare_ways", "programs in chunks"),
         ("fused", "fused.softmax", tiled.softmax, "count_exchanges", "18 exchanges"),
         ("masked", "exhibits.softmax_block_of_512", masked.softmax, "try_softmaxes", "passes 2"),
         ("memory_wall", "LADDER", ("masked", "naive"), "keep_ladder", "fall from MN"),
