@@ -67,7 +67,7 @@ SAME_ON_EACH_GPU = {
     "memory-wall": "impossible verdict_1 naive_reads naive_writes split_reads split_writes",
     "naive": "prefetch_predicted prefetch_found",
     "occupancy": "fit last lost",
-    "persistent": "counter wins again",
+    "persistent": "counter",
     "sectors": "times others",
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",
