@@ -59,7 +59,7 @@ def test_units_know_every_unit_in_an_output():
 # What pages glue though its numbers have no unit: counted, compiled for a named GPU, or quoted from
 # a note. All else that is glued belongs to the GPU, and is compared by its unit.
 SAME_ON_EACH_GPU = {
-    "chunks": "tiled_programs many warps_one warps_many",
+    "chunks": "tiled_programs many block_warps block_registers",
     "fused": "tried row_kib",
     "lab-notes": "dropped",
     "long-rows": "rows_at_once",
@@ -67,7 +67,7 @@ SAME_ON_EACH_GPU = {
     "memory-wall": "impossible verdict_1 naive_reads naive_writes split_reads split_writes",
     "naive": "prefetch_predicted prefetch_found",
     "occupancy": "fit last lost",
-    "persistent": "counter wins again",
+    "persistent": "counter",
     "sectors": "times others",
     "ship": "ours cases lowest_at",
     "survey": "kernels packages passes again cached",

@@ -37,11 +37,9 @@ LIES = {
     "backward-show_steps": (times("dram_read_bytes", 2, softmax=OURS), "less than 0.95x"),
     "chunks-draw_cliff": (us(0.5, "tiled", n=8320), "more than a tenth"),
     "chunks-draw_cliff, chunks": (us(9, "chunks"), "and chunks fall"),
-    "chunks-compare_widest": (us(2, "chunks"), "At 32768 columns"),
     "fused-compare_with_bytes": (us(3, "fused"), "2.40x needed"),
     "fused-draw_widths": (times("instruction_read_bytes", 2), "the matrix of 4096 x 16384"),
-    "in_flight-draw_full_and_empty": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),
-    "in_flight-show_ways": (times("gb_per_s", 0.003, slots=4), "4 warps have"),
+    "in_flight-show_ways": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),
     "long_rows-show_three_reads": (times("l1_l2_read_bytes", 0.6, impl=ship.TORCH), "3 expected"),
     "long_rows-draw_second_read": (times("dram_read_bytes", 1.4, impl="online"), "limits"),
     "long_rows-draw_speeds": (us(2, "split"), "1.2x as fast"),
@@ -56,8 +54,8 @@ LIES = {
     "naive-draw_maxima": (times("instruction_read_bytes", 3), "at the loads"),
     "occupancy-compare_warps": (us(2, num_warps=32), "at most 10 % apart"),
     "occupancy-compare_programs": (us(3, programs=264), "over 1.05x"),
-    "persistent-take_apart": (us(1.2, "2 stages, program per tile"), "A fixed order costs"),
-    "persistent-take_apart, detour": (us(0.9, "tiled"), "at most 1.02x"),
+    "persistent-take_apart": (us(1.06, "2 stages, program per tile"), "more than the"),
+    "persistent-take_apart, tiled": (us(1.2, "tiled"), "no loop is as fast"),
     "persistent-draw_wide": (us(0.5, "persistent"), "at none where"),
     "sectors-compare": (
         times("store_sectors", 2, fn="online", shape="16x8320", dtype="float32"),
@@ -84,10 +82,8 @@ LIES = {
     "your_kernel-show_loss": (us(1.3, "cross-entropy"), "1.10x allowed"),
 }  # fmt: skip
 GIVEN = {  # what makes the argument of a function
-    "in_flight-show_ways": lambda: recording.experiment("slots_in_flight").query(
-        "access == 'read'"
-    ),
     "ship-claim_sizes": lambda: "",
+    "in_flight-show_ways": lambda: 337.0,
     "survey-show_measured": survey.load,
 }
 

@@ -3,8 +3,6 @@
 That they accept what is right, nbval finds on the page and with its solutions.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,10 +12,6 @@ from memtraffic_book import exhibits, experiment, yours
 
 X = torch.tensor([[1.0, 2, 3, 4, 5], [0, 0, 0, 0, 9], [7, 7, 7, 7, 7]])
 WRONG = "a judge says so"
-
-
-def flight():
-    return experiment("bytes_in_flight")
 
 
 def of_columns(x):
@@ -40,20 +34,17 @@ def padded(page):
 
 
 SLOW = {
-    "chunks-it gives": lambda it: it.is_the_rule(lambda n: 4),
-    "chunks-elements at 8320 columns": lambda it: it.in_two_blocks(masked.softmax),
     "sectors-512 sectors are touched 2304 times": lambda it: it.examine(it.COLUMNS)(of_columns),
     f"sectors-{WRONG}": lambda it: it.loads_64_bits(1024),
 }
 QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
-    "chunks-65,537 float32 numbers": lambda it: it.check_wider_row(65537),
+    "chunks-it gives": lambda it: it.counts_programs(lambda registers, warps: 2),
+    "chunks-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
-    "in_flight-the law predicts": lambda it: it.check_law(flight(), 1000.0, 11_300),
-    r"in_flight-1\.2x of that": lambda it: it.draw_bend(flight(), 22_000),
-    r"in_flight-over 1\.5x": lambda it: it.show_load(
-        flight().assign(latency_ns=400.0), it.draw_bend(flight(), 11_300)
-    ),
+    "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
+    r"in_flight-not at \[3, 0\]": lambda it: it.follows_two_chains(lambda x, hops: x[:2]),
+    r"in_flight-1\.2x of that": lambda it: it.draw_bend(experiment("bytes_in_flight"), 22_000),
     "long_rows-elements": lambda it: it.examine_minus_infinity(
         lambda x: (x - x.amax(1, keepdim=True)).exp()
     ),
@@ -73,7 +64,7 @@ QUICK = {
         lambda x: persistent.softmax(x, rows=1, programs=3)
     ),
     "persistent-not 3": lambda it: it.takes_neighbours(tiled.softmax),
-    "persistent-read the weights 50 times": lambda it: it.loads_weights_once(yours.rms_norm),
+    r"persistent-reads 2MN, not MN \+ 3N": lambda it: it.loads_weights_once(yours.rms_norm),
     f"sectors-{WRONG}": lambda it: it.sixteenth(16),
     "ship-width of the table": lambda it: it.right_by_the_table_alone(torch.zeros_like),
     "ship-right at 781": lambda it: it.right_by_the_table_alone(lambda x: x.softmax(dim=1)),
@@ -104,26 +95,18 @@ def test_chapter_refuses(chapter, attempt, reason):
 # ---- other kernels in place of those that a chapter is about
 
 
-SAME = dict.fromkeys(("one block", "converted once", "kept"), masked.softmax)
-NO_LOOP = "check_schedules", "^none"
-
-
-def never_ahead(n_cols, stages):
-    """A kernel that asks for nothing ahead, however many stages it has."""
-    return SimpleNamespace(schedule=("for", "load") if stages == 1 else ("copy", "for", "wait 0"))
+SAME = dict.fromkeys(("one block", "chunks"), masked.softmax)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chapter", "name", "other", "attempt", "reason"),
     [
-        ("chunks", "WAYS", SAME, "compare_ways", "in chunks that are kept"),
+        ("chunks", "WAYS", SAME, "compare_ways", "programs in chunks"),
         ("fused", "fused.softmax", tiled.softmax, "count_exchanges", "18 exchanges"),
         ("masked", "exhibits.softmax_block_of_512", masked.softmax, "try_softmaxes", "passes 2"),
         ("memory_wall", "LADDER", ("masked", "naive"), "keep_ladder", "fall from MN"),
         ("occupancy", "waves_of", lambda *_: 0, "compare_rules", "0 of 36"),
-        ("persistent", "compiled", never_ahead, "check_schedules", "3 stages has 1"),
-        ("persistent", "compiled", lambda *_: SimpleNamespace(schedule="none"), *NO_LOOP),
     ],
     indirect=["chapter"],
 )
