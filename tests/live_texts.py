@@ -58,7 +58,7 @@ INPUTS |= dict.fromkeys(["your-kernel answer_3", "your-kernel cross_entropy"], "
 INPUTS |= {"your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
 OTHERS = "long-rows shared, long-rows answer_4, many-gpus ours, ship answer_2, "
-OTHERS += "in-flight answer_4"
+OTHERS += "in-flight answer_3, chunks in_chunks"
 
 
 def functions_of(page):

@@ -182,7 +182,6 @@ NARROW_AND_WIDE = [[4096, 512], WIDE]
 # 67 million elements each, so that the bytes take far longer than a launch.
 GRADIENTS = [[2**26 // n, n] for n in (256, 1024, 4096, 16384, 65536, 131072)]
 # Of as many elements each; odd widths, and those of patches, vocabularies and windows, among them.
-CONVERTED_AT = [[2**26 // n, n] for n in (8320, 12672, 16384)]  # as in the map
 MAP = [
     [2**26 // n, n]
     for n in (
@@ -216,7 +215,6 @@ def _named(*names: str) -> dict[str, str]:
 _EXHIBITS, _YOURS = "memtraffic_book.exhibits:", "memtraffic_book.yours:"
 COMPILED = ["torch.softmax", "compile(naive)", "compile(persistent reduction)"]
 BOTH = ["torch.softmax", "memtraffic.softmax"]
-CONVERTED = {"copy": "copy", "converted once": f"{_EXHIBITS}softmax_converting_once"}
 CHEATS = {**_named("fused", "masked"), "block of 512": f"{_EXHIBITS}softmax_block_of_512"}
 SUSPECTS = {  # a program per tile: where more are asked for than there are tiles
     "tiled": "tiled",
@@ -426,7 +424,6 @@ _ALL = (  # in the order of the book
     _raced("tiled_narrow", ["copy", "masked", "tiled"], NARROW),
     _counted("persistent_counters", "persistent", shape=WIDE),
     _raced("persistent_suspects", {"copy": "copy", **SUSPECTS}, [WIDE]),
-    _raced("chunks_converted", CONVERTED, CONVERTED_AT, dtype="bfloat16"),
     _raced("ladder", ["copy", "naive", "fused", "masked", "tiled", "persistent"], [WIDE]),
     *_typed("map", m.compare, impls=MAPPED, shapes=MAP, budget=0.02),
     *_typed("decision", m.decide, shapes=DECIDED_AT, budget=0.02),

@@ -5,10 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtraffic.device import device_guard, planning_gpu
-from memtraffic.kernels.softmax.chunks import softmax_kernel
+from memtraffic.device import device_guard
 from memtraffic.kernels.softmax.op import backward
-from memtraffic.kernels.softmax.rule import row_tile, tile_constants
 
 # ---- memory-wall: a first kernel, what an SM computes, what it has in flight, what a launch costs
 
@@ -146,29 +144,6 @@ def transpose(x: Tensor) -> Tensor:
     """The transpose of a square matrix whose side is a multiple of 64, through LDS."""
     y, tiles = torch.empty_like(x), len(x) // 64
     _transpose_kernel[(tiles, tiles)](y, x, len(x), SIDE=64, num_warps=4)
-    return y
-
-
-# ---- chunks
-
-
-def softmax_converting_once(x: Tensor) -> Tensor:
-    """`memtraffic.softmax` of wide packed rows, where the compiler may keep numbers as float32.
-
-    x: of shape (M, N), N to 32768, more than a warp holds and a multiple of 16 bytes. Raises
-    ValueError for another matrix.
-    """
-    (n_rows, n_cols), y, vector = x.shape, torch.empty_like(x), 16 // x.element_size()
-    gpu = planning_gpu(x)
-    tile = row_tile(n_cols, x.element_size(), 1, gpu)
-    if not x.is_contiguous() or n_cols % vector or tile is None or tile.rows > 1:
-        raise ValueError(f"softmax_converting_once: {n_cols} columns, strides {x.stride()}")
-    with device_guard(x):
-        softmax_kernel[(n_rows, 1)](
-            *(y, 0, *y.stride(), x, 0, *x.stride(), n_rows, n_cols),
-            **{**tile_constants(tile, n_rows, n_cols, vector, gpu), "PTX": False},
-            num_warps=tile.num_warps,
-        )
     return y
 
 

@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import assert_softmax
 
-from memtraffic import device, residency, resources, softmax
+from memtraffic import device, residency, resources
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
 from memtraffic.tensors import matrix
 from memtraffic.testing import assert_close, assert_correct, assert_traffic
@@ -90,19 +89,3 @@ def test_backward_is_right():
     traffic = dict(fit=[(5, 781)], held_out=())
     assert_traffic(exhibits.backward_ours, "2MN", "MN", SOFTMAX_BACKWARD, **traffic)
     assert_traffic(exhibits.backward_lines, "6MN + M", "3MN + M", SOFTMAX_BACKWARD, **traffic)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_softmax_converting_once_is_a_softmax_that_needs_more_registers(dtype):
-    once = exhibits.softmax_converting_once
-    assert_softmax(once, matrix(3, 2048, dtype))
-    x = torch.empty(4, 8320, dtype=dtype, device=device.default())
-    [found], [ours] = (resources(fn, x, target="sm_90") for fn in (once, softmax))
-    more = found.registers / ours.registers
-    assert more == 1 if dtype == torch.float32 else more > 1.3
-
-
-@pytest.mark.parametrize("x", [matrix(3, 64), matrix(3, 4097), matrix(4096, 3).t()], ids=str)
-def test_softmax_converting_once_refuses(x):
-    with pytest.raises(ValueError, match="columns, strides"):
-        exhibits.softmax_converting_once(x)

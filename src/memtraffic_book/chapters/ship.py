@@ -16,13 +16,12 @@ from memtraffic_book import claim, experiment, experiments, figures, glue, table
 from memtraffic_book.chapters import naive
 from memtraffic_book.recording import speeds
 
-TYPES = ("float32", "bfloat16")
+TYPES, LOGS = ("float32", "bfloat16"), naive.LOGS
 TORCH, OURS, FUSED = "torch.softmax", "memtraffic.softmax", "scaled_dot_product_attention"
 CALLED, IN_GRAPH = "eager_us", "graph_us"
 BELOW = {"": 4, "_gradient": 60}  # MB of a matrix below which `torch.softmax` is to be called
 SHOWN = [(4096, 128), (4096, 1024), (4096, 4096), (4096, 50257)]
 SMALL = (4096, 128)  # rows and columns of the page's first numbers
-LOGS = naive.LOGS
 FLAT = 95  # % of a copy, from which on a line counts as flat
 
 
