@@ -18,7 +18,6 @@ from drawings import PHONE, SMALLEST, assert_legible, boxes, texts
 from notebooks import BOOK
 
 from memtraffic.gpus import find_gpu
-from memtraffic.meters.count import Access
 from memtraffic.residency import BlockedLayout
 from memtraffic_book import figures
 from memtraffic_book.figures import drawing, hardware
@@ -37,11 +36,9 @@ SPEEDS = pd.DataFrame(
     },
     [16, 33, 128, 1024],
 )
-ROOFS = {"multiply-adds": 28e12, "exponentials": 4e12}
 LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
 LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
 TAKES = {"registers": (9216, 65536), "shared": (13808, 233472), "warps": (4, 64)}
-TOUCHED = [Access((i % 3, 0, 0), "read", "x_ptr", tuple(range(8 * i, 8 * i + 5))) for i in range(5)]
 
 
 def marked(ax, *marks):
@@ -80,7 +77,6 @@ DRAWN = {
         f"machine-{name}": lambda name=name: figures.machine(find_gpu(name), title=SAYING)
         for name in ("B200", "MI300X", "RX 7900 XTX")
     },
-    "map": lambda: figures.plot_access_map(TOUCHED, (5, 8), "x_ptr", SAYING),
     "marks": lambda: marked(
         figures.plot_lines({"a": LINES["a"]}, "rows", "GB/s", title=SAYING),
         *((60, "half of L2", "left"), (80, "all of it", "right")),
@@ -89,7 +85,6 @@ DRAWN = {
     "packing-amd": lambda: figures.sm_packing(
         {"vgprs": 4, "waves": 8, "lds": 3}, title=SAYING, lengths={"lds": 0.5}
     ),
-    "roofline": lambda: figures.roofline(4e12, ROOFS, 0.125, kind="exponentials", title=SAYING),
     "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
 }
 
@@ -139,16 +134,6 @@ def test_plot_lines_names_each_at_its_end():
     assert ticks == ["32", "64", "128"] and ax.get_ylim()[0] == 0
 
 
-def test_roofline_has_a_ceiling_for_each_kind_of_arithmetic():
-    ax = drawn("roofline")
-    slope, exp, _, point, fma, _ = ax.lines
-    assert all(y == pytest.approx(4e12 * x) for x, y in zip(*slope.get_data(), strict=True))
-    assert (fma.get_xdata()[0], fma.get_ydata()[0]) == (7, 28e12)
-    assert (exp.get_xdata()[0], exp.get_ydata()[0]) == (1, 4e12)
-    assert (point.get_xdata()[0], point.get_ydata()[0]) == (0.125, 0.5e12)
-    assert {"28 T multiply-adds/s", "ridge 7", "4000 GB/s, the roof"} <= {*texts(ax)}
-
-
 def test_plot_bars_draws_each_with_its_text():
     ax = drawn("bars")
     assert [bar.get_width() for bar in ax.patches] == [4000, 800]
@@ -194,15 +179,6 @@ def test_strip_says_what_passes_between_neighbours():
     said = [text for text in texts(ax) if text]  # an arrow is a text of nothing
     assert said == ["DRAM", "L2", "L1", "warps", "16.4 kB", "2.1 MB", "268.4 MB"]
     assert len(boxes(ax, "stop")) == 4
-
-
-def test_plot_access_map_shows_who_touched_what():
-    ax = drawn("map")
-    assert [text for text in texts(ax) if text.startswith("program")] == [
-        f"program {i % 3}" for i in range(5)
-    ]
-    colors = [box.get_facecolor() for box in ax.patches]
-    assert len(set(colors)) == 4 and colors.count((1, 1, 1, 1)) == 5 * 3
 
 
 def test_plot_thread_layout_numbers_lanes_within_their_warp():

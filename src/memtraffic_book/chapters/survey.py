@@ -88,7 +88,3 @@ def claim_rereads(frame: pd.DataFrame) -> None:
 
 
 # ---- three cases
-
-
-def _forward(passes: pd.DataFrame) -> pd.Series[bool]:
-    return passes["direction"] == "forward"

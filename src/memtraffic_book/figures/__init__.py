@@ -10,7 +10,6 @@ from memtraffic_book.figures.charts import (
     mark_position,
     plot_bars,
     plot_lines,
-    roofline,
     width_map,
 )
 from memtraffic_book.figures.drawing import ORANGE
@@ -18,7 +17,6 @@ from memtraffic_book.figures.hardware import machine, strip
 from memtraffic_book.figures.maps import (
     Slots,
     full_and_empty,
-    plot_access_map,
     plot_thread_layout,
     sm_packing,
 )
@@ -29,11 +27,9 @@ __all__ = [
     "full_and_empty",
     "machine",
     "mark_position",
-    "plot_access_map",
     "plot_bars",
     "plot_lines",
     "plot_thread_layout",
-    "roofline",
     "sm_packing",
     "strip",
     "width_map",

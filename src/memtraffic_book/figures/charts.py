@@ -1,4 +1,4 @@
-"""Charts: lines with their spread, bars, the roofline, one kernel against several others."""
+"""Charts: lines with their spread, bars, one kernel against several others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
     BLUE,
     GREEN,
-    INK,
     MUTED,
     ORANGE,
     PROGRAM_COLORS,
@@ -175,49 +173,6 @@ def width_map(speeds: pd.DataFrame, ends: tuple[str, str], *, title: str = "") -
     ax.set(xlim=(MAP_LOW, 1.4 * 2**20), ylim=(0, 108), yticks=[0, 50, 100])
     ax.set_xticks(list(MAP_TICKS), list(MAP_TICKS.values()))
     ax.set_xticks([], minor=True)
-    return ax
-
-
-def roofline(
-    bandwidth: float, roofs: Mapping[str, float], needs: float, *, kind: str, title: str
-) -> Axes:
-    """A roofline of a softmax: a slope, a ceiling per kind of arithmetic, and what it needs.
-
-    bandwidth: in bytes/s, the roof. roofs: the ceilings, the most operations/s of each kind, by its
-    name in the plural, such as `exponentials`. needs: operations of one kind for each byte that a
-    softmax moves.
-    """
-    ax = axes("operations per byte", "operations per second", (WIDTH, 3.5), title)
-    ridges = {it: roof / bandwidth for it, roof in roofs.items()}
-    low, high = min(needs, *ridges.values()) / 30, max(needs, *ridges.values()) * 6
-    bottom, top = low * bandwidth, max(roofs.values()) * 5
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
-    last = max(ridges.values())
-    ax.plot([low, last], [bottom, last * bandwidth], color=INK)
-    middle = low**0.2 * min(ridges.values()) ** 0.8  # above it and to its left is room
-    roof_text = f"{units.format_gb_per_s(bandwidth / 1e9)}, the roof"
-    _note(ax, roof_text, (middle, middle * bandwidth), (-6, 3), ha="right", color=INK)
-    for i, ((it, roof), (color, marker, dashes)) in enumerate(
-        zip(sorted(roofs.items(), key=lambda pair: pair[1]), LINES, strict=False)
-    ):
-        ax.plot([ridges[it], high], [roof, roof], color=color, linestyle=dashes)
-        ax.plot([ridges[it]] * 2, [bottom, roof], color=color, linestyle=":", linewidth=1.2)
-        above = roof == max(roofs.values())  # below the others is room, above them the slope
-        look = {"color": color, "ha": "right", "va": "bottom" if above else "top"}
-        rate = f"{PREFIXED(float(f'{roof:.3g}'))} {it}/s"
-        _note(ax, rate, (high, roof), (0, 3 if above else -4), **look)
-        _note(ax, f"ridge {ridges[it]:.2g}", (ridges[it], bottom), (3, 5 + 13 * i), color=color)
-        if it == kind:
-            at = needs, min(roof, needs * bandwidth)
-            ax.plot(*at, marker, color=color, markersize=9, markeredgecolor="white")
-            text = f"softmax: {needs:.3g}\n{it}\nper byte"
-            _note(ax, text, at, (7, -5), color=color, ha="left", va="top")
-    ax.grid(visible=False)
-    # Without powers, whose exponents would be too small.
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.yaxis.set_major_formatter(PREFIXED)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_formatter(lambda value, _: "")
     return ax
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from memtraffic_book.figures.drawing import (
 )
 
 if TYPE_CHECKING:
-    from memtraffic.meters.count import Access
     from memtraffic.residency import BlockedLayout
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
@@ -35,36 +34,6 @@ REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
 
 
 # ---- who touches and who holds what
-
-
-def plot_access_map(
-    accesses: Iterable[Access], shape: tuple[int, int], argument: str, title: str = ""
-) -> Axes:
-    """A matrix, each element with its offset, in the colour of the program that accessed it.
-
-    accesses: of a count with `trace=True`. argument: the name of the kernel's pointer. An element
-    that no program accessed is white.
-    """
-    m, n = shape
-    touched = [it for it in accesses if it.argument == argument]
-    program = {offset: it.program[0] for it in touched for offset in it.offsets}
-    rows = [range(row * n, (row + 1) * n) for row in range(m)]
-    owners = [sorted({program[it] for it in row if it in program}) for row in rows]
-    names = [f"program {', '.join(map(str, of))}" for of in owners]
-    wide = min(0.6, (WIDTH - 0.16 - max(map(text_width, names))) / n)
-    high = 0.36
-    ax = board()
-    for offset in range(m * n):
-        row, col = divmod(offset, n)
-        at = (0.04 + col * wide, 0.04 + row * high)
-        color = "white"
-        if offset in program:
-            color = PROGRAM_COLORS[program[offset] % len(PROGRAM_COLORS)]
-        box(ax, at, (wide, high), facecolor=color, edgecolor=MUTED)
-        write(ax, at[0] + wide / 2, at[1] + high / 2, str(offset))
-    for row, name in enumerate(names):
-        write(ax, 0.12 + n * wide, 0.04 + (row + 0.5) * high, name, ha="left")
-    return finish(ax, m * high + 0.08, title)
 
 
 def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str = "") -> Axes:
