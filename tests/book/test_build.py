@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 import nbformat
 import pandas as pd
 import pytest
+from drawings import PHONE, SMALLEST
 from notebooks import BOOK
 
 from memtraffic import device, gpus
@@ -195,3 +196,6 @@ def test_poster_is_of_its_recordings(tmp_path, monkeypatch):
         assert sums.encode() in path.with_suffix(".pdf").read_bytes()
     assert words[0] == words[1], "python -m memtraffic_book moving"
     assert {"130 µs", "25 kB", "2 kB"} <= {*words[0]}
+    sizes = map(float, re.findall(r"font-size: ([\d.]+)px", stored.read_text("utf-8")))
+    wide = float(root.get("viewBox").split()[2])
+    assert min(sizes) * PHONE / wide >= SMALLEST, "too small on a phone"

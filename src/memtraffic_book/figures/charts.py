@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib import patheffects
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
 
 from memtraffic_book.figures.drawing import (
     BLUE,
@@ -41,7 +40,6 @@ LINES: tuple[tuple[str, str, Any], ...] = (
 )
 
 END = "end of a line"  # a name that may be moved
-PREFIXED = EngFormatter()  # a rate: 27.7e12 is `27.7 T`
 
 
 def axes(
