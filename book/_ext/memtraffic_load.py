@@ -14,10 +14,10 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-# In place of the theme's script, which has all of Font Awesome: an element `i` becomes an SVG with
+# In place of the theme's script, which has all of Font Awesome: an icon becomes an SVG with
 # its attributes.
 ICONS = """\
-const draw = () => document.querySelectorAll("i[class*=fa-]").forEach((i) => {
+const draw = () => document.querySelectorAll(":is(i, span)[class*=fa-]").forEach((i) => {
   const name = [...i.classList].find((it) => it.slice(3) in icons)?.slice(3);
   if (!name) return;
   const [width, height, path] = icons[name];

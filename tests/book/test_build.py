@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from xml.etree import ElementTree
 
 import nbformat

@@ -49,7 +49,7 @@ def poster(copy: str, flight: str, load: str) -> Figure:
     """Draws the three numbers, and what to do in each case."""
     figure = plt.figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="none")
 
-    def write(x: float, y: float, text: str, size: float = 9.5, **how: str) -> None:
+    def write(x: float, y: float, text: str, size: float = 9.7, **how: str) -> None:
         figure.text(x / WIDTH, 1 - y / HEIGHT, text, size=size, va="center", **how)
 
     def fill(x: float, y: float, width: float, height: float, color: str) -> None:
@@ -65,10 +65,10 @@ def poster(copy: str, flight: str, load: str) -> Figure:
     for i, (number, text) in enumerate([*said, (load, "at least to load\nin a program")]):
         fill(4 + 98 * i, 24, 96, 50, colors[i])
         write(52 + 98 * i, 38, number, 16, weight="bold", ha="center")
-        write(52 + 98 * i, 60, text, 9, ha="center")
+        write(52 + 98 * i, 60, text, ha="center")
     write(8, HEAD - 9, "If …", weight="bold")
     write(148, HEAD - 9, "then …", weight="bold", color=ORANGE)
-    write(WIDTH - 6, HEAD - 9, "numbers of an H200", 8, ha="right")
+    write(WIDTH - 6, HEAD - 9, "numbers of an H200", ha="right")
     for i, (seen, done) in enumerate(CASES):
         if i % 2 == 0:
             fill(4, HEAD + STEP * i, WIDTH - 8, STEP, "#eef1f4")
