@@ -33,6 +33,10 @@ help: ## list the commands
 book: $(BOOK_ENV) ## build the book and print the page to open
 	$(BOOK_PY) $(JUPYTER_BOOK) build . --all --warningiserror --nitpick --keep-going --quiet
 	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book --markdown $(HTML)/memtraffic.md
+	$(BOOK_PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(HTML) . # the first page offers it
+	rm -rf build # of pip, which would go into the next wheel
+	cd $(HTML)/_sources/book && $(abspath $(BOOK_PY)) -m zipfile -c ../../notebooks.zip *.ipynb
+	git archive --prefix memtraffic/ --output $(HTML)/memtraffic.tar.gz HEAD # and these
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 
 serve: book ## build the book and serve it at http://localhost:8000

@@ -183,11 +183,8 @@ def lighten_page(page: str, path: Path) -> str:
     start, first, rest = re.split(r'(<meta name="viewport"[^>]*>\s*)', head, maxsplit=1)
     head = start + first + re.sub(r'<meta name="viewport"[^>]*>\s*', "", rest)
     head = re.sub(r'<link rel="preload" as="script"[^>]*>\s*', "", head)
-    found = STYLE.search(head)
-    assert found, path
-    static, place = found[1], found.start()
-    sheet = f'<link rel="stylesheet" href="{static}site.css">\n'
-    head = head[:place] + sheet + STYLE.sub("", head[place:])
+    before, static, _, *rest = STYLE.split(head)
+    head = f'{before}<link rel="stylesheet" href="{static}site.css">\n' + "".join(rest[::3])
     font = PRELOAD % f"{static}literata.woff2"
     sized = re.sub(r"<img\b(?![^>]*\bwidth=)[^>]*>", lambda tag: sized_image(tag[0], path), body)
     return head.replace(first, first + font, 1) + end + sized

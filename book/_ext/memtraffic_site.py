@@ -32,6 +32,9 @@ SUBTITLE = "where every byte goes"
 CARD = "map.png"  # what a shared link shows, in book/_static
 COLAB = "https://colab.research.google.com"
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of cells
+BOOK, VERSION = ROOT / "book", ROOT / "src" / "memtraffic" / "__init__.py"
+MAIN = (ROOT / "_toc.yml").read_text("utf-8").partition("caption: Reference")[0]
+PATH = re.findall(r"file: book/(\S+)", MAIN)  # the chapters
 MOVED = {"warps": "tiled", "cdna": "occupancy"}  # a page that was, the one that has its text
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NOT_TEXT = nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.raw
@@ -55,22 +58,22 @@ def chapter_line(name: str, minutes: int, repository: str) -> str:
     """The line under the title of the chapter `name`, a page in the folder book, as HTML.
 
     repository: its address, or "". With one, Colab opens the notebook that the branch gh-pages
-    holds; without, the reader downloads the same notebook and uploads it.
+    holds; without, the reader downloads the same notebook.
     """
     parts = [f"About {minutes} minute{'s' * (minutes > 1)}"]
+    if name in PATH:
+        parts.append(f"{PATH.index(name) + 1} of {len(PATH)}")
     if (RUNGS / f"{name}.py").exists():
-        file = f'<a href="{name}.py" download>the kernel\'s file</a>'
-        parts.append(f"{file}, which needs the package <code>memtraffic</code>")
-    address = colab_address(name, repository)
-    if address:
-        parts.append(f'<a href="{address}">Run this chapter on Colab</a>')
-    else:
-        parts.append(
-            f'Run this chapter on Colab: <a href="../_sources/book/{name}.ipynb" download>'
-            f'download the notebook</a> and upload it at <a href="{COLAB}">'
-            "colab.research.google.com</a>."
-        )
+        parts.append(f'<a href="{name}.py" download>the kernel\'s file</a>')
+    parts.append(notebook_link(name, repository, "Open in Colab", "Download notebook"))
     return f'<p class="chapter-line">{" · ".join(parts)}</p>'
+
+
+def notebook_link(name: str, repository: str, there: str, here: str) -> str:
+    """A link to the notebook of a chapter: on Colab, or where the site has no repository, here."""
+    address = colab_address(name, repository)
+    here = f'<a href="../_sources/book/{name}.ipynb" download>{here}</a>'
+    return f'<a href="{address}">{there}</a>' if address else here
 
 
 def colab_address(name: str, repository: str) -> str:
@@ -89,20 +92,24 @@ def repository(app: Sphinx) -> str:
 
 
 class Start(SphinxDirective):
-    """Buttons that lead into the chapter that is its argument, here and on Colab."""
+    """Buttons that lead into the chapter that is its argument, and how to get the package."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        address = colab_address(name, repository(self.env.app))
-        colab = f'href="{address}"' if address else f'href="../_sources/book/{name}.ipynb" download'
-        text = f'<p class="start"><a href="{name}.html">Start</a><a {colab}>Run on Colab</a></p>'
-        if not address:
-            text += (
-                f'<p class="hint">The notebook, to upload at <a href="{COLAB}">'
-                "colab.research.google.com</a>.</p>"
-            )
+        name, pages = self.arguments[0], (notebook(BOOK / f"{it}.ipynb") for it in PATH)
+        hours = sum(map(reading_minutes, pages)) / 60
+        version = re.search(r'__version__ = "(.*)"', VERSION.read_text("utf-8"))[1]
+        wheel = f"../memtraffic-{version}-py3-none-any.whl"
+        link = notebook_link(name, repository(self.env.app), "Open in Colab", "Download notebook")
+        text = (
+            f'<p class="start"><a href="{name}.html">Start</a>{link}</p>'
+            f'<p class="hint">{len(PATH)} chapters, about {hours:.1f} hours of reading. '
+            '<a href="../notebooks.zip" download>All notebooks</a> run on Colab as they are; '
+            '<a href="../memtraffic.tar.gz" download>the sources</a> build this site.</p>'
+            f'<p class="install">The meters: <code>pip install <a href="{wheel}">'
+            f"{wheel[3:]}</a></code>, then <code>memtraffic formula naive</code></p>"
+        )
         return [nodes.raw("", text, format="html")]
 
 
@@ -112,17 +119,15 @@ class Cards(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        toc = (ROOT / "_toc.yml").read_text("utf-8")
-        order = re.findall(r"file: book/(\S+)", toc)
         cards = []
         for line in self.content:
             name, _, question = line.partition(": ")
-            path = ROOT / "book" / f"{name}.ipynb"
+            path = BOOK / f"{name}.ipynb"
             self.env.note_dependency(str(path))
             chapter = notebook(path)
             title = re.match(r"# ([^:\n]+)", "".join(chapter["cells"][0]["source"]))[1]
             cards.append(
-                f'<li><a href="{name}.html" data-number="{order.index(name) + 1}">'
+                f'<li><a href="{name}.html" data-number="{PATH.index(name) + 1}">'
                 f"{html.escape(title)}</a><span>{html.escape(question)}</span>"
                 f"<small>{reading_minutes(chapter)} minutes</small></li>"
             )

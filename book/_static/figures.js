@@ -44,7 +44,7 @@
       slider.value = number;
       slider.setAttribute("aria-valuetext", state.say);
       output.textContent = state.say;
-      [before.disabled, after.disabled] = [number === 0, number === last];
+      before.setAttribute("aria-disabled", number === 0), after.setAttribute("aria-disabled", number === last);
     }
 
     function stop() {

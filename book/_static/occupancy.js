@@ -113,12 +113,10 @@
         if (!right) wrong ||= `${words[name]}: from ${min} to ${max}`;
       }
       output.classList.toggle("wrong", Boolean(wrong));
-      chart.toggleAttribute("hidden", Boolean(wrong));
+      chart.classList.toggle("past", Boolean(wrong)); // of the last answer: nothing jumps
       if (wrong) {
         output.textContent = wrong;
-        detail.textContent = "";
-        chart.replaceChildren();
-        chart.removeAttribute("aria-label");
+        detail.textContent = "\u00a0";
         return;
       }
       const { limits: found, resident, binding } = answer(kernel);

@@ -22,11 +22,12 @@ addEventListener("afterprint", () => (page.dataset.theme = theme));
 // A question that asks for a guess takes it: Enter opens the answer, whose first bold text holds the
 // number, and says how far off the guess was.
 const digits = (text) => text.replace(/(\d)[,\u202f](?=\d{3})/g, "$1");
-function distance(guess, answer) {
-  const ratio = guess / answer;
-  if (Math.abs(guess - answer) <= 0.01 * Math.abs(answer)) return "Right.";
-  if (!(ratio > 0 && ratio < Infinity)) return `Off by ${Number(Math.abs(guess - answer).toPrecision(2))}.`;
-  const side = ratio > 1 ? "too high" : "too low", times = Math.max(ratio, 1 / ratio);
+function distance(guess, answer, unit) {
+  const off = Math.abs(guess - answer), ratio = guess / answer, side = guess > answer ? "too high" : "too low";
+  if (off <= 0.01 * Math.abs(answer)) return "Right.";
+  if (/^(%|percent)/.test(unit)) return `${Math.round(off) || 1} points ${side}.`;
+  if (!(ratio > 0 && ratio < Infinity) || (!unit && answer < 100)) return `Off by ${Number(off.toPrecision(2))}.`;
+  const times = Math.max(ratio, 1 / ratio);
   if (times >= 2) return `${Number(times.toPrecision(2))} times ${side}.`;
   return `${Math.round(100 * Math.abs(ratio - 1)) || 1} % ${side}.`;
 }
@@ -36,19 +37,24 @@ function askFirst(fold) {
   if (number === undefined) return;
   const form = document.createElement("form");
   form.className = "guess";
-  form.innerHTML = `<label>Your guess <input type="number" step="any" required></label>
+  form.innerHTML = `<label>Your guess <input inputmode="decimal" required></label>
     <span></span><button>Check</button><output></output>`;
   form.querySelector("span").textContent = unit;
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const guess = form.querySelector("input").valueAsNumber;
-    form.querySelector("output").textContent = distance(guess, Number(number));
-    fold.open = true;
+    const typed = digits(form.querySelector("input").value).replace(",", ".");
+    const guess = Number(typed.replace(/\s*[^\d.]*$/, "") || NaN);
+    form.querySelector("output").textContent = guess === guess ? distance(guess, Number(number), unit) : "A number, please.";
+    fold.open = guess === guess;
   });
   fold.before(form);
 }
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("details.guess").forEach(askFirst);
+  // What pip installs is named as this page was reached.
+  document.querySelectorAll("p.install a").forEach((link) => {
+    link.textContent = link.protocol === "file:" ? decodeURI(link.pathname) : link.href;
+  });
 });
 
 // Code that can be edited and run in the page. What runs it is loaded when a reader first asks for it.

@@ -192,7 +192,7 @@ def test_editor_loads_one_file_when_it_is_opened_and_runs_its_code(editor, brows
         first, second, third = browser.run(OPEN + "return said();")
         assert first.lower().startswith(f"{formula['text']} solved at 2 × 4, ".lower())
         assert second.startswith(f"At 4 × 8 it {counts['text']}. Line ")
-        assert third == f"✓ {verdict['text']}"
+        assert third == f"{'✓' if verdict['right'] else '✗'} {verdict['text']}"
         assert browser.complaints() == []
 
 

@@ -59,7 +59,7 @@ def test_chapter_is_one_click_away_where_there_is_an_address(address, link):
     other = site.chapter_line("occupancy", 2, address)
     assert 'href="naive.py"' in line and ".py" not in other and "About 2 minutes · " in other
     for made in (buttons.astext(), line):
-        assert f'href="{link}"' in made and ("upload" in made) == (not address)
+        assert f'href="{link}"' in made and ("Download notebook" in made) == (not address)
 
 
 def test_minutes_leave_folds_and_solutions_out():

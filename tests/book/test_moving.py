@@ -164,9 +164,9 @@ def browse(browser):
 def test_buttons_show_one_frame_after_the_other(browse, name):
     script = f"""{STATES}
       const first = seen(), back = [], on = [];
-      while (!after.disabled) after.click();
-      for (back.push(seen()); !before.disabled; back.push(seen())) before.click();
-      for (on.push(seen()); !after.disabled; on.push(seen())) after.click();
+      while (after.ariaDisabled !== 'true') after.click();
+      for (back.push(seen()); before.ariaDisabled !== 'true'; back.push(seen())) before.click();
+      for (on.push(seen()); after.ariaDisabled !== 'true'; on.push(seen())) after.click();
       return [first, back.reverse(), on];"""
     first, back, on = browse(name, script)
     assert back == on and first in on
