@@ -51,9 +51,9 @@ LIMITS = {
     "book/_live/live.py": (900, 874),
     "rest of book/_live": (108, 114),
     "book/_live/live.js": (251, 0),
-    "book/_static": (466, 0),
+    "book/_static": (475, 0),
     "examples": (676, 639),
-    "tests": (13146, 10429),
+    "tests": (13147, 10429),
     "conftest.py": (101, 96),
 }
 
