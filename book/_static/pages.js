@@ -57,6 +57,16 @@ addEventListener("DOMContentLoaded", () => {
   });
 });
 
+// What is looked up is folded in the sidebar, where no page of it is open.
+addEventListener("DOMContentLoaded", () => {
+  const caption = [...document.querySelectorAll(".bd-links p.caption")].pop(), list = caption?.nextElementSibling;
+  if (!list) return;
+  const fold = Object.assign(document.createElement("details"), { open: Boolean(list.querySelector(".current")) });
+  caption.before(fold);
+  fold.append(document.createElement("summary"), list);
+  fold.firstChild.append(caption);
+});
+
 // Code that can be edited and run in the page. What runs it is loaded when a reader first asks for it.
 const beside = document.currentScript.src;
 let live = null;

@@ -7,15 +7,16 @@ var Scorer = {
     const query = new URLSearchParams(location.search).get("q") ?? "";
     const word = query.trim().replace(/s$/i, "").replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     const named = word && new RegExp(`\\b${word}`, "i").test(title.split(" > ").pop());
-    if (kind) return title === query.trim() ? 300 : score; // a function or a class
+    if (kind && title === query.trim()) return 300; // a function or a class
+    if (kind) return title.split(".").pop() === query.trim() ? 200 : score;
     if (anchor.startsWith("#term-")) return score + 100;
     return named ? score + (anchor ? 100 : 200) : score;
   },
 };
-// An excerpt starts with the text of a page, not with the list of sections that is only printed.
+// An excerpt starts with the text of a page, not with what stands beside it.
 const textOf = Search.htmlToText;
 Search.htmlToText = (html, anchor) => {
   const page = new DOMParser().parseFromString(html, "text/html");
-  page.getElementById("jb-print-docs-body")?.remove();
+  page.querySelectorAll("#jb-print-docs-body, .chapter-line, .hint, .live").forEach((it) => it.remove());
   return textOf(page.documentElement.outerHTML, anchor);
 };

@@ -359,6 +359,7 @@ SEARCHES = {  # what stands first, as the start of its title and of its anchor
     "occupancy": ("HIP/CDNA occupancy:", ""),
     "softmax": ("Naive softmax", ""),
     "sector": ("Glossary", "#term-sector"),
+    "assert_traffic": ("memtraffic.testing.assert_traffic", "#memtraffic.testing.assert_traffic"),
     "memtraffic.occupancy": ("memtraffic.occupancy", "#memtraffic.occupancy"),
 }
 
@@ -371,7 +372,7 @@ def test_search_finds_titles_first(site, browser):
           history.replaceState(null, "", "?q=" + encodeURIComponent(query));
           return Search._performSearch(...Search._parseQuery(query)).at(-1).slice(1, 3);
         }});
-        const page = "<div id=jb-print-docs-body>Contents</div><div role=main>Text</div>";
+        const page = "<div id=jb-print-docs-body>Contents</div><div role=main><p class=chapter-line>9 minutes</p>Text</div>";
         return [...found, Search.htmlToText(page)];"""
     *found, excerpt = browser.run(script)
     for (query, (title, anchor)), (said, where) in zip(SEARCHES.items(), found, strict=True):
