@@ -367,12 +367,12 @@ SEARCHES = {  # what stands first, as the start of its title and of its anchor
 @pytest.mark.browser
 def test_search_finds_titles_first(site, browser):
     browser.open((site / "search.html").as_uri())
-    script = f"""
-        const found = {json.dumps(list(SEARCHES))}.map((query) => {{
+    script = f"""const found = {json.dumps(list(SEARCHES))}.map((query) => {{
           history.replaceState(null, "", "?q=" + encodeURIComponent(query));
           return Search._performSearch(...Search._parseQuery(query)).at(-1).slice(1, 3);
         }});
-        const page = "<div id=jb-print-docs-body>Contents</div><div role=main><p class=chapter-line>9 minutes</p>Text</div>";
+        const page = "<div id=jb-print-docs-body>Contents</div>"
+          + "<div role=main><p class=chapter-line>9 minutes</p>Text</div>";
         return [...found, Search.htmlToText(page)];"""
     *found, excerpt = browser.run(script)
     for (query, (title, anchor)), (said, where) in zip(SEARCHES.items(), found, strict=True):
