@@ -149,7 +149,8 @@ def names(selector: str) -> set[str]:
 # refuses to.
 PRELOAD = """\
 <script>if (location.protocol !== "file:") document.head.insertAdjacentHTML("beforeend",
-  '<link rel="preload" as="font" type="font/woff2" crossorigin href="%s">')</script>
+  '<link rel="preload" as="font" type="font/woff2" crossorigin href="%sliterata.woff2">')</script>
+<link rel="apple-touch-icon" href="%stouch-icon.png">
 """
 # Scripts of which a page needs one only if it has this in its text.
 FOR = {
@@ -185,9 +186,8 @@ def lighten_page(page: str, path: Path) -> str:
     head = re.sub(r'<link rel="preload" as="script"[^>]*>\s*', "", head)
     before, static, _, *rest = STYLE.split(head)
     head = f'{before}<link rel="stylesheet" href="{static}site.css">\n' + "".join(rest[::3])
-    font = PRELOAD % f"{static}literata.woff2"
     sized = re.sub(r"<img\b(?![^>]*\bwidth=)[^>]*>", lambda tag: sized_image(tag[0], path), body)
-    return head.replace(first, first + font, 1) + end + sized
+    return head.replace(first, first + PRELOAD % (static, static), 1) + end + sized
 
 
 def sized_image(tag: str, path: Path) -> str:
@@ -203,13 +203,12 @@ def sized_image(tag: str, path: Path) -> str:
 
 def image_size(path: Path) -> tuple[int, int] | None:
     """Width and height in pixels of a PNG, or of an SVG by its viewBox; None of other files."""
-    if path.suffix == ".png" and path.exists():
+    if not path.exists():
+        return None
+    if path.suffix == ".png":
         return struct.unpack(">II", path.read_bytes()[16:24])
-    box = (
-        re.search(r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+) ([\d.]+)"', path.read_text("utf-8"))
-        if (path.suffix == ".svg" and path.exists())
-        else None
-    )
+    viewed = r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+) ([\d.]+)"'
+    box = re.search(viewed, path.read_text("utf-8", "replace"))
     return (round(float(box[1])), round(float(box[2]))) if box else None
 
 

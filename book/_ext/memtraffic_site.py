@@ -407,10 +407,12 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         (folder / f"{old}.html").write_text(text, "utf-8")
     whole = f"# {title}: {SUBTITLE}\n\n- [The whole book as Markdown](memtraffic.md)\n"
     (folder / "llms.txt").write_text(whole, "utf-8")  # `make book` writes that file
-    base = html.escape(app.config.html_baseurl)
+    base = html.escape(app.config.html_baseurl.rstrip("/"))
     if base:  # a missing page may be in any folder, so its link must be absolute
-        text = f'{page}<h1>There is no such page</h1><p><a href="{base}">{title}</a></p></html>\n'
+        text = f'{page}<h1>There is no such page</h1><p><a href="{base}/">{title}</a></p></html>\n'
         (folder / "404.html").write_text(text, "utf-8")
+        pages = "".join(f"{base}/{it}.html\n" for it in sorted(app.env.found_docs))
+        (folder / "sitemap.txt").write_text(pages, "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

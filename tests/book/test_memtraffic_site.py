@@ -16,13 +16,12 @@ BASE = "https://example.org/book/"
 
 
 def app(repository="", baseurl=""):
-    config = SimpleNamespace(
-        html_theme_options={"repository_url": repository},
-        html_baseurl=baseurl,
-        html_title="Memory traffic",
-        root_doc="book/intro",
+    theme, names = (
+        {"repository_url": repository},
+        {"html_title": "Traffic", "root_doc": "book/intro"},
     )
-    return SimpleNamespace(config=config)
+    config = SimpleNamespace(html_theme_options=theme, html_baseurl=baseurl, **names)
+    return SimpleNamespace(config=config, env=SimpleNamespace(found_docs={"book/intro"}))
 
 
 def italics(text):
@@ -107,9 +106,10 @@ def test_what_a_site_with_an_address_has_more(base, tmp_path):
     assert [it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*.py")] == [
         "book/naive.py"
     ]
-    missing = tmp_path / "404.html"
-    assert missing.exists() == bool(base)
+    missing, pages = tmp_path / "404.html", tmp_path / "sitemap.txt"
+    assert missing.exists() == pages.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")
+    assert not base or f"{BASE}book/intro.html\n" in pages.read_text("utf-8")
 
 
 # ---- boxes and captions
