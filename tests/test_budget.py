@@ -36,16 +36,16 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7648, 6527),
+    "library": (7654, 6561),
     "benchmark": (398, 356),
     "compile": (580, 521),
     "kernels": (1719, 1257),
     "meters": (1568, 1429),
-    "residency": (211, 160),
-    "triton_adapter": (1416, 1335),
+    "residency": (211, 163),
+    "triton_adapter": (1451, 1375),
     "rest of the library": (1756, 1469),
     "chapters": (1604, 1225),
-    "rest of the book": (3025, 2632),
+    "rest of the book": (3027, 2632),
     "cells": (768, 741),
     "book/_ext": (645, 613),
     "book/_live/live.py": (900, 874),
@@ -53,7 +53,7 @@ LIMITS = {
     "book/_live/live.js": (251, 0),
     "book/_static": (480, 0),
     "examples": (676, 639),
-    "tests": (13147, 10431),
+    "tests": (13172, 10456),
     "conftest.py": (101, 96),
 }
 
