@@ -212,6 +212,32 @@ def waiting(x):
     _waiting_kernel[(1,)](torch.empty_like(x), torch.ones(1, dtype=torch.int32, device=x.device))
 
 
+BLOCK = tl.constexpr(8)  # not that of `defined_inside`
+
+
+def defined_inside(block, dtype=tl.float32):
+    import triton.language as own
+
+    BLOCK = tl.constexpr(block)
+
+    @triton.jit
+    def half(x):
+        return _half(x).to(dtype)
+
+    @triton.autotune([triton.Config({}, num_warps=warps) for warps in (4, 1)], key=[])
+    @triton.jit
+    def inside_kernel(y_ptr, x_ptr, FIRST: own.constexpr = 0):
+        at = FIRST + own.arange(0, BLOCK)
+        own.store(y_ptr + at, half(own.load(x_ptr + at)))
+
+    return over(inside_kernel)
+
+
+@triton.jit
+def _half(x):
+    return x / 2
+
+
 def autotuned(x):
     return over(_autotuned_kernel, BLOCK=x.numel())(x)
 

@@ -4,7 +4,7 @@ import torch
 from memtraffic import names
 from memtraffic.errors import InputsError
 from memtraffic.kernels.softmax.definitions import SOFTMAX_BACKWARD
-from memtraffic.op import Op, find_op, least_bytes, read_sizes, row_tolerance
+from memtraffic.op import Op, find_op, least_bytes, read_sizes, tolerance
 from memtraffic.testing import assert_correct, is_correct
 from memtraffic.torch_adapter import softmax_backward
 
@@ -20,7 +20,7 @@ def test_tolerance_is_of_the_largest_in_a_row(op, dtype):
     reference = torch.tensor([[1.0, -8.0], [0.5, 0.25]], dtype=torch.float64)
     finfo, largest = torch.finfo(dtype), torch.tensor([[8.0], [0.5]], dtype=torch.float64)
     expected = op.roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
-    assert torch.equal(row_tolerance(reference, dtype, op.roundings), expected)
+    assert torch.equal(tolerance(reference, dtype, op.roundings), expected)
 
 
 @EACH

@@ -198,7 +198,7 @@ def test_interpreting_bfloat16_computes_and_rounds_as_a_gpu(of):
 
 
 @triton.jit
-def _look(word_ptr, WAIT: tl.constexpr):
+def _look(word_ptr, expected, WAIT: tl.constexpr):
     """What a word holds, in one of the ways in which a program may look at it."""
     lanes = tl.arange(0, 4)
     if WAIT == "load":
@@ -209,6 +209,9 @@ def _look(word_ptr, WAIT: tl.constexpr):
         found = tl.sum(tl.where(lanes < 1, words, 0), axis=0)
     elif WAIT == "atomic_cas":
         found = tl.atomic_cas(word_ptr, -1, -1)
+    elif WAIT == "atomic_poll":
+        tl.atomic_poll(word_ptr, expected)
+        found = expected
     return found
 
 
@@ -219,7 +222,7 @@ def _relay_kernel(y_ptr, words_ptr, n, WAIT: tl.constexpr):
     found = tl.zeros((), tl.int32)
     if i < n - 1:
         while found == 0:
-            found = _look(words_ptr + i + 1, WAIT)
+            found = _look(words_ptr + i + 1, n - 1 - i, WAIT)
     tl.store(y_ptr + i, found + 1)
     tl.atomic_xchg(words_ptr + i, found + 1)
 
@@ -236,9 +239,10 @@ def _failing_kernel(words_ptr, FAILS: tl.constexpr):
         pass
 
 
+POLLS = [("atomic_poll", 1), ("atomic_poll", FEW + 1)] if hasattr(tl, "atomic_poll") else []
 WAITS = pytest.mark.parametrize(
     ("wait", "programs"),
-    [("load", 1), ("load", 5), ("atomic_add", 2), ("atomic_cas", 3)],
+    [("load", 1), ("load", 5), ("atomic_add", 2), ("atomic_cas", 3), *POLLS],
 )
 
 
@@ -290,29 +294,16 @@ def test_turns_where_all_wait_for_what_none_writes(wait, programs):
     assert f"{programs} programs wait" in str(error)
 
 
-@triton.jit
-def _polling_kernel(y_ptr, words_ptr, n):
-    """Program i waits until program i + 1, the last of n for nobody, has said so."""
-    i = tl.program_id(0)
-    if i < n - 1:
-        tl.atomic_poll(words_ptr + i + 1, 1)
-    tl.atomic_xchg(words_ptr + i, 1)
-    tl.store(y_ptr + i, 1)
+@pytest.mark.skipif(not POLLS, reason="Triton has it from 3.9 on")
+def test_polling_outside_of_a_cooperative_launch():
+    """What is there already is found at once; what another program would write is refused."""
 
+    def polled(said):
+        launch = _relay_kernel[(2,)]
+        return kernels.ended(count, lambda: launch(words(2), said, 2, WAIT="atomic_poll"), ())
 
-@pytest.mark.skipif(not hasattr(tl, "atomic_poll"), reason="Triton 3.9 has it")
-@pytest.mark.parametrize("programs", [1, 2, FEW + 1])
-def test_polling_waits_by_turns_or_is_refused(programs):
-    def polled(absent, said, **options):
-        args = words(programs), said + words(programs + 1), programs + absent
-        return kernels.ended(count, lambda: _polling_kernel[(programs,)](*args, **options), ())
-
-    found = polled(0, 0, launch_cooperative_grid=True)
-    assert found.written_elements == 2 * programs
-    error = polled(1, 0, launch_cooperative_grid=True)
-    assert isinstance(error, RuntimeError) and f"{programs} programs wait" in str(error)
-    assert polled(1, 1).read_elements == 2 * programs  # they find it at once
-    error = polled(1, 0)
+    assert polled(words(2) + 1).read_elements == 1 + 2  # and two by atomic operations
+    error = polled(words(2))
     assert isinstance(error, CountError) and "atomic_poll in program (0, 0, 0)" in str(error)
 
 

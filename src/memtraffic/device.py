@@ -26,7 +26,7 @@ from memtraffic.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, nvidia_gpu
 
 # The names of these two constants in cuda.h.
 CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106
-CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+MAX_DYNAMIC_SHARED_BYTES = 8
 
 keep_writable()
 

@@ -35,26 +35,21 @@ from memtraffic.tensors import held
 _NAME = re.compile(r"[a-z_]\w+|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def row_tolerance(reference: Tensor, dtype: torch.dtype, roundings: float = 4) -> Tensor:
-    """How far each element of a row may be from `reference`: a few ulps of the row's largest value.
+def tolerance(
+    reference: Tensor, dtype: torch.dtype, roundings: float = 4, magnitude: Tensor | None = None
+) -> Tensor:
+    """How far each element may be from `reference`: a few ulps of its row's largest value.
 
     Half of the dtype's smallest subnormal number is added, because the best result may be that far.
-    reference: float64, of shape (..., N). Returns a tensor of shape (..., 1).
+    With a magnitude it is a few ulps of its own one, and the smallest normal number, below which a
+    GPU may have no others, but for float16. reference: float64, of shape (..., N).
     """
     finfo = torch.finfo(dtype)
-    largest = reference.abs().amax(dim=-1, keepdim=True)
-    return roundings * finfo.eps * largest + finfo.smallest_normal * finfo.eps / 2
-
-
-def element_tolerance(magnitude: Tensor, dtype: torch.dtype, roundings: float = 4) -> Tensor:
-    """How far each element may be from where it should be: a few ulps of its own magnitude.
-
-    The smallest normal number is added, below which a GPU may have no others; of float16, which has
-    them everywhere, half of the smallest one.
-    """
-    finfo = torch.finfo(dtype)
-    least = finfo.smallest_normal * (finfo.eps / 2 if dtype == torch.float16 else 1)
-    return roundings * finfo.eps * magnitude.abs() + least
+    least = finfo.smallest_normal
+    if magnitude is None or dtype == torch.float16:
+        least *= finfo.eps / 2
+    size = reference.abs().amax(dim=-1, keepdim=True) if magnitude is None else magnitude.abs()
+    return roundings * finfo.eps * size + least
 
 
 def least_bytes(inputs: Iterable[Tensor], result: object) -> int:

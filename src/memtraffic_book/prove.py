@@ -337,6 +337,8 @@ def compiled_answer(fn: Function, shape: tuple[int, ...], gpu: Gpu) -> Resources
         file.write_text(f"import triton\nimport triton.language as tl\n\n\n{source}", "utf-8")
         sys.path.insert(0, folder)
         try:
-            return compile_launches([(replace(launches[0], module=file.stem), gpu)])[0]
+            return compile_launches([(replace(launches[0], module=file.stem, function=None), gpu)])[
+                0
+            ]
         finally:
             sys.path.remove(folder)

@@ -13,6 +13,8 @@ from memtraffic.gpus import TARGETS, find_gpu
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernels
+import sector_kernels
+import triton.language as tl
 from blocked_kernels import matmul
 
 from memtraffic.compile import assembly, capture_launches, compile_launches, resources, worker
@@ -216,6 +218,19 @@ def test_compile_launches_of_a_kernel_that_no_other_process_can_import(monkeypat
     cell = Launch(module, name, {}, {}, {}, {"num_warps": 4})
     with pytest.raises(CompileError, match="_my_kernel"):
         compile_launches([(cell, "sm_90")])
+    monkeypatch.setattr(sector_kernels._half.fn, "__module__", "__main__")
+    with pytest.raises(CompileError, match="_half is defined in a cell or a script: put it"):
+        resources(lambda x: sector_kernels._half[(1,)](x), "4,", target="sm_90")
+
+
+def test_resources_of_a_kernel_that_is_defined_in_a_function():
+    """With what it finds there, in each of its configurations."""
+    fns = [sector_kernels.defined_inside(256, dtype) for dtype in (tl.float32, tl.float16)]
+    for fn in fns:
+        found = resources(fn, "256,", target="sm_90")
+        assert [kernel.load_bits for kernel in found] == [{64: 1}, {128: 2}]
+    plain, rounded = ({*assembly(fn, "256,", target="sm_90", keep="F2F")} for fn in fns)
+    assert plain == {""} and "" not in rounded
 
 
 KERNEL = """

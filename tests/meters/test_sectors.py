@@ -209,6 +209,14 @@ def test_sectors_refuses_loads_that_not_every_program_makes():
             sectors(call, [starts.clamp(max=1), starts])
 
 
+def test_sectors_of_kernels_that_are_defined_in_a_function():
+    """Each has its own constants."""
+    fns = [sector_kernels.defined_inside(block) for block in (512, 64)]
+    found = sectors(lambda x: [fn(x) for fn in fns], "512,").accesses
+    assert [access.sectors for access in found] == [64, 64, 16, 8]
+    assert {access.source[:16] for access in found} == {"own.store(y_ptr "}
+
+
 def test_sectors_of_the_first_autotuning_configuration():
     """By 16 bytes a lane, four warps do what one does four times, but not with 64 elements."""
     found = sectors(sector_kernels.autotuned, "512,")

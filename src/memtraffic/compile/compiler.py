@@ -60,7 +60,8 @@ def resources(
     Raises UnknownGpuError or NoGpuError without such a target, NoKernelError if `fn` launches no
     kernel, ValueError for a launch option that this target does not have or cannot fulfil, and
     CompileError for a kernel that does not compile. Where kernels are interpreted, that is also one
-    that is not defined in a file: another process compiles it.
+    that is defined in a cell or a script, or calls such a function: another process compiles it,
+    which imports its module.
     """
     return compile_launches(_jobs(fn, inputs, shape, _gpu(target), **options))
 
@@ -160,13 +161,6 @@ def compiled_code(jobs: Sequence[tuple[Launch, Gpu]]) -> list[Code]:
     """What the compiler writes of each of `jobs`. Raises as `resources` does."""
     if not device.INTERPRETED or not jobs:
         return _compile_all(jobs)
-    for launch, _ in jobs:
-        if launch.module == "__main__" or "<" in launch.qualname:
-            raise CompileError(
-                f"{launch.qualname} is defined in a cell or a script. Where kernels are "
-                "interpreted, another process compiles them: put the kernel into a file that it "
-                "can import"
-            )
     folders = dict.fromkeys(_folder(launch.module) for launch, _ in jobs)
     found: list[Code] = worker.WORKER.call(filter(None, folders), _compile_all, jobs)
     return found
@@ -174,8 +168,7 @@ def compiled_code(jobs: Sequence[tuple[Launch, Gpu]]) -> list[Code]:
 
 def _folder(module: str) -> str:
     """The folder in which the import system finds a module of this process; "" if there is none."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not file:
+    if not (file := getattr(sys.modules.get(module), "__file__", None)):
         return ""
     depth = module.count(".") + (Path(file).name == "__init__.py")
     return str(Path(file).resolve().parents[depth])
@@ -239,10 +232,8 @@ def _name(instruction: str) -> str:
 def _unlaunchable(threads: int, shared_bytes: int, gpu: Gpu) -> str:
     """Why `gpu` launches no program of so many threads and so much shared memory; "" if it does."""
     reasons = []
-    if threads > gpu.max_threads_per_program:
-        most = gpu.max_threads_per_program
+    if threads > (most := gpu.max_threads_per_program):
         reasons.append(f"{threads} threads per program, and {gpu.target} takes {most}")
-    if shared_bytes > gpu.shared_per_program:
-        most = gpu.shared_per_program
+    if shared_bytes > (most := gpu.shared_per_program):
         reasons.append(f"{shared_bytes} bytes shared per program, and {gpu.target} has {most}")
     return "; ".join(reasons)

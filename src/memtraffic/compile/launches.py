@@ -28,7 +28,7 @@ class Launch:
     attributes: what else is known at compile time, such as "divisible by 16", by the argument's
         position.
     options: launch options, such as `num_warps`.
-    function: the kernel, in the process that launched it; another one imports it.
+    function: the kernel; by default, another process imports it.
     """
 
     module: str
@@ -38,9 +38,6 @@ class Launch:
     attributes: Attributes
     options: dict[str, Any]
     function: Kernel = field(default=None, compare=False, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "function": None}
 
 
 def capture_launches(
@@ -78,4 +75,4 @@ def launch_of(kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) ->
             facts = specialize(function, args, options)
     except TypeError as error:
         raise TypeError(f"{function.__name__}: {error}") from error
-    return Launch(function.__module__, function.__qualname__, *facts, function)
+    return Launch(function.__module__, function.__qualname__, *facts, kernel)

@@ -11,6 +11,7 @@ And there is one for all, so that what the parent starts itself would not be int
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import pickle
 import select
@@ -25,7 +26,7 @@ from typing import Any
 
 from memtraffic import device
 from memtraffic.errors import CompileError
-from memtraffic.triton_adapter.compile import preload
+from memtraffic.triton_adapter.compile import KernelPickler, preload
 
 # To ask whether there is a GPU must not start CUDA: forks cannot use it then.
 COMPILING = {"TRITON_INTERPRET": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -46,14 +47,15 @@ class Worker:
         that a ValueError is passed on.
         """
         try:
-            call = pickle.dumps((device.standing_in.get(), function, args))
+            KernelPickler(call := io.BytesIO()).dump((function, args))
         except Exception as error:  # pickle raises errors of many kinds
             raise CompileError(f"another process cannot be given the arguments: {error}") from error
+        request = dict(os.environ), [*folders, *sys.path], os.getcwd(), device.standing_in.get()
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                self._connection.send((dict(os.environ), [*folders, *sys.path], os.getcwd(), call))
+                self._connection.send((*request, call.getvalue()))
                 result, raised = self._connection.recv()
             except BaseException as error:  # an interrupt: the late answer is not that of the next
                 self.stop()
@@ -114,7 +116,7 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _answer(environment: dict[str, str], paths: list[str], folder: str, call: bytes) -> bytes:
+def _answer(environment: Any, paths: Any, folder: str, standing_in: Any, call: bytes) -> bytes:
     """The pickled result and error of one request; one of the two is None."""
     os.environ.clear()
     os.environ.update(environment | COMPILING)
@@ -122,8 +124,8 @@ def _answer(environment: dict[str, str], paths: list[str], folder: str, call: by
     sys.path[:] = paths
     sys.path_importer_cache.clear()
     try:
-        standing_in, function, args = pickle.loads(call)
         with standing_in():  # a module may ask for a GPU while it is imported
+            function, args = pickle.loads(call)
             return pickle.dumps((function(*args), None))
     except BaseException as error:  # SystemExit, too: a module may exit while it is imported
         passed_on = type(error) in (CompileError, ValueError)

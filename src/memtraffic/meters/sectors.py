@@ -354,8 +354,8 @@ class _SectorMeter(TrafficMeter):
         self.kernels: list[str] = []  # of each launch
         self.atomics: list[str] = []
         self.assumed: list[str] = []
-        # By launch, as text.
-        self.code: dict[str, tuple[list[CompiledAccess], int]] = {}
+        # By launch, as text, and function: one defined in a function may be several.
+        self.code: dict[Any, tuple[list[CompiledAccess], int]] = {}
 
     def sectors(self) -> Sectors:
         """What it has seen."""
@@ -400,7 +400,7 @@ class _SectorMeter(TrafficMeter):
 
     def launched(self, kernel: Kernel, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         launch = launch_of(kernel, args, options)
-        if (key := repr(launch)) not in self.code:
+        if (key := (repr(launch), kernel.fn)) not in self.code:
             [code] = compiled_code([(launch, self.gpu)])
             self.code[key] = read_accesses(code), delayed_loads(code)
         self.compiled, self.delayed = self.code[key]

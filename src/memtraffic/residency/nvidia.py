@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from memtraffic.device import CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, call_driver, this_gpu
+from memtraffic.device import MAX_DYNAMIC_SHARED_BYTES, call_driver, this_gpu
 from memtraffic.gpus import NvidiaGpu
 from memtraffic.residency.resources import Resources, round_up
 from memtraffic.triton_adapter.launch import function_handle
@@ -65,19 +65,11 @@ def driver_resident_programs(compiled: Any, num_warps: int, shared_bytes: int) -
     `cuOccupancyMaxActiveBlocksPerMultiprocessor`, after allowing the kernel as much shared memory
     as a block may have. Raises RuntimeError for what the driver refuses.
     """
-    gpu, blocks = this_gpu(), ctypes.c_int()
+    gpu, blocks, integer = this_gpu(), ctypes.c_int(), ctypes.c_int
     function = ctypes.c_void_p(function_handle(compiled))
-    call_driver(
-        "cuFuncSetAttribute",
-        function,
-        ctypes.c_int(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES),
-        ctypes.c_int(gpu.shared_per_program),
-    )
-    call_driver(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        ctypes.byref(blocks),
-        function,
-        ctypes.c_int(num_warps * gpu.warp_size),
-        ctypes.c_size_t(shared_bytes),
-    )
+    most = integer(MAX_DYNAMIC_SHARED_BYTES), integer(gpu.shared_per_program)
+    call_driver("cuFuncSetAttribute", function, *most)
+    sizes = integer(num_warps * gpu.warp_size), ctypes.c_size_t(shared_bytes)
+    asked = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    call_driver(asked, ctypes.byref(blocks), function, *sizes)
     return blocks.value

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import marshal
+import pickle
 from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from memtraffic.errors import CompileError
 from memtraffic.triton_adapter.launch import CompiledKernel, Kernel
 from memtraffic.triton_adapter.patching import lock, replaced
 
@@ -30,6 +38,39 @@ def jit_function(kernel: Kernel) -> Any:
     if isinstance(kernel, interpreter.InterpretedFunction):
         return jit.JITFunction(kernel.fn, **kernel.kwargs)
     return kernel
+
+
+class KernelPickler(pickle.Pickler):
+    """Pickles kernels and the functions they call for another process, which imports them.
+
+    One that is defined in a function is sent itself, with what it finds in that function; its
+    globals are those of its module there. Raises CompileError for what no process can import.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        from triton.runtime import interpreter, jit
+
+        if isinstance(value, ModuleType):
+            return import_module, (value.__name__,)
+        if not isinstance(value, (interpreter.InterpretedFunction, jit.JITCallable)):
+            return NotImplemented
+        fn, name = value.fn, value.fn.__qualname__
+        if fn.__module__ == "__main__":
+            raise CompileError(f"{name} is defined in a cell or a script: put it into another file")
+        module = ModuleType(fn.__module__)  # stands for that which is imported
+        if "<" not in name:
+            return attrgetter(name), (module,)
+        kind = partial(jit.JITFunction, **value.kwargs) if hasattr(value, "kwargs") else type(value)
+        code, found = marshal.dumps(fn.__code__), inspect.getclosurevars(fn).nonlocals
+        return _rebuilt, (kind, module, code, fn.__defaults__, found, fn.__annotations__)
+
+
+def _rebuilt(kind: Any, module: Any, code: bytes, defaults: Any, found: Any, types: Any) -> Any:
+    # Triton's cache takes a global for what is found, if there is one of the same name.
+    known, cells = vars(module) | found, tuple(map(CellType, found.values()))
+    fn = FunctionType(marshal.loads(code), known, None, defaults, cells)
+    fn.__annotations__ = types
+    return kind(fn)
 
 
 def specialize(
@@ -88,7 +129,8 @@ def compile_source(
     """Compiles a kernel, specialised as by `specialize`, for `gpu`, which need not be here.
 
     Triton's cache finds a function that was moved to another file, or whose decorators changed, by
-    its text, with the places it had before. So they are a part of the key here.
+    its text, with the places it had before; and one that refers to another dtype. So they are a
+    part of the key here.
 
     Raises whatever the compiler raises.
     """
@@ -100,11 +142,11 @@ def compile_source(
 
     def placed_key(function: Any) -> str:
         place = function.fn.__code__.co_filename, function.starting_line_number
-        return f"{key(function)} {place} {function.raw_src}"
+        known, used = key(function), function.used_global_vals.items()
+        return f"{known} {place} {function.raw_src} {[(it[0], value[0]) for it, value in used]}"
 
-    if gpu.vendor != "amd":
-        attributes = _without_pointer_range(attributes)
-    source = ASTSource(jit_function(kernel), signature, constants, attributes)
+    facts = attributes if gpu.vendor == "amd" else _without_pointer_range(attributes)
+    source = ASTSource(jit_function(kernel), signature, constants, facts)
     with lock, replaced((jit.JITCallable, "cache_key", property(placed_key))):
         placed = source.hash()
     source.hash = lambda: placed
@@ -113,10 +155,7 @@ def compile_source(
 
 def _without_pointer_range(attributes: Attributes) -> Attributes:
     """`attributes` without "32 bits reach all of the tensor", which AMD's compiler alone knows."""
-    kept = {
-        path: [fact for fact in facts if fact[0] != "tt.pointer_range"]
-        for path, facts in attributes.items()
-    }
+    kept = {it: [x for x in at if x[0] != "tt.pointer_range"] for it, at in attributes.items()}
     return {path: facts for path, facts in kept.items() if facts}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from memtraffic.triton_adapter.launch import triton_version
@@ -31,12 +33,14 @@ def mend_interpreter() -> None:
         builder, memory = interpreter.InterpreterBuilder, Memory(interpreter)
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
-        if hasattr(builder, "create_atomic_poll"):  # since Triton 3.9
-            builder.create_atomic_poll = polling(builder.create_atomic_poll)
+        # Since Triton 3.9; before, nothing calls it.
+        builder.create_atomic_poll = polling(getattr(builder, "create_atomic_poll", None))
         for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
             setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
         kernel = interpreter.InterpretedFunction
         kernel.run = _one_at_a_time(kernel.run)
+        rewriter = interpreter.FunctionRewriter
+        rewriter._compile_and_exec = _closed(rewriter._compile_and_exec)
         interpreter._interpreter = memory
         compute_as_compiled()
         keep_numbers(interpreter)
@@ -71,6 +75,19 @@ def _one_at_a_time(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **options)
 
     return launch
+
+
+def _closed(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's functions, for which, as where they are compiled, a closure is global."""
+
+    def compile_and_exec(rewriter: Any, tree: Any) -> Any:
+        fn = rewriter.fn
+        known = fn.__globals__ | inspect.getclosurevars(fn).nonlocals
+        closed = SimpleNamespace(__name__=fn.__name__, __globals__=known)
+        with replaced((rewriter, "fn", closed if fn.__closure__ else fn)):
+            return execute(rewriter, tree)
+
+    return compile_and_exec
 
 
 def _known_by_name(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -216,7 +215,7 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
     return access
 
 
-def polling(poll: Callable[..., Any]) -> Callable[..., Any]:
+def polling(poll: Any) -> Callable[..., Any]:
     """The interpreter's `tl.atomic_poll`, which waits where the other programs take turns.
 
     Elsewhere it raises NotImplementedError in place of waiting forever. Triton 3.9 has an empty
@@ -224,11 +223,10 @@ def polling(poll: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def create(builder: Any, pointers: Any, expected: Any, timeout: Any, *how: Any) -> Any:
-        if hasattr(timeout, "data"):
+        timeout = timeout if hasattr(timeout, "data") else None
+        if timeout is not None or Turns.current is not None:
             return poll(builder, pointers, expected, timeout, *how)
-        if Turns.current is not None:
-            return poll(builder, pointers, expected, None, *how)
-        once = poll(builder, pointers, expected, SimpleNamespace(data=np.uint64(0)), *how)
+        once = poll(builder, pointers, expected, builder.get_int64(0), *how)
         if not once.data.all():
             raise NotImplementedError(
                 f"atomic_poll in program {tuple(builder.grid_idx)} waits for what no program "
