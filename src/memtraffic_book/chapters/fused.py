@@ -97,9 +97,11 @@ def draw_widths() -> None:
     lines, ticks = {name: 100 * speed[name] for name in names}, [256, 2048, 8192, 32768]
     figures.plot_lines(lines, "columns", "% of the speed of a copy", title=title, ticks=ticks)
     asked = [frame["instruction_read_bytes"].sum() / (M * N * ITEMSIZE) for frame in read]
-    listed = ", ".join(map(units.format_ratio, asked))
+    listed = ", ".join(
+        f"{units.format_ratio(it)} ({by})" for by, it in zip(names, asked, strict=True)
+    )
     claim(
-        f"The loads of {', '.join(names)} ask for {listed} the matrix of {M} x {N} numbers.",
+        f"The loads ask for the matrix of {M} x {N} numbers {listed}.",
         [round(it, 2) for it in asked] == [*times],
     )
     at = swept[swept["n"] == SMALL].set_index("impl")
