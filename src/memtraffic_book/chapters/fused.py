@@ -96,12 +96,9 @@ def draw_widths() -> None:
     title = f"At {where} columns torch.softmax falls to {low} of the speed of a copy."
     lines, ticks = {name: 100 * speed[name] for name in names}, [256, 2048, 8192, 32768]
     figures.plot_lines(lines, "columns", "% of the speed of a copy", title=title, ticks=ticks)
-    asked = [frame["instruction_read_bytes"].sum() / (M * N * ITEMSIZE) for frame in read]
-    listed = ", ".join(map(units.format_ratio, asked))
-    claim(
-        f"The loads of {', '.join(names)} ask for {listed} the matrix of {M} x {N} numbers.",
-        [round(it, 2) for it in asked] == [*times],
-    )
+    asked = [round(it["instruction_read_bytes"].sum() / (M * N * ITEMSIZE), 2) for it in read]
+    listed = ", ".join(f"{it:.2f}x ({name})" for name, it in zip(names, asked, strict=True))
+    claim(f"The loads ask for the matrix of {M} x {N} numbers {listed}.", asked == [*times])
     at = swept[swept["n"] == SMALL].set_index("impl")
     glue("small", units.format_us(at["us"][KEPT]))
     for name, column in (("copied", "us"), ("copied_low", "us_p20"), ("copied_high", "us_p80")):
