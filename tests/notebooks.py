@@ -100,12 +100,12 @@ ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|Fig|Eq|No|al|approx|Dr)\.")
 
 def lines_with_several_sentences(text):
     """Lines of Markdown, without blocks of code, that hold more or less than whole sentences."""
+    text = re.sub(r"^(?:[A-Za-z`].*\n)+(?=  )", "", text, flags=re.M)  # the terms of a glossary
     lines = [re.sub(r"^\s*>\s?", "", line.rstrip()) for line in text.splitlines()]
     found = []
     for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         plain = _plain(line)
-        term = following.startswith("  ") and not NEW_LINE.match(line)  # of a glossary
-        ended = term or NEW_LINE.match(following) or SENTENCE_END.search(plain)
+        ended = NEW_LINE.match(following) or SENTENCE_END.search(plain)
         goes_on = following and not ended
         if line and not NO_PROSE.match(line) and (goes_on or SENTENCE_INSIDE.search(plain)):
             found.append(line)

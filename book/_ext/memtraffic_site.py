@@ -171,10 +171,8 @@ def definitions(glossary: nodes.document) -> dict[str, tuple[str, str]]:
         *terms, definition = item.children
         text = " ".join(definition.astext().split())
         text = re.sub(r" See [^.]*\.$", "", text)
-        for term in terms:
-            for name in term.astext().split(", "):
-                if name not in AMBIGUOUS:
-                    found[name] = text, term["ids"][0]
+        named = ((term.astext(), term["ids"][0]) for term in terms)
+        found |= {name: (text, anchor) for name, anchor in named if name not in AMBIGUOUS}
     return found
 
 
