@@ -105,7 +105,7 @@ def test_letters_follow_the_law_and_the_recording():
         law = row.gb_per_s * idle / row.sms / 1024  # GB/s times ns is bytes
         assert drawn.count("of0") == pytest.approx(law, abs=0.51)
         assert texts["travel"] == f"{drawn.count('of0')} travel"
-        assert texts["wait"] == f"{drawn.count('dead')} not under way"
+        assert texts["wait"] == f"{drawn.count('dead')} wait"
         assert texts["full"] == f"{100 * row.gb_per_s / best:.0f} % full"
         assert state["places"]["bag"]["height"] == pytest.approx(70 * row.gb_per_s / best)
         said = f"{1.024 * row.kib_per_sm:.1f} kB", f"{row.gb_per_s:.0f} GB/s"
@@ -115,7 +115,7 @@ def test_letters_follow_the_law_and_the_recording():
 def test_letters_are_filled_anew_whatever_they_showed(monkeypatch, tmp_path):
     stored, copy = (STATIC / "letters.svg").read_text("utf-8"), tmp_path / "_static/letters.svg"
     other = re.sub(r'class="(gone|dead)"', 'class="of0"', stored)
-    other = re.sub(r"\d+ (travel|not under way|% full|GB/s)<", r"0 \1<", other)
+    other = re.sub(r"\d+ (travel|wait|% full|GB/s)<", r"0 \1<", other)
     other = re.sub(r' (height|cy|d)="[^"]*"(?=[^>]*data-place)', r' \1="1"', other)
     other = re.sub(r'(data-place[^>]*) (height|cy|d)="[^"]*"', r'\1 \2="1"', other)
     copy.parent.mkdir()

@@ -102,7 +102,7 @@ def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
     for i, (sm, color) in enumerate(zip(sms, (ORANGE, BLUE), strict=False)):
         middle = WIDTH * (i + 0.5) / len(sms)
         many = f"{sm.loads} loads" if sm.loads > 1 else "1 load"
-        write(ax, middle, 0.1, f"{sm.filled} of {SIDE**2} slots", weight="bold", size=12)
+        write(ax, middle, 0.1, f"{sm.filled} of {SIDE**2} warp slots", weight="bold", size=12)
         write(ax, middle, 0.32, f"a lane waits for\n{many} of {sm.load_bytes} bytes", va="top")
         left, top = middle - grid / 2, 0.76
         for slot in range(SIDE**2):

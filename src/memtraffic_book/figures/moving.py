@@ -28,8 +28,8 @@ def letters(picture: str, read: pd.DataFrame, idle_ns: float) -> str:
     picture: the text of the file. What changes has its key as `data-group`, `data-text` or
     `data-place`. read: the recorded lines of a kernel that reads, with columns `kib_per_sm`, `sms`,
     `gb_per_s` and `latency_ns`. idle_ns: how long an answer takes where memory has nothing else to
-    do. By Little's law, bandwidth × idle latency of the bytes in flight travel. The others are not
-    under way: they wait in line, or are those of a program that has nothing in flight just then.
+    do. By Little's law, bandwidth × idle latency of the bytes in flight travel. The others
+    wait: in line, or to be written by a program that has nothing in flight just then.
     """
     most, kib = read["gb_per_s"].max(), read["kib_per_sm"].max()
     left, right, top, bottom = CHART
@@ -46,7 +46,7 @@ def letters(picture: str, read: pd.DataFrame, idle_ns: float) -> str:
         )
         classes = [0] * travel + [2] * wait + [1] * (kib - it.kib_per_sm)
         texts = {"flight": f"{flight} in flight per SM", "answer": f"answer after {answer}"}
-        texts |= {"travel": f"{travel} travel", "wait": f"{wait} not under way"}
+        texts |= {"travel": f"{travel} travel", "wait": f"{wait} wait"}
         texts["full"] = f"{100 * full:.0f} % full"
         x = left + (right - left) * it.kib_per_sm / kib
         points.append((x, bottom - (bottom - top) * it.gb_per_s / most))

@@ -96,7 +96,7 @@ def test_chapter_refuses_a_recording_in_which_its_claim_is_false(chapter, name, 
     (change, refused), function = LIES[f"{slug}-{name}"], name.partition(",")[0]
     monkeypatch.setattr(recording, "read", lambda *what: change(read(*what)))
     if function == "take_apart":  # what it compiles, its page shows
-        monkeypatch.setattr(chapter, "resources", lambda *rows, **how: [None])
+        monkeypatch.setattr(chapter, "resources", lambda *_, **by: [type("", (), {"num_warps": 8})])
         monkeypatch.setattr(chapter, "resident_programs", lambda kernel: 1)
     make = GIVEN.get(f"{slug}-{function}")
     given = [make()] if make else []
