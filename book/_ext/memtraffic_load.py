@@ -149,7 +149,7 @@ def names(selector: str) -> set[str]:
 # refuses to.
 PRELOAD = """\
 <script>if (location.protocol !== "file:") document.head.insertAdjacentHTML("beforeend",
-  '<link rel="preload" as="font" type="font/woff2" crossorigin href="%sliterata.woff2">')</script>
+  '<link rel="preload" as="font" crossorigin fetchpriority="low" href="%sliterata.woff2">')</script>
 <link rel="apple-touch-icon" href="%stouch-icon.png">
 """
 # Scripts of which a page needs one only if it has this in its text.

@@ -248,7 +248,8 @@ class MovingFigures(SphinxPostTransform):
             text = path.read_text("utf-8") if path.suffix == ".svg" else ""
             if 'type="application/json"' in text:
                 label = f'<svg role="img" aria-label="{html.escape(image["alt"])}" '
-                figure = f'<figure class="moving">{text.replace("<svg ", label, 1)}</figure>'
+                start = f'<figure class="moving" data-name="{path.stem}">'
+                figure = f"{start}{text.replace('<svg ', label, 1)}</figure>"
                 image.replace_self(nodes.raw("", figure, format="html"))
 
 
