@@ -17,13 +17,13 @@ from memtraffic_book.measurements import implementations
 from memtraffic_book.recording import PUBLISHED, speeds
 
 SHAPE = 4096, 16384  # the running example
-VERSIONS = {  # by the names of the table: what was timed, who deals out rows
-    "loop": ("1 stage", "the loop"),
-    "loop, asks ahead": ("3 stages", "the loop"),
-    "loop, 8 warps": ("1 stage, 8 warps", "the loop"),
-    "loop, room for one row": ("2 stages", "the loop"),
-    "the same, a row per program": ("2 stages, program per tile", "the hardware"),
-    "tiled": ("tiled", "the hardware"),
+VERSIONS = {  # by the names of the table: what was timed
+    "loop": "1 stage",
+    "loop, asks ahead": "3 stages",
+    "loop, 8 warps": "1 stage, 8 warps",
+    "loop, room for one row": "2 stages",
+    "the same, a row per program": "2 stages, program per tile",
+    "tiled": "tiled",
 }
 WIDE = 32768  # columns, where one program of bfloat16 fills an SM
 COUNTER = "Let a program of the loop take its next row"
@@ -32,25 +32,24 @@ COUNTER = "Let a program of the loop take its next row"
 def take_apart() -> None:
     """Shows what was timed, in the order in which the page accuses."""
     us, impls = experiment("persistent_suspects").set_index("impl")["us"], implementations(SUSPECTS)
-    share = {name: us["copy"] / us[label] for name, (label, _) in VERSIONS.items()}
+    share = {name: us["copy"] / us[label] for name, label in VERSIONS.items()}
     kernels = {}
-    for name, (label, _) in VERSIONS.items():
+    for name, label in VERSIONS.items():
         [kernels[name]] = resources(impls[label], SOFTMAX, SHAPE, target="sm_90")
     tables.show(
         VERSIONS,
         kernel=str,
-        stages=lambda name: VERSIONS[name][0].partition(" stage")[0].replace("tiled", "–"),
+        stages=lambda name: VERSIONS[name].partition(" stage")[0].replace("tiled", "–"),
         warps=lambda name: kernels[name].num_warps,
         programs_per_SM=lambda name: resident_programs(kernels[name]),
-        rows_are_dealt_out_by=lambda name: VERSIONS[name][1],
         speed_of_a_copy=lambda name: units.format_share(share[name]),
     )
     alone, ahead, pair, fixed, queue, tiled = share.values()
     claim(
-        "Where the hardware deals out rows in place of the loop, 2 programs per SM go from "
-        f"{units.format_share(fixed)} to {units.format_share(queue)} of the speed of a copy, which "
-        f"is more than the second program adds ({units.format_share(alone)} to "
-        f"{units.format_share(pair)}), and no loop is as fast as tiled.",
+        "Where the hardware deals out rows, 2 programs per SM go from "
+        f"{units.format_share(fixed)} to {units.format_share(queue)} of the speed of a copy, more "
+        f"than the second program adds ({units.format_share(alone)} to {units.format_share(pair)}),"
+        " and no loop is as fast as tiled.",
         queue - fixed > pair - alone > 0 and max(alone, ahead, pair, fixed) < tiled,
     )
     glue("counter", lab_notes.find(COUNTER)["result"].split(" of a copy")[0].replace("→", "to"))
