@@ -16,6 +16,7 @@ from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 from memtraffic_book.processes import run_ranks
 
 N = 16384  # columns of a part, in the case of the prose
+LINK = 450e3  # bytes per µs that cross NVLink one way, by the H200's datasheet
 LABELS = {
     COPY: "copy",
     ALONE: "part alone",
@@ -91,6 +92,10 @@ def show_times() -> None:
     )
     for impl, name in {ALONE: "alone", ONE: "one", DTENSOR: "dtensor"}.items():
         glue(f"{name}_us", units.format_us(found[impl]))
+    rows = times["m"].iloc[0]
+    glue("words_us", units.format_us(16 * rows / LINK))  # two words of 64 bits per row
+    glue("matrix_us", units.format_us(4 * rows * N / LINK))
+    glue("whole_us", units.format_us(us[ALONE][2 * N]))
 
 
 # ---- judges of the exercises
