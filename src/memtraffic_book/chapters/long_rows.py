@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from operator import itemgetter
 
@@ -111,9 +110,7 @@ def show_few_rows() -> None:
     claim(f"With 8 rows of 262144 columns split is {faster}.", gain > 1.5)
     rate = 3 * 4 * 262144 / few["online"][262144] / 1e3  # GB/s of an SM with one program
     glue("sm_rate", units.format_gb_per_s(rate))
-    programs = roof["copy_gb_per_s"][0] / rate  # that keep DRAM busy
-    glue("programs", f"{programs:.0f}")
-    glue("parts", f"{math.ceil(programs / 8)}")
+    glue("parts", f"{roof['copy_gb_per_s'][0] / rate / 8:.1f} times")
     glue("floor", units.format_us(floor.set_index("programs")["us"][1]))
 
 

@@ -16,7 +16,10 @@ from memtraffic_book import claim, experiment, experiments, figures, glue, table
 from memtraffic_book.recording import speeds
 
 TYPES = ("float32", "bfloat16")
-CAPPED = "lambda x: torch.softmax(30 * torch.tanh(x / 30), dim=1)"
+QUIET = (
+    "lambda x: (x - x.amax(1, keepdim=True)).exp() / ((-x.amax(1, keepdim=True)).exp()"
+    " + (x - x.amax(1, keepdim=True)).exp().sum(1, keepdim=True))"
+)
 TORCH, OURS, FUSED = "torch.softmax", "memtraffic.softmax", "scaled_dot_product_attention"
 CALLED, IN_GRAPH = "eager_us", "graph_us"
 BELOW = {"": 4, "_gradient": 60}  # MB of a matrix below which `torch.softmax` is to be called
