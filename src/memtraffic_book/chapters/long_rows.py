@@ -55,11 +55,9 @@ def draw_second_read() -> None:
     )
     figures.mark_position(ax, l2 / 1e6, "size\nof L2", "left")
     near, far = sent.iloc[0], sent.iloc[-1]
-    claim(
-        f"With the smallest working set DRAM sends {units.format_ratio(near)} the matrix (less than "
-        f"1.3x), and with the largest {units.format_ratio(far)} (more than 1.6x).",
-        near < 1.3 and far > 1.6,
-    )
+    sends = "DRAM sends {} the matrix at the smallest working set, and {} at the largest"
+    sends = sends.format(*map(units.format_ratio, (near, far)))
+    claim(f"{sends} (less than 1.3x, and more than 1.6x).", near < 1.3 and far > 1.6)
     glue("l2", units.format_bytes(l2))
     glue("rows_at_once", str(at_once))
 
@@ -100,7 +98,7 @@ def draw_speeds() -> None:
 
 def show_few_rows() -> None:
     """Shows the times at 8 rows, and glues how many programs a row of them needs."""
-    timed, roof, floor = experiments("long_few", "roof", "launch_floor")
+    timed, roof = experiments("long_few", "roof")
     few = timed.pivot(index="n", columns="impl", values="us")
     few = few.rename(columns={"split, 1024 columns": "split"}).loc[[4096, 32768, 262144]]
     rows = few[["copy", *reversed(KERNELS)]].map(units.format_us).reset_index(names="columns")
@@ -109,9 +107,7 @@ def show_few_rows() -> None:
     faster = f"{units.format_ratio(gain)} as fast as online (more than 1.5x needed)"
     claim(f"With 8 rows of 262144 columns split is {faster}.", gain > 1.5)
     rate = 3 * 4 * 262144 / few["online"][262144] / 1e3  # GB/s of an SM with one program
-    glue("sm_rate", units.format_gb_per_s(rate))
     glue("parts", f"{roof['copy_gb_per_s'][0] / rate / 8:.1f} times")
-    glue("floor", units.format_us(floor.set_index("programs")["us"][1]))
 
 
 # ---- judges of the exercises

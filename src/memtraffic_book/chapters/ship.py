@@ -16,16 +16,11 @@ from memtraffic_book import claim, experiment, experiments, figures, glue, table
 from memtraffic_book.recording import speeds
 
 TYPES = ("float32", "bfloat16")
-QUIET = (
-    "lambda x: (x - x.amax(1, keepdim=True)).exp() / ((-x.amax(1, keepdim=True)).exp()"
-    " + (x - x.amax(1, keepdim=True)).exp().sum(1, keepdim=True))"
-)
+QUIET = "lambda x: (e := (x - (m := x.amax(1, True))).exp()) / ((-m).exp() + e.sum(1, True))"
 TORCH, OURS, FUSED = "torch.softmax", "memtraffic.softmax", "scaled_dot_product_attention"
 CALLED, IN_GRAPH = "eager_us", "graph_us"
-BELOW = {"": 4, "_gradient": 60}  # MB of a matrix below which `torch.softmax` is to be called
-SHOWN = [(4096, 128), (4096, 1024), (4096, 4096), (4096, 50257)]
-FEW = 64  # rows; at 4 MB and more these are long
-SMALL = (4096, 128)  # rows and columns of the page's first numbers
+BELOW = {"": (4, 24), "_gradient": (60, 60)}  # MB: torch is to be called below, ours above
+SHOWN = [(4096, 128), (8, 151936), (4096, 1024), (4096, 4096), (4096, 50257)]
 FLAT = 95  # % of a copy, from which on a line counts as flat
 
 
@@ -50,44 +45,34 @@ def show_calls() -> None:
         torch=lambda key: units.format_us(us[TORCH][key]),
         ours=lambda key: units.format_us(us[OURS][key]),
     )
-    glue("call", units.format_us(us[OURS][SMALL]))
-    glue("kernel", units.format_us(times(load()["float32"], IN_GRAPH)[OURS][SMALL]))
-    glue("roof", units.format_gb_per_s(experiment("roof")["copy_gb_per_s"][0]))
-    glue("covered", f"{covered_mb():.0f} MB")
-
-
-def covered_mb() -> float:
-    """The MB of a matrix whose traffic takes as long as a call of ours; half of it is read."""
-    us, [roof] = times(load()["float32"])[OURS][SMALL], experiment("roof")["copy_gb_per_s"]
-    return float(us * roof / 2000)
+    call, roof = us[OURS][SHOWN[0]], experiment("roof")["copy_gb_per_s"][0]
+    glue("call", units.format_us(call))
+    glue("kernel", units.format_us(times(load()["float32"], IN_GRAPH)[OURS][SHOWN[0]]))
+    glue("roof", units.format_gb_per_s(roof))
+    glue("covered", f"{call * roof / 2000:.0f} MB")  # half of it is read
 
 
 def claim_sizes(gradient: str) -> None:
     """Claims below which size `torch.softmax` is to be called. gradient: as in `BELOW`."""
-    below, cases = BELOW[gradient], []
+    (low, high), cases = BELOW[gradient], []
     for dtype, frame in load(gradient).items():
         us, itemsize = times(frame), getattr(torch, dtype).itemsize
         for (m, n), part in frame[frame["impl"] != "copy"].groupby(["m", "n"]):
             found, mb = choose(part, CALLED), m * n * itemsize / 1e6
-            cases.append((mb, found == TORCH, us[OURS][m, n] / us[TORCH][m, n], m))
-    above = below if gradient else covered_mb()
-    small, large = ([it for it in cases if (it[0] < below) == want] for want in (True, False))
-    middle, large = ([it for it in large if (it[0] < above) == want] for want in (True, False))
-    counts = [f"{sum(it[1] for it in part)} of {len(part)}" for part in (small, middle, large)]
-    ratio = statistics.geometric_mean(it[2] for it in large)
+            cases.append((mb, found == TORCH, us[OURS][m, n] / us[TORCH][m, n]))
+    small = [is_torch for mb, is_torch, _ in cases if mb < low]
+    large = [(is_torch, ratio) for mb, is_torch, ratio in cases if mb > high]
+    ratio = statistics.geometric_mean(ratio for _, ratio in large)
     claim(
         f"Called{' with its gradient' * bool(gradient)} from Python, torch.softmax is the fastest, "
-        f"or level with it, in {counts[0]} cases of less than {below} MB, "
-        f"{f'in {counts[1]} from there to {above:.0f} MB, ' * bool(middle)}and in {counts[2]} "
-        f"larger ones, over which memtraffic.softmax takes {units.format_ratio(ratio)} its time on "
-        "average (less than 0.9x).",
-        sum(it[1] for it in small) > 0.75 * len(small) and ratio < 0.9,
+        f"or level with it, in {sum(small)} of {len(small)} cases of less than {low} MB, and in "
+        f"{sum(it for it, _ in large)} of {len(large)} of more than {high} MB; in these "
+        f"memtraffic.softmax takes {units.format_ratio(ratio)} its time on average (under 0.9x).",
+        sum(small) > 0.75 * len(small) and ratio < 0.9,
     )
-    glue(f"below{gradient}", f"{below} MB")
+    glue(f"below{gradient}", f"{low} MB")
+    glue(f"above{gradient}", f"{high} MB")
     glue(f"share{gradient}", f"{100 * ratio:.0f} %")
-    for name, few in {"few_rows": True, "many_rows": False}.items() if middle else ():
-        ratios = [it[2] for it in middle if (it[3] <= FEW) == few]
-        glue(name, units.format_ratio(statistics.geometric_mean(ratios)))
 
 
 def claim_attention() -> None:
