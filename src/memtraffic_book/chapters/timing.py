@@ -44,7 +44,7 @@ def show_clocks() -> None:
     claim(
         f"A call of {OURS} takes {units.format_ratio(shares[0])} what it takes in a CUDA graph at "
         f"{SMALL[0]} x {SMALL[1]}, and {units.format_ratio(shares[1])} at {LARGE[0]} x {LARGE[1]} "
-        "(more than 2.00x, and less, needed).",
+        "(more, and less, than 2.00x needed).",
         shares[0] > 2 > shares[1],
     )
     glue("gpu_small", units.format_us(small["us"]))
