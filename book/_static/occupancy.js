@@ -52,8 +52,8 @@
     amd: { registers: "vector registers per lane", shared: "LDS per program, bytes", warps: "waves per program" },
   };
   const names = {
-    registers: "registers", shared: "shared memory", warps: "warp slots", blocks: "block slots",
-    vgprs: "vector registers", waves: "wave slots", lds: "LDS", groups: "workgroup slots",
+    registers: "registers", shared: "shared memory", warps: "warp slots", blocks: "places for programs",
+    vgprs: "vector registers", waves: "wave slots", lds: "LDS", groups: "places for workgroups",
   };
 
   function build(box, number) {

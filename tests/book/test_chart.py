@@ -16,8 +16,8 @@ STATIC = BOOK / "_static"
 SCRIPTS = [STATIC / "occupancy-data.js", STATIC / "occupancy.js"]
 NAMES = {
     "registers": "registers", "shared": "shared memory", "warps": "warp slots",
-    "blocks": "block slots", "vgprs": "vector registers", "waves": "wave slots", "lds": "LDS",
-    "groups": "workgroup slots",
+    "blocks": "places for programs", "vgprs": "vector registers", "waves": "wave slots",
+    "lds": "LDS", "groups": "places for workgroups",
 }  # fmt: skip
 WORDS = {
     "nvidia": ("registers per thread", "shared memory per program, bytes", "warps per program"),

@@ -55,8 +55,9 @@ def draw_second_read() -> None:
     )
     figures.mark_position(ax, l2 / 1e6, "size\nof L2", "left")
     near, far = sent.iloc[0], sent.iloc[-1]
-    times = f"{units.format_ratio(near)} the matrix at first, and {units.format_ratio(far)} at last"
-    claim(f"DRAM sends {times} (1.3x and 1.6x are the limits).", near < 1.3 and far > 1.6)
+    sends = "DRAM sends {} the matrix at the smallest working set, and {} at the largest"
+    sends = sends.format(*map(units.format_ratio, (near, far)))
+    claim(f"{sends} (less than 1.3x, and more than 1.6x).", near < 1.3 and far > 1.6)
     glue("l2", units.format_bytes(l2))
     glue("rows_at_once", str(at_once))
 
@@ -106,7 +107,6 @@ def show_few_rows() -> None:
     faster = f"{units.format_ratio(gain)} as fast as online (more than 1.5x needed)"
     claim(f"With 8 rows of 262144 columns split is {faster}.", gain > 1.5)
     rate = 3 * 4 * 262144 / few["online"][262144] / 1e3  # GB/s of an SM with one program
-    glue("sm_rate", units.format_gb_per_s(rate))
     glue("parts", f"{roof['copy_gb_per_s'][0] / rate / 8:.1f} times")
 
 

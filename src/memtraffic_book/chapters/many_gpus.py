@@ -76,13 +76,10 @@ def show_times() -> None:
     """Shows the time of each implementation, a row for each width of a part in float32."""
     times = experiment("many_gpus").query("dtype == 'float32'")
     us = times.pivot(index="n", columns="impl", values="us")
-
-    def cell(impl: str) -> Callable[[int], str]:
-        return lambda n: units.format_us(us[impl][n]) if us[impl][n] > 0 else "–"
-
-    shown = {label.replace(" ", "_"): cell(impl) for impl, label in LABELS.items()}
+    cells = us.map(lambda it: units.format_us(it) if it > 0 else "–")
+    shown = {label.replace(" ", "_"): cells[impl].get for impl, label in LABELS.items()}
     tables.show(us.index, columns=str, **shown)
-    found = us.loc[N]
+    found, link = us.loc[N], 450e3  # bytes per µs, one way, by the H200's datasheet
     gain, cost = found[TWO] / found[ONE], found[DTENSOR] / found[ONE]
     claim(
         f"At {N} columns a GPU, one kernel is {units.format_ratio(gain)} as fast as two (more than "
@@ -91,6 +88,7 @@ def show_times() -> None:
     )
     for impl, name in {ALONE: "alone", ONE: "one", DTENSOR: "dtensor"}.items():
         glue(f"{name}_us", units.format_us(found[impl]))
+    glue("part_us", units.format_us(4 * times["m"].iloc[0] * N / link))
 
 
 # ---- judges of the exercises

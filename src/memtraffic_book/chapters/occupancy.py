@@ -40,7 +40,7 @@ def draw_packing(
 ) -> None:
     """Draws an SM packed with a program, and claims that the page found its limits.
 
-    registers: of a thread. by_hand: programs by registers, shared memory, warp and block slots.
+    registers: of a thread. by_hand: programs by registers, shared memory, warp slots and places.
     """
     kernel = shared_bytes, num_warps, H200
     limits = nvidia.programs_by_limit(registers, *kernel)

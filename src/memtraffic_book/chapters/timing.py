@@ -44,7 +44,7 @@ def show_clocks() -> None:
     claim(
         f"A call of {OURS} takes {units.format_ratio(shares[0])} what it takes in a CUDA graph at "
         f"{SMALL[0]} x {SMALL[1]}, and {units.format_ratio(shares[1])} at {LARGE[0]} x {LARGE[1]} "
-        "(more than 2.00x, and less, needed).",
+        "(more, and less, than 2.00x needed).",
         shares[0] > 2 > shares[1],
     )
     glue("gpu_small", units.format_us(small["us"]))
@@ -182,8 +182,8 @@ def claim_level(repeats: pd.DataFrame) -> None:
     for n in (NARROW, WIDE):
         told = [level(*(list(at.loc[n, name]) for name in ("tiled", "copy"))) for at in rounds]
         claim(
-            f"At {n} columns {told.count(False)} of {len(told)} repetitions say that tiled and the "
-            "copy are not level (13 equal verdicts needed).",
+            f"At {n} columns tiled and the copy are level in {told.count(True)} of {len(told)} "
+            "repetitions (13 must agree).",
             max(map(told.count, (True, False))) >= 13,
         )
 

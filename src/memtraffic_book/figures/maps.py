@@ -138,12 +138,12 @@ def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> No
 RESOURCES = {
     "shared": "shared memory",
     "warps": "warp slots",
-    "blocks": "block slots",
+    "blocks": "places for programs",
     "lds": "LDS",
     "vgprs": "vector registers",
     "sgprs": "scalar registers",
     "waves": "wave slots",
-    "groups": "workgroup slots",
+    "groups": "places for workgroups",
 }
 
 

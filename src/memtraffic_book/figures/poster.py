@@ -60,9 +60,9 @@ def poster(copy: str, flight: str, load: str) -> Figure:
         )
 
     write(WIDTH / 2, 12, "Where does your time go?", 13, weight="bold", ha="center")
-    said = (copy, "to copy 4096 rows\nof 16384 numbers"), (flight, "must be in flight\non each SM")
+    said = (copy, "for a copy of 4096\n× 16384 numbers"), (flight, "for an SM: at least\nin flight")
     colors = "#cfe3ff", "#ffe0c9", "#d3f0da"
-    for i, (number, text) in enumerate([*said, (load, "at least to load\nin a program")]):
+    for i, (number, text) in enumerate([*said, (load, "for a program: at\nleast to load")]):
         fill(4 + 98 * i, 24, 96, 50, colors[i])
         write(52 + 98 * i, 38, number, 16, weight="bold", ha="center")
         write(52 + 98 * i, 60, text, ha="center")

@@ -41,7 +41,7 @@ LIES = {
     "fused-draw_widths": (times("instruction_read_bytes", 2), "the matrix of 4096 x 16384"),
     "in_flight-show_ways": (times("gb_per_s", 0.1, slots=4), "0.8x needed"),
     "long_rows-show_three_reads": (times("l1_l2_read_bytes", 0.6, impl=ship.TORCH), "3 expected"),
-    "long_rows-draw_second_read": (times("dram_read_bytes", 1.4, impl="online"), "limits"),
+    "long_rows-draw_second_read": (times("dram_read_bytes", 1.4, impl="online"), "more than 1.6x"),
     "long_rows-draw_speeds": (us(2, "split"), "1.2x as fast"),
     "long_rows-show_few_rows": (us(9, "split, 1024 columns"), "more than 1.5x"),
     "many_gpus-show_times": (us(0.5, many_gpus.TWO), "more than 1.1x"),

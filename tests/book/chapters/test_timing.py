@@ -29,5 +29,5 @@ def test_claim_level_refuses_verdicts_that_differ():
     tiled, copied = (repeats[repeats["impl"] == name] for name in ("tiled", "copy"))
     slower = copied[timing.TIMES].mul(1 + (copied["repeat"] < 8), axis=0)  # in half of the rounds
     repeats.loc[tiled.index, timing.TIMES] = slower.to_numpy()
-    with pytest.raises(AssertionError, match="13 equal verdicts"):
+    with pytest.raises(AssertionError, match="13 must agree"):
         timing.claim_level(repeats)
