@@ -116,14 +116,6 @@ def waves_of(kernel: Resources, gpu: Gpu) -> int:
 # ---- what the answers are examined for
 
 
-def counts_waves(fn: Callable[[int], int]) -> bool:
-    """Whether `fn` says how many waves fit a SIMD of an MI300X, by VGPRs per lane."""
-    for n in range(1, 513):
-        most = min(amd.waves_by_limit(n, 0, 0, MI300X).values())
-        assert fn(n) == most, f"at {n} VGPRs it gives {fn(n)}, and {most} waves fit"
-    return True
-
-
 def holds(warps: int, op: str, n: int, gpu: Gpu) -> Callable[[Callable[[Tensor], Tensor]], bool]:
     """A judge of an operation whose programs put so many warps on a processor at n columns."""
 

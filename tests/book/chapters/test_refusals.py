@@ -59,7 +59,6 @@ QUICK = {
     r"naive-reads 4MN \+ 2M, not 5MN": lambda it: it.predicts(("5MN + 2M", "2MN + 2M")),
     "naive-wrong at": lambda it: it.examine("5MN + 2M", "3MN + 2M", it.LOGS)(naive.softmax),
     "occupancy-allow 6 programs": lambda it: it.draw_packing(69, 32_784, 4, (6, 6, 16, 32)),
-    "occupancy-6 waves fit": lambda it: it.counts_waves(lambda vgprs: min(8, 512 // vgprs)),
     "persistent-no neighbours": lambda it: it.takes_neighbours(
         lambda x: persistent.softmax(x, rows=1, programs=3)
     ),
