@@ -57,7 +57,7 @@ INPUTS = {"persistent answer_3": "M,N N", "your-kernel answer_2": "M,N M,N N"}
 INPUTS |= dict.fromkeys(["your-kernel answer_3", "your-kernel cross_entropy"], "M,N M:int64<N")
 INPUTS |= {"your-kernel": "M,N N", "backward": "M,N M,N"}
 # These need several GPUs, numbers that tell where to read, or programs that wait for one another.
-OTHERS = "long-rows shared, long-rows answer_4, many-gpus ours, ship answer_2, "
+OTHERS = "long-rows shared, long-rows answer_3, many-gpus ours, ship answer_2, "
 OTHERS += "in-flight answer_3, chunks in_chunks"
 
 
@@ -83,7 +83,7 @@ def texts_of(page):
     questions = notebooks.exercises(notebooks.markdown(notebooks.load(BOOK / f"{page}.ipynb")))
     for number, question in questions:
         solution = notebooks.solution(question)
-        if "[(" in solution or (page == "naive" and "def " in solution):
+        if "@triton.jit" in solution or (page == "naive" and "def " in solution):
             yield f"{page} answer_{number}", text + solution
 
 

@@ -27,9 +27,9 @@ options: a dict, of which all may be left out. "function": the name of what is c
 the last function of the text that is no kernel. "inputs": the sizes of each argument, such as
 "M,N N M:int64<N", by default as many matrices M,N as the function needs. "dtype": of the others.
 "reference": a function of these arguments in PyTorch, such as SOFTMAX, and "name": what it is, such
-as "a softmax". "widths": "any" where odd widths are needed, "powers" where only powers of two are
-tried; by default any, or else powers of two, and then the texts say so. "modules": the text of
-further modules that may be imported, by name; of a package, too, before what it holds.
+as "a softmax". "moves": what it has to move, such as "reads MN, writes MN".
+"modules": the text of further modules that may be imported, by name; of a package, too, before what
+it holds. Where only powers of two run, these are tried, and the texts say so.
 
 What is not modelled is refused by name: atomics, block pointers, `tl.dot`, random numbers,
 autotuning, whole numbers that outgrow their type, changes in place. Numbers are rounded to their
@@ -55,6 +55,10 @@ SOFTMAX = "lambda x: torch.softmax(x, dim=1)"
 
 class LiveError(Exception):
     """What a reader can act on, as a sentence."""
+
+
+class Outside(LiveError):
+    """A load or a store beyond a tensor."""
 
 
 REFUSALS = (LiveError, ValueError, AssertionError, NotImplementedError)  # of a shape
@@ -313,7 +317,8 @@ class Arithmetic:
     __eq__, __ne__ = operator("==")[0], operator("!=")[0]
 
     def __repr__(self):
-        return f"a {self.word} of {self.dtype}, shape {self.shape}"
+        one = self.shape == () and self.word == "block"
+        return f"one {self.dtype}" if one else f"a {self.word} of {self.dtype}, shape {self.shape}"
 
     def __bool__(self):
         branch = f"a branch (if, and, or, not, a < b < c) takes one number, not {self!r}"
@@ -361,7 +366,7 @@ class Block(Arithmetic):
                 shape.append(self.shape[at])
                 at += 1
             else:
-                raise LiveError(f"{self!r} is indexed with : and None alone, such as x[:, None]")
+                raise LiveError(f"{self!r} takes : and None in [], and tl.load reads memory")
         return self.shaped(tuple(shape) + self.shape[at:])
 
     def __neg__(self):
@@ -388,7 +393,7 @@ def dtype_of(number):
     if isinstance(number, float):
         size = abs(number)
         return float32 if not 0 < size < INF or 2.0**-126 <= size < 2.0**128 else float64
-    raise LiveError(f"a kernel computes with blocks and numbers of 64 bits, not with {number!r}")
+    raise LiveError(f"a kernel computes with blocks and numbers (of 64 bits), not with {number!r}")
 
 
 def block_of(value, dtype=None):
@@ -501,7 +506,7 @@ def touched(kind, pointer, mask):
         if mask.data[i] and not argument.start <= at < argument.end:
             program = meter.program[0] if meter.grid[1:] == [1, 1] else tuple(meter.program)
             verb = "reads" if kind == "read" else "writes"
-            raise LiveError(
+            raise Outside(
                 f"program {program} {verb} element {at} of {argument.name}, whose tensor of shape "
                 f"{argument.tensor.shape} ends at element {argument.end - 1}: a mask may be missing"
             )
@@ -798,17 +803,6 @@ def mean(x, dim=None, keepdim=False):
     return reduce("sum", x, dim, keepdim) / (len(x.data) if dim is None else x.shape[dim])
 
 
-def deviation(x, dim, keepdim=False):
-    apart = x - mean(x, dim, True)
-    return UNARY["sqrt"](reduce("sum", apart * apart, dim, keepdim) / (x.shape[dim] - 1))
-
-
-def norm(x, ord=2, dim=None, keepdim=False):
-    if ord == INF:
-        return reduce("amax", tl_abs(x), dim, keepdim)
-    return UNARY["sqrt"](reduce("sum", x * x, dim, keepdim))
-
-
 def folded(name):
     return lambda x, dim=None, keepdim=False: reduce(name, x, dim, keepdim)
 
@@ -820,14 +814,13 @@ OPERATIONS = {
     "rsqrt": TL["rsqrt"],
     "relu": lambda x: TL["maximum"](x, 0.0),
     "mean": mean,
-    "std": deviation,
     "_softmax": lambda x, dim: softmax(x, dim),
-    "linalg_vector_norm": norm,
     **{name: UNARY[name] for name in ("exp", "log", "sqrt")},
     **{name: folded(name) for name in ("sum", "amax", "amin")},
 }
 Tensor.methods.update({name: operation(name, OPERATIONS[name]) for name in OPERATIONS})
 Tensor.methods.update(
+    max=Tensor.max,
     softmax=Tensor.methods["_softmax"],
     clone=lambda x: counted("clone", [x], x.block(), x.dtype),
     contiguous=lambda x: x if x.is_contiguous() else x.clone(),
@@ -879,9 +872,7 @@ TORCH = {
     "full_like": lambda x, value, **options: like("full_like", float(value))(x, **options),
     "Tensor": Tensor,
     "tensor": tensor,
-    "max": Tensor.max,
     "inf": INF,
-    "linalg": Names("torch.linalg", {"vector_norm": Tensor.methods["linalg_vector_norm"]}),
 }
 
 
@@ -965,9 +956,11 @@ def launch(kernel, grid, args, options):
     """Runs the programs of a grid one after the other."""
     need(meter.kernel is None, "a kernel launches no kernel: call it without a grid")
     need("launch_cooperative_grid" not in options, "programs that wait for others are not modelled")
+    need(options.get("num_warps", 4) in (1, 2, 4, 8, 16, 32), "num_warps is 1, 2, 4, 8, 16 or 32")
     options = {key: options[key] for key in options if key not in LAUNCH_OPTIONS}
     named = {kernel.names[i]: args[i] for i in range(min(len(args), len(kernel.names)))}
-    grid = sizes_in(grid({**named, **options}) if callable(grid) else grid)
+    grid = grid({**named, **options}) if callable(grid) else grid
+    need(isinstance(grid, (tuple, list)), f"a grid is a tuple such as (n_rows,), not {grid!r}")
     whole = [n for n in grid if type(n) is int and n >= 0]
     need(len(whole) == len(grid) < 4, f"a grid is 1 to 3 whole numbers of programs, not {grid}")
     meter.grid = [*grid, 1, 1, 1][:3]
@@ -992,12 +985,19 @@ TRITON = {"jit": jit, "cdiv": lambda x, y: -(-x // y)}
 TRITON["next_power_of_2"] = lambda n: 1 << (n - 1).bit_length() if n > 0 else 0
 
 
+def of_number(name):
+    """A function of Python's math."""
+    what = f"math.{name} takes a number of Python, and a block needs tl.{name}"
+    return lambda x: need(isinstance(x, (int, float)), what) or MATH[name](x)
+
+
 def replacements():
     """The modules that any text may import, by name."""
     tl = Names("tl", TL)
     tl.math = Names("tl.math", {**UNARY, "abs": tl_abs, "rsqrt": TL["rsqrt"]})
     found = {"torch": Names("torch", TORCH), "triton": Names("triton", {**TRITON, "language": tl})}
-    return {**found, "triton.language": tl, "math": Names("math", {**MATH, "inf": INF})}
+    numbers = {it: of_number(it) for it in MATH}
+    return {**found, "triton.language": tl, "math": Names("math", {**numbers, "inf": INF})}
 
 
 # ---- a run
@@ -1009,13 +1009,13 @@ class Program:
     def __init__(self, text, options):
         names = {"__name__": USER, "__text__": text}
         names["range"] = lambda *ends: (tl_range if meter.kernel else range)(*ends)
+        names["print"] = lambda *_, **to: need(False, "print shows nothing here: look at the steps")
         exec(text, names)
         self.options, name = options, options.get("function")
-        found = [line[4:].split("(")[0].strip() for line in text.split("\n") if line[:4] == "def "]
-        found = [it for it in found if hasattr(names.get(it), "__code__")]
-        missing = f"there is no function {name or ''}".strip()
-        need(name in found if name else found, f"{missing}: write one of a tensor that returns one")
-        self.function = names[name or found[-1]]
+        name = name or ("\n" + text).rpartition("\ndef ")[2].split("(")[0].strip()
+        what = f"there is no function {name}".rstrip() + " beside the kernels: write one"
+        need(hasattr(names.get(name), "__code__"), f"{what} of a tensor that returns one")
+        self.function = names[name]
         code, given = self.function.__code__, options.get("inputs")
         needed = code.co_argcount - len(self.function.__defaults__ or ())
         self.arguments = list(code.co_varnames[:needed])
@@ -1099,29 +1099,27 @@ def contradiction(program, sides, shapes):
         try:
             found = program.moved((m, n))
         except REFUSALS as error:
-            return f"at {m} x {n}: {error}"
+            return f"at {m} × {n}: {error}"
         for side in (0, 1):
             (mn, by_m, by_n, one), area = sides[side]
             if mn * m * n + by_m * m + by_n * n + one != found[side] * area:
-                return f"at {m} x {n} it {('reads', 'writes')[side]} {found[side]} elements"
+                return f"at {m} × {n} it {('reads', 'writes')[side]} {found[side]} elements"
     return ""
 
 
-def formula_of(program):
+def formula_of(program, _):
     """The stage "formula"."""
-    widths, note = program.options.get("widths"), ""
     at = [program.moved(shape) for shape in SOLVED]
     sides = [solve([it[side] for it in at]) for side in (0, 1)]
     reads, writes = polynomial(*sides[0]), polynomial(*sides[1])
-    note = contradiction(program, sides, CHECKED["any"]) if widths != "powers" else ""
-    powers = bool(note) or widths == "powers"
-    wrong = contradiction(program, sides, CHECKED["powers"]) if powers else ""
+    note = contradiction(program, sides, CHECKED["any"])
+    wrong = contradiction(program, sides, CHECKED["powers"]) if note else ""
     found = {"stage": "formula", "text": f"reads {reads}, writes {writes}", "reads": reads}
-    found.update(writes=writes, solved=[list(it) for it in SOLVED], powers=powers, note=note)
-    found["checked"] = [list(it) for it in CHECKED["powers" if powers else "any"]]
+    found.update(writes=writes, solved=[list(it) for it in SOLVED], powers=bool(note), note=note)
+    found["checked"] = [list(it) for it in CHECKED["powers" if note else "any"]]
     if wrong:
         found.update(text=f"no formula in M and N: {wrong}", reads="", writes="", powers=False)
-    elif powers:
+    elif note:
         found["text"] += ", at powers of two alone"
     return found
 
@@ -1147,7 +1145,7 @@ def differences(got, right, dtype, length, softmax):
     if not wrong:
         return ""
     i = wrong[0]
-    hint = "; nothing wrote it, or it came from a NaN" if got[i] != got[i] else ""
+    hint = "; nothing wrote it, or it came from inf / inf or a NaN" if got[i] != got[i] else ""
     at = f"({i // length}, {i % length}): {got[i]:.6g}, not {right[i]:.6g}{hint}"
     return f"{len(wrong)} of {len(right)} elements are wrong, the first at {at}"
 
@@ -1183,19 +1181,19 @@ def judged_matrix(program, shape, hard):
     return tensors, kept, reference
 
 
-def verdict_of(program):
-    """The stage "verdict"."""
-    name, widths = program.options.get("name", "a softmax"), program.options.get("widths")
-    refused = ""
-    for kind in [widths] if widths else ["any", "powers"]:
-        shapes = JUDGED[kind]
+def verdict_of(program, formula):
+    """The stage "verdict". formula: that stage."""
+    name, refused = program.options.get("name", "a softmax"), ""
+    for shapes in JUDGED.values():
         for i in range(len(shapes)):
             hard = i == len(shapes) - 1
             tensors, kept, reference = judged_matrix(program, shapes[i], hard)
-            where = "{} x {}".format(*shapes[i])
+            where = "{} × {}".format(*shapes[i])
             where += " with 1e30, infinities and NaN in rows" if hard else ""
             try:
                 wrong = fault(program, tensors, kept, reference)
+            except Outside as error:
+                wrong = str(error)
             except REFUSALS as error:
                 refused = f"at {where}: {error}"
                 break
@@ -1205,7 +1203,10 @@ def verdict_of(program):
         else:
             text = f"{name[0].upper()}{name[1:]}: right at {len(shapes)} matrices"
             text += f" of powers of two alone; {refused}." if refused else "."
-            return {"stage": "verdict", "right": True, "text": text}
+            moves = "reads {reads}, writes {writes}".format(**formula)
+            asked = program.options.get("moves", moves)
+            text = text if asked == moves else f"Right, but the exercise asks for one that {asked}."
+            return {"stage": "verdict", "right": asked == moves, "text": text}
     return {"stage": "verdict", "right": False, "text": f"Not {name}: {refused}."}
 
 
@@ -1227,7 +1228,8 @@ def error_of(error, text):
     elif isinstance(error, ImportError):
         message = "only torch, triton, triton.language and math can be imported here"
     elif not isinstance(error, LiveError):
-        message = f"{type(error).__name__}: {error}".replace("tl_", "tl.")
+        jit = ": is @triton.jit missing?" if "'function' object is not subs" in message else ""
+        message = f"{type(error).__name__}: {error}{jit}".replace("tl_", "tl.")
     return {"stage": "error", "line": line, "message": f"{message}."}
 
 
@@ -1275,7 +1277,7 @@ def run(text, options=None):
         yield found
         for stage in [formula_of, verdict_of] if options.get("reference") else [formula_of]:
             with Imports(text, options):
-                found = stage(program)
+                found = stage(program, found)
             yield found
     except Exception as error:
         yield error_of(error, text)

@@ -8,7 +8,8 @@ of `live.run`, and
 - "def": a head, such as "softmax(x)", of a function whose body is the piece of code that ends with
   an assignment to the one name;
 - "exam": a constant of the page's module in `memtraffic_book.chapters`, or of another chapter's as
-  in "naive.LOGS": the reference of an exercise, which its examiner reads, too;
+  in "naive.LOGS": the reference of an exercise, which its examiner reads, too; and with it "reads"
+  and "writes", what the answer has to move: MN by default, as of `prove.exam`;
 - "hint": a sentence beside the button that opens the editor, and then above the editor.
 
 Pages load `_static/live.js` when a reader opens an editor: our script, and in it, as text, what a
@@ -87,8 +88,11 @@ def composed(comment: str, pieces: list[str], page: str = "") -> dict[str, Any]:
     if exam := options.pop("exam", ""):
         chapter, _, name = exam.rpartition(".")
         text = reference(name, chapter or page)
-        options |= {"reference": text, "name": "what the exercise asks for"}
+        moves = "reads {}, writes {}".format(*(options.pop(it, "MN") for it in ("reads", "writes")))
+        options |= {"reference": text, "name": "what the exercise asks for", "moves": moves}
     hint, head, launch = (options.pop(key, "") for key in ("hint", "def", "launch"))
+    called = head.split("(")[0] or ("softmax" if launch else names.split()[-1])
+    options.setdefault("function", called)
     parts = [lines_of(it, pieces, head) if head else function(it, pieces) for it in names.split()]
     parts += [LAUNCHER.format(launch)] if launch else []
     return {"code": HEAD + "\n\n" + "\n\n\n".join(parts), "options": options, "hint": hint}

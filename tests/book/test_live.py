@@ -275,7 +275,7 @@ FORMULAS = {
     PAGES["persistent answer_3"]: "reads MN + 3N, writes MN",
     "def f(x):\n    return x.max(1).values": "reads MN, writes 2M",
     "def f(x):\n    return x[:, ::2].exp()": "reads (1/2)MN, writes (1/2)MN, at powers of two",
-    "def f(x):\n    return x[:, :9].exp()": "no formula in M and N: at 3 x 32 it reads 27",
+    "def f(x):\n    return x[:, :9].exp()": "no formula in M and N: at 3 × 32 it reads 27",
 }
 
 
@@ -316,6 +316,7 @@ REFUSED = [
     ("mask=mask, other", "mask=masc, other", "NameError: name 'masc' is not defined"),
     ("import torch", "import numpy", "only torch, triton"),
     ("[(x.shape[0],)]", "", "launch it as masked_rows[(programs,)](...)"),
+    ("numerator = tl.exp(", "print(x); numerator = tl.exp(", "print shows nothing here"),
     ("x.shape[1], BLOCK", "BLOCK", "missing 1 required positional argument: 'n_cols'"),
     ("torch.empty_like(x)", "launched(x)", "the functions call one another without end"),
 ]  # fmt: skip
@@ -330,10 +331,13 @@ def test_run_refuses_an_edit(old, new, expected):
 
 
 TEXTS = {
-    "": "there is no function: write one",
+    "": "there is no function",
     NAIVE.replace("(x: Tensor)", "()"): "softmax takes 0 arguments",
     NAIVE.replace("shifted = x", "x -= x; shifted = x"): "a change in place",
-    MASKED.replace("@triton.jit\n", ""): "'function' object is not subscriptable",
+    MASKED.replace("(x.shape[1]))", "(x.shape[1]), num_warps=3)"): "num_warps is 1, 2, 4,",
+    "import math\n" + MASKED.replace("tl.exp(x", "math.exp(x"): "and a block needs tl.exp",
+    MASKED.replace("@triton.jit\n", ""): "'function' object is not subscriptable: is @triton.jit",
+    MASKED.replace("[(x.shape[0],)]", "[x.shape[0]]"): "a grid is a tuple such as (n_rows,), not 4",
 }
 
 
@@ -345,9 +349,9 @@ def test_run_forgets_the_mask():
     text = of_masked('mask=mask, other=-float("inf")', "").replace(", mask=mask", "")
     found = stages(text, **SOFTMAX)
     assert found["formula"]["text"] == "reads MN, writes MN, at powers of two alone"
-    assert found["formula"]["note"].startswith("at 3 x 5: program 2 reads element 15 of x_ptr")
-    assert "right at 6 matrices of powers of two alone; at 5 x 7: " in found["verdict"]["text"]
-    assert not stages(text, **SOFTMAX, widths="any")["verdict"]["right"]
+    assert found["formula"]["note"].startswith("at 3 × 5: program 2 reads element 15 of x_ptr")
+    assert "at 5 × 7, program 4 reads element 35 of x_ptr" in found["verdict"]["text"]
+    assert not found["verdict"]["right"]
 
 
 # ---- the judge

@@ -41,24 +41,30 @@ LAUNCHED = "\n\n\ndef softmax(x):\n    y = torch.empty_like(x)\n    kernel[(1,)]
 def test_editor_starts_with_the_code_of_its_page(comment, code):
     found = live_page.composed(comment, CELLS)
     assert found["code"] == HEAD + code and not found["hint"]
-    assert found["options"] == {"reference": live.SOFTMAX, "name": "a softmax"}
+    called = code.rpartition("def ")[2].split("(")[0]
+    assert found["options"] == {"reference": live.SOFTMAX, "name": "a softmax", "function": called}
 
 
 def test_editor_takes_options_and_needs_code_that_the_page_shows():
     comment = '<!-- live launch {"reference": "", "inputs": "M,N N", "hint": "Try."} -->'
     found = live_page.composed(comment, CELLS)
-    assert found["options"] == {"reference": "", "name": "a softmax", "inputs": "M,N N"}
+    options = {"reference": "", "name": "a softmax", "inputs": "M,N N", "function": "launch"}
+    assert found["options"] == options
     assert found["hint"] == "Try."
     for comment in ("<!-- live none -->", '<!-- live x {"def": "f(x)"} -->'):
         with pytest.raises(LookupError, match="no code on this page"):
             live_page.composed(comment, CELLS)
 
 
-def test_reference_of_each_editor_can_be_computed_in_the_page():
+def test_each_editor_judges_what_its_page_asks_for():
+    """Results and traffic of the code that it starts with, or of the solution of its exercise."""
     for page, start in offered():
-        text = f"import torch\ndef f(x):\n    return ({start['options']['reference']})(x)"
-        *_, last = live.run(text, start["options"])
+        options = {**start["options"], "modules": MODULES}
+        text = PAGES.get(f"{page} {options['function']}", start["code"])
+        *_, last = live.run(text, options)
         assert last.get("right"), (page, last)
+        *_, last = live.run(text, {**options, "moves": "reads MN, writes 9MN"})
+        assert last["text"] == "Right, but the exercise asks for one that reads MN, writes 9MN."
 
 
 # ---- in a browser
@@ -208,7 +214,7 @@ def of_masked(old, new=""):
 LOAD = "    x = tl.load(x_ptr + offsets, mask=mask"
 FUNCTION = "def f(x):\n    "
 SAID = {  # the start of what is said of a text at last, or of its traffic
-    "": "There is no function: write one of a tensor that returns one.",
+    "": "There is no function beside the kernels: write one of a tensor that returns one.",
     f"{FUNCTION}while True: pass": "Stopped after 2 seconds: nothing is counted yet. Does a loop",
     f"{FUNCTION}for i in range(10**8): x.dim()": "Stopped after 2 seconds: nothing is counted yet.",
     f"{FUNCTION}while x.shape[1] != 8: pass\n    return x": "Stopped after 2 seconds: what stands",
