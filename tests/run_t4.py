@@ -107,6 +107,8 @@ def main(folder, *notebooks):
             said.clear()
         with on_a_t4(), mock.patch.object(recording, "_run", measure), noting(launches):
             for cell, source in zip(cells, sources, strict=True):
+                if "time_us" in shell.user_ns:  # a page's own clock
+                    shell.user_ns["time_us"] = lambda fn, x: 1000.0
                 result = shell.run_cell(source)
                 if "raises-exception" not in tags(cell):
                     result.raise_error()

@@ -172,22 +172,23 @@ class Book:
         return re.sub(MYST, lambda match: self._plain(page, match), markdown)
 
     def _plain(self, page: str, match: re.Match[str]) -> str:
-        label, target, name = match["label"], match["target"], match["name"]
+        label, target = match["label"], match["target"]
         if match["image"]:
-            kind = "svg+xml" if target.endswith(".svg") else "png"
             data = base64.b64encode((self.root / "book" / target).read_bytes()).decode()
-            return f"![{label}](data:image/{kind};base64,{data})"
+            return f"![{label}](data:image/{'png' if 'png' in target else 'svg+xml'};base64,{data})"
         if target:
             address = self.repository and f"{self.repository}/blob/{self.branch}/book/{target}"
             if self.site and target.endswith((".ipynb", ".md")):
                 address = f"{self.site}/book/{target.rpartition('.')[0]}.html"
             return f"[{label}]({address}{match['fragment']})" if address else label
         values = self.values.get(match["page"] or page, {})
-        if match["role"] == "glue:text" and name in values:
-            return format(values[name], match["form"])
+        if match["role"] == "glue:text" and match["name"] in values:
+            return format(values[match["name"]], match["form"])
         of_the_site = page.endswith(".md") or "occupancy-chart" in match[0]
         if match["role"] or (match["directive"] and not of_the_site):
             raise ValueError(f"{page}: no rule, or no stored value, for {match[0]}")
+        if match[0].startswith("```{glossary}"):  # each term in bold, before its definition
+            return self.text(page, re.sub(r"(?m)^(\S.*)$", r"**\1**", match[0][13:-4]))
         return "" if match["directive"] else match[0]
 
 
@@ -214,6 +215,5 @@ if __name__ == "__main__":
     parser.add_argument("--markdown", type=Path, help="where all of the book goes as Markdown")
     chosen, book = parser.parse_args(), Book(Path(__file__).resolve().parents[2])
     book.write_notebooks(chosen.folder)
-    print(f"{len(book.notebooks)} notebooks for Colab in {chosen.folder}")
     if chosen.markdown:
         chosen.markdown.write_text(book.markdown(), "utf-8")

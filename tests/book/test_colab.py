@@ -98,7 +98,7 @@ def test_notebook_is_the_chapter_as_colab_reads_it(folder, name):
 def test_markdown_of_the_book_says_what_the_notebooks_say(folder):
     """In its order. A picture is its alternative text, an error what it says; no folded code."""
     text = (folder / "book.md").read_text("utf-8")
-    assert "{glue:" not in text and "base64" not in text
+    assert "{glue:" not in text and "base64" not in text and "\n**warp**\n  " in text
     names = re.findall(r"(?:root|file): book/(\S+)", TOC)
     for name, page in zip(names, text.split("\n\n---\n\n"), strict=True):
         assert re.search("^# ", page, re.M)
