@@ -54,17 +54,18 @@ def show_claims() -> None:
 
 def check_floor() -> None:
     """Claims that no recorded time on the map is below its floor."""
-    *maps, roofs = experiments("map_float32", "map_bfloat16", "roof", gpu=PUBLISHED)
+    names = "map_float32", "map_bfloat16", "bytes_in_flight", "roof"
+    *maps, flight, roofs = experiments(*names, gpu=PUBLISHED)
     timed, most = pd.concat(maps, ignore_index=True), roofs["datasheet_gb_per_s"][0]
     best = timed.loc[timed["gb_per_s"].idxmax()]
     share = best["gb_per_s"] / most
     claim(
-        f"None of {(timed['us'] > 0).sum()} times beats its floor; the best, of a {best['impl']}, "
-        f"has {units.format_share(share)} of the bandwidth.",
+        f"None of {(timed['us'] > 0).sum()} times of right kernels beats its floor; the best, of a "
+        f"{best['impl']}, has {units.format_share(share)} of the bandwidth.",
         share <= 1,
     )
-    glue("best", units.format_share(share))
-    glue("large", units.format_share(roofs["copy_gb_per_s"][0] / most))  # of 2 GiB
+    glue("read", units.format_gb_per_s(flight["gb_per_s"].max()))
+    glue("large", units.format_gb_per_s(roofs["copy_gb_per_s"][0]))  # of 2 GiB
     glue("bandwidth", units.format_gb_per_s(most))
     glue("floor", units.format_us(2 * M * N * 4 / most * 1e-3))
 
@@ -81,13 +82,11 @@ def draw_times() -> None:
     texts = [*map(units.format_us, times)]
     figures.plot_bars(names, times, texts, "µs", title, [False, False, True, False])
     share = ours["copy"] / ours["copy_rows"]
-    claim(
-        f"At {M} x {N} copy_rows reaches {units.format_percent(share)} of the speed of the fastest "
-        "copy (more than 85 % needed).",
-        share > 0.85,
-    )
+    part = units.format_percent(share)
+    claim(f"At {M} x {N} copy_rows reaches {part} of the speed of the fastest copy.", share > 0.85)
     glue("first", units.format_share(share))
     glue("copy", units.format_us(us["copy"]))
+    glue("rate", units.format_gb_per_s(race.set_index("impl")["gb_per_s"]["copy"]))
     glue("naive", units.format_us(us["naive"]))
     glue("speedup", f"{us['naive'] / us['fused']:.1f} times")
     glue("exponentials", units.format_us(exp_us))

@@ -42,7 +42,7 @@ def time_starts() -> None:
     nothing = idle[4]
     claim(
         f"Of the {units.format_us(us['masked'][N])} of masked, {units.format_us(nothing[M])} are "
-        f"what {M} programs take that do nothing (at least half).",
+        f"what {M} programs take that do nothing.",
         nothing[M] > us["masked"][N] / 2 or not fast,
     )
     few, more, *_, most = nothing.index
@@ -86,7 +86,7 @@ def draw_tiles() -> None:
     late = (by_rule / tiles.groupby("n")["us"].min() - 1).max()
     claim(
         f"Tiles of 2 kB take at most {units.format_percent(late)} longer than the best tiles, at "
-        f"{len(by_rule)} widths (10 % allowed).",
+        f"{len(by_rule)} widths.",
         late < 0.1 or not fast,
     )
     glue("late", units.format_percent(late))
@@ -105,7 +105,7 @@ def draw_narrow() -> None:
     even = share["tiled"][share.index % 4 == 0]
     claim(
         f"At {len(even)} multiples of 4 up to 4096 columns, tiled reaches "
-        f"{units.format_share(even.min())} of the speed of a copy or more (85 % needed).",
+        f"{units.format_share(even.min())} of the speed of a copy or more.",
         even.min() > 0.85,
     )
     glue("even_worst", units.format_share(even.min()))

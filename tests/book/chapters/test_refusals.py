@@ -44,7 +44,7 @@ QUICK = {
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
     r"in_flight-not at \[3, 0\]": lambda it: it.follows_two_chains(lambda x, hops: x[:2]),
-    r"in_flight-1\.2x of that": lambda it: it.draw_bend(experiment("bytes_in_flight"), 22_000),
+    "in_flight-95 % from 25 kB on": lambda it: it.draw_bend(experiment("bytes_in_flight"), 22_000),
     "long_rows-elements": lambda it: it.examine_minus_infinity(
         lambda x: (x - x.amax(1, keepdim=True)).exp()
     ),
