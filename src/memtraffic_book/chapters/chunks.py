@@ -33,9 +33,8 @@ def draw_cliff() -> None:
     )
     lost = 1 - half["tiled"][8320] / half["tiled"][8192]
     claim(
-        f"With 128 columns more than 8192, one block is {units.format_percent(lost)} slower (more "
-        f"than a tenth needed); over all widths it falls to {block} of the speed of a copy, and "
-        f"chunks fall to {pieces}.",
+        f"With 128 columns more than 8192, one block is {units.format_percent(lost)} slower; over "
+        f"all widths it falls to {block} of the speed of a copy, and chunks fall to {pieces}.",
         lost > 0.1 and half["chunks"].min() > half["tiled"].min(),
     )
     for n in (8192, 8320):
@@ -71,8 +70,8 @@ def compare_ways() -> None:
     one, many = (programs[8320, way] for way in WAYS)
     spilled = sum(kernel.spill_bytes for kernel in kernels.values())
     claim(
-        f"At 8320 columns an SM holds {many} programs in chunks (more than the {one} with one "
-        f"block), and the {len(kernels)} kernels spill {spilled} bytes.",
+        f"At 8320 columns an SM holds {many} programs in chunks and {one} with one block, and the "
+        f"{len(kernels)} kernels spill {spilled} bytes.",
         many > one and spilled == 0,
         of_compiler=True,
     )

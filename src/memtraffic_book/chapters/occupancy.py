@@ -60,7 +60,7 @@ def compare_warps() -> None:
     few, many = (timed["copy_us"] / timed["us"])[[8, 32]]
     claim(
         f"With 8 warps per SM the kernel reaches {percent(few)} of a copy's speed, and with "
-        f"32 warps {percent(many)} (at most 10 % apart).",
+        f"32 warps {percent(many)}.",
         abs(many / few - 1) < 0.1,
     )
     glue("few", percent(few))
@@ -78,8 +78,8 @@ def compare_programs() -> None:
         speed=lambda programs: percent(speed[programs]),
     )
     claim(
-        f"A second program makes it {speed[2] / speed[1]:.2f}x as fast (over 1.05x), and four more "
-        f"{speed[6] / speed[2]:.2f}x (under 1.05x).",
+        f"A second program makes it {speed[2] / speed[1]:.2f}x as fast, and four more "
+        f"{speed[6] / speed[2]:.2f}x.",
         speed[2] > 1.05 * speed[1] and speed[6] < 1.05 * speed[2],
     )
     glue("alone", percent(speed[1]))

@@ -37,26 +37,25 @@ def show_levels() -> None:
     asked, came = (frame[name][SHOWN[ROW]] / MATRIX for name in (REQUESTED, SENT))
     claim(
         f"A program per row requests {units.format_ratio(asked)} the bytes of the matrix, as "
-        f"counted, and DRAM sends {units.format_ratio(came)} (less than 1.05x needed).",
+        f"counted, and DRAM sends {units.format_ratio(came)}.",
         abs(asked - 2) < 0.02 and came < 1.05,
     )
 
 
 def show_clock() -> None:
     """Shows the times of both RMS norms beside a copy, and claims what the loop changes."""
-    us = experiment("your_kernel_rms").set_index("impl")["us"]
+    timed = experiment("your_kernel_rms").set_index("impl")
+    us = timed["us"]
     tables.show(
         SHOWN,
         what=lambda name: SHOWN[name],
         time_=lambda name: units.format_us(us[name]),
         speed_of_a_copy=lambda name: units.format_percent(us["copy"] / us[name]),
     )
-    change = us[LOOP] / us[ROW] - 1
-    claim(
-        f"With the loop, the time changes by {100 * change:+.1f} % (less than 25 % needed).",
-        abs(change) < 0.25,
-    )
-    glue("change", f"{100 * change:+.1f} %")
+    change = f"{100 * (us[LOOP] / us[ROW] - 1):+.1f} %"
+    slower = timed["us_p20"][LOOP] > timed["us_p80"][ROW]
+    claim(f"The loop adds {change} to the time: 80 % of its runs exceed 80 % of the other.", slower)
+    glue("change", change)
 
 
 def show_loss() -> None:
@@ -72,8 +71,8 @@ def show_loss() -> None:
     )
     over, theirs = (race.loc[name] / race.loc["copy"] for name in [*names][:0:-1])
     claim(
-        f"In 2 types one kernel takes at most {units.format_ratio(over.max())} the time of a copy "
-        f"(1.10x allowed), and PyTorch at least {units.format_ratio(theirs.min())} (2.50x needed).",
+        f"In 2 types one kernel takes at most {units.format_ratio(over.max())} the time of a copy, "
+        f"and PyTorch at least {units.format_ratio(theirs.min())}.",
         over.max() <= 1.1 and theirs.min() > 2.5,
     )
     glue("over", units.format_ratio(over["float32"]))
