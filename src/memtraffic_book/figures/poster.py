@@ -54,10 +54,8 @@ def poster(copy: str, flight: str, load: str) -> Figure:
 
     def fill(x: float, y: float, width: float, height: float, color: str) -> None:
         place = (x / WIDTH, 1 - (y + height) / HEIGHT)
-        size = width / WIDTH, height / HEIGHT
-        figure.patches.append(
-            Rectangle(place, *size, color=color, lw=0, transform=figure.transFigure)
-        )
+        how = {"color": color, "lw": 0, "transform": figure.transFigure}
+        figure.patches.append(Rectangle(place, width / WIDTH, height / HEIGHT, **how))
 
     write(WIDTH / 2, 12, "Where does your time go?", 13, weight="bold", ha="center")
     said = (copy, "for a copy of 4096\n× 16384 numbers"), (flight, "for an SM: at least\nin flight")
@@ -66,12 +64,13 @@ def poster(copy: str, flight: str, load: str) -> Figure:
         fill(4 + 98 * i, 24, 96, 50, colors[i])
         write(52 + 98 * i, 38, number, 16, weight="bold", ha="center")
         write(52 + 98 * i, 60, text, ha="center")
-    write(8, HEAD - 9, "If …", weight="bold")
+    write(19, HEAD - 9, "If …", weight="bold")
     write(148, HEAD - 9, "then …", weight="bold", color=ORANGE)
     write(WIDTH - 6, HEAD - 9, "numbers of an H200", ha="right")
     for i, (seen, done) in enumerate(CASES):
         if i % 2 == 0:
             fill(4, HEAD + STEP * i, WIDTH - 8, STEP, "#eef1f4")
-        write(8, HEAD + STEP * (i + 0.5), seen.format(flight=flight, load=load))
+        write(8, HEAD + STEP * (i + 0.5), f"{i + 1}", weight="bold")
+        write(19, HEAD + STEP * (i + 0.5), seen.format(flight=flight, load=load))
         write(148, HEAD + STEP * (i + 0.5), done)
     return figure
