@@ -54,8 +54,7 @@ def poster(copy: str, flight: str, load: str) -> Figure:
 
     def fill(x: float, y: float, width: float, height: float, color: str) -> None:
         corner = x / WIDTH, 1 - (y + height) / HEIGHT
-        size = width / WIDTH, height / HEIGHT
-        figure.add_artist(Rectangle(corner, *size, color=color, lw=0))
+        figure.add_artist(Rectangle(corner, width / WIDTH, height / HEIGHT, color=color, lw=0))
 
     write(WIDTH / 2, 12, "Where does your time go?", 13, weight="bold", ha="center")
     said = (copy, "for a copy of 4096\n× 16384 numbers"), (flight, "for an SM: at least\nin flight")
