@@ -60,8 +60,8 @@ def check_floor() -> None:
     best = timed.loc[timed["gb_per_s"].idxmax()]
     share = best["gb_per_s"] / most
     claim(
-        f"None of {(timed['us'] > 0).sum()} times of right kernels beats its floor; the best, of a "
-        f"{best['impl']}, has {units.format_share(share)} of the bandwidth.",
+        f"None of {(timed['us'] > 0).sum()} times of right kernels at 67 million numbers beats its "
+        f"floor; the best, of a {best['impl']}, has {units.format_share(share)} of the bandwidth.",
         share <= 1,
     )
     glue("read", units.format_gb_per_s(flight["gb_per_s"].max()))

@@ -46,10 +46,10 @@ def take_apart() -> None:
     )
     alone, ahead, pair, fixed, queue, tiled = share.values()
     claim(
-        "Where the hardware deals out rows, 2 programs per SM go from "
-        f"{units.format_share(fixed)} to {units.format_share(queue)} of the speed of a copy, more "
-        f"than the second program adds ({units.format_share(alone)} to {units.format_share(pair)}),"
-        " and no loop is as fast as tiled.",
+        f"With a row per program, 2 programs per SM reach {units.format_share(queue)} of the speed "
+        f"of a copy, and in a loop {units.format_share(fixed)}; a second program adds less ("
+        f"{units.format_share(alone)} to {units.format_share(pair)}), and no loop is as fast as "
+        "tiled.",
         queue - fixed > pair - alone > 0 and max(alone, ahead, pair, fixed) < tiled,
     )
     glue("counter", lab_notes.find(COUNTER)["result"].split(" of a copy")[0].replace("→", "to"))
