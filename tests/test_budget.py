@@ -36,13 +36,13 @@ ROOMS = {  # a pattern of the paths in each
 }
 # The most lines that hold code, comments and docstrings not counted, and the most statements.
 LIMITS = {
-    "library": (7654, 6561),
+    "library": (7655, 6562),
     "benchmark": (398, 356),
     "compile": (570, 515),
     "kernels": (1719, 1257),
     "meters": (1568, 1429),
     "residency": (203, 163),
-    "triton_adapter": (1451, 1375),
+    "triton_adapter": (1452, 1376),
     "rest of the library": (1745, 1466),
     "chapters": (1586, 1222),
     "rest of the book": (3025, 2632),
