@@ -24,7 +24,7 @@ None and lists, which JSON takes.
   sentence}, which ends it.
 
 options: a dict, of which all may be left out. "function": the name of what is called, by default
-the last function of the text that is no kernel. "inputs": the sizes of each argument, such as
+the last function of the text. "inputs": the sizes of each argument, such as
 "M,N N M:int64<N", by default as many matrices M,N as the function needs. "dtype": of the others.
 "reference": a function of these arguments in PyTorch, such as SOFTMAX, and "name": what it is, such
 as "a softmax". "moves": what it has to move, such as "reads MN, writes MN".

@@ -24,7 +24,7 @@ from memtraffic.caches import keep_writable
 from memtraffic.errors import NoGpuError
 from memtraffic.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, nvidia_gpu
 
-# The names of these two constants in cuda.h.
+# Two constants of cuda.h; the second is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES there.
 CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106
 MAX_DYNAMIC_SHARED_BYTES = 8
 

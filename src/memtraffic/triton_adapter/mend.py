@@ -33,8 +33,8 @@ def mend_interpreter() -> None:
         builder, memory = interpreter.InterpreterBuilder, Memory(interpreter)
         for name in ACCESSES:
             setattr(builder, name, taking_turns(name, getattr(builder, name), memory))
-        # Since Triton 3.9; before, nothing calls it.
-        builder.create_atomic_poll = polling(getattr(builder, "create_atomic_poll", None))
+        if hasattr(builder, "create_atomic_poll"):  # since Triton 3.9
+            builder.create_atomic_poll = polling(builder.create_atomic_poll)
         for name in ("wait", "launch_dependents"):  # since Triton 3.8; they move nothing
             setattr(builder, f"create_grid_dependency_{name}", lambda builder: None)
         kernel = interpreter.InterpretedFunction

@@ -215,7 +215,7 @@ def taking_turns(name: str, method: Callable[..., Any], memory: Any) -> Callable
     return access
 
 
-def polling(poll: Any) -> Callable[..., Any]:
+def polling(poll: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's `tl.atomic_poll`, which waits where the other programs take turns.
 
     Elsewhere it raises NotImplementedError in place of waiting forever. Triton 3.9 has an empty
