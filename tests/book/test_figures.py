@@ -36,9 +36,8 @@ SPEEDS = pd.DataFrame(
     },
     [16, 33, 128, 1024],
 )
-LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB", "shared": "16 kB"}
+LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB"}
 LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
-TAKES = {"registers": (9216, 65536), "shared": (13808, 233472), "warps": (4, 64)}
 
 
 def marked(ax, *marks):
@@ -72,19 +71,13 @@ DRAWN = {
         low={"a": LINES["a"] - 1},
         high=LINES,
     ),
-    "machine": lambda: figures.machine(H200, lit=LIT, sizes={"dram": "141 GB"}, title=SAYING),
-    **{
-        f"machine-{name}": lambda name=name: figures.machine(find_gpu(name), title=SAYING)
-        for name in ("B200", "MI300X", "RX 7900 XTX")
-    },
+    "machine": lambda: figures.machine(H200, LIT, "63 MB", SAYING),
+    "machine-B200": lambda: figures.machine(find_gpu("B200"), {}, "126 MB", SAYING),
     "marks": lambda: marked(
         figures.plot_lines({"a": LINES["a"]}, "rows", "GB/s", title=SAYING),
         *((60, "half of L2", "left"), (80, "all of it", "right")),
     ),
-    "packing": lambda: figures.sm_packing(LIMITS, TAKES, title=SAYING),
-    "packing-amd": lambda: figures.sm_packing(
-        {"vgprs": 4, "waves": 8, "lds": 3}, title=SAYING, lengths={"lds": 0.5}
-    ),
+    "packing": lambda: figures.sm_packing(LIMITS, title=SAYING),
     "width-map": lambda: figures.width_map(SPEEDS, ("naive", "ours"), title=SAYING),
 }
 
@@ -164,14 +157,12 @@ def test_width_map_draws_odd_widths_apart():
 def test_machine_draws_what_the_table_says():
     ax = drawn("machine")
     assert len(boxes(ax, "processor")) == H200.num_sms and len(boxes(ax, "lane")) == 4 * 32
-    said = {"132 SMs", "with 256 KiB of registers", "memory (DRAM), 141 GB", *LIT.values()}
+    said = {"132 SMs", "with 256 KiB of registers", "L2 cache, 63 MB", *LIT.values()}
     assert said | {"shared memory\nup to 228 KiB"} <= {*texts(ax)}
     assert texts(ax).count("registers\n64 KiB") == 4
     arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
     strong = [it for it in arrows if it.get_linewidth() > 2]
     assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS), len(LIT))
-    amd = {*texts(drawn("machine-MI300X"))}
-    assert {"LDS\n64 KiB", "304 CUs", "registers\n128 KiB"} <= amd
 
 
 def test_strip_says_what_passes_between_neighbours():
@@ -191,11 +182,7 @@ def test_plot_thread_layout_numbers_lanes_within_their_warp():
 def test_sm_packing_fills_until_the_first_is_full():
     ax = drawn("packing")
     assert len(boxes(ax, "taken")) == 4 * 7 and len(boxes(ax, "free")) == 9 + 9 + 25
-    assert {"room for only 7", "room for 16", "one program: 9,216 of 65,536"} <= {*texts(ax)}
-    [rest, _], places = boxes(ax, "rest"), boxes(ax, "taken")
-    assert rest[2] / places[0][2] == pytest.approx((65536 - 7 * 9216) / 9216)
-    amd = drawn("packing-amd")
-    assert {"vector registers", "wave slots", "LDS", "room for only 3"} <= {*texts(amd)}
+    assert {"room for only 7", "room for 16", "shared memory", "warp slots"} <= {*texts(ax)}
 
 
 # ---- drawings in files

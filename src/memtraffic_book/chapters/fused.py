@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from memtraffic import device, formula, resources
-from memtraffic.gpus import find_gpu
+from memtraffic.gpus import NvidiaGpu, find_gpu
 from memtraffic.kernels.softmax import fused, naive
 from memtraffic_book import claim, experiment, experiments, figures, glue, prove, units
-from memtraffic_book.figures.hardware import Segment
 from memtraffic_book.recording import speeds
 
 M, N, ITEMSIZE = 4096, 16384, 4  # the running example, in float32
@@ -29,9 +28,10 @@ def draw_machine() -> None:
     """Draws the machine, and on it what hardware counters saw the kernel move on each way."""
     counted, roofs = experiments("fused_counters", "roof")
     [seen] = counted.to_dict("records")
-    gpu = device.this_gpu() if device.HAS_GPU else find_gpu("H200")
+    here = device.this_gpu() if device.HAS_GPU else None
+    gpu: Any = here if isinstance(here, NvidiaGpu) else find_gpu("H200")  # whose counters are shown
     sent = units.format_bytes(32 * seen["l2_write_sectors"])  # a sector has 32 bytes
-    path: dict[Segment, str] = {
+    path = {
         "dram_to_l2": units.format_bytes(seen["dram_read_bytes"]),
         "l2_to_l1": units.format_bytes(seen["l1_l2_read_bytes"]),
         "l1_to_registers": units.format_bytes(seen["instruction_read_bytes"]),
@@ -39,9 +39,9 @@ def draw_machine() -> None:
         "l1_to_l2": sent,
         "l2_to_dram": units.format_bytes(seen["dram_write_bytes"]),
     }
-    sizes = {"l2": units.format_bytes(roofs["l2_mib"][0] * 2**20)}
+    l2_size = units.format_bytes(roofs["l2_mib"][0] * 2**20)
     title = "In one kernel, each number comes up to the registers once, and goes down once."
-    figures.machine(gpu, lit=path, sizes=sizes, title=title)
+    figures.machine(gpu, path, l2_size, title)
 
 
 def count_exchanges() -> None:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from memtraffic.residency import BlockedLayout
 
 LEFT, RIGHT = 0.04, WIDTH - 0.04
-REST = {"facecolor": "white", "edgecolor": MUTED, "hatch": "xxxx"}
 
 
 # ---- who touches and who holds what
@@ -136,63 +135,36 @@ def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> No
 
 
 RESOURCES = {
+    "registers": "registers",
     "shared": "shared memory",
     "warps": "warp slots",
     "blocks": "places for programs",
-    "lds": "LDS",
-    "vgprs": "vector registers",
-    "sgprs": "scalar registers",
-    "waves": "wave slots",
-    "groups": "places for workgroups",
 }
 
 
-def sm_packing(
-    limits: Mapping[str, int],
-    program: Mapping[str, tuple[int, int]] | None = None,
-    *,
-    title: str,
-    lengths: Mapping[str, float] | None = None,
-) -> Axes:
+def sm_packing(limits: Mapping[str, int], *, title: str) -> Axes:
     """An SM that is packed with programs: which resource is full first.
 
     limits: how many programs each resource has room for, as `residency.programs_by_limit` returns
-    them. program: what one program takes of a resource, and how much there is, such as
-    `{"registers": (8192, 65536)}`; a rest that is too small for a program is drawn to scale. Each
-    bar has a place for each program that the resource has room for; the filled ones are the
-    programs that are resident. lengths: the share of the width that a bar has, 1 for those not
-    named.
+    them for a GPU of NVIDIA's. Each bar has a place for each program that the resource has room
+    for; the filled ones are the programs that are resident.
     """
-    resident, step = min(limits.values()), 0.72 if program else 0.56
+    resident, step, length = min(limits.values()), 0.56, RIGHT - LEFT
     fills = {"facecolor": PROGRAM_COLORS[0]}, {"facecolor": PROGRAM_COLORS[1], "hatch": "////"}
-    free: dict[str, Any] = {"facecolor": "white"}
-    samples = dict(zip(("a resident program", "the next one"), fills, strict=True))
-    samples["room left"] = free
+    free = {"facecolor": "white"}
     ax = board()
     for i, (name, most) in enumerate(limits.items()):
-        y, binds = i * step, most == resident
+        y, binds, wide = i * step, most == resident, length / max(1, most)
         look = {"weight": "bold", "color": ORANGE} if binds else {}
         room = f"room for only {most}" if binds else f"room for {most}"
-        write(ax, LEFT, y + 0.12, RESOURCES.get(name, name), ha="left", weight="bold")
+        write(ax, LEFT, y + 0.12, RESOURCES[name], ha="left", weight="bold")
         write(ax, RIGHT, y + 0.12, room, ha="right", **look)
-        length = (RIGHT - LEFT) * (lengths or {}).get(name, 1)
-        one, total = (program or {}).get(name, (0, 1))
-        rest = total - most * one if one else 0
-        wide = length * (1 - rest / total) / max(1, most)
         for place in range(most):
-            taken = place < resident
-            look = fills[place % 2] if taken else free
-            gid, at = "taken" if taken else "free", (LEFT + place * wide, y + 0.24)
-            box(ax, at, (wide, 0.2), lw=0.7, gid=gid, edgecolor=MUTED, **look)
-        if rest:
-            samples["rest: too small"] = REST
-            at = (LEFT + most * wide, y + 0.24)
-            box(ax, at, (length * rest / total, 0.2), lw=0.7, gid="rest", **REST)
-            write(ax, LEFT + length, y + 0.55, f"rest: {rest:,}", ha="right")
+            gid, fill = ("taken", fills[place % 2]) if place < resident else ("free", free)
+            at = LEFT + place * wide, y + 0.24
+            box(ax, at, (wide, 0.2), lw=0.7, gid=gid, edgecolor=MUTED, **fill)
         edge = {"edgecolor": ORANGE, "lw": 2.5} if binds else {"edgecolor": INK, "lw": 1.2}
         box(ax, (LEFT, y + 0.24), (length, 0.2), fill=False, gid="bar", **edge)
-        if one:
-            unit = " bytes" if name in ("shared", "lds") else ""
-            takes = f"one program: {one:,} of {total:,}{unit}"
-            write(ax, LEFT, y + 0.55, takes, ha="left", color=MUTED)
+    names = "a resident program", "the next one", "room left"
+    samples = dict(zip(names, (*fills, free), strict=True))
     return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
