@@ -53,28 +53,12 @@ def _arithmetic_kernel(
 
 
 @triton.jit
-def _stream_kernel(y_ptr, x_ptr, n_tiles, COPY: tl.constexpr, BLOCK: tl.constexpr):
+def _stream_kernel(y_ptr, x_ptr, n_tiles, n_copied, BLOCK: tl.constexpr):
     """Each program goes through the tiles that lie a grid apart, with one of them in flight.
 
-    It copies them, or adds them up. A sum is only written if it is NaN, which no compiler can rule
-    out: so the loads are made, and nothing is stored.
+    It copies the tiles before `n_copied`, and only reads the others. The mask is not known to the
+    compiler, so that the loads are made where nothing is stored; `y` may be `x`.
     """
-    elements = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=1):
-        at = tile * BLOCK + elements  # 32 bits: for less than 2**31 elements
-        x = tl.load(x_ptr + at)
-        if COPY:
-            tl.store(y_ptr + at, x)
-        else:
-            total += x
-    if not COPY:
-        tl.store(y_ptr + tl.program_id(0) * BLOCK + elements, total, mask=total != total)
-
-
-@triton.jit
-def _letters_kernel(y_ptr, x_ptr, n_tiles, n_copied, BLOCK: tl.constexpr):
-    """Copies the tiles before `n_copied`, and only reads the others, as `y` might be `x`."""
     elements = tl.arange(0, BLOCK)
     for tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=1):
         at = tile * BLOCK + elements  # 32 bits: for less than 2**31 elements

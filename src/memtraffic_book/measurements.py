@@ -31,7 +31,8 @@ from memtraffic_book import attention, exhibits
 Impls = Mapping[str, Callable[..., Any]]
 SLEEP_CYCLES = 10_000_000  # 5 ms, beside which a launch is nothing
 DECIDE = Path(__file__).parents[2] / "examples" / "decide" / "decide.py"
-FULL_SM = 32  # KiB in flight per SM, with which a read has nearly all of the bandwidth
+# Programs per SM, warps and elements of a lane, with which a read has nearly all of the bandwidth.
+FULL_SM = 8, 8, 4
 
 
 def implementation(what: str | Mapping[str, Any]) -> Callable[..., Any]:
@@ -230,67 +231,34 @@ def arithmetic(trips: int) -> pd.DataFrame:
     return frame.assign(t_per_s=rate * 1e-12, per_clock=rate / num_sms / clock)
 
 
-def stream_programs(kib: int) -> tuple[int, int, int]:
-    """Programs per SM, warps and elements of a program that have `kib` KiB in flight per SM.
-
-    A lane loads 16 bytes at a time; beyond 32 KiB, where an SM has no more lanes, twice 16.
-
-    >>> stream_programs(2), stream_programs(12), stream_programs(64)
-    ((1, 4, 512), (3, 8, 1024), (8, 8, 2048))
-    """
-    program_kib = min(kib, 4 if kib <= 32 else 8)
-    programs, warps = kib // program_kib, min(8, 2 * kib)
-    if programs * program_kib != kib or warps & (warps - 1):
-        raise ValueError(f"stream_programs: no programs of a power of two have {kib} KiB in flight")
-    return programs, warps, 256 * program_kib
-
-
-def _stream(y: Tensor, x: Tensor, kib: int, copy: bool) -> None:
-    """Reads `x`, or copies it to `y`, with `kib` KiB in flight per SM."""
-    programs, warps, block = stream_programs(kib)
-    grid = (programs * device.this_gpu().num_sms,)
-    n_tiles = _whole_tiles(x, block)
-    exhibits._stream_kernel[grid](y, x, n_tiles, COPY=copy, BLOCK=block, num_warps=warps)
-
-
-def _whole_tiles(x: Tensor, block: int) -> int:
-    n_tiles, rest = divmod(x.numel(), block)
-    assert not rest
-    return n_tiles
-
-
 def bytes_in_flight(kib_per_sm: Sequence[int], gib: float) -> pd.DataFrame:
     """Bandwidth over the bytes that each SM has in flight, of a read and of a copy.
 
-    Persistent programs, each of which loads its next tile when it has used the last one: the bytes
-    in flight are those of their tiles. gib: the size of what is read, in GiB. Columns: `access`,
-    `read` or `copy`; `kib_per_sm`, KiB that are being loaded at a time per SM; `sms`; `us`,
-    `us_p20` and `us_p80`; `gb_per_s`, reads plus writes; `latency_ns`, how long a tile takes under
-    this load, by Little's law: bytes in flight over bytes loaded per second.
+    A lane loads 16 bytes at a time; beyond 32 KiB, where an SM has no more lanes, twice 16. gib:
+    the size of what is read, in GiB. Columns: `access`, `read` or `copy`; `kib_per_sm`, KiB that
+    are being loaded at a time per SM; `sms`; `us`, `us_p20` and `us_p80`; `gb_per_s`, reads plus
+    writes; `latency_ns`, how long a tile takes under this load, by Little's law: bytes in flight
+    over bytes loaded per second.
     """
-    num_sms = device.this_gpu().num_sms
-    x = torch.randn(int(gib * 2**28), device=device.default())
-    y = torch.empty_like(x)
-    calls = [
-        (
-            {"access": access, "kib_per_sm": kib, "sms": num_sms},
-            functools.partial(_stream, y, x, kib, access == "copy"),
-        )
-        for access in ("read", "copy")
-        for kib in kib_per_sm
-    ]
-    frame = pd.DataFrame(_timed(calls, x.nbytes))
-    latency = frame["kib_per_sm"] * 1024 * num_sms / frame["gb_per_s"]
-    frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
-    return frame.assign(latency_ns=latency)
+    ways = []
+    for kib in kib_per_sm:
+        warps, elements = min(8, 2 * kib), 4 if kib <= 32 else 8
+        ways.append((256 * kib // (32 * warps * elements), warps, elements))
+    frame = slots_in_flight(ways, gib)
+    loaded = frame["gb_per_s"] / frame["access"].map({"read": 1, "copy": 2})
+    frame["latency_ns"] = frame["flight_bytes"] * frame["sms"] / loaded
+    frame.insert(1, "kib_per_sm", frame["flight_bytes"] // 1024)
+    slots = ["programs", "warps", "slots", "load_bytes", "loads", "flight_bytes", "copy_gb_per_s"]
+    return frame.drop(columns=slots)
 
 
-def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.DataFrame:
+def slots_in_flight(configurations: Iterable[Sequence[int]], gib: float) -> pd.DataFrame:
     """Bandwidth over the warp slots in use, and over what each lane loads before it waits.
 
-    Persistent programs that all are resident, because each SM gets only a few. configurations:
-    programs per SM, warps per program, and float32 elements that a lane loads before it uses one,
-    with loads of at most 4 elements. gib: the size of what is read, in GiB. Columns: `access`,
+    Persistent programs that all are resident, each of which loads its next tile when it has used
+    the last one: the bytes in flight are those of their tiles. configurations: programs per SM,
+    warps per program, and float32 elements that a lane loads before it uses one, with loads of at
+    most 4 elements. gib: the size of what is read, in GiB. Columns: `access`,
     `read` or `copy`; `programs`, per SM; `warps`, per program; `slots`, of an SM, that are in use;
     `load_bytes`, of one load of a lane; `loads`, of a lane before it waits; `flight_bytes`, in
     flight per SM; `sms`; `us`, `us_p20` and `us_p80`; `gb_per_s`, reads plus writes;
@@ -310,19 +278,20 @@ def slots_in_flight(configurations: Sequence[Sequence[int]], gib: float) -> pd.D
             "flight_bytes": 4 * 32 * programs * warps * elements,
             "sms": device.this_gpu().num_sms,
         }
-        flow = functools.partial(_hold, y, x, programs, warps, elements, access == "copy")
-        calls.append((key, flow))
+        way = programs, warps, elements
+        calls.append((key, functools.partial(_stream, y, x, *way, copy=access == "copy")))
     copied, *rows = _timed(calls, x.nbytes)
     frame = pd.DataFrame(rows)
     frame.loc[frame["access"] == "copy", "gb_per_s"] *= 2
     return frame.assign(copy_gb_per_s=2 * copied["gb_per_s"])
 
 
-def _hold(y: Tensor, x: Tensor, programs: int, warps: int, elements: int, copy: bool) -> None:
+def _stream(y: Tensor, x: Tensor, programs: int, warps: int, elements: int, copy: bool) -> None:
     """Reads `x`, or copies it to `y`; each lane loads so many elements before it waits."""
     block = 32 * warps * elements
-    n_tiles = _whole_tiles(x, block)
-    exhibits._letters_kernel[(programs * device.this_gpu().num_sms,)](
+    n_tiles, rest = divmod(x.numel(), block)
+    assert not rest
+    exhibits._stream_kernel[(programs * device.this_gpu().num_sms,)](
         y, x, n_tiles, n_tiles if copy else 0, BLOCK=block, num_warps=warps
     )
 
@@ -336,7 +305,7 @@ def l2_read(mib: Sequence[float]) -> pd.DataFrame:
     rows = []
     for cache, size in itertools.product(("cold", "warm"), mib):
         x = torch.randn(int(size * 2**18), device=device.default())
-        call = functools.partial(_stream, x, x, FULL_SM, False)
+        call = functools.partial(_stream, x, x, *FULL_SM, copy=False)
         rows += _timed(
             [({"cache": cache, "mib": size}, call)], x.nbytes, cold=cache == "cold", budget=0.1
         )

@@ -72,9 +72,9 @@ FOUND = [
     ("arithmetic", "t_per_s", [RESULTS / us * 1e-6 for us in (2, 3, 4)]),
     ("arithmetic", "per_clock", [RESULTS / us * 1e6 / 2 / CYCLES for us in (2, 3, 4)]),
     ("bytes_in_flight", "kib_per_sm", [1, 12, 1, 12]),
-    ("bytes_in_flight", "gb_per_s", [READ, READ / 2, 2 * READ / 3, READ / 2]),
+    ("bytes_in_flight", "gb_per_s", [READ / 2, READ / 3, READ / 2, 2 * READ / 5]),
     # On 2 SMs, 24 tiles one after the other, or 2.
-    ("bytes_in_flight", "latency_ns", [1e3 / 24, 2e3 / 2, 3e3 / 24, 4e3 / 2]),
+    ("bytes_in_flight", "latency_ns", [2e3 / 24, 3e3 / 2, 4e3 / 24, 5e3 / 2]),
     ("l2_read", "mib", [2**-5, 2**-4] * 2),
     ("l2_read", "gb_per_s", 2 * [2**15 / 1e3, 2**16 / 1e3]),
     ("occupancy_latency", "latency_ns", [1e3 / 4]),
@@ -125,14 +125,12 @@ def test_what_is_timed_has_the_layout_or_the_cache_that_its_row_says(timed):
 
 
 @pytest.mark.parametrize("kib", [1, 2, 12, 24, 32, 48, 64])
-def test_stream_programs_have_so_many_bytes_in_flight(kib):
-    programs, warps, block = measurements.stream_programs(kib)
-    assert programs * block * 4 == kib * 1024
-    assert block * 4 == warps * 32 * 16 * (2 if kib > 32 else 1)
-    assert programs * warps <= 64  # what an SM holds
-    for other in (3, 36):
-        with pytest.raises(ValueError, match=f"{other} KiB"):
-            measurements.stream_programs(other)
+def test_bytes_in_flight_come_of_programs_that_an_sm_holds(kib, timed):
+    run("bytes_in_flight", kib_per_sm=[kib], gib=3 * 2**-16)
+    programs, warps, elements = timed[-1][0][-1].args[2:]
+    assert programs * warps * 32 * elements * 4 == kib * 1024
+    assert elements == (8 if kib > 32 else 4) and programs * warps <= 64
+    assert warps & (warps - 1) == 0
 
 
 @pytest.mark.parametrize("id", ["bytes_in_flight", "slots_in_flight"])
@@ -151,7 +149,7 @@ def test_slots_in_flight_issues_all_loads_of_a_tile_before_its_first_store():
     block = 32 * 4 * loads
 
     def read(x):
-        exhibits._letters_kernel[(3,)](x, x, len(x) // block, 0, BLOCK=block, num_warps=1)
+        exhibits._stream_kernel[(3,)](x, x, len(x) // block, 0, BLOCK=block, num_warps=1)
         return x
 
     [code] = assembly(read, x, target=H200)
