@@ -11,18 +11,20 @@ from memtraffic_book import units
 from memtraffic_book.figures.drawing import ORANGE
 
 ENOUGH, LATE = 0.95, 1.1  # of the best bandwidth; of the time of the best tile
-WIDTH, HEIGHT, HEAD, STEP = 300, 326, 92, 33  # in points
-CASES = (
+WIDTH, HEIGHT, HEAD, STEP, LINE = 300, 356, 90, 32, 19  # in points
+LINES = (  # causes, and what is seen and done in each of their cases
+    "Too many bytes",
     ("more bytes move\nthan in a copy", "fuse the kernels: read\nonce, write once"),
     (
-        "a load touches sectors\nthat it does not need",
+        "a load touches sectors\nthat nobody needs",
         "give neighbouring lanes\nneighbouring addresses",
     ),
+    ("a row does not fit\none program", "share the row among\nseveral programs"),
+    "Too few at once",
     ("a program loads less\nthan {load}", "give it several rows:\na tile"),
     ("less than {flight} are in\nflight on an SM", "widen the loads, or fit\na second program"),
-    ("a row does not fit\none program", "share the row among\nseveral programs"),
-    ("a call takes longer\nthan its kernel", "call torch.softmax, or\nreplay a CUDA graph"),
-    ("you are as fast\nas a copy", "stop"),
+    "Too late",
+    ("a call takes longer\nthan its kernel", "replay a CUDA graph, or\nmake fewer, larger calls"),
 )
 
 
@@ -57,19 +59,23 @@ def poster(copy: str, flight: str, load: str) -> Figure:
         figure.add_artist(Rectangle(corner, width / WIDTH, height / HEIGHT, color=color, lw=0))
 
     write(WIDTH / 2, 12, "Where does your time go?", 13, weight="bold", ha="center")
-    said = (copy, "for a copy of 4096\n× 16384 numbers"), (flight, "for an SM: at least\nin flight")
-    colors = "#cfe3ff", "#ffe0c9", "#d3f0da"
-    for i, (number, text) in enumerate([*said, (load, "for a program: at\nleast to load")]):
+    said = (copy, "copy time of 4096\n× 16384 numbers"), (load, "or more: bytes\nper program")
+    colors = "#cfe3ff", "#d3f0da", "#ffe0c9"
+    for i, (number, text) in enumerate([*said, (flight, "or more: bytes in\nflight per SM")]):
         fill(4 + 98 * i, 24, 96, 50, colors[i])
         write(52 + 98 * i, 38, number, 16, weight="bold", ha="center")
         write(52 + 98 * i, 60, text, ha="center")
-    write(19, HEAD - 9, "If …", weight="bold")
-    write(148, HEAD - 9, "then …", weight="bold", color=ORANGE)
-    write(WIDTH - 6, HEAD - 9, "numbers of an H200", ha="right")
-    for i, (seen, done) in enumerate(CASES):
-        if i % 2 == 0:
-            fill(4, HEAD + STEP * i, WIDTH - 8, STEP, "#eef1f4")
-        write(8, HEAD + STEP * (i + 0.5), f"{i + 1}", weight="bold")
-        write(19, HEAD + STEP * (i + 0.5), seen.format(flight=flight, load=load))
-        write(148, HEAD + STEP * (i + 0.5), done)
+    write(WIDTH - 6, HEIGHT - 7, "The numbers are of an H200.", ha="right")
+    write(8, HEAD - 6, "Within a tenth of the copy time? Stop. Else:", weight="bold")
+    y, cases = HEAD, iter("123456")
+    for line in LINES:
+        if isinstance(line, str):
+            fill(4, y + 3, WIDTH - 8, LINE - 5, "#eef1f4")
+            write(8, y + 10, line, weight="bold", color=ORANGE)
+            y += LINE
+        else:
+            write(8, y + STEP / 2, next(cases), weight="bold")
+            write(19, y + STEP / 2, line[0].format(flight=flight, load=load))
+            write(148, y + STEP / 2, line[1])
+            y += STEP
     return figure
