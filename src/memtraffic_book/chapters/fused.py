@@ -53,8 +53,9 @@ def count_exchanges() -> None:
         for kind in ("SHFL", "BAR")
     }
     claim(
-        f"The code for sm_90 has {found['SHFL']} exchanges, 10 for each of the 2 reductions, and "
-        f"{found['BAR']} barriers: 2 for each, and 1 between them.",
+        f"The code for sm_90 has {found['SHFL']} exchanges, 10 for each of the 2 reductions; "
+        f"{found['BAR']} barriers, 2 for each and 1 between them; and {compiled.shared_bytes} "
+        "bytes of shared memory.",
         found == {"SHFL": 2 * 10, "BAR": 2 * 2 + 1},
         of_compiler=True,
     )
@@ -85,8 +86,8 @@ def compare_with_bytes() -> None:
 
 def draw_widths() -> None:
     """Draws the speed of the library and of the compiler over the width, and what they read."""
-    swept, roofs, *read = experiments(
-        *("fused_widths", "roof", "fused_counters", "compiled_counters"),
+    swept, *read = experiments(
+        *("fused_widths", "fused_counters", "compiled_counters"),
         *("persistent_reduction_counters", "torch_softmax_counters"),
     )
     swept, (names, times) = swept.replace(NAMES), READ
@@ -103,7 +104,6 @@ def draw_widths() -> None:
     glue("small", units.format_us(at["us"][KEPT]))
     for name, column in (("copied", "us"), ("copied_low", "us_p20"), ("copied_high", "us_p80")):
         glue(name, units.format_us(at[column]["copy"]))
-    glue("floor", units.format_us(2e-3 * M * SMALL * ITEMSIZE / roofs["copy_gb_per_s"][0]))
     glue("library", low)
     for n in (8192, 32768):
         glue(f"ours_{n}", units.format_share(speed["fused"][n]))

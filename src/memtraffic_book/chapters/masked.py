@@ -74,7 +74,6 @@ def time_the_cheat() -> None:
         f"{units.format_ratio(looks)} as fast as masked.",
         done == 512 and looks > 3,
     )
-    glue("looks", f"{looks:.1f} times")
     glue("at_4096", units.format_share(speeds(experiment("map_float32"))["masked"][4096]))
 
 

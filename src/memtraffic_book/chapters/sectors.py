@@ -86,10 +86,9 @@ def time_layouts() -> None:
     glue("times", f"{times:.0f} times")
     glue("slow", units.format_share(single["transposed"]))
     glue("other_speed", units.format_share(single["every other"]))
-    glue("half_slow", units.format_share(half["transposed"]))
-    glue("odd_half", units.format_share(half["odd"]))
     wide = speeds(experiment("map_bfloat16", gpu=PUBLISHED)).loc[3001]
     glue("odd_width", units.format_share(wide["tiled"]))
+    glue("odd_repaired", units.format_share(wide["memtraffic.softmax"]))
 
 
 # ---- what the answers are examined for

@@ -11,7 +11,7 @@ from memtraffic_book import claim, experiment, experiments, figures, glue, prove
 from memtraffic_book.recording import PUBLISHED, speeds
 
 M, N, ITEMSIZE = 65536, 64, 4  # the narrow rows of this page, in float32
-RULE = 2048  # bytes of a program
+RULE = 2048  # bytes per program
 STEADY = 1500  # GB/s of a copy of narrow rows; below, memory is slower than the starts
 SCALED = "lambda x: x / x.abs().sum(dim=1, keepdim=True)"
 CENTRED = "lambda x: x - x.mean(dim=1, keepdim=True)"
@@ -77,7 +77,7 @@ def draw_tiles() -> None:
     some = tiles[tiles["n"] <= 512]
     figures.plot_lines(
         {f"{n} columns": part.set_index("size")["share"] for n, part in some.groupby("n")},
-        "bytes that a program loads",
+        "bytes per program",
         "% of the speed of a copy",
         title="Whatever their width, narrow rows need 2 kB per program.",
         ticks=[256, 1024, 2048, 8192],
