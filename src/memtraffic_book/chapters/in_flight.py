@@ -68,7 +68,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> None:
     glue("most", units.format_gb_per_s(read.max()))
     glue("need", kilobytes(need))
     glue("bend", kilobytes(bend))
-    glue("ratio", f"{bend / need:.1f} times")
+    glue("ratio", f"{bend / need * share.max() / share[bend]:.1f} times")  # at the same speed
     glue("reached", f"{reached:.0f} %")
 
 
