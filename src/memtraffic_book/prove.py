@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -323,22 +324,18 @@ def _list(parts: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def compiled_answer(fn: Function, shape: tuple[int, ...], gpu: Gpu) -> Resources:
-    """What the one kernel that a learner's function launches uses on a GPU.
+def compiled_answer(fn: Function, x: Tensor, gpu: Gpu) -> Resources:
+    """What the one kernel that a learner's function of `x` launches uses on a GPU.
 
-    A kernel of a cell is copied into a file, from which any process can compile it. shape: of the
-    float32 matrix that `fn` gets. Raises AssertionError if `fn` launches another number of kernels.
+    The kernels of its cells are copied into a file, from which any process can compile them.
+    Raises AssertionError if `fn` launches another number of kernels.
     """
-    launches = capture_launches(fn, torch.empty(*shape, device=device.default()), gpu=gpu)
+    launches, known = capture_launches(fn, x, gpu=gpu), fn.__globals__
     assert len(launches) == 1, f"the function launches {len(launches)} Triton kernels, not 1"
-    source = inspect.getsource(fn.__globals__[launches[0].qualname].fn)
-    with tempfile.TemporaryDirectory() as folder:
+    kind = type(known[launches[0].qualname])
+    sources = [inspect.getsource(it.fn) for it in known.values() if isinstance(it, kind)]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [*sys.path]):
         file = Path(folder, f"{Path(folder).name}.py")
-        file.write_text(f"import triton\nimport triton.language as tl\n\n\n{source}", "utf-8")
+        file.write_text("\n".join(["import triton, triton.language as tl", *sources]), "utf-8")
         sys.path.insert(0, folder)
-        try:
-            return compile_launches([(replace(launches[0], module=file.stem, function=None), gpu)])[
-                0
-            ]
-        finally:
-            sys.path.remove(folder)
+        return compile_launches([(replace(launches[0], module=file.stem, function=None), gpu)])[0]

@@ -167,11 +167,11 @@ def test_counters_refuses(options, reason, capsys):
 
 def test_compiled_answer_is_of_the_one_kernel_that_is_launched():
     gpu, softmax = find_gpu("H200"), exhibits.softmax_no_other
-    kernel = prove.compiled_answer(softmax, (4, 1024), gpu)
+    kernel = prove.compiled_answer(softmax, torch.empty(4, 1024), gpu)
     assert (kernel.target, kernel.num_warps) == ("sm_90", 4) and kernel.registers > 0
-    assert prove.compiled_answer(softmax, (4, 32768), gpu).registers > kernel.registers
+    assert prove.compiled_answer(softmax, torch.empty(4, 32768), gpu).registers > kernel.registers
     with pytest.raises(AssertionError, match="launches 2 Triton kernels, not 1"):
-        prove.compiled_answer(lambda x: softmax(softmax(x)), (4, 64), gpu)
+        prove.compiled_answer(lambda x: softmax(softmax(x)), torch.empty(4, 64), gpu)
 
 
 @pytest.mark.gpu

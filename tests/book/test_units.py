@@ -59,7 +59,7 @@ def test_units_know_every_unit_in_an_output():
 # What pages glue though its numbers have no unit: counted, compiled for a named GPU, or quoted from
 # a note. All else that is glued belongs to the GPU, and is compared by its unit.
 SAME_ON_EACH_GPU = {
-    "chunks": "tiled_programs many block_warps block_registers",
+    "chunks": "tiled_programs own many block_warps block_registers",
     "fused": "tried row_kib",
     "lab-notes": "dropped",
     "long-rows": "rows_at_once",

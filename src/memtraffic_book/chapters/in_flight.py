@@ -34,13 +34,11 @@ def _measured(*ways: tuple[int, ...]) -> list[dict[Any, Any]]:
 
 def draw_full_and_empty() -> None:
     """Draws two SMs: one full of warps with narrow loads, one with four warps with wide ones."""
-    full, few = slots = [
+    slots = [
         figures.Slots(row["slots"], row["loads"], row["load_bytes"], row["share"])
         for row in _measured(FULL, FEW)
     ]
     figures.full_and_empty(slots, title="Full and slow, empty and fast: what is in flight counts.")
-    glue("full", percent(full.share))
-    glue("few", percent(few.share))
 
 
 def draw_bend(flight: pd.DataFrame, need: float) -> None:
@@ -68,7 +66,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> None:
     glue("most", units.format_gb_per_s(read.max()))
     glue("need", kilobytes(need))
     glue("bend", kilobytes(bend))
-    glue("ratio", f"{bend / need:.1f} times")
+    glue("ratio", f"{bend / need * share.max() / share[bend]:.1f} times")  # at the same speed
     glue("reached", f"{reached:.0f} %")
 
 
@@ -90,8 +88,8 @@ def show_ways(latency: float) -> None:
     )
     glue("average", units.format_bytes(one["gb_per_s"] * latency / one["sms"]))
     glue("latency", units.format_ns(latency))
-    glue("one", percent(one["share"]))
-    glue("three", percent(three["share"]))
+    for name, row in {"full": full, "one": one, "three": three, "few": few}.items():
+        glue(name, percent(row["share"]))
 
 
 # ---- what the answers are examined for

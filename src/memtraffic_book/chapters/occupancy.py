@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from memtraffic import residency
@@ -121,7 +122,7 @@ def holds(warps: int, op: str, n: int, gpu: Gpu) -> Callable[[Callable[[Tensor],
 
     def judge(fn: Callable[[Tensor], Tensor]) -> bool:
         prove.exam(fn, op=op)
-        kernel = prove.compiled_answer(fn, (8, n), gpu)
+        kernel = prove.compiled_answer(fn, torch.empty(8, n), gpu)
         fit = residency.resident_programs(kernel) * kernel.num_warps
         uses = f"{kernel.num_warps} warps, {kernel.registers} registers per thread"
         assert fit == warps, f"{uses}: {fit} warps fit, not {warps}"

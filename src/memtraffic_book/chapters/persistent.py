@@ -33,9 +33,8 @@ def take_apart() -> None:
     """Shows what was timed, in the order in which the page accuses."""
     us, impls = experiment("persistent_suspects").set_index("impl")["us"], implementations(SUSPECTS)
     share = {name: us["copy"] / us[label] for name, label in VERSIONS.items()}
-    kernels = {}
-    for name, label in VERSIONS.items():
-        [kernels[name]] = resources(impls[label], SOFTMAX, SHAPE, target="sm_90")
+    found = [resources(impls[it], SOFTMAX, SHAPE, target="sm_90")[0] for it in VERSIONS.values()]
+    kernels = dict(zip(VERSIONS, found, strict=True))
     tables.show(
         VERSIONS,
         kernel=str,
@@ -53,12 +52,8 @@ def take_apart() -> None:
         queue - fixed > pair - alone > 0 and max(alone, ahead, pair, fixed) < tiled,
     )
     glue("counter", lab_notes.find(COUNTER)["result"].split(" of a copy")[0].replace("→", "to"))
-    glue("fixed", units.format_share(fixed))
-    glue("pair", units.format_share(pair))
-    glue("alone", units.format_share(alone))
-    glue("ahead", units.format_share(ahead))
-    glue("queue", units.format_share(queue))
-    glue("tiled", units.format_share(tiled))
+    for key, it in zip("alone ahead pair fixed queue tiled".split(), share.values(), strict=True):
+        glue(key, units.format_share(it))
 
 
 def draw_wide() -> None:
@@ -80,6 +75,9 @@ def draw_wide() -> None:
     )
     for name in even:
         glue(f"wide_{name}", units.format_share(even[name][WIDE]))
+    tutorial = speeds(experiment("map_float32", gpu=PUBLISHED)).loc[12672]  # its widest
+    for name, key in {"torch.softmax": "theirs", "persistent": "loop", "tiled": "queued"}.items():
+        glue(key, units.format_share(tutorial[name]))
 
 
 # ---- what the answers are examined for
