@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtraffic import device, gpus
 from memtraffic_book import recording
-from memtraffic_book.catalog import EXPERIMENTS, find_experiments, measurable
+from memtraffic_book.catalog import EXPERIMENTS, find_experiments
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 if TYPE_CHECKING:
@@ -35,43 +35,45 @@ def book_folder() -> Path:
     return recording.root().parent
 
 
-def record_experiments(ids: Sequence[str] = ()) -> Path:
+def record_experiments(ids: Sequence[str] = (), folder: Path | None = None) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
     ids: which experiments; all of them by default, and then what the folder held before is removed,
-    but what this machine cannot measure, if the folder is of the same machine and versions.
-    What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the map is drawn anew with its recording, and the
-    figure that moves and the poster after theirs. Returns the folder.
+    but what this machine cannot measure, if the folder is of the same machine and versions. folder:
+    that of this GPU by default. What this machine cannot measure is skipped by name, and an
+    experiment that fails does not stop the others. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
     """
     device.require_gpu("record")
-    subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
+    subjects, folder = find_experiments(ids), folder or recording.folder_of_this_gpu()
     if not ids:
         recording.forget(folder, keep=[it.id for it in subjects if it.needs.lacking()])
     failed: dict[str, Exception] = {}
-    for subject in measurable(subjects):
-        start = time.monotonic()
+    for subject in subjects:
+        if lacking := subject.needs.lacking():
+            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
+            continue
+        start, outcome = time.monotonic(), "recorded"
         try:
             recording.write(folder, subject, subject.run())
         except Exception as error:
-            failed[subject.id] = error
-        outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
+            failed[subject.id], outcome = error, f"failed: {error}"
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
-        if subject.id == MAP and folder.name == PUBLISHED and subject.id not in failed:
-            draw_map()
-    done = {subject.id for subject in subjects} - set(failed)
-    if folder.name == PUBLISHED and done.intersection(MOVING):
-        draw_moving()
-    if folder.name == PUBLISHED and done.intersection(POSTER):
-        draw_poster()
     if failed:
         reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
         again = f"`python -m memtraffic_book record {' '.join(failed)}`"
         raise RecordingError(f"not recorded (try again with {again}):\n{reasons}")
     return folder
+
+
+def draw() -> list[Path]:
+    """Draws what the pages show of the published recordings, and of the table of GPUs.
+
+    Returns the paths.
+    """
+    return [draw_map(), draw_moving(), draw_poster(), write_chart_data()]
 
 
 def draw_map() -> Path:
@@ -193,7 +195,9 @@ def fold_inputs(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def chart_data() -> str:
-    """The GPUs of the table as JavaScript: what `book/_static/occupancy-data.js` holds."""
+def write_chart_data() -> Path:
+    """Writes the GPUs of the table as JavaScript, which the chart of occupancy reads."""
     tables = {target: dataclasses.asdict(gpu) for target, gpu in gpus.TARGETS.items()}
-    return f"window.occupancyData = {json.dumps(tables, indent=1)};\n"
+    path = book_folder() / "_static" / "occupancy-data.js"
+    path.write_text(f"window.occupancyData = {json.dumps(tables, indent=1)};\n", "utf-8")
+    return path

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -455,12 +455,3 @@ def find_experiments(ids: Sequence[str] = ()) -> list[Experiment]:
             known = ", ".join(EXPERIMENTS)
             raise LookupError(f"no experiment is named {id!r}: give one of {known}")
     return [EXPERIMENTS[id] for id in ids or EXPERIMENTS]
-
-
-def measurable(subjects: Iterable[Experiment]) -> Iterator[Experiment]:
-    """Those that this machine can measure, when their turn comes; others are skipped by name."""
-    for subject in subjects:
-        if lacking := subject.needs.lacking():
-            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
-        else:
-            yield subject
