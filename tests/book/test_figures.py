@@ -20,7 +20,7 @@ from notebooks import BOOK
 from memtraffic.gpus import find_gpu
 from memtraffic.residency import BlockedLayout
 from memtraffic_book import figures
-from memtraffic_book.figures import drawing, hardware
+from memtraffic_book.figures import boards, drawing
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -162,7 +162,7 @@ def test_machine_draws_what_the_table_says():
     assert texts(ax).count("registers\n64 KiB") == 4
     arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
     strong = [it for it in arrows if it.get_linewidth() > 2]
-    assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS), len(LIT))
+    assert (len(arrows), len(strong)) == (len(boards.SEGMENTS), len(LIT))
 
 
 def test_strip_says_what_passes_between_neighbours():
