@@ -18,7 +18,6 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -73,8 +72,7 @@ def traffic(
 
     Raises AssertionError if `fn` moves another number of elements at any shape.
     """
-    with _counting(fn, _operation(op), reads, writes, widths) as (counts, run):
-        run()
+    counts = _counted(fn, _operation(op), reads, writes, widths)
     others = f" It refuses {len(counts.refused)} other shapes." if counts.refused else ""
     claim(
         f"Counted at {len(counts.traffic)} shapes: {_name(fn)} reads {reads} elements and writes "
@@ -157,8 +155,7 @@ def exam(
     if type(fn).__module__.startswith("triton."):
         raise AssertionError("the answer is a kernel: give the function that launches it")
     op = _operation(op)
-    with _counting(fn, op, reads, writes, widths) as (_, run):
-        run()
+    _counted(fn, op, reads, writes, widths)
     for label, inputs, _ in _cases(op, widths or WIDTHS, ["packed"], ["float32"]):
         _judge(fn, op, label, inputs)
     return True
@@ -230,11 +227,10 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
 # ---- what is counted
 
 
-@contextmanager
-def _counting(
+def _counted(
     fn: Callable[..., object], op: Op, reads: str, writes: str, widths: Sequence[int]
-) -> Iterator[tuple[Counts, Callable[[], object]]]:
-    """Context manager that gives counts, and what runs them: these formulas must come of it.
+) -> Counts:
+    """Counts what `fn` moves: these formulas must come of it.
 
     Raises AssertionError for whatever `fn` raises: it is the answer of a learner.
     """
@@ -243,11 +239,12 @@ def _counting(
     with testing.traffic_asserted(counts, [(reads, writes)]):
         try:
             with device.device_guard(op.arguments((2, 8)).positional[0]):
-                yield counts, run
+                run()
         except (AssertionError, AccessError, FormulaError):
             raise
         except Exception as error:
             raise _failure(fn, shape_text(counts.shape), error) from error
+    return counts
 
 
 # ---- what is judged
