@@ -165,33 +165,23 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
         options: dict[str, Any] = {"coalesce_streams": True, "record_timing": False}
         client = NotebookClient(notebook, timeout=600, resources=resources, **options)
         client.execute(env=environment)
-        done[path] = fold_inputs(normalize_outputs(notebook))
+        done[path] = _tidied(notebook)
     for path, notebook in done.items():
         nbformat.write(notebook, path)
 
 
-def normalize_outputs(notebook: NotebookNode) -> NotebookNode:
-    """Removes from an executed notebook what differs from run to run or names paths of the machine.
+def _tidied(notebook: NotebookNode) -> NotebookNode:
+    """An executed notebook without what differs from run to run or names paths of the machine.
 
-    These are versions and tracebacks. Changes and returns the notebook.
+    These are versions and tracebacks. JupyterLab and Colab fold the code that the page folds.
     """
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # when it ran, of an older notebook
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
-    return notebook
-
-
-def fold_inputs(notebook: NotebookNode) -> NotebookNode:
-    """Folds the code of cells tagged `hide-input` in JupyterLab and in Colab as on the page.
-
-    Changes and returns the notebook.
-    """
-    for cell in notebook.cells:
-        if "hide-input" in cell.metadata.get("tags", []):
-            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
     return notebook
 
 
