@@ -4,6 +4,7 @@ Nothing outside this package imports it. `figures`, which needs Matplotlib, and 
 are imported where a page asks for them: `from memtraffic_book import figures`.
 """
 
+import memtraffic  # noqa: F401  # before Triton: it decides what runs the kernels
 from memtraffic_book.recording import experiment, experiments
 from memtraffic_book.text import check_exercise, claim, glue, show_diff, show_source
 

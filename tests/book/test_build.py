@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import nbformat
 import pandas as pd
 import pytest
+from another_process import run_python
 from drawings import PHONE, SMALLEST
 from notebooks import BOOK
 
@@ -171,6 +172,11 @@ def test_main_records_and_compares(book, capsys):
     assert main("record", "speed", "sped") == 1
     assert "sped" in capsys.readouterr().err
     assert recording.read(book.h200, catalog.EXPERIMENTS["speed"]).equals(frame)
+
+
+@pytest.mark.slow
+def test_main_starts_in_a_process_of_its_own():
+    assert "record" in run_python("-m", "memtraffic_book", "--help").stdout
 
 
 def test_main_without_a_gpu(monkeypatch, capsys):
