@@ -7,7 +7,6 @@ nor measured are SVG files in `book/_static`.
 """
 
 from memtraffic_book.figures.boards import (
-    Slots,
     full_and_empty,
     machine,
     plot_thread_layout,
@@ -24,7 +23,6 @@ from memtraffic_book.figures.drawing import ORANGE
 
 __all__ = [
     "ORANGE",
-    "Slots",
     "full_and_empty",
     "machine",
     "mark_position",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -171,7 +170,7 @@ def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
 # ---- who touches and who holds what
 
 
-def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str = "") -> Axes:
+def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], *, title: str) -> Axes:
     """Which thread holds what of a block of `shape` (rows, columns).
 
     Each access of a thread is a box with the thread's lane, in the colour of its warp. Where boxes
@@ -209,65 +208,45 @@ def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], title: str
 SIDE, SLOT = 8, 0.2  # slots in a row of the grid, and inches from one to the next
 
 
-@dataclass(frozen=True)
-class Slots:
-    """What the warps of one SM wait for, and how fast they are.
+def full_and_empty(sms: Sequence[Mapping[str, Any]], *, title: str) -> Axes:
+    """Two SMs side by side, each with its warp slots, its bytes in flight, and its speed.
 
-    filled: slots with a warp, of `SIDE` squared. loads, load_bytes: of each lane, while it waits.
-    share: the speed, 1 is that of a copy.
+    A dot in a slot is a load for which each lane of its warp waits; wide loads are tall dots. sms:
+    of each, how many of its `slots` have a warp; `loads` of each lane, while it waits, and their
+    `load_bytes`; `flight_bytes`; the speed as a `share` of a copy's.
     """
-
-    filled: int
-    loads: int
-    load_bytes: int
-    share: float
-
-    @property
-    def flight_bytes(self) -> int:
-        """Bytes in flight on this SM."""
-        return 32 * self.filled * self.loads * self.load_bytes
-
-
-def full_and_empty(sms: Sequence[Slots], *, title: str) -> Axes:
-    """SMs side by side, each with its warp slots, its bytes in flight, and its speed.
-
-    A dot in a slot is a load for which each lane of its warp waits; wide loads are tall dots.
-    """
-    ax, grid = board(), SIDE * SLOT
-    for i, (sm, color) in enumerate(zip(sms, (ORANGE, BLUE), strict=False)):
+    ax, grid, top = board(), SIDE * SLOT, 0.76
+    below = top + grid + 0.2
+    for i, (sm, color) in enumerate(zip(sms, (ORANGE, BLUE), strict=True)):
         middle = WIDTH * (i + 0.5) / len(sms)
-        many = f"{sm.loads} loads" if sm.loads > 1 else "1 load"
-        write(ax, middle, 0.1, f"{sm.filled} of {SIDE**2} warp slots", weight="bold", size=12)
-        write(ax, middle, 0.32, f"a lane waits for\n{many} of {sm.load_bytes} bytes", va="top")
-        left, top = middle - grid / 2, 0.76
+        many = f"{sm['loads']} loads" if sm["loads"] > 1 else "1 load"
+        write(ax, middle, 0.1, f"{sm['slots']} of {SIDE**2} warp slots", weight="bold", size=12)
+        waits = f"a lane waits for\n{many} of {sm['load_bytes']} bytes"
+        write(ax, middle, 0.32, waits, va="top")
         for slot in range(SIDE**2):
-            at = (left + slot % SIDE * SLOT, top + slot // SIDE * SLOT)
-            _slot(ax, at, sm if slot < sm.filled else None, i)
-        flight = units.format_bytes(sm.flight_bytes)
-        below = top + grid + 0.2
-        write(ax, middle, below, f"{flight} in flight")
-        percent = f"{100 * sm.share:.0f} %"
+            at = middle - grid / 2 + slot % SIDE * SLOT, top + slot // SIDE * SLOT
+            size = SLOT - 0.03, SLOT - 0.03
+            if slot < sm["slots"]:
+                fill = PROGRAM_COLORS[1 - i]
+                box(ax, at, size, facecolor=fill, edgecolor=INK, lw=1, gid="filled")
+                _loads(ax, at, sm)
+            else:
+                box(ax, at, size, facecolor="white", edgecolor=MUTED, lw=0.5, gid="empty")
+        write(ax, middle, below, f"{units.format_bytes(sm['flight_bytes'])} in flight")
+        percent = units.format_share(sm["share"])
         write(ax, middle, below + 0.3, percent, weight="bold", size=22, color=color)
     write(ax, WIDTH / 2, below + 0.58, "of the speed of a copy", color=MUTED)
     return finish(ax, below + 0.72, title)
 
 
-def _slot(ax: Axes, at: tuple[float, float], sm: Slots | None, place: int) -> None:
-    """One slot from its upper left corner: empty, or with a dot for each load."""
-    x, y = at
-    size = (SLOT - 0.03, SLOT - 0.03)
-    if sm is None:
-        box(ax, at, size, facecolor="white", edgecolor=MUTED, lw=0.5, gid="empty")
-        return
-    fill = PROGRAM_COLORS[1 - place % 2]
-    box(ax, at, size, facecolor=fill, edgecolor=INK, lw=1, gid="filled")
-    side = math.isqrt(max(0, sm.loads - 1)) + 1  # dots in a row
-    step = size[0] / side
-    high = 0.55 * step if sm.load_bytes >= 16 else 0.22 * step
-    for dot in range(sm.loads):
-        center = x + (dot % side + 0.5) * step, y + (dot // side + 0.5) * step
-        corner = center[0] - 0.28 * step, center[1] - high / 2
-        box(ax, corner, (0.56 * step, high), facecolor=INK, edgecolor="none", gid="load")
+def _loads(ax: Axes, at: tuple[float, float], sm: Mapping[str, Any]) -> None:
+    """A dot for each load of a slot, from its upper left corner."""
+    side = math.isqrt(sm["loads"] - 1) + 1  # dots in a row
+    step = (SLOT - 0.03) / side
+    high = 0.55 * step if sm["load_bytes"] >= 16 else 0.22 * step
+    for dot in range(sm["loads"]):
+        x, y = at[0] + (dot % side + 0.22) * step, at[1] + (dot // side + 0.5) * step
+        box(ax, (x, y - high / 2), (0.56 * step, high), fc=INK, ec="none", gid="load")
 
 
 RESOURCES = {
