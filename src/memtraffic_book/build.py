@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from memtraffic_book.catalog import EXPERIMENTS, find_experiments
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from nbformat import NotebookNode
 
 COLORS = 32  # of the map
@@ -38,18 +40,18 @@ def book_folder() -> Path:
 def record_experiments(ids: Sequence[str] = (), folder: Path | None = None) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
-    ids: which experiments; all of them by default, and then what the folder held before is removed,
-    but what this machine cannot measure, if the folder is of the same machine and versions. folder:
-    that of this GPU by default. What this machine cannot measure is skipped by name, and an
-    experiment that fails does not stop the others. Returns the folder.
+    ids: which experiments; all of them by default, and then what the folder holds of another
+    machine, or of other versions, is removed before. folder: that of this GPU by default. What this
+    machine cannot measure is skipped by name, and an experiment that fails does not stop the
+    others. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
     """
     device.require_gpu("record")
     subjects, folder = find_experiments(ids), folder or recording.folder_of_this_gpu()
-    if not ids:
-        recording.forget(folder, keep=[it.id for it in subjects if it.needs.lacking()])
+    if not ids and not recording.is_of_this_machine(folder):
+        shutil.rmtree(folder)
     failed: dict[str, Exception] = {}
     for subject in subjects:
         if lacking := subject.needs.lacking():
@@ -76,29 +78,34 @@ def draw() -> list[Path]:
     return [draw_map(), draw_moving(), draw_poster(), write_chart_data()]
 
 
-def draw_map() -> Path:
-    """Draws the map of the book from the published recording. Returns its path.
+def _published(*ids: str) -> list[pd.DataFrame]:
+    folder = recording.root() / PUBLISHED
+    return [recording.read(folder, EXPERIMENTS[id]) for id in ids]
 
-    The picture carries the recording's checksum, so that a stale one can be recognised.
-    """
+
+def _checksums(*ids: str) -> str:
+    """Those of published recordings: a picture of them carries them, and is seen to be stale."""
+    listed = recording.load_machine(recording.root() / PUBLISHED)["experiments"]
+    return " ".join(listed[id]["sha256"] for id in ids)
+
+
+def draw_map() -> Path:
+    """Draws the map of the book from the published recording. Returns its path."""
     import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
     from PIL import Image
     from PIL.Image import Quantize
     from PIL.PngImagePlugin import PngInfo
 
     from memtraffic_book import figures
 
-    folder = recording.root() / PUBLISHED
-    speeds = 100 * recording.speeds(recording.read(folder, EXPERIMENTS[MAP]))
+    [recorded] = _published(MAP)
+    speeds = 100 * recording.speeds(recorded)
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
-    title = "One line to flatten, from 16 columns to a million"
-    ax = figures.width_map(named, NAMES, title=title)
-    assert isinstance(ax.figure, Figure)
+    figures.width_map(named, NAMES, title="One line to flatten, from 16 columns to a million")
     path, source = book_folder() / "_static" / "map.png", PngInfo()
-    ax.figure.savefig(drawn := io.BytesIO(), dpi=192)
-    plt.close(ax.figure)
-    source.add_text("Source", recording.load_machine(folder)["experiments"][MAP]["sha256"])
+    plt.savefig(drawn := io.BytesIO(), dpi=192)
+    plt.close()
+    source.add_text("Source", _checksums(MAP))
     few = Image.open(drawn).convert("RGB").quantize(COLORS, Quantize.FASTOCTREE)  # a fifth
     few.save(path, optimize=True, pnginfo=source)
     return path
@@ -108,32 +115,25 @@ def draw_moving() -> Path:
     """Fills the figure that moves by what was measured, from its recordings. Returns its path."""
     from memtraffic_book.figures import moving
 
-    flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
+    flight, chain = _published(*MOVING)
     read, path = flight[flight["access"] == "read"], book_folder() / "_static" / "letters.svg"
     path.write_text(moving.letters(path.read_text("utf-8"), read, chain["latency_ns"][0]), "utf-8")
     return path
 
 
 def draw_poster() -> Path:
-    """Draws the poster from its recordings, as SVG and as PDF. Returns the path of the SVG.
-
-    Both carry the checksums of the recordings.
-    """
+    """Draws the poster from its recordings, as SVG and as PDF. Returns the path of the SVG."""
     import matplotlib.pyplot as plt
 
     from memtraffic_book.figures import poster
 
-    folder, path = recording.root() / PUBLISHED, book_folder() / "_static" / "poster.svg"
-    listed = recording.load_machine(folder)["experiments"]
-    source = " ".join(listed[id]["sha256"] for id in POSTER)
-    three = poster.numbers(*(recording.read(folder, EXPERIMENTS[id]) for id in POSTER))
+    path, source = book_folder() / "_static" / "poster.svg", _checksums(*POSTER)
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "poster"}):
-        figure = poster.poster(**three)
-        figure.savefig(
-            drawn := io.StringIO(), format="svg", metadata={"Date": None, "Source": source}
-        )
-        pdf = {"CreationDate": None, "Keywords": source}
-        figure.savefig(path.with_suffix(".pdf"), metadata=pdf)
+        figure = poster.poster(**poster.numbers(*_published(*POSTER)))
+        about = {"Date": None, "Source": source}
+        figure.savefig(drawn := io.StringIO(), format="svg", metadata=about)
+        about = {"CreationDate": None, "Keywords": source}
+        figure.savefig(path.with_suffix(".pdf"), metadata=about)
     plt.close(figure)
     fonts = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # as in the other pictures
     path.write_text(drawn.getvalue().replace("'DejaVu Sans'", fonts), "utf-8")

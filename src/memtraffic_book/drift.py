@@ -19,6 +19,8 @@ from memtraffic_book import build, catalog, recording
 from memtraffic_book.catalog import Experiment, find_experiments
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
+# What page tables, and a kernel's own code and arguments, come to, where a tolerance is given.
+NOISE = {"bytes": 2.0**20}
 SHORT_US = 20.0  # rows that take less have twice the tolerance
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
 ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured again
@@ -100,9 +102,10 @@ def compare(
     """The values of `measured` that drifted from `recorded`, as sentences; and how far all lie.
 
     Text must be equal. A number may differ by its column's tolerance times the recorded number,
-    twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
-    absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row for
-    each number that has a tolerance, but those recorded as 0, or so small that noise may exceed it.
+    twice that in rows whose `us` is under 20, or by the noise of its unit. Rows of a package that
+    is absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row
+    for each number that has a tolerance, but those recorded as 0, or so small that noise may exceed
+    it.
     """
     if len(recorded) != len(measured):
         several = f"{len(measured)} rows measured, {len(recorded)} recorded"
@@ -118,13 +121,14 @@ def compare(
                 continue
             tolerance = column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
             numbers = not isinstance(old, str) and not isinstance(new, str)
-            allowed = max(tolerance * abs(old), column.noise) if numbers else 0
+            noise = NOISE.get(column.unit, 0) if tolerance else 0
+            allowed = max(tolerance * abs(old), noise) if numbers else 0
             if old != new and not (numbers and abs(new - old) <= allowed):
                 key = ", ".join(value for value in was.values() if isinstance(value, str))
                 change = f" ({new / old - 1:+.1%})" if numbers and old else ""
                 place = f"{subject.id} row {row} ({key})"
                 sentences.append(f"{place}: {column.name} was {old}, is {new}{change}")
-            if numbers and tolerance and old and column.noise <= tolerance * abs(old):
+            if numbers and tolerance and old and noise <= tolerance * abs(old):
                 known = subject.id, column.name, column.unit, row, old, new
                 values.append((*known, new / old - 1, tolerance))
     return sentences, pd.DataFrame(values, columns=VALUES)

@@ -39,6 +39,7 @@ from memtraffic_book.catalog import Experiment, find_experiments
 from memtraffic_book.text import elsewhere, say
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
+MACHINE = "machine.json"
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
 said: set[str] = set()  # the origins of results that this process has named, each once
@@ -212,7 +213,7 @@ def load_machine(folder: Path) -> dict[str, Any]:
 
     Raises RecordingError if the file is missing or not JSON.
     """
-    path = folder / "machine.json"
+    path = folder / MACHINE
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -251,16 +252,27 @@ def read(folder: Path, subject: Experiment) -> pd.DataFrame:
     return from_csv(text)
 
 
+def is_of_this_machine(folder: Path) -> bool:
+    """Whether what a folder holds, if anything, comes from this machine and these versions."""
+    if not (folder / MACHINE).exists():
+        return True
+    return describe_machine().items() <= load_machine(folder).items()
+
+
 def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
     """Writes the recording of an experiment, and its entry in `machine.json`.
 
     Raises RecordingError if the folder's other recordings come from another machine or versions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text, machine, experiments = to_csv(frame), *_recorded(folder)
-    if machine != (here := describe_machine()):
-        raise RecordingError(f"{folder}: recorded on {machine}, and this is {here}; {how_to_fix()}")
-    experiments[subject.id] = {
+    if not is_of_this_machine(folder):
+        mix = f"recorded on another machine or versions than {describe_machine()}"
+        raise RecordingError(f"{folder}: {mix}; {how_to_fix()}")
+    text = to_csv(frame)
+    machine: dict[str, Any] = {**describe_machine(), "experiments": {}}
+    if (folder / MACHINE).exists():
+        machine = load_machine(folder)
+    machine["experiments"][subject.id] = {
         "arguments": subject.arguments,
         "columns": subject.schema,
         "commit": current_commit(),
@@ -269,28 +281,7 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
         "sha256": checksum(text),
     }
     (folder / f"{subject.id}.csv").write_text(text, encoding="utf-8")
-    (folder / "machine.json").write_text(format_machine(machine, experiments), encoding="utf-8")
-
-
-def forget(folder: Path, keep: Sequence[str]) -> None:
-    """Removes the recordings of a folder, but those to keep, if they are of this machine."""
-    machine, experiments = _recorded(folder)
-    same = machine == describe_machine()
-    kept = {id: entry for id, entry in experiments.items() if same and id in keep}
-    for path in folder.glob("*.csv"):
-        if path.stem not in kept:
-            path.unlink()
-    (folder / "machine.json").unlink(missing_ok=True)
-    if kept:
-        (folder / "machine.json").write_text(format_machine(machine, kept), encoding="utf-8")
-
-
-def _recorded(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The machine's facts and the entries of a folder; those of this machine where it has none."""
-    if not (folder / "machine.json").exists():
-        return describe_machine(), {}
-    machine = load_machine(folder)
-    return machine, machine.pop("experiments")
+    (folder / MACHINE).write_text(format_machine(**machine), encoding="utf-8")
 
 
 def today() -> str:
@@ -298,7 +289,7 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def format_machine(machine: dict[str, Any], experiments: dict[str, Any]) -> str:
+def format_machine(experiments: dict[str, Any], **machine: str) -> str:
     """The text of `machine.json`: one line for each experiment, in the order of their ids."""
     lines = [
         f'  "{id}": {json.dumps(experiments[id], ensure_ascii=False)}' for id in sorted(experiments)

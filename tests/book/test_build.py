@@ -40,7 +40,7 @@ def stems(folder):
 
 
 def test_record_experiments_of_some_or_of_all(recorded):
-    """Some leave the others as they were; all remove what the folder held before."""
+    """Some leave the others as they were; all remove what other versions measured."""
     again = other(recorded, "again")
     before = (recorded.h200 / "speed.csv").stat().st_mtime_ns
     record_experiments(["again"])
@@ -61,7 +61,6 @@ def test_record_experiments_keeps_what_this_machine_cannot_measure(recorded, mon
     record_experiments(["pair"])
     monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     other(recorded, "pair", needs=catalog.Needs(vendor="nvidia"))
-    (recorded.h200 / "stale.csv").write_text("n\n1\n")
     assert main("record") == 0
     assert "pair: skipped, needs a GPU of nvidia, not an MI300X\n" in capsys.readouterr().out
     assert stems(recorded.h200) == {"speed", "pair"}
