@@ -163,30 +163,28 @@ def exam(
 
 def resources(
     fn: Callable[..., object],
-    *inputs: Tensor,
+    x: Tensor,
+    *,
     target: str | Sequence[str] = "sm_90",
     load_bits: int | None = None,
-    store_bits: int | None = None,
 ) -> None:
-    """Compiles the kernels that `fn(*inputs)` launches: none spills a register.
+    """Compiles the kernels that `fn(x)` launches: none spills a register.
 
     >>> from memtraffic.kernels.softmax import fused
     >>> resources(fused.softmax, torch.empty(1, 4096, device=device.default()), load_bits=128)
     ✓ Compiled for sm_90: fused spills 0 bytes per thread and moves 128 bits per load.
 
     target: one GPU or several, such as "sm_90" or "MI300X"; none of them need be here.
-    load_bits, store_bits: what every load from, and every store to, global memory moves per thread.
-    None is not compared.
+    load_bits: what every load from global memory moves per thread. None is not compared.
 
     Raises AssertionError, which says what was found, and what `memtraffic.resources` raises: where
     there is no GPU, a kernel must be in a file, not in a cell.
     """
-    name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
-    testing.assert_resources(fn, inputs, target=targets, load_bits=load_bits, store_bits=store_bits)
-    moved = {"load": load_bits, "store": store_bits}
-    facts = ["spills 0 bytes per thread"]
-    facts += [f"moves {bits} bits per {what}" for what, bits in moved.items() if bits is not None]
-    claim(f"Compiled for {_list(targets)}: {name} {_list(facts)}.", True)
+    targets = [target] if isinstance(target, str) else target
+    testing.assert_resources(fn, (x,), target=targets, load_bits=load_bits)
+    moves = "" if load_bits is None else f" and moves {load_bits} bits per load"
+    said = f"{_name(fn)} spills 0 bytes per thread{moves}"
+    claim(f"Compiled for {_list(targets)}: {said}.", True)
 
 
 def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 0.01) -> None:
