@@ -106,20 +106,21 @@ record: record-experiments record-notebooks ## on a GPU: measure everything anew
 record-experiments: $(TEST_ENV) gpu ## on a GPU: run every experiment, write book/recordings/
 	$(PY) -m memtraffic_book record
 
-record-notebooks: $(TEST_ENV) ## execute the notebooks in place, from the recordings
+record-notebooks: $(TEST_ENV) ## draw the figures and execute the notebooks in place, from the recordings
+	$(PY) -m memtraffic_book draw
 	$(PY) -m memtraffic_book notebooks
 
-verify: verify-notebooks verify-tests verify-drift ## on a GPU: all comparisons, in three steps
+verify: verify-drift verify-notebooks verify-tests ## on a GPU: all comparisons, in three steps
 
-verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks, compare all but measured numbers
+verify-drift: $(TEST_ENV) gpu ## on a GPU: measure everything again, compare each number with its recording
+	$(PY) -m memtraffic_book drift
+
+verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks with that, compare all but the numbers
 	$(PY) -m pytest --nbval
 
 verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those that need no GPU to be sure
 	$(PY) -m pytest $(PARALLEL) -m "not oracle and not browser" --deselect $(COLAB)
 	$(PY) -m pytest $(COLAB) # which measure, so nothing else may run
-
-verify-drift: $(TEST_ENV) gpu ## on a GPU: compare each number with its recording, measured again where it was not
-	$(PY) -m memtraffic_book drift
 
 gpu: $(TEST_ENV)
 	@$(PY) -c "import torch; torch.cuda.is_available() or exit('there is no GPU here')"

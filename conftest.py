@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -49,12 +48,10 @@ def pytest_configure(config):
 
     if not in_environment:  # a reader's kernel starts without it
         os.environ.pop("TRITON_INTERPRET", None)
-    if HAS_GPU:  # run the experiments, and compare measured numbers by their unit alone
+    if HAS_GPU:  # show what was measured again, and compare such numbers by their unit alone
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
-        from memtraffic_book import recording, units
+        from memtraffic_book import units
 
-        if not config.option.collectonly:  # as a test of what is collected, before drift
-            shutil.rmtree(recording.kept_path("").parent, ignore_errors=True)  # of an earlier run
         if not config.option.nbval_sanitize_with:
             rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
             rule.write(units.sanitize_rule())

@@ -4,7 +4,7 @@ Nothing outside this package imports it. `figures`, which needs Matplotlib, and 
 are imported where a page asks for them: `from memtraffic_book import figures`.
 """
 
-from memtraffic_book.measurements import implementation
+import memtraffic  # noqa: F401  # before Triton: it decides what runs the kernels
 from memtraffic_book.recording import experiment, experiments
 from memtraffic_book.text import check_exercise, claim, glue, show_diff, show_source
 
@@ -14,7 +14,6 @@ __all__ = [
     "experiment",
     "experiments",
     "glue",
-    "implementation",
     "show_diff",
     "show_source",
 ]

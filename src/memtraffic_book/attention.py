@@ -1,9 +1,9 @@
-"""A small attention layer that learns to look things up: the chapter `backward` trains it."""
+"""A small attention layer, of which the chapter `backward` trains a step, and attention alone."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from memtraffic import device, softmax
 
 Softmax = Callable[..., Tensor]
-Step = Callable[[], Tensor]
-SOFTMAXES: dict[str, Softmax] = {"torch.softmax": torch.softmax, "memtraffic.softmax": softmax}
+HEADS, RATE = 8, 0.003  # of the layer that is trained; of Adam
+
+
+def _attend(softmax: Softmax, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of (..., length, width) each, whose scores are (..., length, length)."""
+    return softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1) @ v
 
 
 class Attention(nn.Module):
@@ -27,69 +31,46 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # (B, heads, S, width / heads)
         q, k, v = (self.split(layer(x)) for layer in (self.queries, self.keys, self.values))
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, heads, S, S)
-        weights = self.softmax(scores, -1)
-        return self.mix((weights @ v).transpose(1, 2).flatten(2))
+        return self.mix(_attend(self.softmax, q, k, v).transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> Tensor:
         """The heads of `x`: from (B, S, width) to (B, heads, S, width / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def look_up(batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
-    """Sequences to look things up in, and what is to be found: the same ones each time.
+@functools.cache
+def _trained(softmax: Softmax, width: int) -> tuple[Attention, torch.optim.Optimizer]:
+    model = Attention(softmax, width, HEADS).to(device.default())
+    return model, torch.optim.Adam(model.parameters(), lr=RATE)
 
-    >>> x, target = look_up(2, 16, 32)
-    >>> x.shape, target.shape
-    (torch.Size([2, 16, 32]), torch.Size([2, 16, 16]))
 
-    Each position holds a name, a value, and the name of another position, whose value is its
-    target. width: of a position, a multiple of 4: a quarter for each name, a half for the value.
+def _step(softmax: Softmax, x: Tensor) -> Tensor:
+    """A step of training, in which a layer learns to say the first half of each position of `x`.
+
+    x: of (batch, length, width). Returns the loss before the step.
     """
-    generator = torch.Generator().manual_seed(0)
-    names = torch.randn(batch, length, width // 4, generator=generator)
-    values = torch.randn(batch, length, width // 2, generator=generator)
-    others = torch.stack([torch.randperm(length, generator=generator) for _ in range(batch)])
-    asked, found = (
-        it.gather(1, others[..., None].expand(-1, -1, it.shape[-1])) for it in (names, values)
-    )
-    here = device.default()
-    return torch.cat([asked, names, values], dim=-1).to(here), found.to(here)
+    model, optimizer = _trained(softmax, x.shape[-1])
+    optimizer.zero_grad()
+    loss = (model(x) - x[..., : x.shape[-1] // 2]).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-def training(softmax: Softmax, shape: Sequence[int], *, heads: int, lr: float) -> Step:
-    """A function that trains an `Attention` by one step and returns the loss before that step.
+def step_with_torch(x: Tensor) -> Tensor:
+    """A step of training on `x` whose attention calls `torch.softmax`."""
+    return _step(torch.softmax, x)
 
-    >>> step = training(torch.softmax, (2, 16, 32), heads=2, lr=0.01)
-    >>> first, second = step(), step()
-    >>> bool(second < first)
-    True
 
-    shape: batch, length and width of `look_up`. heads: of the attention; they share the width. lr:
-    the learning rate of Adam. Two trainings start with the same weights.
-    """
-    batch, length, width = shape
-    x, target = look_up(batch, length, width)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Attention(softmax, width, heads).to(x.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+def step_with_ours(x: Tensor) -> Tensor:
+    """A step of training on `x` whose attention calls `memtraffic.softmax`."""
+    return _step(softmax, x)
 
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss = (model(x) - target).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
-    return step
+STEPS = {"torch.softmax": step_with_torch, "memtraffic.softmax": step_with_ours}
 
 
 # ---- attention alone, for what one should call in place of a softmax of scores
-
-
-def _attend(softmax: Softmax, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1) @ v
 
 
 def attend_with_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -117,24 +98,3 @@ def _gradient(attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 gradient_with_torch = functools.partial(_gradient, attend_with_torch)
 gradient_with_ours = functools.partial(_gradient, attend_with_ours)
 gradient_fused = functools.partial(_gradient, attend_fused)
-
-
-# ---- one step, for another process that counts what it moves
-
-
-@functools.cache
-def _training(name: str, shape: tuple[int, ...]) -> Step:
-    return training(SOFTMAXES[name], shape, heads=8, lr=0.003)
-
-
-def step_with_torch(x: Tensor) -> Tensor:
-    """A step of training with `torch.softmax`, at the batch, length and width of `x`."""
-    return _training("torch.softmax", tuple(x.shape))()
-
-
-def step_with_ours(x: Tensor) -> Tensor:
-    """A step of training with `memtraffic.softmax`, at the batch, length and width of `x`."""
-    return _training("memtraffic.softmax", tuple(x.shape))()
-
-
-STEPS = {"torch.softmax": step_with_torch, "memtraffic.softmax": step_with_ours}

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from memtraffic import device, gpus
 from memtraffic_book import recording
-from memtraffic_book.catalog import EXPERIMENTS, find_experiments, measurable
+from memtraffic_book.catalog import EXPERIMENTS, find_experiments
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from nbformat import NotebookNode
 
 COLORS = 32  # of the map
@@ -35,38 +37,32 @@ def book_folder() -> Path:
     return recording.root().parent
 
 
-def record_experiments(ids: Sequence[str] = ()) -> Path:
+def record_experiments(ids: Sequence[str] = (), folder: Path | None = None) -> Path:
     """Measures experiments on this GPU, and writes each recording as soon as it is measured.
 
-    ids: which experiments; all of them by default, and then what the folder held before is removed,
-    but what this machine cannot measure, if the folder is of the same machine and versions.
-    What this machine cannot measure is skipped by name, and an experiment that fails does not stop
-    the others. On the published GPU, the map is drawn anew with its recording, and the
-    figure that moves and the poster after theirs. Returns the folder.
+    ids: which experiments; all of them by default, and then what the folder holds of another
+    machine, or of other versions, is removed before. folder: that of this GPU by default. What this
+    machine cannot measure is skipped by name, and an experiment that fails does not stop the
+    others. Returns the folder.
 
     Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError that names the
     experiments that failed and why.
     """
     device.require_gpu("record")
-    subjects, folder = find_experiments(ids), recording.folder_of_this_gpu()
-    if not ids:
-        recording.forget(folder, keep=[it.id for it in subjects if it.needs.lacking()])
+    subjects, folder = find_experiments(ids), folder or recording.folder_of_this_gpu()
+    if not ids and not recording.is_of_this_machine(folder):
+        shutil.rmtree(folder)
     failed: dict[str, Exception] = {}
-    for subject in measurable(subjects):
-        start = time.monotonic()
+    for subject in subjects:
+        if lacking := subject.needs.lacking():
+            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
+            continue
+        start, outcome = time.monotonic(), "recorded"
         try:
             recording.write(folder, subject, subject.run())
         except Exception as error:
-            failed[subject.id] = error
-        outcome = f"failed: {failed[subject.id]}" if subject.id in failed else "recorded"
+            failed[subject.id], outcome = error, f"failed: {error}"
         print(f"{subject.id}: {outcome} ({time.monotonic() - start:.0f} s)", flush=True)
-        if subject.id == MAP and folder.name == PUBLISHED and subject.id not in failed:
-            draw_map()
-    done = {subject.id for subject in subjects} - set(failed)
-    if folder.name == PUBLISHED and done.intersection(MOVING):
-        draw_moving()
-    if folder.name == PUBLISHED and done.intersection(POSTER):
-        draw_poster()
     if failed:
         reasons = "\n".join(f"{id}: {error}" for id, error in failed.items())
         again = f"`python -m memtraffic_book record {' '.join(failed)}`"
@@ -74,29 +70,42 @@ def record_experiments(ids: Sequence[str] = ()) -> Path:
     return folder
 
 
-def draw_map() -> Path:
-    """Draws the map of the book from the published recording. Returns its path.
+def draw() -> list[Path]:
+    """Draws what the pages show of the published recordings, and of the table of GPUs.
 
-    The picture carries the recording's checksum, so that a stale one can be recognised.
+    Returns the paths.
     """
+    return [draw_map(), draw_moving(), draw_poster(), write_chart_data()]
+
+
+def _published(*ids: str) -> list[pd.DataFrame]:
+    folder = recording.root() / PUBLISHED
+    return [recording.read(folder, EXPERIMENTS[id]) for id in ids]
+
+
+def _checksums(*ids: str) -> str:
+    """Those of published recordings: a picture of them carries them, and is seen to be stale."""
+    listed = recording.load_machine(recording.root() / PUBLISHED)["experiments"]
+    return " ".join(listed[id]["sha256"] for id in ids)
+
+
+def draw_map() -> Path:
+    """Draws the map of the book from the published recording. Returns its path."""
     import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
     from PIL import Image
     from PIL.Image import Quantize
     from PIL.PngImagePlugin import PngInfo
 
     from memtraffic_book import figures
 
-    folder = recording.root() / PUBLISHED
-    speeds = 100 * recording.speeds(recording.read(folder, EXPERIMENTS[MAP]))
+    [recorded] = _published(MAP)
+    speeds = 100 * recording.speeds(recorded)
     named = speeds.rename(columns=dict(zip(ENDS, NAMES, strict=True)))
-    title = "One line to flatten, from 16 columns to a million"
-    ax = figures.width_map(named, NAMES, title=title)
-    assert isinstance(ax.figure, Figure)
+    figures.width_map(named, NAMES, title="One line to flatten, from 16 columns to a million")
     path, source = book_folder() / "_static" / "map.png", PngInfo()
-    ax.figure.savefig(drawn := io.BytesIO(), dpi=192)
-    plt.close(ax.figure)
-    source.add_text("Source", recording.load_machine(folder)["experiments"][MAP]["sha256"])
+    plt.savefig(drawn := io.BytesIO(), dpi=192)
+    plt.close()
+    source.add_text("Source", _checksums(MAP))
     few = Image.open(drawn).convert("RGB").quantize(COLORS, Quantize.FASTOCTREE)  # a fifth
     few.save(path, optimize=True, pnginfo=source)
     return path
@@ -106,32 +115,25 @@ def draw_moving() -> Path:
     """Fills the figure that moves by what was measured, from its recordings. Returns its path."""
     from memtraffic_book.figures import moving
 
-    flight, chain = (recording.read(recording.root() / PUBLISHED, EXPERIMENTS[id]) for id in MOVING)
+    flight, chain = _published(*MOVING)
     read, path = flight[flight["access"] == "read"], book_folder() / "_static" / "letters.svg"
     path.write_text(moving.letters(path.read_text("utf-8"), read, chain["latency_ns"][0]), "utf-8")
     return path
 
 
 def draw_poster() -> Path:
-    """Draws the poster from its recordings, as SVG and as PDF. Returns the path of the SVG.
-
-    Both carry the checksums of the recordings.
-    """
+    """Draws the poster from its recordings, as SVG and as PDF. Returns the path of the SVG."""
     import matplotlib.pyplot as plt
 
     from memtraffic_book.figures import poster
 
-    folder, path = recording.root() / PUBLISHED, book_folder() / "_static" / "poster.svg"
-    listed = recording.load_machine(folder)["experiments"]
-    source = " ".join(listed[id]["sha256"] for id in POSTER)
-    three = poster.numbers(*(recording.read(folder, EXPERIMENTS[id]) for id in POSTER))
+    path, source = book_folder() / "_static" / "poster.svg", _checksums(*POSTER)
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "poster"}):
-        figure = poster.poster(**three)
-        figure.savefig(
-            drawn := io.StringIO(), format="svg", metadata={"Date": None, "Source": source}
-        )
-        pdf = {"CreationDate": None, "Keywords": source}
-        figure.savefig(path.with_suffix(".pdf"), metadata=pdf)
+        figure = poster.poster(**poster.numbers(*_published(*POSTER)))
+        about = {"Date": None, "Source": source}
+        figure.savefig(drawn := io.StringIO(), format="svg", metadata=about)
+        about = {"CreationDate": None, "Keywords": source}
+        figure.savefig(path.with_suffix(".pdf"), metadata=about)
     plt.close(figure)
     fonts = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # as in the other pictures
     path.write_text(drawn.getvalue().replace("'DejaVu Sans'", fonts), "utf-8")
@@ -163,37 +165,29 @@ def execute_notebooks(paths: Sequence[Path] = ()) -> None:
         options: dict[str, Any] = {"coalesce_streams": True, "record_timing": False}
         client = NotebookClient(notebook, timeout=600, resources=resources, **options)
         client.execute(env=environment)
-        done[path] = fold_inputs(normalize_outputs(notebook))
+        done[path] = _tidied(notebook)
     for path, notebook in done.items():
         nbformat.write(notebook, path)
 
 
-def normalize_outputs(notebook: NotebookNode) -> NotebookNode:
-    """Removes from an executed notebook what differs from run to run or names paths of the machine.
+def _tidied(notebook: NotebookNode) -> NotebookNode:
+    """An executed notebook without what differs from run to run or names paths of the machine.
 
-    These are versions and tracebacks. Changes and returns the notebook.
+    These are versions and tracebacks. JupyterLab and Colab fold the code that the page folds.
     """
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # when it ran, of an older notebook
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
     return notebook
 
 
-def fold_inputs(notebook: NotebookNode) -> NotebookNode:
-    """Folds the code of cells tagged `hide-input` in JupyterLab and in Colab as on the page.
-
-    Changes and returns the notebook.
-    """
-    for cell in notebook.cells:
-        if "hide-input" in cell.metadata.get("tags", []):
-            cell.metadata.update(cellView="form", jupyter={"source_hidden": True})
-    return notebook
-
-
-def chart_data() -> str:
-    """The GPUs of the table as JavaScript: what `book/_static/occupancy-data.js` holds."""
+def write_chart_data() -> Path:
+    """Writes the GPUs of the table as JavaScript, which the chart of occupancy reads."""
     tables = {target: dataclasses.asdict(gpu) for target, gpu in gpus.TARGETS.items()}
-    return f"window.occupancyData = {json.dumps(tables, indent=1)};\n"
+    path = book_folder() / "_static" / "occupancy-data.js"
+    path.write_text(f"window.occupancyData = {json.dumps(tables, indent=1)};\n", "utf-8")
+    return path

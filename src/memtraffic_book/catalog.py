@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from memtraffic_book import measurements as m
 from memtraffic_book.marked_counters import AMOUNTS as AMOUNT_NAMES
 from memtraffic_book.marked_counters import count_sectors, count_surveyed, count_surveyed_sectors
 
-NOISE_BYTES = 2.0**20  # what page tables, and a kernel's own code and arguments, come to
 Measure = Callable[..., pd.DataFrame]
 
 
@@ -35,13 +34,12 @@ class Column:
     """One column of an experiment, and how far it may be from its recording when measured again.
 
     tolerance: relative to the recorded number, doubled in rows under 20 µs; 0 where the value must
-    be equal; None where it is not compared. noise: what any number may differ by, in its unit.
+    be equal; None where it is not compared.
     """
 
     name: str
     unit: str = ""
     tolerance: float | None = 0.0
-    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,32 +118,32 @@ def _of_sectors(unit: str) -> str:
 
 BYTES = "instruction_read_bytes l1_l2_read_bytes dram_read_bytes dram_write_bytes"
 CALLED = "eager_us eager_us_p20 eager_us_p80 graph_us graph_us_p20 graph_us_p80"
-# Columns by their unit, tolerance and noise. What is not here is text, which must be equal.
-NUMBERS: dict[tuple[str, float | None, float], str] = {
-    ("rows", 0, 0): "m",
-    ("columns", 0, 0): "n",
-    ("µs", 0.1, 0): "us copy_us",
-    ("µs", None, 0): f"us_p20 us_p80 us_reversed {CALLED}",  # of one run, or of a host
-    ("ns", 0.1, 0): "ns latency_ns",
-    ("GB/s", 0.1, 0): "gb_per_s copy_gb_per_s",
-    ("GB/s", 0, 0): "datasheet_gb_per_s",
-    ("TFLOP/s", 0.1, 0): "fp32_tflop_per_s",
-    ("T/s", 0.1, 0): "t_per_s",
-    ("per clock", 0.1, 0): "per_clock",
-    ("GHz", 0.1, 0): "clock_ghz",
-    ("MiB", 0, 0): "mib l2_mib",
-    ("KiB", 0, 0): "kib_per_sm",
-    ("instructions", 0.1, 0): "load_instructions",
-    ("bytes", 0.1, NOISE_BYTES): BYTES,
-    ("sectors", 0.1, 0): "l2_write_sectors",
-    **{(unit, 0, 0): _of_sectors(unit) for unit in ("requests", "sectors")},
-    ("launches", 0, 0): "launches",
-    ("processors", 0, 0): "sms",
-    ("programs", 0, 0): "programs",
-    ("warps", 0, 0): "warps slots",
-    ("configurations", 0.1, 0): "asked equal",
-    ("loads", 0, 0): "hops loads",
-    ("bytes", 0, 0): "load_bytes flight_bytes",
+# Columns by their unit and tolerance. What is not here is text, which must be equal.
+NUMBERS: dict[tuple[str, float | None], str] = {
+    ("rows", 0): "m",
+    ("columns", 0): "n",
+    ("µs", 0.1): "us copy_us",
+    ("µs", None): f"us_p20 us_p80 us_reversed {CALLED}",  # of one run, or of a host
+    ("ns", 0.1): "ns latency_ns",
+    ("GB/s", 0.1): "gb_per_s copy_gb_per_s",
+    ("GB/s", 0): "datasheet_gb_per_s",
+    ("TFLOP/s", 0.1): "fp32_tflop_per_s",
+    ("T/s", 0.1): "t_per_s",
+    ("per clock", 0.1): "per_clock",
+    ("GHz", 0.1): "clock_ghz",
+    ("MiB", 0): "mib l2_mib",
+    ("KiB", 0): "kib_per_sm",
+    ("instructions", 0.1): "load_instructions",
+    ("bytes", 0.1): BYTES,
+    ("sectors", 0.1): "l2_write_sectors",
+    **{(unit, 0): _of_sectors(unit) for unit in ("requests", "sectors")},
+    ("launches", 0): "launches",
+    ("processors", 0): "sms",
+    ("programs", 0): "programs",
+    ("warps", 0): "warps slots",
+    ("configurations", 0.1): "asked equal",
+    ("loads", 0): "hops loads",
+    ("bytes", 0): "load_bytes flight_bytes",
 }
 _COLUMNS = {name: Column(name, *how) for how, names in NUMBERS.items() for name in names.split()}
 
@@ -455,12 +453,3 @@ def find_experiments(ids: Sequence[str] = ()) -> list[Experiment]:
             known = ", ".join(EXPERIMENTS)
             raise LookupError(f"no experiment is named {id!r}: give one of {known}")
     return [EXPERIMENTS[id] for id in ids or EXPERIMENTS]
-
-
-def measurable(subjects: Iterable[Experiment]) -> Iterator[Experiment]:
-    """Those that this machine can measure, when their turn comes; others are skipped by name."""
-    for subject in subjects:
-        if lacking := subject.needs.lacking():
-            print(f"{subject.id}: skipped, needs {lacking}", flush=True)
-        else:
-            yield subject

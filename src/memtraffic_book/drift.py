@@ -15,10 +15,12 @@ from typing import Any
 import pandas as pd
 
 from memtraffic import device
-from memtraffic_book import catalog, recording
-from memtraffic_book.catalog import Experiment, find_experiments, measurable
+from memtraffic_book import build, catalog, recording
+from memtraffic_book.catalog import Experiment, find_experiments
 from memtraffic_book.recording import DRIFT, RecordingError, is_absent
 
+# What page tables, and a kernel's own code and arguments, come to, where a tolerance is given.
+NOISE = {"bytes": 2.0**20}
 SHORT_US = 20.0  # rows that take less have twice the tolerance
 VALUES = ["experiment", "column", "unit", "row", "recorded", "measured", "difference", "tolerance"]
 ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured again
@@ -27,33 +29,29 @@ ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured
 def measure_again(ids: Sequence[str] = ()) -> list[str]:
     """Runs experiments again: returns a sentence for each value that drifted from its recording.
 
-    What re-executing the notebooks in mode `verify` has measured already is taken from there. The
-    largest differences are written to `drift.csv` in the folder of this GPU's recordings.
+    What is measured is kept for mode `verify`. The largest differences are written to `drift.csv`
+    in the folder of this GPU's recordings.
 
     ids: which experiments; all of them by default. What this machine cannot measure is skipped by
     name. Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError if a
-    recording of this GPU is missing or damaged.
+    recording of this GPU is missing or damaged, or an experiment fails.
     """
     device.require_gpu("drift")
-    folder, subjects = recording.folder_of_this_gpu(), list(measurable(find_experiments(ids)))
-    recorded = [recording.read(folder, subject) for subject in subjects]
-    path = folder / DRIFT
+    folder = recording.folder_of_this_gpu()
+    subjects = [it for it in find_experiments(ids) if not it.needs.lacking()]
+    again = build.record_experiments(ids, recording.folder_of_verify())
+    machine, path = recording.load_machine(again), folder / DRIFT
     before = _read(path) if path.is_file() else pd.DataFrame(columns=VALUES + ORIGIN)
     sentences, frames = [], [before[~before["experiment"].isin([it.id for it in subjects])]]
-    machine = recording.describe_machine()
-    origin = [recording.today(), recording.current_commit(), *(machine[it] for it in ORIGIN[2:])]
-    for subject, was in zip(subjects, recorded, strict=True):
-        kept = recording.kept_path(subject.id)
-        text = kept.read_text("utf-8") if kept.is_file() else recording.to_csv(subject.run())
-        now = recording.from_csv(text)
+    for subject in subjects:
+        was, now = recording.read(folder, subject), recording.read(again, subject)
+        origin = machine | machine["experiments"][subject.id]
         found, values = compare(subject, was, now)
         sentences += found
         worst = values["difference"].abs().groupby(values["column"], sort=False).idxmax()
-        frames.append(values.loc[worst].assign(**dict(zip(ORIGIN, origin, strict=True))))
-        outcome = "drifted" if found else "as recorded"
+        frames.append(values.loc[worst].assign(**{name: origin[name] for name in ORIGIN}))
         if gone := sum(map(is_absent, now.to_dict("records"))):
-            outcome += f", but for {gone} of {len(now)} rows, whose packages are absent here"
-        print(f"{subject.id}: {outcome}", flush=True)
+            print(f"{subject.id}: the packages of {gone} of {len(now)} rows are absent here")
     every = pd.concat([it for it in frames if len(it)] or frames[:1]).set_index("experiment")
     listed = [id for id in catalog.EXPERIMENTS if id in every.index]
     path.write_text(recording.to_csv(every.loc[listed].reset_index()), encoding="utf-8")
@@ -104,9 +102,10 @@ def compare(
     """The values of `measured` that drifted from `recorded`, as sentences; and how far all lie.
 
     Text must be equal. A number may differ by its column's tolerance times the recorded number,
-    twice that in rows whose `us` is under 20, or by its column's noise. Rows of a package that is
-    absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row for
-    each number that has a tolerance, but those recorded as 0, or so small that noise may exceed it.
+    twice that in rows whose `us` is under 20, or by the noise of its unit. Rows of a package that
+    is absent here, or was so then, are not compared. The DataFrame has the columns `VALUES`, a row
+    for each number that has a tolerance, but those recorded as 0, or so small that noise may exceed
+    it.
     """
     if len(recorded) != len(measured):
         several = f"{len(measured)} rows measured, {len(recorded)} recorded"
@@ -122,13 +121,14 @@ def compare(
                 continue
             tolerance = column.tolerance * (2 if was.get("us", SHORT_US) < SHORT_US else 1)
             numbers = not isinstance(old, str) and not isinstance(new, str)
-            allowed = max(tolerance * abs(old), column.noise) if numbers else 0
+            noise = NOISE.get(column.unit, 0) if tolerance else 0
+            allowed = max(tolerance * abs(old), noise) if numbers else 0
             if old != new and not (numbers and abs(new - old) <= allowed):
                 key = ", ".join(value for value in was.values() if isinstance(value, str))
                 change = f" ({new / old - 1:+.1%})" if numbers and old else ""
                 place = f"{subject.id} row {row} ({key})"
                 sentences.append(f"{place}: {column.name} was {old}, is {new}{change}")
-            if numbers and tolerance and old and column.noise <= tolerance * abs(old):
+            if numbers and tolerance and old and noise <= tolerance * abs(old):
                 known = subject.id, column.name, column.unit, row, old, new
                 values.append((*known, new / old - 1, tolerance))
     return sentences, pd.DataFrame(values, columns=VALUES)

@@ -5,7 +5,6 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
 import itertools
 import json
@@ -17,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from unittest import mock
 
 import pandas as pd
@@ -41,7 +40,6 @@ MARKER = "_idle_kernel"  # of `exhibits`, which no package has
 SURVEY = Path(__file__).parents[2] / "examples" / "survey"
 WARMUP = 3  # calls that compile, and that let an autotuner choose
 SECONDS = 240  # that a process may take for one call, and to predict it
-T = TypeVar("T")
 AMOUNTS = tuple(name for name in hardware.METRICS if name != "ns")  # of which no time is compared
 
 
@@ -62,16 +60,27 @@ def counted() -> Iterator[None]:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _parts(
-    report: str, calls: int, metrics: Mapping[str, str] = hardware.METRICS
-) -> list[pd.DataFrame]:
-    """What ncu reports after each marker; raises CountersError if that is not of so many calls."""
+def _profiled(
+    worker: str, job: Mapping[str, Any], metrics: Mapping[str, str]
+) -> list[tuple[dict[str, Any], pd.DataFrame | None]]:
+    """What a worker under ncu tells of each call, and what ncu counted of those that begun.
+
+    job: what it finds in `sys.argv[1]`, with the file `told`, into which it writes a dict for each
+    call: with `begun`, whether `counted` was entered, and `missing`, why it failed. Raises
+    CountersError if ncu saw another number of calls, and what `counters.profile` raises.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        report = hardware.profile(worker, {**job, "told": str(told)}, metrics)
+        outcomes = json.loads(told.read_text(encoding="utf-8"))
+    calls = sum(outcome["begun"] for outcome in outcomes)
     frame = hardware.parse(report, metrics) if calls else pd.DataFrame({"kernel": []})
     begins = [i for i, name in enumerate(frame["kernel"]) if name == MARKER]
     if len(begins) != calls:
         raise CountersError(f"counters: {calls} calls were counted, ncu saw {len(begins)}")
     pairs = itertools.pairwise([*begins, len(frame)])
-    return [frame.iloc[begin + 1 : end] for begin, end in pairs]
+    parts = (frame.iloc[begin + 1 : end] for begin, end in pairs)
+    return [(outcome, next(parts) if outcome.pop("begun") else None) for outcome in outcomes]
 
 
 def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFrame:
@@ -86,16 +95,9 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
     """
     worker = f"import json, sys; sys.path.insert(0, {str(SURVEY)!r}); import measure; "
     worker += "measure.run(**json.loads(sys.argv[1]))"
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        job = {"kernels": list(kernels), "sizes": sizes, "told": str(told)}
-        report = hardware.profile(worker, job)
-        outcomes = json.loads(told.read_text(encoding="utf-8"))
-    parts = iter(_parts(report, sum(outcome["begun"] for outcome in outcomes)))
     rows = []
-    for outcome in outcomes:
+    for outcome, part in _profiled(worker, {"kernels": kernels, "sizes": sizes}, hardware.METRICS):
         missing, numbers = outcome.pop("missing"), dict.fromkeys(("launches", *AMOUNTS), 0)
-        part = next(parts) if outcome.pop("begun") else None
         if part is not None and not missing:
             numbers = {"launches": len(part)} | {name: int(part[name].sum()) for name in AMOUNTS}
         rows.append(outcome | numbers | {"missing": missing})
@@ -103,7 +105,8 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
 
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
-Choices: TypeAlias = dict[str, list[str]]  # configurations by the name of an autotuned kernel
+Choices: TypeAlias = dict[str, str]  # the configuration of each autotuned kernel, by its name
+Predicted: TypeAlias = tuple[Choices, dict[str, int], list[str]]
 
 
 def count_sectors(
@@ -115,12 +118,12 @@ def count_sectors(
     """What `memtraffic.sectors` predicts of calls of functions, beside what a GPU counts.
 
     A call is made in a process of its own, where kernels are compiled and autotuners choose, and
-    predicted there for this GPU, or with these choices in another process; then, if that is done,
-    it is made in the one process that is counted, which is given the choices, too, and compiles
-    nothing. calls: of each function, a rung or `module:function`, its inputs; the others as
-    `memtraffic.sectors` takes them, or sizes by letter in place of shapes. Columns: `fn`, `inputs`,
-    `shape`, `dtype`, `layout`; each of `COUNTERS`, of the kernels that are predicted; each of them
-    after `predicted_`; and `refused`, why nothing is predicted or it failed: numbers are 0 then.
+    predicted there for this GPU; then, if that is done, it is made in the one process that is
+    counted, which is given the choices and compiles nothing. calls: of each function, a rung or
+    `module:function`, its inputs; the others as `memtraffic.sectors` takes them, or sizes by letter
+    in place of shapes. Columns: `fn`, `inputs`, `shape`, `dtype`, `layout`; each of `COUNTERS`, of
+    the kernels that are predicted; each of them after `predicted_`; and `refused`, why nothing is
+    predicted or it failed: numbers are 0 then.
 
     Raises what `counters.profile` raises.
     """
@@ -132,75 +135,44 @@ def count_sectors(
     ]
     hardware.require_counters()  # or all of them would compile for nothing
     target = device.this_gpu().product
-    predicted, refused = _each(
-        _choose_and_predict, {i: (case, target) for i, case in enumerate(cases)}
-    )
-    tuned = {i: (cases[i], it[0], target) for i, it in predicted.items() if it[0]}
-    again, failed = _each(_predict, tuned)
-    predicted |= {i: (predicted[i][0], *it) for i, it in again.items()}
-    predicted = {i: it for i, it in predicted.items() if i not in failed}
-    refused |= failed
-    parts, failed = _count({i: (cases[i], it[0]) for i, it in predicted.items()})
-    refused |= failed
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        predicted = [*threads.map(_predict_alone, cases, [target] * len(cases))]
+    pairs = zip(cases, predicted, strict=True)
+    job = {"calls": [(case, found[0]) for case, (found, _) in pairs if found]}
+    worker = "from memtraffic_book.marked_counters import _call_all; _call_all()"
+    counted = iter(_profiled(worker, job, COUNTERS))
     rows = []
-    for i, (fn, inputs, shape, dtype, layout) in enumerate(cases):
+    for (fn, inputs, shape, dtype, layout), (found, refused) in zip(cases, predicted, strict=True):
         row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
         row |= {"dtype": dtype, "layout": layout}
-        numbers = dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
-        if i not in refused:
-            _, totals, kernels = predicted[i]
-            ours = parts[i][parts[i]["kernel"].isin(kernels)]
-            numbers |= {name: int(ours[name].sum()) for name in COUNTERS}
-            numbers |= {f"predicted_{name}": totals[name] for name in COUNTERS}
-        rows.append(row | numbers | {"refused": refused.get(i, "")})
+        row |= dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
+        if found:
+            _, totals, kernels = found
+            outcome, part = next(counted)
+            refused = outcome["missing"]
+            if part is not None and not refused:
+                ours = part[part["kernel"].isin(kernels)]
+                row |= {name: int(ours[name].sum()) for name in COUNTERS}
+                row |= {f"predicted_{name}": totals[name] for name in COUNTERS}
+        rows.append(row | {"refused": refused})
     return pd.DataFrame(rows)
 
 
-def _count(
-    calls: Mapping[int, tuple[Case, Choices]],
-) -> tuple[dict[int, pd.DataFrame], dict[int, str]]:
-    """What ncu reports of each call, and why those that failed did."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = "from memtraffic_book.marked_counters import _call; _call()"
-        told = Path(folder) / "told.json"
-        job = {"calls": [*calls.values()], "told": str(told)}
-        report = hardware.profile(worker, job, COUNTERS)
-        outcomes = json.loads(told.read_text(encoding="utf-8"))
-    parts = _parts(report, sum(begun for begun, _ in outcomes), COUNTERS)
-    begun = [i for i, (begins, _) in zip(calls, outcomes, strict=True) if begins]
-    failed = {i: why for i, (_, why) in zip(calls, outcomes, strict=True) if why}
-    return dict(zip(begun, parts, strict=True)), failed
-
-
-def _each(
-    fn: Callable[..., T], jobs: Mapping[int, tuple[Any, ...]]
-) -> tuple[dict[int, T], dict[int, str]]:
-    """What a function returns for each of some arguments, and why it fails for others.
-
-    Each call has a process of its own; there are as many at a time as cores.
-    """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        outcomes = [*threads.map(lambda job: _attempt_alone(fn, *job), jobs.values())]
-    failed = {i: why for i, (_, why) in zip(jobs, outcomes, strict=True) if why}
-    found = {i: result for i, (result, _) in zip(jobs, outcomes, strict=True) if i not in failed}
-    return found, failed
-
-
-def _attempt(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What a function returns, and ""; or None, and its error."""
-    try:
-        return fn(*arguments), ""
-    except Exception as error:  # of a package, which does not stop the others
-        return None, f"{type(error).__name__}: {error}"
-
-
-def _attempt_alone(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+def _predict_alone(case: Case, target: str) -> tuple[Predicted | None, str]:
     """`_attempt` in a process of its own, which is ended after `SECONDS`."""
     try:
-        [outcome] = run_ranks(_attempt, 1, (fn, *arguments), timeout=SECONDS)
+        [outcome] = run_ranks(_attempt, 1, (case, target), timeout=SECONDS)
     except (ProcessExitedException, ProcessRaisedException, TimeoutError) as error:
         return None, shorten(str(error), 200)
     return outcome
+
+
+def _attempt(case: Case, target: str) -> tuple[Predicted | None, str]:
+    """What `_predict` returns, and ""; or None, and why it fails."""
+    try:
+        return _predict(case, target), ""
+    except Exception as error:  # of a package, which does not stop the others
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[int]:
@@ -214,11 +186,9 @@ def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> 
     sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. What is
     `refused` because its package is not installed starts with `ABSENT`.
     """
-    with (SURVEY / table).open(encoding="utf-8", newline="") as file:
-        called = {row["path"]: row for row in csv.DictReader(file)}
-    calls = {path: row["inputs"] for path, row in called.items()}
-    frame = count_sectors(calls, [sizes], [dtype], ["packed"])
-    packages = frame["fn"].map(lambda path: called[path]["package"])
+    called = pd.read_csv(SURVEY / table, keep_default_na=False).set_index("path")
+    frame = count_sectors(called["inputs"].to_dict(), [sizes], [dtype], ["packed"])
+    packages = frame["fn"].map(called["package"])
     absent = packages[~packages.map(_is_installed)]
     frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"
     return frame
@@ -239,80 +209,56 @@ def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:
     return as_function(import_function(name)), find_op(inputs).arguments(shape, dtype, layout)
 
 
-def _choose_and_predict(case: Case, target: str) -> tuple[Choices, dict[str, int], list[str]]:
-    """What autotuners choose in a call; and if there are none, what is predicted of it.
+def _predict(case: Case, target: str) -> Predicted:
+    """What autotuners choose in a call; then what is predicted of it: totals, and its kernels.
 
-    A package may call what it has tuned without its autotuner the second time, so that a choice is
-    met in another process alone.
+    Raises what `memtraffic.sectors` raises.
     """
-    chosen = _choose(case)
-    return chosen, *(({}, []) if chosen else _predict(case, chosen, target))
-
-
-def _choose(case: Case) -> Choices:
-    """Calls a function, so that its kernels are compiled; returns what autotuners chose."""
+    chosen: Choices = {}
     fn, arguments = _arguments(case)
-    with _as_chosen({}) as chosen:
+    with _as_chosen(chosen):
         arguments.call(fn)
     if device.HAS_GPU:
         torch.cuda.synchronize()  # or the error of a kernel would not be seen
-    return chosen
+    with _as_chosen(chosen, predicted=True):
+        found = sectors(*_arguments(case), target=target)
+    return chosen, found.totals, sorted({access.kernel for access in found.accesses})
 
 
-def _predict(case: Case, chosen: Choices, target: str) -> tuple[dict[str, int], list[str]]:
-    """The totals of a call, and its kernels; raises what `memtraffic.sectors` raises."""
-    called = _arguments(case)
-    with _as_chosen(chosen, predicted=True) as ran:
-        found = sectors(*called, target=target)
-    _check_same(ran, chosen)
-    return found.totals, sorted({access.kernel for access in found.accesses})
-
-
-def _call() -> None:
-    """What runs under ncu for `count_sectors`: tells of each call if it began and why it failed."""
+def _call_all() -> None:
+    """What runs under ncu for `count_sectors`: each call twice, of which the second is counted."""
     job, outcomes = json.loads(sys.argv[1]), []
     for case, chosen in job["calls"]:
-        begun: list[bool] = []
-        _, why = _attempt(_call_as_chosen, case, chosen, begun)
-        outcomes.append((bool(begun), why))
+        outcome = {"begun": False, "missing": ""}
+        try:
+            fn, arguments = _arguments(case)
+            with _as_chosen(chosen):
+                arguments.call(fn)  # all is loaded
+                with counted():
+                    outcome["begun"] = True
+                    arguments.call(fn)
+        except Exception as error:  # of a package, which does not stop the others
+            outcome["missing"] = f"{type(error).__name__}: {error}"
+        outcomes.append(outcome)
     Path(job["told"]).write_text(json.dumps(outcomes), encoding="utf-8")
 
 
-def _call_as_chosen(case: Case, chosen: Choices, begun: list[bool]) -> None:
-    """Calls a function twice, and counts the second time, when all is loaded."""
-    fn, arguments = _arguments(case)
-    with _as_chosen(chosen) as ran:
-        arguments.call(fn)
-    _check_same(ran, chosen)
-    with _as_chosen(chosen), counted():
-        begun.append(True)
-        arguments.call(fn)
-
-
 @contextmanager
-def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[Choices]:
-    """Context manager: autotuned kernels run as chosen, in order, and choose what is not.
+def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[None]:
+    """Context manager: an autotuned kernel runs as chosen; its first choice is noted, and stays.
 
-    Yields what they run with. predicted: they are interpreted.
+    predicted: kernels are interpreted.
     """
-    ran: Choices = {}
-    running: list[Any] = []
 
     def wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_as_chosen(tuner: Any, *args: Any, **options: Any) -> Any:
             name, configs = tuner.base_fn.__name__, tuner.configs
-            if len(configs) == 1 or tuner in running:  # or that of a class calls that above it
-                return run(tuner, *args, **options)
-            before = ran.setdefault(name, [])
-            running.append(tuner)
+            tuner.configs = [it for it in configs if chosen.get(name, str(it)) == str(it)]
             try:
-                if name in chosen:  # of one, nothing is timed
-                    tuner.configs = [_nth(tuner, chosen[name], len(before))]
                 result = run(tuner, *args, **options)
-                best = tuner.configs[0] if name in chosen else vars(tuner).get("best_config")
-                before.append(str(best))
+                if len(configs) > 1 and not predicted:
+                    chosen.setdefault(name, str(tuner.best_config))
             finally:
-                running.pop()
                 tuner.configs = configs
             return result
 
@@ -324,19 +270,4 @@ def _as_chosen(chosen: Choices, *, predicted: bool = False) -> Iterator[Choices]
     with ExitStack() as stack:
         for owner, name in hooks:
             stack.enter_context(mock.patch.object(owner, name, wrapped(vars(owner)[name])))
-        yield ran
-
-
-def _nth(tuner: Any, chosen: Sequence[str], number: int) -> Any:
-    """The configuration that the run of this number has; raises LookupError without one."""
-    found = [it for it in tuner.configs if chosen[number : number + 1] == [str(it)]]
-    if not found:
-        raise LookupError(f"{tuner.base_fn.__name__} chose {chosen}, which has no {number}")
-    return found[0]
-
-
-def _check_same(ran: Choices, chosen: Choices) -> None:
-    """Raises LookupError if autotuned kernels did not run as chosen."""
-    for name, configs in chosen.items():
-        if (others := ran.get(name, [])) != configs:
-            raise LookupError(f"{name} chose {configs}, and here it has run with {others}")
+        yield

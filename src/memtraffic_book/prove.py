@@ -18,7 +18,6 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -74,8 +73,7 @@ def traffic(
 
     Raises AssertionError if `fn` moves another number of elements at any shape.
     """
-    with _counting(fn, _operation(op), reads, writes, widths) as (counts, run):
-        run()
+    counts = _counted(fn, _operation(op), reads, writes, widths)
     others = f" It refuses {len(counts.refused)} other shapes." if counts.refused else ""
     claim(
         f"Counted at {len(counts.traffic)} shapes: {_name(fn)} reads {reads} elements and writes "
@@ -158,8 +156,7 @@ def exam(
     if type(fn).__module__.startswith("triton."):
         raise AssertionError("the answer is a kernel: give the function that launches it")
     op = _operation(op)
-    with _counting(fn, op, reads, writes, widths) as (_, run):
-        run()
+    _counted(fn, op, reads, writes, widths)
     for label, inputs, _ in _cases(op, widths or WIDTHS, ["packed"], ["float32"]):
         _judge(fn, op, label, inputs)
     return True
@@ -167,30 +164,28 @@ def exam(
 
 def resources(
     fn: Callable[..., object],
-    *inputs: Tensor,
+    x: Tensor,
+    *,
     target: str | Sequence[str] = "sm_90",
     load_bits: int | None = None,
-    store_bits: int | None = None,
 ) -> None:
-    """Compiles the kernels that `fn(*inputs)` launches: none spills a register.
+    """Compiles the kernels that `fn(x)` launches: none spills a register.
 
     >>> from memtraffic.kernels.softmax import fused
     >>> resources(fused.softmax, torch.empty(1, 4096, device=device.default()), load_bits=128)
     ✓ Compiled for sm_90: fused spills 0 bytes per thread and moves 128 bits per load.
 
     target: one GPU or several, such as "sm_90" or "MI300X"; none of them need be here.
-    load_bits, store_bits: what every load from, and every store to, global memory moves per thread.
-    None is not compared.
+    load_bits: what every load from global memory moves per thread. None is not compared.
 
     Raises AssertionError, which says what was found, and what `memtraffic.resources` raises: where
     there is no GPU, a kernel must be in a file, not in a cell.
     """
-    name, targets = _name(fn), [target] if isinstance(target, str) else list(target)
-    testing.assert_resources(fn, inputs, target=targets, load_bits=load_bits, store_bits=store_bits)
-    moved = {"load": load_bits, "store": store_bits}
-    facts = ["spills 0 bytes per thread"]
-    facts += [f"moves {bits} bits per {what}" for what, bits in moved.items() if bits is not None]
-    claim(f"Compiled for {_list(targets)}: {name} {_list(facts)}.", True)
+    targets = [target] if isinstance(target, str) else target
+    testing.assert_resources(fn, (x,), target=targets, load_bits=load_bits)
+    moves = "" if load_bits is None else f" and moves {load_bits} bits per load"
+    said = f"{_name(fn)} spills 0 bytes per thread{moves}"
+    claim(f"Compiled for {_list(targets)}: {said}.", True)
 
 
 def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 0.01) -> None:
@@ -231,11 +226,10 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
 # ---- what is counted
 
 
-@contextmanager
-def _counting(
+def _counted(
     fn: Callable[..., object], op: Op, reads: str, writes: str, widths: Sequence[int]
-) -> Iterator[tuple[Counts, Callable[[], object]]]:
-    """Context manager that gives counts, and what runs them: these formulas must come of it.
+) -> Counts:
+    """Counts what `fn` moves: these formulas must come of it.
 
     Raises AssertionError for whatever `fn` raises: it is the answer of a learner.
     """
@@ -244,11 +238,12 @@ def _counting(
     with testing.traffic_asserted(counts, [(reads, writes)]):
         try:
             with device.device_guard(op.arguments((2, 8)).positional[0]):
-                yield counts, run
+                run()
         except (AssertionError, AccessError, FormulaError):
             raise
         except Exception as error:
             raise _failure(fn, shape_text(counts.shape), error) from error
+    return counts
 
 
 # ---- what is judged

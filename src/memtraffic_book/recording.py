@@ -5,8 +5,8 @@
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the machine lacks
   what the experiment needs, such as counters that can be read or a memory fast enough for a
   reader to wait, or refuses a kernel, the page says so and shows the recording;
-- `verify`, for comparing pages on a GPU: it is measured and kept, for other pages and for `drift`,
-  and the page shows the recording's label;
+- `verify`, for comparing pages on a GPU: it is what `drift` has measured there again, and the page
+  shows the recording's label;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -15,7 +15,6 @@ replay equals the recorded run to the last digit. `build.record_experiments` wri
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import html
@@ -40,9 +39,9 @@ from memtraffic_book.catalog import Experiment, find_experiments
 from memtraffic_book.text import elsewhere, say
 
 PUBLISHED = "nvidia-h200"  # the folder whose recordings the pages show
+MACHINE = "machine.json"
 DRIFT = "drift.csv"  # beside the recordings: how far a second measurement lay from them
 MODES = ("live", "verify", "replay")
-STDOUT, STDERR = 1, 2  # their numbers, which processes inherit
 said: set[str] = set()  # the origins of results that this process has named, each once
 measured: dict[str, pd.DataFrame] = {}  # what it measured, mode `live`: a page has one value of it
 
@@ -101,7 +100,7 @@ def experiments(*ids: str, gpu: str | None = None) -> list[pd.DataFrame]:
     if gpu or mode() == "replay":
         frames = [read(folder, subject) for subject in subjects]
     elif mode() == "verify":
-        frames = [_verify(subject, folder) for subject in subjects]
+        frames = [_measured_again(subject, folder) for subject in subjects]
     else:
         frames, origins = _measure_now(subjects, folder)
     for origin in origins:
@@ -121,14 +120,15 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
     return experiments(*ids, gpu=PUBLISHED if mode() == "verify" else None)
 
 
-def _verify(subject: Experiment, folder: Path) -> pd.DataFrame:
-    """What the first page that asks measured, and kept; the recording, where a reader has that."""
-    recorded, kept = read(folder, subject), kept_path(subject.id)
+def _measured_again(subject: Experiment, folder: Path) -> pd.DataFrame:
+    """What `drift` has measured; the recording, where a reader has that."""
+    recorded = read(folder, subject)
     if subject.needs.lacking(reader=True):
         return recorded
-    if not kept.is_file():
-        kept.write_text(to_csv(_run(subject)), encoding="utf-8")
-    return from_csv(kept.read_text(encoding="utf-8"))
+    if not (path := folder_of_verify() / f"{subject.id}.csv").is_file():
+        fix = f"`python -m memtraffic_book drift {subject.id}` measures it"
+        raise RecordingError(f"{path}: missing; {fix}")
+    return read(path.parent, subject)
 
 
 def _measure_now(
@@ -143,7 +143,7 @@ def _measure_now(
     try:
         for subject in () if why else subjects:
             if subject.id not in measured:
-                measured[subject.id] = from_csv(to_csv(_run(subject)))
+                measured[subject.id] = from_csv(to_csv(subject.run()))
     except CountersUnavailable as error:
         why = [str(error)]
     except (MemtrafficError, RuntimeError, triton.TritonError) as error:
@@ -167,32 +167,9 @@ def is_absent(row: Mapping[str, Any]) -> bool:
     return any(reason.startswith(ABSENT) for reason in reasons)
 
 
-def _run(subject: Experiment) -> pd.DataFrame:
-    """Measures; in mode `verify`, what is printed meanwhile goes to a file, also by processes.
-
-    It is not of the page, which shows a recording.
-    """
-    if mode() != "verify":
-        return subject.run()
-    log = kept_path(subject.id).with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(file))
-        stack.enter_context(contextlib.redirect_stderr(file))
-        for number in (STDOUT, STDERR):
-            ours = os.dup(number)
-            stack.callback(os.close, ours)
-            stack.callback(os.dup2, ours, number)
-            os.dup2(file.fileno(), number)
-        return subject.run()
-
-
-def kept_path(id: str) -> Path:
-    """The file in which mode `verify` keeps what it measured of an experiment.
-
-    Whoever compares pages anew removes its folder before.
-    """
-    return root().parent / "_build" / "verify" / f"{id}.csv"
+def folder_of_verify() -> Path:
+    """The folder of what `drift` measures again, and mode `verify` shows."""
+    return root().parent / "_build" / "verify"
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -236,7 +213,7 @@ def load_machine(folder: Path) -> dict[str, Any]:
 
     Raises RecordingError if the file is missing or not JSON.
     """
-    path = folder / "machine.json"
+    path = folder / MACHINE
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -275,16 +252,27 @@ def read(folder: Path, subject: Experiment) -> pd.DataFrame:
     return from_csv(text)
 
 
+def is_of_this_machine(folder: Path) -> bool:
+    """Whether what a folder holds, if anything, comes from this machine and these versions."""
+    if not (folder / MACHINE).exists():
+        return True
+    return describe_machine().items() <= load_machine(folder).items()
+
+
 def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
     """Writes the recording of an experiment, and its entry in `machine.json`.
 
     Raises RecordingError if the folder's other recordings come from another machine or versions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text, machine, experiments = to_csv(frame), *_recorded(folder)
-    if machine != (here := describe_machine()):
-        raise RecordingError(f"{folder}: recorded on {machine}, and this is {here}; {how_to_fix()}")
-    experiments[subject.id] = {
+    if not is_of_this_machine(folder):
+        mix = f"recorded on another machine or versions than {describe_machine()}"
+        raise RecordingError(f"{folder}: {mix}; {how_to_fix()}")
+    text = to_csv(frame)
+    machine: dict[str, Any] = {**describe_machine(), "experiments": {}}
+    if (folder / MACHINE).exists():
+        machine = load_machine(folder)
+    machine["experiments"][subject.id] = {
         "arguments": subject.arguments,
         "columns": subject.schema,
         "commit": current_commit(),
@@ -293,28 +281,7 @@ def write(folder: Path, subject: Experiment, frame: pd.DataFrame) -> None:
         "sha256": checksum(text),
     }
     (folder / f"{subject.id}.csv").write_text(text, encoding="utf-8")
-    (folder / "machine.json").write_text(format_machine(machine, experiments), encoding="utf-8")
-
-
-def forget(folder: Path, keep: Sequence[str]) -> None:
-    """Removes the recordings of a folder, but those to keep, if they are of this machine."""
-    machine, experiments = _recorded(folder)
-    same = machine == describe_machine()
-    kept = {id: entry for id, entry in experiments.items() if same and id in keep}
-    for path in folder.glob("*.csv"):
-        if path.stem not in kept:
-            path.unlink()
-    (folder / "machine.json").unlink(missing_ok=True)
-    if kept:
-        (folder / "machine.json").write_text(format_machine(machine, kept), encoding="utf-8")
-
-
-def _recorded(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The machine's facts and the entries of a folder; those of this machine where it has none."""
-    if not (folder / "machine.json").exists():
-        return describe_machine(), {}
-    machine = load_machine(folder)
-    return machine, machine.pop("experiments")
+    (folder / MACHINE).write_text(format_machine(**machine), encoding="utf-8")
 
 
 def today() -> str:
@@ -322,7 +289,7 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def format_machine(machine: dict[str, Any], experiments: dict[str, Any]) -> str:
+def format_machine(experiments: dict[str, Any], **machine: str) -> str:
     """The text of `machine.json`: one line for each experiment, in the order of their ids."""
     lines = [
         f'  "{id}": {json.dumps(experiments[id], ensure_ascii=False)}' for id in sorted(experiments)

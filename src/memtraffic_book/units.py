@@ -7,7 +7,7 @@ differs from run to run, so there nbval compares the text around it and the unit
 # A unit that follows its number after a space; the ratio's x follows at once.
 UNITS = (
     *("GB/s", "TB/s", "TFLOP/s", "T/s", "FLOP/byte", "GHz"),
-    *("per clock", "per byte", "cycles"),
+    *("per clock", "cycles"),
     *("ns", "µs", "ms", "kB", "MB", "GB", "%"),
 )
 
@@ -49,15 +49,6 @@ def format_gb_per_s(value: float) -> str:
     '3957 GB/s'
     """
     return f"{value:.0f} GB/s"
-
-
-def format_per_byte(value: float) -> str:
-    """Operations per byte that is moved.
-
-    >>> format_per_byte(0.125), format_per_byte(12.03)
-    ('0.125 per byte', '12 per byte')
-    """
-    return f"{value:.3g} per byte"
 
 
 def format_ratio(value: float) -> str:

@@ -1,21 +1,20 @@
 import torch
 from torch import nn
 
-from memtraffic import device
+from memtraffic import device, softmax
 from memtraffic_book import attention
-from memtraffic_book.attention import Attention, look_up
+from memtraffic_book.attention import Attention
 
 HOW = ("with_torch", "with_ours", "fused")
 
 
-def test_look_up_wants_the_value_of_the_position_that_is_named():
-    x, target = look_up(3, 8, 16)
-    asked, names, values = x.split([4, 4, 8], dim=-1)
-    same = (asked[:, :, None] == names[:, None]).all(dim=-1)  # (batch, position, named position)
-    assert (same.sum(dim=2) == 1).all() and (same.sum(dim=1) == 1).all()
-    assert torch.equal(target, same.to(x.dtype) @ values)
-    assert not torch.equal(same[0], same[1])
-    assert torch.equal(look_up(3, 8, 16)[0], x)
+def test_a_step_of_training_lowers_the_loss_with_either_softmax():
+    x = torch.randn(2, 16, 32, device=device.default())
+    for step in attention.STEPS.values():
+        first, *_, last = (step(x).item() for _ in range(5))
+        assert last < first
+    models = [attention._trained(fn, 32)[0] for fn in (torch.softmax, softmax)]
+    assert models[0] is not models[1] and [it.softmax for it in models] == [torch.softmax, softmax]
 
 
 def test_attention_is_that_of_pytorch():

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import nbformat
 import pandas as pd
 import pytest
+from another_process import run_python
 from drawings import PHONE, SMALLEST
 from notebooks import BOOK
 
@@ -16,12 +17,11 @@ from memtraffic_book.build import execute_notebooks, record_experiments
 from memtraffic_book.recording import PUBLISHED, RecordingError
 
 
-@pytest.fixture
-def drawn_map(monkeypatch):
-    """Counts how often the maps were drawn."""
-    drawn = []
-    monkeypatch.setattr(build, "draw_map", lambda: drawn.append(1))
-    return drawn
+def main(*line):
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as end:
+        commands.main(line)
+    return end.value.code
 
 
 def other(book, id, **fields):
@@ -39,19 +39,19 @@ def stems(folder):
     return {path.stem for path in folder.glob("*.csv")}
 
 
-def test_record_experiments_of_some_or_of_all(recorded, drawn_map):
-    """Some leave the others as they were; all remove what the folder held before."""
+def test_record_experiments_of_some_or_of_all(recorded):
+    """Some leave the others as they were; all remove what other versions measured."""
     again = other(recorded, "again")
     before = (recorded.h200 / "speed.csv").stat().st_mtime_ns
     record_experiments(["again"])
     assert (recorded.h200 / "speed.csv").stat().st_mtime_ns == before
-    assert len(recording.read(recorded.h200, again)) == 2 and drawn_map == []
+    assert len(recording.read(recorded.h200, again)) == 2
     (recorded.h200 / "stale.csv").write_text("n\n1\n")
     recorded.lists(catalog.EXPERIMENTS["speed"])
-    other(recorded, build.MAP)
+    other(recorded, "last")
     recorded.machine["torch"] = "99"  # another version: the whole folder is made anew
     assert record_experiments() == recorded.h200
-    assert stems(recorded.h200) == {"speed", build.MAP} and drawn_map == [1]
+    assert stems(recorded.h200) == {"speed", "last"}
     assert recording.load_machine(recorded.h200)["torch"] == "99"
 
 
@@ -61,31 +61,28 @@ def test_record_experiments_keeps_what_this_machine_cannot_measure(recorded, mon
     record_experiments(["pair"])
     monkeypatch.setattr(device, "this_gpu", lambda *index: gpus.find_gpu("MI300X"))
     other(recorded, "pair", needs=catalog.Needs(vendor="nvidia"))
-    (recorded.h200 / "stale.csv").write_text("n\n1\n")
-    assert commands.main(["record"]) == 0
+    assert main("record") == 0
     assert "pair: skipped, needs a GPU of nvidia, not an MI300X\n" in capsys.readouterr().out
     assert stems(recorded.h200) == {"speed", "pair"}
     assert len(recording.read(recorded.h200, pair)) == 2
-    assert commands.main(["drift"]) == 0
+    assert main("drift") == 0
     recorded.machine["torch"] = "99"  # what is kept would be of another version
     record_experiments()
     assert stems(recorded.h200) == {"speed"}
 
 
-def test_record_experiments_of_another_gpu_has_its_own_folder(recorded, drawn_map):
+def test_record_experiments_of_another_gpu_has_its_own_folder(recorded):
     before = {path: path.read_bytes() for path in recorded.h200.iterdir()}
-    other(recorded, build.MAP)
     recorded.machine["gpu"] = "NVIDIA H100 80GB HBM3"
     assert record_experiments().name == "nvidia-h100-80gb-hbm3"
     assert {path: path.read_bytes() for path in recorded.h200.iterdir()} == before
-    assert drawn_map == []
 
 
 def fails(**arguments):
     raise CountersUnavailable("no ncu")
 
 
-def test_record_experiments_skips_nothing_in_silence(book, drawn_map, capsys):
+def test_record_experiments_skips_nothing_in_silence(book, capsys):
     """What fails is named, with the command that tries it again; what does not is written."""
     other(book, "counted", measure=fails)
     other(book, "torn", measure=lambda **arguments: pd.DataFrame())
@@ -161,25 +158,30 @@ def test_execute_notebooks_only_on_the_published_gpu(book):
 
 
 def test_main_records_and_compares(book, capsys):
-    assert commands.main(["drift"]) == 1
+    assert main("drift") == 1
     assert "machine.json" in capsys.readouterr().err
-    assert commands.main(["record"]) == 0
-    assert commands.main(["record", "speed"]) == 0
-    assert commands.main(["drift", "speed"]) == 0
+    assert main("record") == 0
+    assert main("record", "speed") == 0
+    assert main("drift", "speed") == 0
     frame = recording.read(book.h200, catalog.EXPERIMENTS["speed"])
     book.changes(measure=lambda **arguments: frame.assign(us=99.0))
     capsys.readouterr()
-    assert commands.main(["drift"]) == 1
+    assert main("drift") == 1
     assert "us was 5.33333, is 99 " in capsys.readouterr().err
-    assert commands.main(["record", "speed", "sped"]) == 1
+    assert main("record", "speed", "sped") == 1
     assert "sped" in capsys.readouterr().err
     assert recording.read(book.h200, catalog.EXPERIMENTS["speed"]).equals(frame)
+
+
+@pytest.mark.slow
+def test_main_starts_in_a_process_of_its_own():
+    assert "record" in run_python("-m", "memtraffic_book", "--help").stdout
 
 
 def test_main_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(device, "HAS_GPU", False)
     for command in ("record", "drift", "notebooks"):
-        assert commands.main([command]) == 1
+        assert main(command) == 1
         assert "needs a GPU" in capsys.readouterr().err
 
 
@@ -195,7 +197,7 @@ def test_poster_is_of_its_recordings(tmp_path, monkeypatch):
         words.append([it.text for it in root.iter("{http://www.w3.org/2000/svg}text")])
         assert sums in path.read_text("utf-8")
         assert sums.encode() in path.with_suffix(".pdf").read_bytes()
-    assert words[0] == words[1], "python -m memtraffic_book moving"
+    assert words[0] == words[1], "python -m memtraffic_book draw"
     assert {"130 µs", "25 kB", "2 kB"} <= {*words[0]}
     sizes = map(float, re.findall(r"font-size: ([\d.]+)px", stored.read_text("utf-8")))
     wide = float(root.get("viewBox").split()[2])

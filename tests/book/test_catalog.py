@@ -32,7 +32,6 @@ def test_columns_are_named_once_and_say_how_they_are_compared():
         assert len(names) == len(subject.schema)
         for column in subject.columns:
             assert column.unit or not column.tolerance, f"{column} is a number without a unit"
-            assert not column.noise or column.unit == "bytes"
         assert names[0] == subject.arguments.get("option", names[0])
 
 

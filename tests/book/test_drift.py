@@ -1,10 +1,11 @@
 import dataclasses
+import shutil
 
 import pandas as pd
 import pytest
 from cases import cases
 
-from memtraffic_book import catalog
+from memtraffic_book import catalog, recording
 from memtraffic_book.catalog import BENCH, COUNTERS, DECIDED, Experiment
 from memtraffic_book.drift import ORIGIN, VALUES, compare, measure_again, read_drift
 from memtraffic_book.recording import DRIFT, RecordingError, experiment
@@ -89,6 +90,7 @@ def test_measure_again_tells_what_drifted_and_keeps_the_worst_of_each_column(rec
     recorded.machine["driver"] = "581.2"  # of another machine
     assert measure_again() == ['speed row 1 (a, "b"): us was 5.33333, is 4.0 (-25.0%)']
     assert {path: path.read_bytes() for path in before} == before
+    capsys.readouterr()
     frame = read_drift()
     assert list(frame.columns) == [*VALUES, *ORIGIN]
     assert frame["column"].tolist() == ["us", "dram_read_bytes"]
@@ -97,25 +99,25 @@ def test_measure_again_tells_what_drifted_and_keeps_the_worst_of_each_column(rec
     assert frame["tolerance"].tolist() == [0.2, 0.2]  # of rows that take less than 20 µs
     assert frame.loc[0, ORIGIN].tolist() == [recorded.date, 40 * "0", "581.2", "2.11.0", "3.6.0"]
     assert capsys.readouterr().out == (
-        f"speed: drifted\nA second measurement, on NVIDIA H200: {recorded.date} "
+        f"A second measurement, on NVIDIA H200: {recorded.date} "
         "(driver 581.2, PyTorch 2.11.0, Triton 3.6.0).\n"
     )
 
 
-def test_measure_again_takes_what_verify_has_measured(recorded, in_mode):
-    """Re-executing the notebooks measures everything once; comparing it needs no second run."""
-    in_mode("verify")
+def test_measure_again_keeps_what_verify_shows(recorded, in_mode):
     recorded.slows(1.3)
-    experiment("speed")
-    recorded.changes(measure=lambda **arguments: pytest.fail("measured twice"))
     assert len(measure_again()) == 2
+    in_mode("verify")
+    assert experiment("speed")["us"].tolist() == pytest.approx([1.3 * 16 / 3] * 2, rel=1e-5)
 
 
-def test_measure_again_needs_every_recording_before_it_measures(recorded):
-    speed = recorded.changes(measure=lambda **arguments: pytest.fail("measured"))
+def test_measure_again_needs_every_recording_but_pages_have_what_it_measured(recorded, in_mode):
+    speed = recorded.slows(1.3)
     recorded.lists(speed, dataclasses.replace(speed, id="slowness"))
     with pytest.raises(RecordingError, match=r"slowness\.csv: missing"):
         measure_again()
+    in_mode("verify")
+    assert experiment("speed")["us"][0] == pytest.approx(1.3 * 16 / 3, rel=1e-5)
 
 
 def test_measure_again_on_another_gpu(recorded):
@@ -136,6 +138,7 @@ def test_measure_again_keeps_what_it_did_not_measure(recorded):
     measure_again()
     recorded.lists(others[0], speed, others[1])
     recorded.machine["driver"] = "581.2"
+    shutil.rmtree(recording.folder_of_verify())
     measure_again(["speed"])
     frame = read_drift()
     assert frame["experiment"].tolist() == [id for id in ("before", "speed", "after") for _ in "ab"]
@@ -149,8 +152,7 @@ def test_measure_again_of_absent_packages_and_of_text_has_nothing_to_keep(record
     speed = recorded.changes(measure=lambda: gone, arguments={}, columns=columns)
     recorded.record(speed)
     assert measure_again() == []
-    said = "speed: as recorded, but for 1 of 2 rows, whose packages are absent here\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out.endswith("the packages of 1 of 2 rows are absent here\n")
     assert read_drift().empty
 
 

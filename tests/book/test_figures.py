@@ -20,7 +20,7 @@ from notebooks import BOOK
 from memtraffic.gpus import find_gpu
 from memtraffic.residency import BlockedLayout
 from memtraffic_book import figures
-from memtraffic_book.figures import drawing, hardware
+from memtraffic_book.figures import boards, drawing
 
 pytestmark = pytest.mark.slow  # together they take half as long as all quick tests
 
@@ -37,6 +37,8 @@ SPEEDS = pd.DataFrame(
     [16, 33, 128, 1024],
 )
 LIT = {"dram_to_l2": "268 MB", "l2_to_l1": "805 MB", "l2_to_dram": "269 MB"}
+SLOTS = "slots", "loads", "load_bytes", "flight_bytes", "share"
+SMS = (64, 1, 4, 2**13, 0.57), (3, 16, 16, 3 * 2**13, 1.02)
 LIMITS = {"registers": 7, "shared": 16, "warps": 16, "blocks": 32}
 
 
@@ -54,13 +56,13 @@ DRAWN = {
         ["DRAM", "L2", "L1", "warps"], ["16.4 kB", "2.1 MB", "268.4 MB"], title=SAYING
     ),
     "full-and-empty": lambda: figures.full_and_empty(
-        [figures.Slots(64, 1, 4, 0.57), figures.Slots(3, 16, 16, 1.02)], title=SAYING
+        [dict(zip(SLOTS, values, strict=True)) for values in SMS], title=SAYING
     ),
     "layout": lambda: figures.plot_thread_layout(
-        BlockedLayout((1, 4), (2, 16), (2, 1)), (4, 64), SAYING
+        BlockedLayout((1, 4), (2, 16), (2, 1)), (4, 64), title=SAYING
     ),
     "layout-of-two": lambda: figures.plot_thread_layout(
-        BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12), SAYING
+        BlockedLayout((1, 2), (2, 3), (2, 1)), (4, 12), title=SAYING
     ),
     "lines-log": lambda: figures.plot_lines(
         LINES,
@@ -162,7 +164,7 @@ def test_machine_draws_what_the_table_says():
     assert texts(ax).count("registers\n64 KiB") == 4
     arrows = [it.arrow_patch for it in ax.texts if getattr(it, "arrow_patch", None)]
     strong = [it for it in arrows if it.get_linewidth() > 2]
-    assert (len(arrows), len(strong)) == (len(hardware.SEGMENTS), len(LIT))
+    assert (len(arrows), len(strong)) == (len(boards.SEGMENTS), len(LIT))
 
 
 def test_strip_says_what_passes_between_neighbours():

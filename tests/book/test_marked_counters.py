@@ -42,7 +42,7 @@ def ncu(monkeypatch):
     """Answers for ncu with a report, and with what the other process told of each kernel."""
 
     def put(names, *outcomes):
-        def profile(worker, job):
+        def profile(worker, job, metrics):
             compile(worker, "worker", "exec")
             facts = dict.fromkeys(("package", "version", "kernel", "direction", "at"), "x")
             told = [facts | {"begun": begun, "missing": why} for begun, why in outcomes]
@@ -110,7 +110,7 @@ def counting(monkeypatch):
             return report(*seen, metrics=metrics)
 
         monkeypatch.setattr(marked_counters, "counted", begun)
-        monkeypatch.setattr(marked_counters, "_attempt_alone", marked_counters._attempt)
+        monkeypatch.setattr(marked_counters, "_predict_alone", marked_counters._attempt)
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one at a time
         monkeypatch.setattr(counters, "require_counters", lambda: None)
         monkeypatch.setattr(counters, "profile", profile)
@@ -142,7 +142,7 @@ def test_count_sectors_predicts_beside_what_is_counted(counting):
 
 @pytest.fixture
 def tuner(monkeypatch):
-    """An autotuned kernel of a class of its own, which chooses its configurations in turn."""
+    """An autotuned kernel of a class of its own, which chooses the last of what it has."""
     import sector_kernels
     from triton.runtime.autotuner import Autotuner
 
@@ -152,7 +152,7 @@ def tuner(monkeypatch):
 
     def run(tuner, *args, **options):
         runs.append([*map(str, tuner.configs)])
-        tuner.best_config = tuner.configs[-len(runs) % len(tuner.configs)]
+        tuner.best_config = tuner.configs[-1]
 
     runs = []
     monkeypatch.setattr(Autotuner, "run", run)
@@ -161,41 +161,30 @@ def tuner(monkeypatch):
     return sector_kernels._autotuned_kernel
 
 
-def test_count_sectors_counts_and_predicts_what_autotuners_chose_before(counting, tuner):
-    """The first launch has the second configuration, and the second the first."""
+def test_count_sectors_counts_and_predicts_what_an_autotuner_chose_first(counting, tuner):
+    """It chooses once: the second launch of a call has the choice, and so has what is counted."""
     counting("_autotuned_kernel", "_autotuned_kernel")
     call = {"sector_kernels:autotuned_twice": "N,"}
+    before = tuner.configs
     frame = marked_counters.count_sectors(call, [[64]], ["float32"], ["packed"])
-    one_warp, four_warps = map(str, tuner.configs)
-    chosen, counted = tuner.runs[:2], tuner.runs[2:]
-    assert chosen == [[one_warp, four_warps]] * 2
-    assert counted == [[four_warps], [one_warp]] * 2  # of which nothing is timed or compiled
+    assert frame["refused"].tolist() == [""]
+    one_warp, four_warps = map(str, before)
+    assert tuner.runs == [[one_warp, four_warps], *[[four_warps]] * 5] and tuner.configs is before
     row = frame.iloc[0]
-    assert (row["refused"], row["load_requests"], row["predicted_load_requests"]) == ("", 3, 5)
-
-
-def test_count_sectors_refuses_a_kernel_that_runs_otherwise_than_it_chose(tuner):
-    case = "sector_kernels:autotuned_twice", "N,", [64], "float32", "packed"
-    config = str(tuner.configs[0])
-    for count in (1, 3):
-        chosen = {"_autotuned_kernel": [config] * count}
-        for attempt in (
-            lambda chosen=chosen: marked_counters._call_as_chosen(case, chosen, []),
-            lambda chosen=chosen: marked_counters._predict(case, chosen, "H200"),
-        ):
-            with pytest.raises(LookupError, match="_autotuned_kernel chose"):
-                attempt()
+    assert (row["refused"], row["load_requests"]) == ("", 3)
+    assert row["predicted_load_requests"] == 2 * 4  # of four warps
 
 
 @pytest.mark.slow
 def test_a_process_of_its_own_may_end_or_take_too_long(monkeypatch):
-    jobs = {3: ("1 + 1",), 8: ("__import__('os')._exit(7)",)}
-    found, failed = marked_counters._each(eval, jobs)
-    assert found == {3: 2}
-    assert failed.pop(8) == "process 0 terminated with exit code 7" and not failed
+    monkeypatch.setattr(marked_counters, "_attempt", eval)
+    end = "__import__('os')._exit(7)", {}
+    assert marked_counters._predict_alone("1 + 1", {}) == 2
+    found = marked_counters._predict_alone(*end)
+    assert found == (None, "process 0 terminated with exit code 7")
     monkeypatch.setattr(marked_counters, "SECONDS", 0.1)
-    found, failed = marked_counters._each(eval, {0: ("__import__('time').sleep(600)",)})
-    assert found == {} and failed.pop(0) == "ranks [0] of 1 still ran after 0.1 s"
+    found = marked_counters._predict_alone("__import__('time').sleep(600)", {})
+    assert found == (None, "ranks [0] of 1 still ran after 0.1 s")
 
 
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
@@ -244,6 +233,6 @@ def test_sectors_of_this_triton_are_the_recorded_ones_but_where_it_spreads_lanes
     for row in known.to_dict("records"):
         shape = [*map(int, row["shape"].split("x"))]
         case = row["fn"], row["inputs"], shape, row["dtype"], row["layout"]
-        found, _ = marked_counters._predict(case, {}, "H200")
+        _, found, _ = marked_counters._predict(case, "H200")
         differ += [row["layout"]] * (found != {name: row[f"predicted_{name}"] for name in COUNTERS})
     assert {*differ} <= {ANOTHER} and len(differ) < len(known) / 4

@@ -122,7 +122,7 @@ def test_letters_are_filled_anew_whatever_they_showed(monkeypatch, tmp_path):
     copy.write_text(other.replace('"start":', '"start":9'), "utf-8")
     monkeypatch.setattr(build, "book_folder", lambda: tmp_path)  # not that of the recordings
     assert build.draw_moving() == copy
-    assert copy.read_text("utf-8") == stored != other, "python -m memtraffic_book moving"
+    assert copy.read_text("utf-8") == stored != other, "python -m memtraffic_book draw"
 
 
 # ---- in a browser

@@ -1,10 +1,8 @@
 import dataclasses
 import datetime
 import json
-import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from memtraffic.errors import CountersUnavailable
 from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic_book import catalog, recording
 from memtraffic_book.catalog import Needs
-from memtraffic_book.recording import RecordingError, experiment, experiments, kept_path, root
+from memtraffic_book.recording import RecordingError, experiment, experiments, root
 
 LABEL = "Recorded on NVIDIA H200 (PyTorch 2.11.0, Triton 3.6.0).\n"
 SPEED = "speed.csv"
@@ -46,28 +44,22 @@ def test_mode_follows_from_the_machine_unless_it_is_chosen(monkeypatch, recorded
 
 
 @pytest.mark.parametrize("mode", recording.MODES)
-def test_experiment_is_the_same_to_the_last_digit_in_every_mode(mode, recorded, in_mode, capfd):
-    """Only live a page shows what is printed meanwhile, by this process or one that it starts."""
-    before, advice = bytes_of(recorded.h200), "a compiler's advice\n"
-    speed = catalog.EXPERIMENTS["speed"].measure
-
-    def measure(**arguments):
-        for stream in ("stdout", "stderr"):
-            subprocess.run([sys.executable, "-c", f"import sys; sys.{stream}.write({advice!r})"])
-            getattr(sys, stream).write(advice)
-        return speed(**arguments)
-
-    recorded.changes(measure=measure)
+def test_experiment_is_the_same_to_the_last_digit_in_every_mode(mode, recorded, in_mode, capsys):
+    before = bytes_of(recorded.h200)
+    if mode == "verify":
+        recorded.record(folder=recording.folder_of_verify())
     in_mode(mode)
-    frame, said = experiment("speed"), capfd.readouterr()
+    frame, said = experiment("speed"), capsys.readouterr().out
     assert recording.to_csv(frame).encode() == before[SPEED]
     assert frame["us"].tolist() == [5.33333, 5.33333]
-    live, log = mode == "live", kept_path("speed").with_suffix(".log")
-    shown = 2 * advice + "Measured now on NVIDIA H200.\n" if live else LABEL
-    assert (said.out, said.err) == (shown, 2 * advice * live)
-    assert log.is_file() == kept_path("speed").is_file() == (mode == "verify")
-    assert mode != "verify" or log.read_text() == 4 * advice
+    assert said == ("Measured now on NVIDIA H200.\n" if mode == "live" else LABEL)
     assert bytes_of(recorded.h200) == before and not recording.elsewhere
+
+
+def test_verify_needs_what_drift_measures(recorded, in_mode):
+    in_mode("verify")
+    with pytest.raises(RecordingError, match=r"speed\.csv: missing; .*memtraffic_book drift speed"):
+        experiment("speed")
 
 
 @pytest.mark.parametrize(
@@ -81,11 +73,8 @@ def test_experiment_is_the_same_to_the_last_digit_in_every_mode(mode, recorded, 
     ],
     ids=lambda it: type(it).__name__,
 )
-def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capfd):
-    """Live, its page goes on; it fails where it is verified, and anywhere if it has a fault.
-
-    What is written to stderr later is seen.
-    """
+def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capsys):
+    """Live, its page goes on, but with a fault."""
 
     def refuse(**arguments):
         raise error
@@ -94,19 +83,18 @@ def test_experiment_that_the_gpu_refuses(error, why, recorded, in_mode, capfd):
     in_mode("live")
     if why:
         assert len(experiment("speed")) == 2
-        said, label = capfd.readouterr().out.splitlines()
+        said, label = capsys.readouterr().out.splitlines()
         assert why in said and "recording" in said and f"{label}\n" == LABEL
-        in_mode("verify")
-    with pytest.raises(type(error)):
-        experiment("speed")
-    os.write(recording.STDERR, b"later")
-    assert capfd.readouterr().err == "later"
+    else:
+        with pytest.raises(type(error)):
+            experiment("speed")
 
 
 def test_what_is_measured_is_measured_once_for_all_pages(recorded, in_mode):
     """And shown on another GPU, where claims are told so; verify's verdicts are the recording's."""
     calls, was, slow = [], [5.33333] * 2, recorded.slows(3).measure
     recorded.changes(measure=lambda **arguments: (calls.append(1), slow(**arguments))[1])
+    recorded.record(catalog.EXPERIMENTS["speed"], folder=recording.folder_of_verify())
     recorded.machine["gpu"] = "Tesla T4"
     for mode, us, verdict in (
         ("replay", was, was),
@@ -122,7 +110,7 @@ def test_what_is_measured_is_measured_once_for_all_pages(recorded, in_mode):
             frame = experiment("speed")
             assert frame["us"].tolist() == us
             frame["us"] = 0.0  # which is the caller's own
-        assert len(calls) == recording.MODES[::-1].index(mode)
+        assert len(calls) == 1 + (mode == "live")
         assert recording.elsewhere == ({"Tesla T4"} if mode == "live" else set())
 
 
@@ -141,7 +129,6 @@ def test_experiments_that_the_machine_cannot_measure(recorded, in_mode, capsys):
         in_mode(mode)
         assert [len(frame) for frame in experiments(*ids)] == [2] * len(ids)
         assert capsys.readouterr().out == said
-    assert not kept_path("counted").exists()
 
 
 def test_experiments_of_a_named_gpu_are_read_and_their_origin_is_said_once(

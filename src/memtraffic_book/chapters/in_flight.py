@@ -34,11 +34,8 @@ def _measured(*ways: tuple[int, ...]) -> list[dict[Any, Any]]:
 
 def draw_full_and_empty() -> None:
     """Draws two SMs: one full of warps with narrow loads, one with four warps with wide ones."""
-    slots = [
-        figures.Slots(row["slots"], row["loads"], row["load_bytes"], row["share"])
-        for row in _measured(FULL, FEW)
-    ]
-    figures.full_and_empty(slots, title="Full and slow, empty and fast: what is in flight counts.")
+    sms = _measured(FULL, FEW)
+    figures.full_and_empty(sms, title="Full and slow, empty and fast: what is in flight counts.")
 
 
 def draw_bend(flight: pd.DataFrame, need: float) -> None:

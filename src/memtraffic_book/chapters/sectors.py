@@ -30,7 +30,7 @@ def draw_lanes() -> None:
     )
     assert packed.layout, packed
     figures.plot_thread_layout(
-        packed.layout, (4, 64), "A lane holds 4 neighbours, and 16 lanes hold a row."
+        packed.layout, (4, 64), title="A lane holds 4 neighbours, and 16 lanes hold a row."
     )
     claim(
         f"From packed rows of 64 numbers a lane loads {max(packed.load_bits)} bits at a time, and "

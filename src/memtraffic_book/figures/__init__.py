@@ -6,6 +6,13 @@ Sizes are in inches. Drawings of what is neither counted
 nor measured are SVG files in `book/_static`.
 """
 
+from memtraffic_book.figures.boards import (
+    full_and_empty,
+    machine,
+    plot_thread_layout,
+    sm_packing,
+    strip,
+)
 from memtraffic_book.figures.charts import (
     mark_position,
     plot_bars,
@@ -13,17 +20,9 @@ from memtraffic_book.figures.charts import (
     width_map,
 )
 from memtraffic_book.figures.drawing import ORANGE
-from memtraffic_book.figures.hardware import machine, strip
-from memtraffic_book.figures.maps import (
-    Slots,
-    full_and_empty,
-    plot_thread_layout,
-    sm_packing,
-)
 
 __all__ = [
     "ORANGE",
-    "Slots",
     "full_and_empty",
     "machine",
     "mark_position",

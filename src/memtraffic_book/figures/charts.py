@@ -43,7 +43,7 @@ END = "end of a line"  # a name that may be moved
 
 
 def axes(
-    xlabel: str = "", ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9), title: str = ""
+    title: str, xlabel: str, ylabel: str = "", size: tuple[float, float] = (WIDTH, 2.9)
 ) -> Axes:
     """Empty axes in the book's style. size: in inches. The name of the y axis stands above it."""
     plt.rcParams.update(STYLE)
@@ -78,7 +78,7 @@ def plot_lines(
     xlabel: str,
     ylabel: str,
     *,
-    title: str = "",
+    title: str,
     ticks: Sequence[float] = (),
     low: Mapping[str, pd.Series] | None = None,
     high: Mapping[str, pd.Series] | None = None,
@@ -89,7 +89,7 @@ def plot_lines(
     which the y axis starts at zero.
     low, high: the ends of the spread, series by the names of lines; a line may have none.
     """
-    ax, low, high = axes(xlabel, ylabel, title=title), low or {}, high or {}
+    ax, low, high = axes(title, xlabel, ylabel), low or {}, high or {}
     looks = itertools.cycle(LINES)
     for name, line in lines.items():
         color, marker, dashes = (MUTED, "|", "--") if name == "copy" else next(looks)
@@ -148,14 +148,14 @@ MAP_TICKS = {2**4: "16", 2**8: "256", 2**12: "4096", 2**16: "65 536", 2**20: "1 
 MAP_LOW = 12  # columns, where the axis starts
 
 
-def width_map(speeds: pd.DataFrame, ends: tuple[str, str], *, title: str = "") -> Axes:
+def width_map(speeds: pd.DataFrame, ends: tuple[str, str], *, title: str) -> Axes:
     """The map of the book: speeds in percent of a copy over the width of a row.
 
     speeds: a column for each kernel, its index is the number of columns; NaN where it does not run.
     ends: the kernels between which the book lies. Widths that are no multiple of 4 are hollow
     dots, and a line passes by them.
     """
-    ax = axes("columns, log scale", "% of the speed of a copy", (WIDTH, 2.9), title)
+    ax = axes(title, "columns, log scale", "% of the speed of a copy")
     ax.set_xscale("log", base=2)
     even = speeds[speeds.index % 4 == 0]
     odd = speeds[speeds.index % 4 != 0]
@@ -189,7 +189,7 @@ def plot_bars(
 
     dark: which bars stand out; by default all do.
     """
-    ax = axes(xlabel, size=(WIDTH, 1.15 + 0.36 * len(labels)), title=title)
+    ax = axes(title, xlabel, size=(WIDTH, 1.15 + 0.36 * len(labels)))
     color = [BLUE if it else PROGRAM_COLORS[0] for it in dark] or BLUE
     drawn = ax.barh(range(len(labels)), list(values), color=color, height=0.65)
     ax.set_yticks(range(len(labels)), list(labels))

@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
@@ -85,14 +84,13 @@ def wrap(text: str, width: float, size: float = TEXT, weight: str = "normal") ->
 
 def title_lines(title: str) -> str:
     """The title of a figure, broken into lines that fit its width."""
-    return wrap(title, WIDTH - 0.1, TITLE, "bold") if title else ""
+    return wrap(title, WIDTH - 0.1, TITLE, "bold")
 
 
-def entitle(figure: Figure, title: str, **look: Any) -> None:
+def entitle(figure: Any, title: str, **look: Any) -> None:
     """Writes the one sentence that a figure says above it."""
-    if title:
-        look = {"x": 0.04 / WIDTH, "ha": "left", "weight": "bold", "size": TITLE, **look}
-        figure.suptitle(title_lines(title), **look)
+    look = {"x": 0.04 / WIDTH, "ha": "left", "weight": "bold", "size": TITLE, **look}
+    figure.suptitle(title_lines(title), **look)
 
 
 # ---- a board to draw on
@@ -109,14 +107,12 @@ def board() -> Axes:
 
 def finish(ax: Axes, height: float, title: str) -> Axes:
     """Cuts a board off at `height` inches and writes its title above it. Returns the board."""
-    above = 0.06 + (0.07 + 0.19 * (title_lines(title).count("\n") + 1) if title else 0)
-    whole = height + above
     figure: Any = ax.figure
+    whole = height + 0.13 + 0.19 * (title_lines(title).count("\n") + 1)
     figure.set_size_inches(WIDTH, whole)
     ax.set_position((0, 0, 1, height / whole))
     ax.set_ylim(height, 0)
-    if title:
-        entitle(figure, title, y=1 - 0.03 / whole, va="top")
+    entitle(figure, title, y=1 - 0.03 / whole, va="top")
     return ax
 
 

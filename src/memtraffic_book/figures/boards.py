@@ -1,14 +1,17 @@
-"""The machine: memory, caches and processors, and the way of the bytes through them."""
+"""Drawings on a board: the machine, and what its threads, warps and programs hold."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from memtraffic.gpus import KIB, NvidiaGpu
+from memtraffic_book import units
 from memtraffic_book.figures.drawing import (
     BLUE,
     INK,
@@ -21,8 +24,17 @@ from memtraffic_book.figures.drawing import (
     board,
     box,
     finish,
+    key,
+    text_width,
     write,
 )
+
+if TYPE_CHECKING:
+    from memtraffic.residency import BlockedLayout
+
+LEFT, RIGHT = 0.04, WIDTH - 0.04
+
+# ---- the machine, and the way of the bytes through it
 
 
 class _Way(NamedTuple):
@@ -46,7 +58,6 @@ SEGMENTS = {
 }
 FILLS = {"dram": "#dfe4e9", "l2": "#cfe3ff", "l1": "#ffe3cc", "shared": "#ffe3cc"}
 FILLS |= {"registers": "#c9ecd2"}
-LEFT, RIGHT = 0.04, WIDTH - 0.04
 GAP, LANE = 0.46, 0.09  # inches between two levels, for the arrows; of a lane's box
 
 
@@ -154,3 +165,121 @@ def strip(stops: Sequence[str], texts: Sequence[str], *, title: str) -> Axes:
         arrow(ax, (x + 0.02, y), (x + gap - 0.02, y), color=BLUE, linewidth=3, mutation_scale=12)
         write(ax, x + gap / 2, 0.15, text, color=BLUE, weight="bold", gid="bytes")
     return finish(ax, 0.32 + high + 0.06, title)
+
+
+# ---- who touches and who holds what
+
+
+def plot_thread_layout(layout: BlockedLayout, shape: tuple[int, int], *, title: str) -> Axes:
+    """Which thread holds what of a block of `shape` (rows, columns).
+
+    Each access of a thread is a box with the thread's lane, in the colour of its warp. Where boxes
+    are narrow, only some lanes are written.
+    """
+    m, n = shape
+    (high, wide), down, across = layout.elements, layout.lanes, layout.warps
+    left, right = 0.08 + text_width("row 0"), 0.08 + text_width("warp 0")
+    unit, tall = (WIDTH - left - right) / n, 0.3
+    ax = board()
+    # Lanes between two that are written.
+    every = math.ceil((text_width("00") + 0.04) / (unit * wide))
+    for y, x in itertools.product(range(m // high), range(n // wide)):
+        lane = y % down[0] * down[1] + x % down[1]
+        warp = y // down[0] % across[0] * across[1] + x // down[1] % across[1]
+        look = {"facecolor": PROGRAM_COLORS[warp % len(PROGRAM_COLORS)], "edgecolor": "white"}
+        at = (left + x * wide * unit, 0.04 + y * tall)
+        box(ax, at, (wide * unit, tall), lw=1, **look)
+        if lane % every == 0:
+            write(ax, at[0] + wide * unit / 2, at[1] + tall / 2, str(lane))
+        if x == n // wide - 1:
+            write(ax, WIDTH - right + 0.06, at[1] + tall / 2, f"warp {warp}", ha="left")
+        if x == 0:
+            write(ax, left - 0.06, at[1] + tall / 2, f"row {y * high}", ha="right")
+    bottom = 0.04 + m // high * tall
+    for col in range(0, n, max(1, n // 4)):
+        tick = left + col * unit
+        ax.plot([tick, tick], [bottom, bottom + 0.06], color=MUTED, linewidth=1)
+        write(ax, tick, bottom + 0.16, f"column {col}" if col == 0 else str(col))
+    return finish(ax, bottom + 0.28, title)
+
+
+# ---- what an SM has room for
+
+SIDE, SLOT = 8, 0.2  # slots in a row of the grid, and inches from one to the next
+
+
+def full_and_empty(sms: Sequence[Mapping[str, Any]], *, title: str) -> Axes:
+    """Two SMs side by side, each with its warp slots, its bytes in flight, and its speed.
+
+    A dot in a slot is a load for which each lane of its warp waits; wide loads are tall dots. sms:
+    of each, how many of its `slots` have a warp; `loads` of each lane, while it waits, and their
+    `load_bytes`; `flight_bytes`; the speed as a `share` of a copy's.
+    """
+    ax, grid, top = board(), SIDE * SLOT, 0.76
+    below = top + grid + 0.2
+    for i, (sm, color) in enumerate(zip(sms, (ORANGE, BLUE), strict=True)):
+        middle = WIDTH * (i + 0.5) / len(sms)
+        many = f"{sm['loads']} loads" if sm["loads"] > 1 else "1 load"
+        write(ax, middle, 0.1, f"{sm['slots']} of {SIDE**2} warp slots", weight="bold", size=12)
+        waits = f"a lane waits for\n{many} of {sm['load_bytes']} bytes"
+        write(ax, middle, 0.32, waits, va="top")
+        for slot in range(SIDE**2):
+            at = middle - grid / 2 + slot % SIDE * SLOT, top + slot // SIDE * SLOT
+            size = SLOT - 0.03, SLOT - 0.03
+            if slot < sm["slots"]:
+                fill = PROGRAM_COLORS[1 - i]
+                box(ax, at, size, facecolor=fill, edgecolor=INK, lw=1, gid="filled")
+                _loads(ax, at, sm)
+            else:
+                box(ax, at, size, facecolor="white", edgecolor=MUTED, lw=0.5, gid="empty")
+        write(ax, middle, below, f"{units.format_bytes(sm['flight_bytes'])} in flight")
+        percent = units.format_share(sm["share"])
+        write(ax, middle, below + 0.3, percent, weight="bold", size=22, color=color)
+    write(ax, WIDTH / 2, below + 0.58, "of the speed of a copy", color=MUTED)
+    return finish(ax, below + 0.72, title)
+
+
+def _loads(ax: Axes, at: tuple[float, float], sm: Mapping[str, Any]) -> None:
+    """A dot for each load of a slot, from its upper left corner."""
+    side = math.isqrt(sm["loads"] - 1) + 1  # dots in a row
+    step = (SLOT - 0.03) / side
+    high = 0.55 * step if sm["load_bytes"] >= 16 else 0.22 * step
+    for dot in range(sm["loads"]):
+        x, y = at[0] + (dot % side + 0.22) * step, at[1] + (dot // side + 0.5) * step
+        box(ax, (x, y - high / 2), (0.56 * step, high), fc=INK, ec="none", gid="load")
+
+
+RESOURCES = {
+    "registers": "registers",
+    "shared": "shared memory",
+    "warps": "warp slots",
+    "blocks": "places for programs",
+}
+
+
+def sm_packing(limits: Mapping[str, int], *, title: str) -> Axes:
+    """An SM that is packed with programs: which resource is full first.
+
+    limits: how many programs each resource has room for, as `residency.programs_by_limit` returns
+    them for a GPU of NVIDIA's. Each bar has a place for each program that the resource has room
+    for; the filled ones are the programs that are resident.
+    """
+    resident, step, length = min(limits.values()), 0.56, RIGHT - LEFT
+    fills = {"facecolor": PROGRAM_COLORS[0]}, {"facecolor": PROGRAM_COLORS[1], "hatch": "////"}
+    free = {"facecolor": "white"}
+    ax = board()
+    for i, (name, most) in enumerate(limits.items()):
+        y, binds, wide = i * step, most == resident, length / max(1, most)
+        look = {"weight": "bold", "color": ORANGE} if binds else {}
+        room = f"room for only {most}" if binds else f"room for {most}"
+        write(ax, LEFT, y + 0.12, RESOURCES[name], ha="left", weight="bold")
+        write(ax, RIGHT, y + 0.12, room, ha="right", **look)
+        for place in range(most):
+            gid, fill = ("taken", fills[place % 2]) if place < resident else ("free", free)
+            at = LEFT + place * wide, y + 0.24
+            box(ax, at, (wide, 0.2), lw=0.7, gid=gid, edgecolor=MUTED, **fill)
+        edge = {"edgecolor": ORANGE, "lw": 2.5} if binds else {"edgecolor": INK, "lw": 1.2}
+        box(ax, (LEFT, y + 0.24), (length, 0.2), fill=False, gid="bar", **edge)
+    names = "a resident program", "the next one", "room left"
+    samples = dict(zip(names, (*fills, free), strict=True))
+    return finish(ax, key(ax, len(limits) * step + 0.1, samples), title)
