@@ -16,13 +16,7 @@ from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 from memtraffic_book.processes import run_ranks
 
 N = 16384  # columns of a part, in the case of the prose
-LABELS = {
-    COPY: "copy",
-    ALONE: "part alone",
-    ONE: "one kernel",
-    TWO: "two kernels",
-    DTENSOR: "DTensor",
-}
+LABELS = {COPY: COPY, ALONE: "part alone", ONE: ONE, TWO: TWO, DTENSOR: DTENSOR}
 # What exercise 2 computes, in float64; as in Triton, a NaN is no maximum.
 SUMS = (
     "lambda x: torch.stack([x.nan_to_num(-torch.inf).amax(1), "
