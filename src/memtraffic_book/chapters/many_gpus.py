@@ -80,8 +80,13 @@ def show_times() -> None:
         f"{units.format_ratio(cost)} as fast as the DTensor.",
         gain > 1.1 and cost > 3,
     )
-    told = {"alone": found[ALONE], "waits": found[ONE] - found[ALONE], "dtensor": found[DTENSOR]}
-    told |= {"gathers": found[TWO] - 1.5 * found[COPY], "part": 4 * times["m"].iloc[0] * N / link}
+    told = {
+        "alone": found[ALONE],
+        "waits": found[ONE] - found[ALONE],
+        "gathers": found[TWO] - 1.5 * found[COPY],  # an all-gather, beside three trips
+        "dtensor": found[DTENSOR],
+        "part": 4 * times["m"].iloc[0] * N / link,
+    }
     for name, it in told.items():
         glue(f"{name}_us", units.format_us(it))
 
