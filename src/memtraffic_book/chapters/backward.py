@@ -58,7 +58,6 @@ def draw_race() -> None:
         f"an addition, and at least {units.format_ratio(gain)} that of PyTorch's.",
         slowest > 0.75 and gain > 1.2,
     )
-    glue("gain", units.format_ratio(gain))
 
 
 def show_steps() -> None:
@@ -77,7 +76,6 @@ def show_steps() -> None:
         "PyTorch's.",
         saved < 0.95,
     )
-    glue("fewer", f"{100 * (1 - saved):.0f} %")
     glue("less_time", f"{100 * (1 - faster):.0f} %")
     glue("scores", units.format_bytes(2 * 8 * 4096 * 4096 * 4))
 

@@ -58,7 +58,6 @@ def draw_second_read() -> None:
     sends = "DRAM sends {} the matrix at the smallest working set, and {} at the largest"
     sends = sends.format(*map(units.format_ratio, (near, far)))
     claim(f"{sends}.", near < 1.3 and far > 1.6)
-    glue("l2", units.format_bytes(l2))
     glue("rows_at_once", str(at_once))
 
 
@@ -108,6 +107,7 @@ def show_few_rows() -> None:
     claim(f"With 8 rows of 262144 columns split is {faster}.", gain > 1.5)
     rate = 3 * 4 * 262144 / few["online"][262144] / 1e3  # GB/s of an SM with one program
     glue("parts", f"{roof['copy_gb_per_s'][0] / rate / 8:.1f} times")
+    glue("wait", units.format_us(few["split"][4096] - few["copy"][4096]))
 
 
 # ---- judges of the exercises

@@ -75,8 +75,6 @@ def show_loss() -> None:
         f"and PyTorch at least {units.format_ratio(theirs.min())}.",
         over.max() <= 1.1 and theirs.min() > 2.5,
     )
-    glue("over", units.format_ratio(over["float32"]))
-    glue("pytorch_ratio", units.format_ratio(theirs["float32"]))
 
 
 # ---- losses and norms, and the judges of the exercises
