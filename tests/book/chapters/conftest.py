@@ -22,7 +22,7 @@ def glued(chapter, monkeypatch):
     if device.HAS_GPU:
         pytest.skip("a GPU measures itself")
     kept = {}
-    drawn = mock.MagicMock(Slots=figures.Slots, width_map=figures.width_map)
+    drawn = mock.MagicMock(width_map=figures.width_map)
     for name, fake in (("glue", kept.__setitem__), ("figures", drawn)):
         if hasattr(chapter, name):
             monkeypatch.setattr(chapter, name, fake)
