@@ -19,7 +19,6 @@ WIDE = [2048, 4096, 6144, 8192, 8320, 12672, 16384, 24576, 32000, 32768]  # mult
 BLOCK, OWN, FORGET = "one block", "your chunks", "chunks, forget"
 WAYS: dict[str, Callable[..., Tensor]]  # the page gives its own
 WAYS = {BLOCK: tiled.softmax, OWN: chunks.softmax, FORGET: chunks.softmax}
-HALF = "lambda x: torch.softmax(x / 2, dim=1)"
 SINK = "lambda x: x.softmax(1) / (1 + x.softmax(1).amax(1, True) * torch.exp(-x.amax(1, True)))"
 
 

@@ -40,7 +40,7 @@ SLOW = {
 QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
     "chunks-it gives": lambda it: it.counts_programs(lambda registers, warps: 2),
-    "chunks-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
+    "chunks-is wrong": lambda it: it.examine(it.SINK)(fused.softmax),
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
     r"in_flight-not at \[3, 0\]": lambda it: it.follows_two_chains(lambda x, hops: x[:2]),
