@@ -105,6 +105,7 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
 
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
+KEY = "fn", "inputs", "shape", "dtype", "layout"  # of a case
 Choices: TypeAlias = dict[str, str]  # the configuration of each autotuned kernel, by its name
 Predicted: TypeAlias = tuple[Choices, dict[str, int], list[str]]
 
@@ -142,9 +143,9 @@ def count_sectors(
     worker = "from memtraffic_book.marked_counters import _call_all; _call_all()"
     counted = iter(_profiled(worker, job, COUNTERS))
     rows = []
-    for (fn, inputs, shape, dtype, layout), (found, refused) in zip(cases, predicted, strict=True):
-        row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
-        row |= {"dtype": dtype, "layout": layout}
+    for case, (found, refused) in zip(cases, predicted, strict=True):
+        row: dict[str, Any] = dict(zip(KEY, case, strict=True))
+        row["shape"] = "x".join(map(str, row["shape"]))
         row |= dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
         if found:
             _, totals, kernels = found
