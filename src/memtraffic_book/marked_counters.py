@@ -5,7 +5,6 @@ A small kernel of our own marks where each call begins in what Nsight Compute re
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import os
@@ -105,6 +104,7 @@ def count_surveyed(kernels: Sequence[str], sizes: dict[str, int]) -> pd.DataFram
 
 
 Case: TypeAlias = tuple[str, str, Sequence[int], str, str]
+KEY = "fn", "inputs", "shape", "dtype", "layout"  # of a case
 Choices: TypeAlias = dict[str, str]  # the configuration of each autotuned kernel, by its name
 Predicted: TypeAlias = tuple[Choices, dict[str, int], list[str]]
 
@@ -142,9 +142,9 @@ def count_sectors(
     worker = "from memtraffic_book.marked_counters import _call_all; _call_all()"
     counted = iter(_profiled(worker, job, COUNTERS))
     rows = []
-    for (fn, inputs, shape, dtype, layout), (found, refused) in zip(cases, predicted, strict=True):
-        row: dict[str, Any] = {"fn": fn, "inputs": inputs, "shape": "x".join(map(str, shape))}
-        row |= {"dtype": dtype, "layout": layout}
+    for case, (found, refused) in zip(cases, predicted, strict=True):
+        row: dict[str, Any] = dict(zip(KEY, case, strict=True))
+        row["shape"] = "x".join(map(str, row["shape"]))
         row |= dict.fromkeys((*COUNTERS, *(f"predicted_{name}" for name in COUNTERS)), 0)
         if found:
             _, totals, kernels = found
@@ -168,11 +168,12 @@ def _predict_alone(case: Case, target: str) -> tuple[Predicted | None, str]:
 
 
 def _attempt(case: Case, target: str) -> tuple[Predicted | None, str]:
-    """What `_predict` returns, and ""; or None, and why it fails."""
+    """What `_predict` returns, and ""; or None, and why it fails: `ABSENT` without its package."""
     try:
         return _predict(case, target), ""
     except Exception as error:  # of a package, which does not stop the others
-        return None, f"{type(error).__name__}: {error}"
+        absent = isinstance(error.__cause__ or error, ImportError)
+        return None, f"{ABSENT * absent}{type(error).__name__}: {error}"
 
 
 def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[int]:
@@ -183,23 +184,11 @@ def _sized(inputs: str, shape: Sequence[int] | Mapping[str, int]) -> Sequence[in
 def count_surveyed_sectors(sizes: Mapping[str, int], dtype: str, table: str) -> pd.DataFrame:
     """What `count_sectors` says of each kernel of a table that some sizes and a path describe.
 
-    sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`. What is
-    `refused` because its package is not installed starts with `ABSENT`.
+    sizes: numbers by letter. table: of kernels, a file beside the survey's `kernels.csv`.
     """
-    called = pd.read_csv(SURVEY / table, keep_default_na=False).set_index("path")
-    frame = count_sectors(called["inputs"].to_dict(), [sizes], [dtype], ["packed"])
-    packages = frame["fn"].map(called["package"])
-    absent = packages[~packages.map(_is_installed)]
-    frame.loc[absent.index, "refused"] = ABSENT + absent + " is not installed"
-    return frame
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    called = pd.read_csv(SURVEY / table, keep_default_na=False)
+    calls = dict(zip(called["path"], called["inputs"], strict=True))
+    return count_sectors(calls, [sizes], [dtype], ["packed"])
 
 
 def _arguments(case: Case) -> tuple[Callable[..., Any], Arguments]:

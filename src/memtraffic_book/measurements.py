@@ -344,20 +344,18 @@ def pointer_latency(hops: int, distance: int) -> pd.DataFrame:
 
 
 def compile_for_targets(
-    targets: Iterable[str], ns: Iterable[int], num_warps: Iterable[int | None] = (None,)
-) -> dict[tuple[str, int, int | None], residency.Resources]:
-    """The persistent kernel compiled for several targets, for float32 rows of several widths.
+    targets: Iterable[str], ns: Iterable[int], num_warps: Iterable[int]
+) -> dict[tuple[str, int, int], residency.Resources]:
+    """The persistent kernel compiled for several targets, float32 rows of widths, and warps.
 
-    num_warps: of a program; None is what the launcher chooses for that GPU. Returns the resources
-    of each kernel by target, width and number of warps.
+    Returns the resources of each kernel by target, width and number of warps of a program.
     """
-    found = {}
-    for target, n, warps in itertools.product(targets, ns, num_warps):
-        options = {"num_warps": warps} if warps else {}
-        [found[target, n, warps]] = resources(
-            persistent.softmax, SOFTMAX, (8, n), target=target, **options
-        )
-    return found
+    return {
+        (target, n, warps): resources(
+            persistent.softmax, SOFTMAX, (8, n), target=target, num_warps=warps
+        )[0]
+        for target, n, warps in itertools.product(targets, ns, num_warps)
+    }
 
 
 def compare_with_driver(m: int) -> pd.DataFrame:

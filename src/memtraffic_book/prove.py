@@ -196,30 +196,29 @@ def counters(id: str, reads: str = "MN", writes: str = "MN", *, within: float = 
     ✓ Measured at 4096 x 16384: fused reads 268.4 MB from L2, exactly the bytes of MN elements, and
     writes 268.4 MB to L2, exactly the bytes of MN elements.
 
-    id: an experiment whose columns are those of `memtraffic.counters`. reads, writes: elements.
+    id: an experiment whose columns are those of `memtraffic.counters`, on a matrix of float32.
+    reads, writes: elements.
     within: how far a measured number may be from its formula, relatively; at 0 it must be equal.
 
     Raises AssertionError with both numbers, and what `experiment` raises.
     """
     [subject] = find_experiments([id])
     (m, n), [name] = subject.arguments["shape"], subject.arguments["impls"]
-    itemsize = getattr(torch, subject.arguments.get("dtype", "float32")).itemsize
-    frame = experiment(id)
-    measured = frame["l1_l2_read_bytes"].sum(), SECTOR_BYTES * frame["l2_write_sectors"].sum()
-    expected = [evaluate(parse(it, SYMBOLS), SYMBOLS, (m, n)) for it in (reads, writes)]
-    parts = []
-    for verb, way, elements, *sizes in zip(
-        ("reads", "writes"), ("from L2", "to L2"), (reads, writes), measured, expected, strict=True
-    ):
-        found, counted = int(sizes[0]), int(sizes[1] * itemsize)
+    frame, parts = experiment(id), []
+    ways = {
+        "reads {} from L2": (reads, frame["l1_l2_read_bytes"].sum()),
+        "writes {} to L2": (writes, SECTOR_BYTES * frame["l2_write_sectors"].sum()),
+    }
+    for way, (elements, found) in ways.items():
+        counted = int(4 * evaluate(parse(elements, SYMBOLS), SYMBOLS, (m, n)))  # of float32
         if abs(found - counted) > within * counted:
+            moved = way.format(f"{found:,} bytes")
             raise AssertionError(
-                f"{name} {verb} {found:,} bytes {way} at {m} x {n}, and {elements} elements are "
-                f"{counted:,} bytes"
+                f"{name} {moved} at {m} x {n}, and {elements} elements are {counted:,} bytes"
             )
         share = "exactly" if within == 0 else f"{found / counted:.3f}x"
-        size = units.format_bytes(found)
-        parts.append(f"{verb} {size} {way}, {share} the bytes of {elements} elements")
+        size = way.format(units.format_bytes(found))
+        parts.append(f"{size}, {share} the bytes of {elements} elements")
     claim(f"Measured at {m} x {n}: {name} {', and '.join(parts)}.", True)
 
 

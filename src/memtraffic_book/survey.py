@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -100,9 +100,9 @@ def show(frame: pd.DataFrame) -> None:
             f"{TITLES[package]} {rows['version'].iloc[0].partition('+')[0]}: {kernels} kernels, "
             f"{len(known)} passes, {exact} of them move no more than they must"
         )
-        body = list(_lines(rows, known["ratio"]))
-        lines += [title, *map(_plain, body)]
-        pages.append(_folded(title, body))
+        plain, cells = zip(*_lines(rows, known["ratio"]), strict=True)
+        lines += [title, *plain]
+        pages.append(_folded(title, cells))
     display({"text/plain": "\n".join(lines), "text/html": "\n".join(pages)}, raw=True)
 
 
@@ -115,24 +115,30 @@ def label(row: Mapping[str, Any]) -> str:
     return f"{name}, backward" if row["direction"] == "backward" else name
 
 
-Line = tuple[str, ...]  # of a kernel: its name and notes; of a pass: its cells, or the reason
+def _lines(rows: pd.DataFrame, ratio: pd.Series) -> Iterator[tuple[str, str]]:
+    """The lines of each kernel, that with the highest ratio first: its own, then its passes.
 
-
-def _lines(rows: pd.DataFrame, ratio: pd.Series) -> Iterator[Line]:
-    """The lines of each kernel, that with the highest ratio first: two parts, then its passes."""
+    Each as plain text and as the cells of a row of HTML.
+    """
     highest = ratio.groupby(rows["kernel"].reindex(ratio.index)).max()
     kernels = sorted(rows["kernel"].unique(), key=lambda kernel: -highest.get(kernel, 0))
     for kernel in kernels:
         passes = rows[rows["kernel"] == kernel]
-        first = passes.iloc[0]
-        notes = first["inputs"], first["at"] and f"at {first['at']}", first["note"]
-        yield kernel.partition(":")[2], "; ".join(filter(None, notes))
+        first, name = passes.iloc[0], kernel.partition(":")[2]
+        parts = first["inputs"], first["at"] and f"at {first['at']}", first["note"]
+        notes = "; ".join(filter(None, parts))
+        small = f"<small>{html.escape(notes)}</small>"
+        yield f"{name}: {notes}", f'<th colspan="4">{html.escape(name)}<br>{small}</th>'
         for index, row in passes.iterrows():
-            if row["reason"]:
-                yield row["direction"], row["reason"], ""
+            way, reason = row["direction"], row["reason"]
+            if reason:
+                told = f'<td colspan="3" class="reason">{html.escape(reason)}</td>'
+                yield f"{way} | {reason}", f"<td>{way}</td>{told}"
                 continue
-            amounts = (_amount(row[way], row[f"least_{way}"]) for way in ("reads", "writes"))
-            yield row["direction"], *amounts, units.format_ratio(ratio[index])
+            amounts = (_amount(row[it], row[f"least_{it}"]) for it in ("reads", "writes"))
+            cells = way, *amounts, units.format_ratio(ratio[index])
+            shown = (html.escape(cell).replace(" (", "<br>(") for cell in cells)
+            yield " | ".join(cells), "".join(map("<td>{}</td>".format, shown))
 
 
 def _amount(text: str, least: str) -> str:
@@ -141,29 +147,18 @@ def _amount(text: str, least: str) -> str:
     return moved if text == least else f"{moved} ({must})"
 
 
-def _plain(line: Line) -> str:
-    return ": ".join(line) if len(line) == 2 else " | ".join(filter(None, line))
-
-
-def _folded(title: str, lines: list[Line]) -> str:
-    """HTML: a table that opens at a click on its title."""
+def _folded(title: str, rows: Iterable[str]) -> str:
+    """HTML: a table that opens at a click on its title. rows: the cells of each."""
+    heads = "pass", "reads (least)", "writes (least)", "ratio"
     parts = [
         f"<details><summary>{html.escape(title)}</summary>",
         '<table class="dataframe survey"><thead><tr>',
-        *(f"<th>{name}</th>" for name in ("pass", "reads (least)", "writes (least)", "ratio")),
+        *map("<th>{}</th>".format, heads),
         "</tr></thead><tbody>",
+        *map("<tr>{}</tr>".format, rows),
+        "</tbody></table></details>",
     ]
-    for line in lines:
-        cells = [html.escape(cell).replace(" (", "<br>(") for cell in line]
-        if len(cells) == 2:
-            name, notes = map(html.escape, line)
-            row = f'<th colspan="4">{name}<br><small>{notes}</small></th>'
-        elif len(cells) == 3:
-            row = f'<td>{cells[0]}</td><td colspan="3" class="reason">{html.escape(line[1])}</td>'
-        else:
-            row = "".join(f"<td>{cell}</td>" for cell in cells)
-        parts.append(f"<tr>{row}</tr>")
-    return "".join([*parts, "</tbody></table></details>"])
+    return "".join(parts)
 
 
 # ---- beside the counters

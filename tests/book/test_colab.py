@@ -334,7 +334,7 @@ def test_counters_that_the_driver_denies_are_those_recorded(t4, tmp_path, monkey
     monkeypatch.setenv("MEMTRAFFIC_RECORDINGS", str(ROOT / "book" / "recordings"))
     monkeypatch.setattr(device, "HAS_GPU", True)
     monkeypatch.setattr(device, "require_gpu", lambda what: None)
-    monkeypatch.setattr(marked_counters, "_each", None)  # nothing is compiled for it
+    monkeypatch.setattr(marked_counters, "_predict_alone", None)  # nothing is compiled for it
     monkeypatch.chdir(tmp_path)
     recording.said.clear()
     frames = recording.experiments("naive_counters", "fused_counters", "sectors_packed")

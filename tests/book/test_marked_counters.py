@@ -1,13 +1,11 @@
 """Hardware counters of many calls in one process, with reports as `ncu` writes them."""
 
 import csv
-import importlib.metadata
 import itertools
 import json
 import os
 import sys
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,7 +134,9 @@ def test_count_sectors_predicts_beside_what_is_counted(counting):
     assert [why == "" for why in whys] == [*[True] * 4, *[False] * 4]
     assert seen.count(MARK) == 4  # what is not predicted is not called
     assert "1000" in whys[4]
-    assert whys[6:].str.contains("no_such_package").all()
+    assert whys[6:].str.match("absent: .*no_such_package").all()
+    absent = [recording.is_absent(row) for row in frame.to_dict("records")]
+    assert absent == [fn == "no_such_package:fn" for fn in frame["fn"]]
     assert list(frame.columns) == list(EXPERIMENTS["sectors_packed"].schema)
 
 
@@ -190,21 +190,19 @@ def test_a_process_of_its_own_may_end_or_take_too_long(monkeypatch):
 def test_count_surveyed_sectors_asks_for_what_can_be_called_by_its_path(monkeypatch):
     def count(calls, *how):
         assert how == ([sizes], ["bfloat16"], ["packed"])
-        asked.append(calls)
-        return pd.DataFrame({"fn": [*calls], "refused": "cannot be predicted"})
+        return calls
 
-    def version(package):
-        if package == "flashnn":
-            raise PackageNotFoundError
-
-    asked, sizes = [], {"M": 160, "N": 128}
+    sizes = {"M": 160, "N": 128}
     monkeypatch.setattr(marked_counters, "count_sectors", count)
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    frame = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
-    assert asked[0]["lightllm.models.llama.triton_kernel.rmsnorm:rmsnorm_forward"] == "M,N N, 1e-6"
-    absent = [recording.is_absent(row) for row in frame.to_dict("records")]
-    assert absent == [row["package"] == "flashnn" for row in BLIND]
-    assert {*frame["refused"]} == {"absent: flashnn is not installed", "cannot be predicted"}
+    asked = marked_counters.count_surveyed_sectors(sizes, "bfloat16", "blind.csv")
+    assert asked == {row["path"]: row["inputs"] for row in BLIND}
+
+
+def test_a_package_that_a_call_imports_may_be_absent():
+    """As in `blind`, whose functions import what they adapt."""
+    case = "blind:copy_kv_index", "M:int32<N", [160, 128], "float32", "packed"
+    found, why = marked_counters._attempt(case, "H200")
+    assert found is None and why.startswith("absent: ModuleNotFoundError: No module named 'lightll")
 
 
 def test_every_blind_kernel_has_a_call():

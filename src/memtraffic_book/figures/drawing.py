@@ -21,7 +21,7 @@ from matplotlib.textpath import TextPath
 
 from memtraffic_book import units
 
-INK, MUTED, GRID, PALE = "#1f2328", "#59636e", "#d1d9e0", "#f3f5f7"
+INK, MUTED, PALE = "#1f2328", "#59636e", "#f3f5f7"
 BLUE, ORANGE, GREEN, RED, PURPLE, TEAL = (
     "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df", "#0f766e",
 )  # fmt: skip
