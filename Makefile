@@ -31,11 +31,12 @@ help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 27
 
 book: $(BOOK_ENV) ## build the book and print the page to open
+	rm -rf $(HTML) # or it would keep what is no page any more
 	$(BOOK_PY) $(JUPYTER_BOOK) build . --all --warningiserror --nitpick --keep-going --quiet
 	$(BOOK_PY) src/memtraffic_book/colab.py $(HTML)/_sources/book --markdown $(HTML)/memtraffic.md
 	$(BOOK_PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(HTML) . # the first page offers it
 	rm -rf build # of pip, which would go into the next wheel
-	cd $(HTML)/_sources/book && $(abspath $(BOOK_PY)) -m zipfile -c ../../notebooks.zip *.ipynb
+	$(BOOK_PY) -m zipfile -c $(HTML)/notebooks.zip $(HTML)/_sources/book/*.ipynb
 	git archive --prefix memtraffic/ --output $(HTML)/memtraffic.tar.gz HEAD # and these
 	@echo "open file://$(CURDIR)/$(HTML)/index.html"
 

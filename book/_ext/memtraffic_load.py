@@ -34,8 +34,8 @@ document.documentElement.classList.add("fontawesome-i2svg-active", "fontawesome-
 """
 
 
-def leave_few_icons(folder: Path) -> None:
-    """Leaves of the theme's icons those that a page uses: 6 kB of 1.5 MB.
+def leave_few_icons(folder: Path, pages: str) -> None:
+    """Leaves of the theme's icons those that the pages use: 6 kB of 1.5 MB.
 
     Of an icon that exists in two styles, the filled one, which stands last.
     """
@@ -43,19 +43,16 @@ def leave_few_icons(folder: Path) -> None:
     everything = script.read_text("utf-8")
     if ICONS in everything:  # of a build before, which nothing has changed
         return
-    pages = (it.read_text("utf-8") for it in folder.rglob("*.html"))
-    used = {name for page in pages for name in re.findall(r"[\s\"]fa-([a-z-]+)", page)}
-    entry = r'[{,]"?(%s)"?:\[(\d+),(\d+),\[[^\]]*\],"\w+","([^"]+)"\]'
-    named = "|".join(sorted(map(re.escape, used), key=len, reverse=True))
-    found = {
-        name: (int(width), int(height), path)
-        for name, width, height, path in re.findall(entry % named, everything)
-    }
+    used = set(re.findall(r"[\s\"]fa-([a-z-]+)", pages))
+    entry = r'[{,]"?([a-z-]+)"?:\[(\d+),(\d+),\[[^\]]*\],"\w+","([^"]+)"\]'
+    icons = re.findall(entry, everything)
+    found = {it: (int(width), int(height), path) for it, width, height, path in icons if it in used}
     terms = script.with_name(f"{script.name}.LICENSE.txt").read_text("utf-8")
     script.write_text(f"{terms}const icons = {json.dumps(found)};\n{ICONS}", "utf-8")
 
 
-STYLE = re.compile(r'<link\b[^>]*href="([^"?]*_static/)([^"?]+\.css)[^>]*>\s*')
+# A page has it, but no redirect; in a template of the theme stands a bracket before it.
+STYLE = re.compile(r'<link\b[^>]*href="([^"?{]*_static/)([^"?]+\.css)[^>]*>\s*')
 
 
 def lighten(app: Sphinx, exception: Exception | None) -> None:
@@ -63,22 +60,50 @@ def lighten(app: Sphinx, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
     folder = Path(app.outdir)
-    leave_few_icons(folder)
-    paths = [path for path in folder.rglob("*.html") if "_static" not in path.parts]
-    pages = {path: path.read_text("utf-8") for path in paths}
-    pages = {path: page for path, page in pages.items() if STYLE.search(page)}  # no redirects
-    scripts = [path.read_text("utf-8") for path in folder.glob("_static/**/*.js")]
-    used = set(re.findall(r"[\w-]+", " ".join([*pages.values(), *scripts])))
-    names = dict.fromkeys(name for page in pages.values() for _, name in STYLE.findall(page))
-    sheets = [whole_sheet(folder / "_static" / name) for name in names]
-    style = purge("".join(sheets), used)
-    (folder / "_static" / "site.css").write_text(style, "utf-8")
+    pages = {it: it.read_text("utf-8") for it in folder.rglob("*.html")}
+    pages = {it: page for it, page in pages.items() if STYLE.search(page)}
+    text = "".join(pages.values())
+    leave_few_icons(folder, text)
+    # Of the live kernel's script what we wrote, without the Python in it.
+    paths = {*folder.glob("_static/**/*.js"), Path(app.srcdir, "book", "_live", "live.js")}
+    scripts = "".join(it.read_text("utf-8") for it in paths - {folder / "_static" / "live.js"})
+    scripts += "".join(re.findall(r"<script\b.*?</script>", text, re.S))
+    sheets = dict.fromkeys(folder / "_static" / name for _, name in STYLE.findall(text))
+    style = purge("".join(map(whole_sheet, sheets)), called(text, scripts))
+    (folder / "_static" / "site.css").write_text(drop_properties(style, text + scripts), "utf-8")
     for path, page in pages.items():
         path.write_text(lighten_page(page, path), "utf-8")
-    for name in names:
-        (folder / "_static" / name).unlink()
-    for source in folder.glob("_static/**/*.map"):
+    for source in (*sheets, *folder.glob("_static/**/*.map")):
         source.unlink()
+
+
+def called(pages: str, scripts: str) -> set[str]:
+    """What elements are called, and what scripts may call them; no part of Bootstrap that is idle.
+
+    >>> page, script = '<p class="a" data-bs-toggle="tab">b', 'NAME(){return"toast"} toast-x show'
+    >>> sorted(called(page, script))
+    ['NAME', 'a', 'return', 'show']
+    """
+    parts = set(re.findall(r'NAME\(\)\{return"([a-z]+)"', scripts))
+    idle = tuple(parts - set(re.findall(r'data-bs-toggle="(\w+)"', pages)))
+    may = {it for it in re.findall(r"[\w-]+", scripts) if not it.startswith(idle)}
+    return may.union(*map(str.split, re.findall(r'\b(?:class|id)="([^"]*)"', pages)))
+
+
+PROPERTY = re.compile(
+    r"""(?<=[{;\s])(--[\w-]+):(?:"[^"]*"|'[^']*'|\((?:[^()]|\([^()]*\))*\)|[^;{}"'()])*(?:;|(?=\}))"""
+)
+
+
+def drop_properties(css: str, others: str) -> str:
+    """A style sheet without the properties of its own that neither it nor others read.
+
+    >>> drop_properties("a{--b:1px;--c:var(--b,(2));--d:;x:var(--d)}", "")
+    'a{--d:;x:var(--d)}'
+    """
+    read = set(re.findall(r"var\(\s*(--[\w-]+)", css)) | set(re.findall(r"--[\w-]+", others))
+    kept = PROPERTY.sub(lambda it: it[0] if it[1] in read else "", css)
+    return kept if kept == css else drop_properties(kept, others)
 
 
 def whole_sheet(path: Path) -> str:
@@ -121,10 +146,8 @@ def purge(css: str, used: set[str]) -> str:
         elif head.startswith(("@media", "@supports")):
             inner = purge(body, used)
             kept.append(f"{head}{{{inner}}}" if inner else "")
-        elif head.startswith("@font-face"):
-            kept.append("" if "Font Awesome" in body else f"{head}{{{body}}}")
         elif head.startswith("@"):
-            kept.append(f"{head}{{{body}}}")
+            kept.append("" if "Font Awesome" in body else f"{head}{{{body}}}")
         else:
             selectors = [it for it in parts(head) if names(it) <= used]
             kept.append(f"{','.join(selectors)}{{{body}}}" if selectors else "")
@@ -147,58 +170,55 @@ def names(selector: str) -> set[str]:
 
 # The font of the text is asked for before the style sheet that names it; from a file, a browser
 # refuses to.
-PRELOAD = """\
+FIRST = """\
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <script>if (location.protocol !== "file:") document.head.insertAdjacentHTML("beforeend",
   '<link rel="preload" as="font" crossorigin fetchpriority="low" href="%sliterata.woff2">')</script>
 <link rel="apple-touch-icon" href="%stouch-icon.png">
 """
-# Scripts of which a page needs one only if it has this in its text.
+# What a page has in its text if it needs the scripts whose names begin so.
 FOR = {
-    "clipboard.min.js": 'class="highlight"',
-    "copybutton.js": 'class="highlight"',
-    "occupancy-data.js": "occupancy-chart",
-    "occupancy.js": "occupancy-chart",
-    "figures.js": 'class="moving"',
-    "searchtools.js": 'id="search-results"',
-    "language_data.js": 'id="search-results"',
-    "searchindex.js": 'id="search-results"',
+    'class="highlight"': "clipboard|copybutton",
+    "occupancy-chart": "occupancy",
+    'class="moving"': "figures",
+    'id="search-results"': "search|language_data",
 }
+SCRIPT = r"(?s)<script(?: [^>]*src=[^>]*>|>DOCUMENTATION_OPTIONS\.).*?</script>\s*"
+MODULE = '<script type="module">'
+# What a reader prefers, before the theme's script says so.
+THEME = '(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")'
 
 
 def lighten_page(page: str, path: Path) -> str:
-    """A page whose scripts wait for its text, and whose images have the size they will have.
+    """A page that asks for its scripts last, and whose images have the size they will have.
 
-    path: where it lies, from which its addresses are read.
+    What is written into a page waits for its style sheet, which else would share the line with the
+    scripts: their addresses are found long before. path: where the page lies, from which its
+    addresses are read.
     """
-    head, end, body = page.partition("</head>")
-    for script in re.findall(r"<script\b[^>]*>.*?</script>\n?", head, re.S):
-        address = re.match(r'<script[^>]* src="(?:[^"]*/)?([^"/?]+)', script)
-        kept = script
-        if address and FOR.get(address[1], "") not in body:
-            kept = ""
-        elif address and " defer" not in script:
-            kept = script.replace("<script", "<script defer", 1)
-        elif "DOCUMENTATION_OPTIONS." in script:  # a module waits for the scripts before it
-            kept = script.replace("<script", '<script type="module"', 1)
-        head = head.replace(script, kept, 1)
-    start, first, rest = re.split(r'(<meta name="viewport"[^>]*>\s*)', head, maxsplit=1)
-    head = start + first + re.sub(r'<meta name="viewport"[^>]*>\s*', "", rest)
-    head = re.sub(r'<link rel="preload" as="script"[^>]*>\s*', "", head)
+    late = "".join(re.findall(SCRIPT, page))
+    head, end, body = re.sub(SCRIPT, "", page).partition("</head>")
+    for text, names in FOR.items():
+        if text not in body:
+            late = re.sub(rf'<script [^>]*["/]({names})[^>]*></script>\s*', "", late)
+    # A module waits for the scripts before it.
+    late = late.replace("<script src", "<script defer src").replace("<script>", MODULE)
+    late = json.dumps(late).replace("</", r"<\/")
+    body = body.replace("</body>", f"<script>document.write({late})</script>\n</body>")
+    head = head.replace('"theme") || "auto"', f'"theme") || {THEME}')
+    head = re.sub(r'<(meta name="viewport"|link rel="preload" as="script")[^>]*>\s*', "", head)
     before, static, _, *rest = STYLE.split(head)
     head = f'{before}<link rel="stylesheet" href="{static}site.css">\n' + "".join(rest[::3])
     sized = re.sub(r"<img\b(?![^>]*\bwidth=)[^>]*>", lambda tag: sized_image(tag[0], path), body)
-    return head.replace(first, first + PRELOAD % (static, static), 1) + end + sized
+    return head.replace("<title>", FIRST % (static, static) + "<title>", 1) + end + sized
 
 
 def sized_image(tag: str, path: Path) -> str:
     """An `img` with width and height, where it is a picture of the site that says its size."""
     source = re.search(r'src="([^":?]+)', tag)
     size = image_size(path.parent / source[1]) if source else None
-    return (
-        tag.replace("<img", f'<img loading="lazy" width="{size[0]}" height="{size[1]}"', 1)
-        if size
-        else tag
-    )
+    sized = size and f'<img loading="lazy" width="{size[0]}" height="{size[1]}"'
+    return tag.replace("<img", sized, 1) if sized else tag
 
 
 def image_size(path: Path) -> tuple[int, int] | None:
@@ -207,8 +227,7 @@ def image_size(path: Path) -> tuple[int, int] | None:
         return None
     if path.suffix == ".png":
         return struct.unpack(">II", path.read_bytes()[16:24])
-    viewed = r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+) ([\d.]+)"'
-    box = re.search(viewed, path.read_text("utf-8", "replace"))
+    box = re.search(r'viewBox="\S+ \S+ ([\d.]+) ([\d.]+)"', path.read_text("utf-8", "replace"))
     return (round(float(box[1])), round(float(box[2]))) if box else None
 
 

@@ -403,6 +403,11 @@ def write_files(app: Sphinx, exception: Exception | None) -> None:
         refresh = f'<meta http-equiv="refresh" content="0; url={new}">'
         text = f'{page}{refresh}<p><a href="{new}">{title}</a></p></html>\n'
         (folder / f"{old}.html").write_text(text, "utf-8")
+    terms = app.env.get_doctree("book/glossary").findall(nodes.definition_list_item)
+    names = [[it.astext().lower() for it in term.findall(nodes.term)] for term in terms]
+    search = folder / "_static" / "language_data.js"  # search-order.js is part of it
+    text = search.read_text("utf-8").replace("NAMES = [];", f"NAMES = {json.dumps(names)};")
+    search.write_text(text, "utf-8")
     whole = f"# {title}: {SUBTITLE}\n\n- [The whole book as Markdown](memtraffic.md)\n"
     (folder / "llms.txt").write_text(whole, "utf-8")  # `make book` writes that file
     base = html.escape(app.config.html_baseurl.rstrip("/"))

@@ -101,11 +101,17 @@ def test_what_a_site_with_an_address_has_more(base, tmp_path):
 
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "naive.html").touch()
+    (tmp_path / "_static").mkdir()
+    script = tmp_path / "_static" / "language_data.js"
+    script.write_text("const NAMES = [];")
+    entry = nodes.definition_list_item("", nodes.term("", "SM"), nodes.term("", "CU"))
+    made.env.get_doctree = {"book/glossary": nodes.definition_list("", entry)}.get
     made.builder, made.outdir = SimpleNamespace(format="html"), tmp_path
     site.write_files(made, None)
     assert [it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*.py")] == [
         "book/naive.py"
     ]
+    assert script.read_text() == 'const NAMES = [["sm", "cu"]];'
     missing, pages = tmp_path / "404.html", tmp_path / "sitemap.txt"
     assert missing.exists() == pages.exists() == bool(base)
     assert not base or f'href="{base}"' in missing.read_text("utf-8")

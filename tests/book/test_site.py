@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
@@ -97,6 +98,9 @@ def test_files_beside_the_pages(site):
     assert "url=tiled.html" in (site / "book" / "warps.html").read_text("utf-8")
     assert (site / "memtraffic.md").is_file()
     assert "](memtraffic.md)" in (site / "llms.txt").read_text("utf-8")
+    with zipfile.ZipFile(site / "notebooks.zip") as archive:
+        assert sorted(archive.namelist()) == sorted(f"{Path(it).name}.ipynb" for it in CHAPTERS)
+    assert (site / "_static" / "site.css").stat().st_size < 125_000
     icons = site / "_static" / "scripts" / "fontawesome.js"  # but a few of them
     assert icons.stat().st_size < 20_000
 
@@ -292,6 +296,27 @@ def test_definition_shows_on_focus_and_at_the_first_tap(site, browser):
 
 
 @pytest.mark.browser
+def test_page_has_its_theme_before_its_scripts_and_they_wait_for_its_style(site, browser):
+    """In the text of a page only what is written into it asks for a script, which then waits."""
+    start = read(site / "book/fused.html").head.find("script", string=re.compile("theme")).string
+    theme = f"""localStorage.clear(); {start} return document.documentElement.dataset.theme;"""
+    found = []
+    for preferred in ("dark", "light"):
+        wish = {"name": "prefers-color-scheme", "value": preferred}
+        browser.ask("Emulation.setEmulatedMedia", features=[wish])
+        found.append(browser.run(theme))
+    browser.show(1280)
+    assert found == ["dark", "light"]
+    for name in PAGES:
+        assert not read(site / f"{name}.html").select("script[src]"), name
+    assert browser.open((site / "book/fused.html").as_uri()) == []
+    written = browser.run(
+        "return [...document.querySelectorAll('script[src]')].map((it) => it.defer)"
+    )
+    assert len(written) > 5 and all(written)
+
+
+@pytest.mark.browser
 def test_dark_page_is_printed_as_a_light_one(site, browser):
     browser.open((site / "book/fused.html").as_uri())
     script = """
@@ -353,13 +378,17 @@ def test_filter_shows_rows_that_have_all_chosen_values(browser):
     assert found == [0, 16, 2, 1, 8]
 
 
-SEARCHES = {  # what stands first, as the start of its title and of its anchor
+SEARCHES = {  # what stands first, as a part of its title and its anchor; a page that is found, too
     "warp": ("what a warp fetches", ""),
     "persistent kernel": ("Persistent kernels", ""),
     "occupancy": ("HIP/CDNA occupancy:", ""),
     "softmax": ("Naive softmax", ""),
     "sector": ("Glossary", "#term-sector"),
     "assert_traffic": ("memtraffic.testing.assert_traffic", "#memtraffic.testing.assert_traffic"),
+    "Register spills": ("Glossary", "#term-register-spill", "Chunks"),
+    "cache line": ("Glossary", "#term-cache-line", "Wide loads"),
+    "vectorized": ("Glossary", "#term-vectorized", "Wide loads"),
+    "HBM": ("Glossary", "#term-HBM", "Naive softmax"),
     "memtraffic.occupancy": ("memtraffic.occupancy", "#memtraffic.occupancy"),
 }
 
@@ -369,12 +398,16 @@ def test_search_finds_titles_first(site, browser):
     browser.open((site / "search.html").as_uri())
     script = f"""const found = {json.dumps(list(SEARCHES))}.map((query) => {{
           history.replaceState(null, "", "?q=" + encodeURIComponent(query));
-          return Search._performSearch(...Search._parseQuery(query)).at(-1).slice(1, 3);
+          return Search._performSearch(...Search._parseQuery(query)).map((it) => it.slice(1, 3));
         }});
         const page = "<div id=jb-print-docs-body>Contents</div>"
           + "<div role=main><p class=chapter-line>9 minutes</p>Text</div>";
         return [...found, Search.htmlToText(page)];"""
     *found, excerpt = browser.run(script)
-    for (query, (title, anchor)), (said, where) in zip(SEARCHES.items(), found, strict=True):
+    for (query, (title, anchor, *others)), results in zip(SEARCHES.items(), found, strict=True):
+        said, where = results[-1]
         assert title in said and where == anchor, query
+        assert all(any(it in said for said, _ in results) for it in others), query
+        entries = [where for _, where in results if where.startswith("#term-")]
+        assert len(set(map(tuple, results))) == len(results) and len(entries) <= 1, query
     assert excerpt.strip() == "Text"
