@@ -116,7 +116,7 @@ verify: verify-drift verify-notebooks verify-tests ## on a GPU: all comparisons,
 verify-drift: $(TEST_ENV) gpu ## on a GPU: measure everything again, compare each number with its recording
 	$(PY) -m memtraffic_book drift
 
-verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks with that, compare all but the numbers
+verify-notebooks: $(TEST_ENV) gpu ## on a GPU: re-execute the notebooks, compare all but measured numbers
 	$(PY) -m pytest --nbval
 
 verify-tests: $(TEST_ENV) gpu ## on a GPU: run the unit tests, but for those that need no GPU to be sure

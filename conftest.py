@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -48,10 +49,12 @@ def pytest_configure(config):
 
     if not in_environment:  # a reader's kernel starts without it
         os.environ.pop("TRITON_INTERPRET", None)
-    if HAS_GPU:  # show what was measured again, and compare such numbers by their unit alone
+    if HAS_GPU:  # measure again, and compare such numbers by their unit alone
         os.environ.setdefault("MEMTRAFFIC_MODE", "verify")
-        from memtraffic_book import units
+        from memtraffic_book import recording, units
 
+        if not config.option.collectonly:  # as a test of what is collected
+            shutil.rmtree(recording.folder_of_verify(), ignore_errors=True)  # of an earlier run
         if not config.option.nbval_sanitize_with:
             rule = tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8")
             rule.write(units.sanitize_rule())

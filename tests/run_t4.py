@@ -28,6 +28,7 @@ from memtraffic.errors import CountersUnavailable
 from memtraffic.kernels.softmax.split import TooManyPrograms
 from memtraffic.meters.counters import DENIED
 from memtraffic_book import recording
+from memtraffic_book.catalog import Experiment
 
 T4 = replace(gpus.find_gpu("T4"), l2_bytes=4 * 2**20)
 SLOWER = 15  # than the published GPU
@@ -105,7 +106,7 @@ def main(folder, *notebooks):
         shell.reset(new_session=False)
         for said in (recording.said, recording.measured, recording.elsewhere):
             said.clear()
-        with on_a_t4(), mock.patch.object(recording, "_run", measure), noting(launches):
+        with on_a_t4(), mock.patch.object(Experiment, "run", measure), noting(launches):
             for cell, source in zip(cells, sources, strict=True):
                 if "time_us" in shell.user_ns:  # a page's own clock
                     shell.user_ns["time_us"] = lambda fn, x: 1000.0

@@ -29,8 +29,7 @@ ORIGIN = ["date", "commit", "driver", "torch", "triton"]  # of what was measured
 def measure_again(ids: Sequence[str] = ()) -> list[str]:
     """Runs experiments again: returns a sentence for each value that drifted from its recording.
 
-    What is measured is kept for mode `verify`. The largest differences are written to `drift.csv`
-    in the folder of this GPU's recordings.
+    The largest differences are written to `drift.csv` in the folder of this GPU's recordings.
 
     ids: which experiments; all of them by default. What this machine cannot measure is skipped by
     name. Raises RuntimeError without a GPU, LookupError for an unknown id, RecordingError if a

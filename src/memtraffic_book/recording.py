@@ -5,8 +5,8 @@
 - `live`, the default on a GPU: it is measured, and the page names the GPU. Where the machine lacks
   what the experiment needs, such as counters that can be read or a memory fast enough for a
   reader to wait, or refuses a kernel, the page says so and shows the recording;
-- `verify`, for comparing pages on a GPU: it is what `drift` has measured there again, and the page
-  shows the recording's label;
+- `verify`, for comparing pages on a GPU: the first page that asks measures it again, for all pages,
+  and the page shows the recording's label;
 - `replay`, the default without a GPU: it is read from the recording.
 
 MEMTRAFFIC_MODE overrides the default. A page gets every result through the text of a CSV file, so a
@@ -15,6 +15,7 @@ replay equals the recorded run to the last digit. `build.record_experiments` wri
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import html
@@ -24,7 +25,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,30 @@ def experiments_for_verdicts(*ids: str) -> list[pd.DataFrame]:
 
 
 def _measured_again(subject: Experiment, folder: Path) -> pd.DataFrame:
-    """What `drift` has measured; the recording, where a reader has that."""
-    recorded = read(folder, subject)
+    """What the first page that asks measures, and keeps; the recording, where a reader has that."""
+    recorded, path = read(folder, subject), folder_of_verify() / f"{subject.id}.csv"
     if subject.needs.lacking(reader=True):
         return recorded
-    if not (path := folder_of_verify() / f"{subject.id}.csv").is_file():
-        fix = f"`python -m memtraffic_book drift {subject.id}` measures it"
-        raise RecordingError(f"{path}: missing; {fix}")
-    return read(path.parent, subject)
+    if not path.is_file():
+        with _printed_to(path.with_suffix(".log")):
+            text = to_csv(subject.run())
+        path.write_text(text, encoding="utf-8")
+    return from_csv(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _printed_to(path: Path) -> Iterator[None]:
+    """What is printed meanwhile, also by processes, goes to a file: a page shows a recording."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(file))
+        stack.enter_context(contextlib.redirect_stderr(file))
+        for number in (1, 2):
+            ours = os.dup(number)
+            stack.callback(os.close, ours)
+            stack.callback(os.dup2, ours, number)
+            os.dup2(file.fileno(), number)
+        yield
 
 
 def _measure_now(
@@ -168,7 +185,10 @@ def is_absent(row: Mapping[str, Any]) -> bool:
 
 
 def folder_of_verify() -> Path:
-    """The folder of what `drift` measures again, and mode `verify` shows."""
+    """The folder of what is measured again, by mode `verify` or `drift`.
+
+    Whoever compares pages anew removes it before.
+    """
     return root().parent / "_build" / "verify"
 
 

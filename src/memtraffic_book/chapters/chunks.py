@@ -19,6 +19,7 @@ WIDE = [2048, 4096, 6144, 8192, 8320, 12672, 16384, 24576, 32000, 32768]  # mult
 BLOCK, OWN, FORGET = "one block", "your chunks", "chunks, forget"
 WAYS: dict[str, Callable[..., Tensor]]  # the page gives its own
 WAYS = {BLOCK: tiled.softmax, OWN: chunks.softmax, FORGET: chunks.softmax}
+HALF = "lambda x: torch.softmax(x / 2, dim=1)"
 SINK = "lambda x: x.softmax(1) / (1 + x.softmax(1).amax(1, True) * torch.exp(-x.amax(1, True)))"
 
 
@@ -87,11 +88,3 @@ def compare_ways(own: Callable[..., Tensor]) -> None:
 def examine(reference: str) -> Callable[[Callable[[Tensor], Tensor]], bool]:
     """Examines a function that reads and writes each number once, as `prove.exam` does."""
     return lambda fn: prove.exam(fn, op=reference)
-
-
-def counts_programs(fn: Callable[[int, int], int]) -> bool:
-    """Whether `fn` knows how many programs an SM has registers for."""
-    wanted = {(63, 16): 2, (48, 8): 5, (66, 4): 7, (80, 4): 6, (100, 4): 4, (168, 8): 1}
-    found = {given: fn(*given) for given in wanted}
-    assert found == wanted, f"it gives {found}, not {wanted}"
-    return True

@@ -64,8 +64,8 @@ def claim_sizes(gradient: str) -> None:
     large = [(is_torch, ratio) for mb, is_torch, ratio in cases if mb > high]
     ratio = statistics.geometric_mean(ratio for _, ratio in large)
     claim(
-        f"Called{' with its gradient' * bool(gradient)} from Python, torch.softmax or its "
-        f"equal is the fastest in {sum(small)} of {len(small)} cases of less than {low} MB, and in "
+        f"Called{' with its gradient' * bool(gradient)} from Python, torch.softmax is "
+        f"beaten by none in {sum(small)} of {len(small)} cases of less than {low} MB, and in "
         f"{sum(it for it, _ in large)} of {len(large)} of more than {high} MB; in these "
         f"memtraffic.softmax takes {units.format_ratio(ratio)} its time on average.",
         sum(small) > 0.75 * len(small) and ratio < 0.9,
@@ -106,7 +106,7 @@ def draw_map() -> None:
     gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
     lowest = ours.stack()
     n, dtype = lowest.idxmin()
-    ends = [f"{it.min():.0f} to {it.max():.0f} % in {dtype}" for dtype, it in ours.items()]
+    ends = [f"{it.min():.0f} % to {it.max():.0f} % in {dtype}" for dtype, it in ours.items()]
     glue("range", " and ".join(ends))
     glue("lowest_at", f"{n} columns of {dtype}")
     glue("over_torch", units.format_ratio(gain))

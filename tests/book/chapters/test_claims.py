@@ -78,7 +78,7 @@ LIES = {
     "timing-show_cold": (us(9, cache="warm"), "more than 1.1x"),
     "timing-draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
     "your_kernel-show_levels": (times("dram_read_bytes", 1.2), "DRAM sends"),
-    "your_kernel-show_clock": (times("us_p20", 0.5, impl=your_kernel.LOOP), "of its runs take"),
+    "your_kernel-show_clock": (times("us_p20", 0.5, impl=your_kernel.LOOP), "runs are slower"),
     "your_kernel-show_loss": (us(1.3, "cross-entropy"), "the time of a copy"),
 }  # fmt: skip
 GIVEN = {  # what makes the argument of a function

@@ -39,7 +39,6 @@ SLOW = {
 }
 QUICK = {
     "backward-mul is wrong": lambda it: it.judge(it.GRADIENT)(torch.mul),
-    "chunks-it gives": lambda it: it.counts_programs(lambda registers, warps: 2),
     "chunks-is wrong": lambda it: it.examine(it.SINK)(fused.softmax),
     "fused-is wrong": lambda it: it.examine(it.HALF)(fused.softmax),
     "in_flight-is wrong": lambda it: it.doubles(fused.softmax),
