@@ -333,7 +333,12 @@ def test_run_refuses_an_edit(old, new, expected):
 TEXTS = {
     "": "there is no function",
     NAIVE.replace("(x: Tensor)", "()"): "softmax takes 0 arguments",
-    NAIVE.replace("shifted = x", "x -= x; shifted = x"): "a change in place",
+    **{
+        NAIVE.replace("shifted = x", f"{it}; shifted = x"): "x = x - m, not x -= m"
+        for it in ("x -= x", "x.sub_(x)", "x **= 2", "x[0] = 1")
+    },
+    NAIVE.replace("x - ", "x.minus - "): "relu, requires_grad, rsqrt, shape, softmax,",
+    NAIVE.replace("x - ", "x[:, ::-1] - "): "numbers in range, slices forward, None",
     MASKED.replace("(x.shape[1]))", "(x.shape[1]), num_warps=3)"): "num_warps is 1, 2, 4,",
     "import math\n" + MASKED.replace("tl.exp(x", "math.exp(x"): "and a block needs tl.exp",
     MASKED.replace("@triton.jit\n", ""): "'function' object is not subscriptable: is @triton.jit",

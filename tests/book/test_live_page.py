@@ -306,6 +306,9 @@ def test_editor_shows_each_step(editor, browser):
         assert found[0].startswith(f"Step {number + 1} of 8: program {number // 2}, line ")
     assert "line 11 reads elements 8 to 15 of x_ptr, which is x." in rest[2][0]
     assert captions == ["x 4 × 8read once", "y_ptr 4 × 8written once"]
+    browser.run(OPEN + "await run('def f(x): return x[:, :2].exp()');")
+    first = browser.run(OPEN + "return all('figcaption')[0];")
+    assert first == "x 4 × 824 of 32 elements not read, the others once"
 
 
 @on_files
