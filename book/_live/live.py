@@ -749,7 +749,7 @@ class Tensor(Arithmetic):
     def max(self, dim=None, keepdim=False):
         if dim is None:
             return operation("max", OPERATIONS["amax"])(self)
-        places = reduce("argmax", self.block(), dim, keepdim)
+        places = reduce("argamax", self.block(), dim, keepdim)
         values = reduce("amax", self.block(), dim, keepdim)
         values = made(block_of(values, self.dtype).data, values.shape, self.dtype)
         places = made(places.data, places.shape, int64)
@@ -782,7 +782,11 @@ def worst(extreme):
     return lambda values: NAN if [it for it in values if it != it] else extreme(values)
 
 
-FOLDS.update(amax=worst(max), amin=worst(min))
+def greatest(values):
+    return max(range(len(values)), key=lambda i: (values[i] != values[i], values[i]))
+
+
+FOLDS.update(amax=worst(max), amin=worst(min), argamax=greatest)
 
 
 def operation(name, compute):
@@ -811,7 +815,7 @@ OPERATIONS = {
     "neg": lambda x: 0 - x,
     "reciprocal": lambda x: 1.0 / x,
     "rsqrt": TL["rsqrt"],
-    "relu": lambda x: TL["maximum"](x, 0.0),
+    "relu": lambda x: tl_where(x < 0, 0.0, x),  # which keeps a NaN
     "mean": mean,
     "_softmax": lambda x, dim: softmax(x, dim),
     **{name: UNARY[name] for name in ("exp", "log", "sqrt")},
