@@ -21,7 +21,8 @@ const run = async (code) => {
   return said();
 };
 
-// Whether the run goes on, what is said after Stop, and where the focus is then; then Reset and Copy.
+// Whether the run goes on, what is said after Stop, and where the focus is then; then Run,
+// Reset while it goes on, and Copy.
 const stopResetCopy = async () => {
   find("textarea").value = "def f(x):\n    while True: pass";
   button("Run").click();
@@ -29,6 +30,7 @@ const stopResetCopy = async () => {
   const found = [!button("Stop").disabled];
   button("Stop").click();
   found.push(said(), document.activeElement.textContent, button("Stop").disabled);
+  button("Run").click();
   button("Reset").click();
   await until(idle);
   button("Copy").click();
