@@ -358,12 +358,16 @@ def test_verdict_refuses(expression):
 
 @pytest.mark.parametrize(
     ("expression", "right"),
-    [("x * 2.00001", "x * 2")]
-    + [(f"{it}(x)", "x * 0") for it in ("torch.zeros_like", "torch.empty_like", "x.new_empty")],
+    [
+        ("x * 2.00001", "x * 2"),
+        ("torch.zeros_like(x)", "x * 0"),
+        ("torch.empty_like(x)", "torch.zeros_like(x)"),
+        ("x.new_empty(x.shape)", "torch.zeros_like(x)"),
+    ],
 )
 def test_verdict_by_another_reference_refuses(expression, right):
     """Where a reference has NaN, a number is wrong; nothing that was not written is right."""
-    text = f"def f(x):\n    return {expression.replace('new_empty(x)', 'new_empty(x.shape)')}"
+    text = f"def f(x):\n    return {expression}"
     options = {"reference": f"lambda x: {right}", "name": "the same"}
     assert stages(HEAD + text, **options)["verdict"]["text"].startswith("Not the same: at ")
     assert stages(HEAD + f"def f(x):\n    return {right}", **options)["verdict"]["right"]

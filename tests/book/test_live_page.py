@@ -226,6 +226,8 @@ def test_editor_says_one_sentence_of_what_fails_and_runs_again(editor, browser):
     for text, sentence in SAID.items():
         said = browser.run(OPEN + f"return run({json.dumps(text)});")
         assert any(it.startswith(sentence) for it in (said[0], said[-1])), (text, said)
+        marked = browser.run(OPEN + "return all('.live-line.bad').length;")
+        assert marked == sentence.startswith("Line ")
         said = browser.run(OPEN + "return run('def f(x): return x.exp()');")
         assert said[0].startswith("Reads MN, writes MN Solved at ")
     assert browser.complaints() == []
