@@ -37,13 +37,14 @@ const stopResetCopy = async () => {
   return [...found, said().at(-1), find("textarea").value, text(button("Cop"))];
 };
 
-// For each place of the slider: what is said, which line is marked, how many elements are.
+// For each place of the slider: what is said, which line is marked, how many elements are, and what
+// was moved of the first tensor.
 const steps = () => {
   const slider = find("input"), found = [];
   for (slider.value = 0; ; slider.stepUp()) {
     slider.dispatchEvent(new Event("input"));
     const lines = [...box.querySelectorAll(".live-line")].map((it) => it.matches(".now"));
-    found.push([text(find("output")), lines.indexOf(true) + 1, all(".touched").length]);
+    found.push([text(find("output")), lines.indexOf(true) + 1, all(".touched").length, text(find("figcaption"))]);
     if (slider.value === slider.max) return found;
   }
 };
