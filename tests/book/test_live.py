@@ -136,7 +136,7 @@ def test_run_a_nan(tmp_path):
 
 KERNEL = """
 @triton.jit
-def kernel(y_ptr, x_ptr, k_ptr, h_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def kernel(y_ptr, x_ptr, k_ptr, h_ptr, n_rows, n_cols, s, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK > 0)
     cols = tl.arange(0, BLOCK){row}
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS){column}
@@ -149,7 +149,7 @@ def kernel(y_ptr, x_ptr, k_ptr, h_ptr, n_rows, n_cols, ROWS: tl.constexpr, BLOCK
 
 def launched(x, k, h):
     y = torch.empty_like({like})
-    kernel[lambda META: (-(-x.shape[0] // META["ROWS"]),)](y, x, k, h, *x.shape, ROWS={n}, BLOCK=8)
+    kernel[lambda META: (-(-x.shape[0] // META["ROWS"]),)](y, x, k, h, *x.shape, 0.1, {n}, 8)
     return y
 """
 # In which pool the result goes, the names of operations, and an expression of them.
@@ -160,9 +160,9 @@ floats maximum,minimum tl.{0}({a}, {n})
 floats abs tl.abs(-{a})
 floats where tl.where({m}, {a}, {n})
 floats cast tl.cast({a}, tl.{type})
-floats max,min tl.{0}({a}, axis={axis}){again}
+floats max,min tl.{0}(tl.where({m}, {a}, float("nan")), axis={axis}){again}
 floats zeros tl.zeros(({rows}BLOCK,), tl.float32) - {a}
-floats full tl.full((1,), 0.3, tl.{type}) * {a}
+floats full tl.full((1,), 0.3, tl.{type}) * {a} * s
 floats gather tl.load(x_ptr + k)
 floats range,static_range {a} + 1;for i in tl.{0}(1, {end}, 2): {v} = {v} * 0.5 + i
 floats branch {a} * 1;if tl.program_id(0) % 2 == {axis} and tl.max({i}) > 1: {v} = {b} - {v}
@@ -206,7 +206,7 @@ def kernel_of(chosen, last, pick):
     parts = {"body": "\n    ".join(lines), "like": pick("xkh"), "n": 1 + two}
     parts |= {"row": "[None, :]" * two, "column": "[:, None]" * two}
     parts["other"] = pick(["", ", other=0.0", ', other=-float("inf")', ", other=1"])
-    parts["result"] = f"tl.{last}({result}.to(tl.float32))" if last else result
+    parts["result"] = f"tl.{last}({result}.to(tl.float32))" if last else result + pick(["", " * s"])
     return HEAD + KERNEL.format(**parts), f"M,N:{x} M,N:int32<N M,N:{half}"
 
 

@@ -127,6 +127,8 @@ def test_browser_computes_as_cpython(engine):
         texts.append((text, {"function": function.__name__, "modules": MODULES}))
     for dtype in ("float16", "bfloat16"):
         texts.append((SHOWN["tiled softmax"][1], {"dtype": dtype, "modules": MODULES}))
+    every = " + ".join(f"tl.{it}(tl.where(mask, x * x, 1.0))" for it in live.UNARY)
+    texts.append((of_masked("    numerator =", f"    x = {every}\n    numerator ="), {}))
     for (text, options), found in zip(texts, engine(texts), strict=True):
         expected = probe(text, options)
         numbers = [list(map(float, it.pop("numbers"))) for it in (found, expected)]
@@ -211,7 +213,6 @@ def test_editor_loads_one_file_when_it_is_opened_and_runs_its_code(editor, brows
 
 FUNCTION = "def f(x):\n    "
 SAID = {  # the start of what is said of a text at last, or of its traffic
-    "": "There is no function beside the kernels: write one of a tensor that returns one.",
     f"{FUNCTION}while x.shape[1] != 8: pass\n    return x": "Stopped after 2 seconds: what stands",
     f"{FUNCTION}return f(x)": "Line 2: the functions call one another without end.",
     of_masked("x_ptr + offsets", "x_ptr + 8 + offsets"): "Line 11: program 3 reads element 32 of",
@@ -265,7 +266,8 @@ def test_editor_is_used_by_keyboard_alone(editor, browser):
     shown = browser.run(OPEN + "return [find('.live-text pre').textContent, !!find('.old')];")
     assert shown == ["\n".join(lines) + "\n", True]
     browser.run(OPEN + "find('textarea').setSelectionRange(20, 45);")
-    press(browser, "Tab")
+    for held in (0, 8, 0):  # with Shift it goes back
+        press(browser, "Tab", held=held)
     lines = browser.run(value).split("\n")
     assert [len(it) - len(it.lstrip()) for it in lines][1:4] == [8, 12, 16]
     press(browser, *["z"] * 9, held=CONTROL)
