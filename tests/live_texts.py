@@ -122,6 +122,11 @@ FIVE = {"naive": NAIVE, "fused": FUSED, "masked": MASKED}
 FIVE |= {name: SHOWN[f"{name} softmax"][1] for name in ("tiled", "persistent")}
 
 
+def of_masked(old, new=""):
+    assert old in MASKED
+    return MASKED.replace(old, new)
+
+
 def with_syntax_errors(text):
     """(line, the text with an error in this line), for each line of code."""
     lines = text.splitlines()

@@ -97,10 +97,11 @@ function indent(area, back) {
 const words = (shape) => shape.join("\u00a0×\u00a0") || "one number";
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const list = (shapes) => shapes.map(words).join(", ");
-const often = (times) => {
-  const [least, most] = [Math.min(...times), Math.max(...times)];
-  const said = (n) => ["never", "once"][n] ?? `${n} times`;
-  return least === most ? said(least) : `${least} to ${most} times`;
+// How often elements were read, or written, as "24 of 32 elements not read, the others once".
+const often = (what, times) => {
+  const seen = times.filter(Boolean), [least, most] = [Math.min(...seen), Math.max(...seen)];
+  const said = (least === most ? "" : `${least} to `) + (most === 1 ? "once" : `${most} times`);
+  return seen.length < times.length ? `${times.length - seen.length} of ${times.length} elements not ${what}, the others ${said}` : `${what} ${said}`;
 };
 const SIZE = 16, DRAWN = 256; // of an element's square; the most elements that are drawn
 
@@ -108,7 +109,7 @@ const SIZE = 16, DRAWN = 256; // of an element's square; the most elements that 
 function drawn(tensor, reads, writes, now) {
   const { name, shape } = tensor, columns = shape.at(-1) ?? 1;
   const moved = [["read", reads], ["written", writes]].filter(([, times]) => Math.max(...times));
-  const said = moved.map(([what, times]) => `${what} ${often(times)}`).join(", ") || "not touched yet";
+  const said = moved.map((it) => often(...it)).join("; ") || "not touched yet";
   let squares = "";
   for (let i = 0; i < reads.length && reads.length <= DRAWN; i++) {
     const x = 1 + SIZE * (i % columns), y = 1 + SIZE * Math.floor(i / columns);

@@ -253,7 +253,7 @@ class Meter:
         return self.tensors.index(memory)
 
     def step(self, kind, argument, memory, offsets, line):
-        if self.traced:
+        if self.traced and offsets:
             for at in offsets:
                 memory.times[kind][at] += 1
             step = {"program": self.program, "line": line, "kind": kind, "argument": argument}
@@ -297,6 +297,9 @@ def operator(sign):
     return lambda x, other: x.compute(sign, x, other), lambda x, other: x.compute(sign, other, x)
 
 
+IN_PLACE = "a change in place is not modelled: make a new one, as in x = x - m, not x -= m"
+
+
 class Arithmetic:
     """What blocks and tensors have in common."""
 
@@ -328,12 +331,11 @@ class Arithmetic:
     def __getattr__(self, name):
         if name in self.methods:
             return lambda *args, **options: self.methods[name](self, *args, **options)
-        if name[:2] == "__":
-            raise AttributeError(name)
-        raise LiveError(f"a {self.word} has no .{name} here. Known are: {listed(self.methods)}")
+        need(name[-1] != "_" or name[0] == "_", IN_PLACE)
+        refuse(name, f"a {self.word} has no .{name} here", [*self.methods, *self.facts])
 
-    def __setitem__(self, key, value):
-        raise LiveError(f"a change in place of a {self.word} is not modelled: make a new one")
+    def __setitem__(self, *_):
+        raise LiveError(IN_PLACE)
 
 
 class Block(Arithmetic):
@@ -342,7 +344,7 @@ class Block(Arithmetic):
     data: a list of numbers; of pointers, elements from the first one of `argument`.
     """
 
-    word, methods = "block", {}
+    word, methods, facts = "block", {}, ("dtype", "shape")
 
     def __init__(self, data, shape, dtype, argument=None):
         self.data, self.shape, self.dtype, self.argument = data, shape, dtype, argument
@@ -393,7 +395,7 @@ def dtype_of(number):
     if isinstance(number, float):
         size = abs(number)
         return float32 if not 0 < size < INF or 2.0**-126 <= size < 2.0**128 else float64
-    raise LiveError(f"a kernel computes with blocks and numbers (of 64 bits), not with {number!r}")
+    raise LiveError(f"a kernel computes with blocks and numbers up to 64 bits, not with {number!r}")
 
 
 def block_of(value, dtype=None):
@@ -452,8 +454,11 @@ def paired(sign, a, b):
     return [apply(left[i], right[i]) for i in range(len(left))], shape
 
 
-def listed(names):
-    return ", ".join(sorted([it for it in names if it[0] != "_"]))
+def refuse(name, what, names):
+    if name[:2] == "__":  # Python asks
+        raise AttributeError(name)
+    listed = sorted([it for it in names if it[0] != "_"])
+    raise LiveError(f"{what}. Known are: {', '.join(listed)}")
 
 
 # ---- tl
@@ -503,7 +508,7 @@ def touched(kind, pointer, mask):
     argument, found = pointer.argument, []
     for i in range(len(mask.data)):
         at = pointer.data[i]
-        if mask.data[i] and not argument.start <= at < argument.end:
+        if mask.data[i] and not 0 <= at < argument.end:
             program = meter.program[0] if meter.grid[1:] == [1, 1] else tuple(meter.program)
             verb = "reads" if kind == "read" else "writes"
             raise Outside(
@@ -650,11 +655,7 @@ class Names:
             setattr(self, key, names[key])
 
     def __getattr__(self, name):
-        if name[:2] == "__":
-            raise AttributeError(name)
-        raise LiveError(
-            f"{self.__name__}.{name} is not modelled here. Known are: {listed(self._names)}"
-        )
+        refuse(name, f"{self.__name__}.{name} is not modelled here", self._names)
 
 
 # ---- tensors
@@ -672,6 +673,7 @@ class Tensor(Arithmetic):
     """A small tensor of PyTorch: a view of a memory, whose operations are counted."""
 
     word, methods, device, is_cuda, requires_grad = "tensor", {}, "cpu", False, False
+    facts = "T device dtype is_contiguous is_cuda requires_grad shape transpose".split()
 
     def __init__(self, memory, dtype, shape, strides=None, offset=0):
         self.memory, self.dtype, self.shape, self.offset = memory, dtype, tuple(shape), offset
@@ -706,7 +708,7 @@ class Tensor(Arithmetic):
             if key is None:
                 shape.append(1)
                 strides.append(0)
-            elif at < self.dim() and isinstance(key, slice):
+            elif at < self.dim() and isinstance(key, slice) and (key.step or 1) > 0:
                 first, last, every = key.indices(self.shape[at])
                 shape.append(max(0, -((first - last) // every)))
                 strides.append(self.strides[at] * every)
@@ -714,15 +716,12 @@ class Tensor(Arithmetic):
             elif at < self.dim() and type(key) is int and -self.shape[at] <= key < self.shape[at]:
                 offset += self.strides[at] * (key % self.shape[at])
             else:
-                raise LiveError(f"{self!r} is indexed with numbers in range, slices and None here")
+                raise LiveError(f"{self!r} is indexed with numbers in range, slices forward, None")
             at += key is not None
         shape, strides = shape + list(self.shape[at:]), strides + list(self.strides[at:])
         return Tensor(self.memory, self.dtype, shape, strides, offset)
 
-    def __iadd__(self, other):
-        raise LiveError("a change in place is not modelled here: write x = x + 1, not x += 1")
-
-    __isub__ = __imul__ = __itruediv__ = __iadd__
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __iand__ = Arithmetic.__setitem__
 
     def compute(self, sign, a, b):
         """An operation on two tensors that broadcast, or on a tensor and a number."""
@@ -750,7 +749,7 @@ class Tensor(Arithmetic):
     def max(self, dim=None, keepdim=False):
         if dim is None:
             return operation("max", OPERATIONS["amax"])(self)
-        places = reduce("argmax", self.block(), dim, keepdim)
+        places = reduce("argamax", self.block(), dim, keepdim)
         values = reduce("amax", self.block(), dim, keepdim)
         values = made(block_of(values, self.dtype).data, values.shape, self.dtype)
         places = made(places.data, places.shape, int64)
@@ -783,7 +782,11 @@ def worst(extreme):
     return lambda values: NAN if [it for it in values if it != it] else extreme(values)
 
 
-FOLDS.update(amax=worst(max), amin=worst(min))
+def greatest(values):
+    return max(range(len(values)), key=lambda i: (values[i] != values[i], values[i]))
+
+
+FOLDS.update(amax=worst(max), amin=worst(min), argamax=greatest)
 
 
 def operation(name, compute):
@@ -812,7 +815,7 @@ OPERATIONS = {
     "neg": lambda x: 0 - x,
     "reciprocal": lambda x: 1.0 / x,
     "rsqrt": TL["rsqrt"],
-    "relu": lambda x: TL["maximum"](x, 0.0),
+    "relu": lambda x: tl_where(x < 0, 0.0, x),  # which keeps a NaN
     "mean": mean,
     "_softmax": lambda x, dim: softmax(x, dim),
     **{name: UNARY[name] for name in ("exp", "log", "sqrt")},
@@ -880,14 +883,12 @@ TORCH = {
 
 
 class Argument:
-    """A tensor that a kernel was given. start, end: of what its pointer reaches, from its first."""
+    """A tensor that a kernel was given. end: how far its pointer reaches, from its first."""
 
     def __init__(self, name, tensor):
-        self.name, self.tensor, self.start = name, tensor, 0
+        self.name, self.tensor = name, tensor
         dims = [(tensor.shape[i], tensor.strides[i]) for i in range(tensor.dim())]
         self.end = 1 + sum([(n - 1) * step for n, step in dims]) if tensor.numel() else 0
-        if [n for n, step in dims if n > 1 and not step]:  # strides do not say how far it goes
-            self.start, self.end = -tensor.offset, len(tensor.memory.cells) - tensor.offset
 
 
 PLAIN = [("<<", ""), (">>", ""), ("->", ""), *[(it, "<") for it in ("<=", ">=", "==", "!=", ">")]]

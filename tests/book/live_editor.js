@@ -21,7 +21,8 @@ const run = async (code) => {
   return said();
 };
 
-// Whether the run goes on, what is said after Stop, and where the focus is then; then Reset and Copy.
+// Whether the run goes on, what is said after Stop, and where the focus is then; then Run,
+// Reset while it goes on, and Copy.
 const stopResetCopy = async () => {
   find("textarea").value = "def f(x):\n    while True: pass";
   button("Run").click();
@@ -29,19 +30,21 @@ const stopResetCopy = async () => {
   const found = [!button("Stop").disabled];
   button("Stop").click();
   found.push(said(), document.activeElement.textContent, button("Stop").disabled);
+  button("Run").click();
   button("Reset").click();
   await until(idle);
   button("Copy").click();
   return [...found, said().at(-1), find("textarea").value, text(button("Cop"))];
 };
 
-// For each place of the slider: what is said, which line is marked, how many elements are.
+// For each place of the slider: what is said, which line is marked, how many elements are, and what
+// was moved of the first tensor.
 const steps = () => {
   const slider = find("input"), found = [];
   for (slider.value = 0; ; slider.stepUp()) {
     slider.dispatchEvent(new Event("input"));
     const lines = [...box.querySelectorAll(".live-line")].map((it) => it.matches(".now"));
-    found.push([text(find("output")), lines.indexOf(true) + 1, all(".touched").length]);
+    found.push([text(find("output")), lines.indexOf(true) + 1, all(".touched").length, text(find("figcaption"))]);
     if (slider.value === slider.max) return found;
   }
 };

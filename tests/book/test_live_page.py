@@ -14,7 +14,7 @@ import live_page
 import notebooks
 import numpy as np
 import pytest
-from live_texts import FIVE, MASKED, MODULES, NAIVE, OPTIONS, PAGES, SHOWN, with_syntax_errors
+from live_texts import FIVE, MASKED, MODULES, OPTIONS, PAGES, SHOWN, of_masked, with_syntax_errors
 from notebooks import BOOK
 
 # ---- what an editor starts with
@@ -25,7 +25,7 @@ CELLS = [
     "def kernel(y): ...\n\n\ndef launch(x):\n    return x",
     "def kernel(:",
 ]
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+
 KERNEL = "@triton.jit\ndef kernel(y):\n    pass  # shown"
 LAUNCHED = "\n\n\ndef softmax(x):\n    y = torch.empty_like(x)\n    kernel[(1,)](y)\n    return y"
 
@@ -40,7 +40,7 @@ LAUNCHED = "\n\n\ndef softmax(x):\n    y = torch.empty_like(x)\n    kernel[(1,)]
 )
 def test_editor_starts_with_the_code_of_its_page(comment, code):
     found = live_page.composed(comment, CELLS)
-    assert found["code"] == HEAD + code and not found["hint"]
+    assert found["code"] == f"{live_page.HEAD}\n\n{code}" and not found["hint"]
     called = code.rpartition("def ")[2].split("(")[0]
     assert found["options"] == {"reference": live.SOFTMAX, "name": "a softmax", "function": called}
 
@@ -51,6 +51,8 @@ def test_editor_takes_options_and_needs_code_that_the_page_shows():
     options = {"reference": "", "name": "a softmax", "inputs": "M,N N", "function": "launch"}
     assert found["options"] == options
     assert found["hint"] == "Try."
+    exam = '<!-- live launch {"exam": "naive.LOGS", "reads": "2MN"} -->'
+    assert live_page.composed(exam, CELLS)["options"]["moves"] == "reads 2MN, writes MN"
     for comment in ("<!-- live none -->", '<!-- live x {"def": "f(x)"} -->'):
         with pytest.raises(LookupError, match="no code on this page"):
             live_page.composed(comment, CELLS)
@@ -125,6 +127,8 @@ def test_browser_computes_as_cpython(engine):
         texts.append((text, {"function": function.__name__, "modules": MODULES}))
     for dtype in ("float16", "bfloat16"):
         texts.append((SHOWN["tiled softmax"][1], {"dtype": dtype, "modules": MODULES}))
+    every = " + ".join(f"tl.{it}(tl.where(mask, x * x, 1.0))" for it in live.UNARY)
+    texts.append((of_masked("    numerator =", f"    x = {every}\n    numerator ="), {}))
     for (text, options), found in zip(texts, engine(texts), strict=True):
         expected = probe(text, options)
         numbers = [list(map(float, it.pop("numbers"))) for it in (found, expected)]
@@ -187,7 +191,11 @@ def requests(browser):
     return [it.rpartition("/")[2] for it in found[1:] if it[:5] not in ("blob:", "data:")]
 
 
-@pytest.mark.browser
+def on_files(test):
+    return pytest.mark.browser(pytest.mark.parametrize("editor", ["file"], indirect=True)(test))
+
+
+@on_files
 def test_editor_loads_one_file_when_it_is_opened_and_runs_its_code(editor, browser):
     for _, data in offered():
         editor(data["code"], **data["options"])
@@ -197,43 +205,31 @@ def test_editor_loads_one_file_when_it_is_opened_and_runs_its_code(editor, brows
         counts, formula, verdict = live.run(data["code"], data["options"])
         first, second, third = browser.run(OPEN + "return said();")
         assert first.lower().startswith(f"{formula['text']} solved at 2 × 4, ".lower())
+        assert first.endswith(f"{formula['note']}.")
         assert second.startswith(f"At 4 × 8 it {counts['text']}. Line ")
         assert third == f"{'✓' if verdict['right'] else '✗'} {verdict['text']}"
         assert browser.complaints() == []
 
 
-def on_files(test):
-    return pytest.mark.browser(pytest.mark.parametrize("editor", ["file"], indirect=True)(test))
-
-
-def of_masked(old, new=""):
-    assert old in MASKED
-    return MASKED.replace(old, new)
-
-
-LOAD = "    x = tl.load(x_ptr + offsets, mask=mask"
 FUNCTION = "def f(x):\n    "
 SAID = {  # the start of what is said of a text at last, or of its traffic
-    "": "There is no function beside the kernels: write one of a tensor that returns one.",
-    f"{FUNCTION}while True: pass": "Stopped after 2 seconds: nothing is counted yet. Does a loop",
-    f"{FUNCTION}for i in range(10**8): x.dim()": "Stopped after 2 seconds: nothing is counted yet.",
     f"{FUNCTION}while x.shape[1] != 8: pass\n    return x": "Stopped after 2 seconds: what stands",
     f"{FUNCTION}return f(x)": "Line 2: the functions call one another without end.",
     of_masked("x_ptr + offsets", "x_ptr + 8 + offsets"): "Line 11: program 3 reads element 32 of",
     of_masked(', mask=mask, other=-float("inf")'): "Reads MN, writes MN, at powers of two alone",
-    of_masked(LOAD, f"{LOAD})\n{LOAD}"): "Reads 2MN, writes MN Solved at",
-    of_masked("tl.max(", "tl.maxx("): "Line 12: tl.maxx is not modelled here.",
-    NAIVE.replace("amax(dim=1, keepdim=True)", "max(1, True).values"): "Reads 5MN + 2M, writes 3MN",
 }  # fmt: skip
 
 
 @on_files
 def test_editor_says_one_sentence_of_what_fails_and_runs_again(editor, browser):
-    editor(MASKED, seconds=2, reference="", modules=MODULES)
-    browser.run(OPEN + "await open();")
+    editor(f"{FUNCTION}while True: pass", seconds=2, reference="", modules=MODULES)
+    [said] = browser.run(OPEN + "await open(); return said();")
+    assert said == "Stopped after 2 seconds: nothing is counted yet. Does a loop run without end?"
     for text, sentence in SAID.items():
         said = browser.run(OPEN + f"return run({json.dumps(text)});")
         assert any(it.startswith(sentence) for it in (said[0], said[-1])), (text, said)
+        marked = browser.run(OPEN + "return all('.live-line.bad').length;")
+        assert marked == sentence.startswith("Line ")
         said = browser.run(OPEN + "return run('def f(x): return x.exp()');")
         assert said[0].startswith("Reads MN, writes MN Solved at ")
     assert browser.complaints() == []
@@ -253,7 +249,7 @@ def press(browser, *keys, held=0):
 @on_files
 def test_editor_is_used_by_keyboard_alone(editor, browser):
     """Enter keeps the indentation, Tab adds to it, all can be undone; Escape, then Tab, leaves."""
-    code = "def f(x):\n    if x.dim():\n        pass\n    return x.softmax(1)"
+    code = "def f(x):\n    if 0 <x.dim():\n        pass\n    return x.softmax(1)"
     editor(code)
     browser.run(OPEN + 'button("Edit").focus();')
     browser.ask("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r")
@@ -270,7 +266,8 @@ def test_editor_is_used_by_keyboard_alone(editor, browser):
     shown = browser.run(OPEN + "return [find('.live-text pre').textContent, !!find('.old')];")
     assert shown == ["\n".join(lines) + "\n", True]
     browser.run(OPEN + "find('textarea').setSelectionRange(20, 45);")
-    press(browser, "Tab")
+    for held in (0, 8, 0):  # with Shift it goes back
+        press(browser, "Tab", held=held)
     lines = browser.run(value).split("\n")
     assert [len(it) - len(it.lstrip()) for it in lines][1:4] == [8, 12, 16]
     press(browser, *["z"] * 9, held=CONTROL)
@@ -285,7 +282,7 @@ def test_editor_is_used_by_keyboard_alone(editor, browser):
     assert browser.run(focus) == "TEXTAREA" and browser.run(value) != code
 
 
-@on_files
+@pytest.mark.browser
 def test_editor_stops_resets_and_copies(editor, browser):
     editor(MASKED)
     found = browser.run(OPEN + "await open(); return stopResetCopy();")
@@ -300,12 +297,14 @@ def test_editor_shows_each_step(editor, browser):
     script = "await open(); return [all('.live-note'), steps(), all('figcaption')];"
     notes, (first, *rest), captions = browser.run(OPEN + script)
     assert list(map(str.strip, notes)) == ["← reads 32", "← writes 32"]
-    assert first[0] == "Nothing has moved yet." and first[2] == 0
+    assert first == ["Nothing has moved yet.", 0, 0, "x 4 × 8not touched yet"]
     for number, (step, found) in enumerate(zip(next(live.run(MASKED))["steps"], rest, strict=True)):
-        assert found[1:] == [step["line"], len(step["offsets"])]
+        assert found[1:3] == [step["line"], len(step["offsets"])]
         assert found[0].startswith(f"Step {number + 1} of 8: program {number // 2}, line ")
     assert "line 11 reads elements 8 to 15 of x_ptr, which is x." in rest[2][0]
     assert captions == ["x 4 × 8read once", "y_ptr 4 × 8written once"]
+    part = "await run('def f(x): return x[:, :2].exp()'); return all('figcaption')[0];"
+    assert browser.run(OPEN + part) == "x 4 × 824 of 32 elements not read, the others once"
 
 
 @on_files
