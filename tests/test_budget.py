@@ -45,7 +45,7 @@ LIMITS = {
     "triton_adapter": (1452, 1376),
     "rest of the library": (1745, 1466),
     "chapters": (1577, 1215),
-    "rest of the book": (2736, 2385),
+    "rest of the book": (2750, 2399),
     "cells": (761, 734),
     "book/_ext": (645, 623),
     "book/_live/live.py": (900, 878),
@@ -54,7 +54,7 @@ LIMITS = {
     "book/_static": (487, 0),
     "examples": (676, 639),
     "tests": (13218, 10494),
-    "conftest.py": (98, 93),
+    "conftest.py": (101, 96),
 }
 
 CHAPTER = 95  # the most lines of code behind the folded cells of a chapter
