@@ -91,7 +91,7 @@ def draw_times() -> None:
     glue("speedup", f"{us['naive'] / us['fused']:.1f} times")
     glue("exponentials", units.format_us(exp_us))
     glue("ratio", f"{us['copy'] / exp_us:.1f} times")
-    glue("exponential", f"{67e6 * exp_us / (M * N):.0f} times")
+    glue("exponential", f"{67e6 * exp_us / (M * N):.1f} times")
 
 
 def keep_ladder() -> None:

@@ -106,8 +106,8 @@ def draw_map() -> None:
     gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
     lowest = ours.stack()
     n, dtype = lowest.idxmin()
-    ends = [f"{it.min():.0f} % to {it.max():.0f} % in {dtype}" for dtype, it in ours.items()]
-    glue("range", " and ".join(ends))
+    glue("range", f"{ours[TYPES[0]].min():.0f} % to {ours[TYPES[0]].max():.0f} %")
+    glue("lowest", f"{lowest.min():.0f} %")
     glue("lowest_at", f"{n} columns of {dtype}")
     glue("over_torch", units.format_ratio(gain))
 
