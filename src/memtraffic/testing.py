@@ -176,7 +176,7 @@ def assert_correct(op: str | Op, fn: Callable[..., Tensor], *inputs: Tensor) -> 
     nan = reference.isnan()
     shapes = f"shape {tuple(got.shape)}, not {tuple(reference.shape)}"
     _require(got.shape == reference.shape, shapes)
-    wrong = "elements are NaN, or should be (one that the function never writes holds NaN, too)"
+    wrong = "elements are NaN in one result alone (what is never written is NaN, too)"
     _require_none(got.isnan() != nan, wrong, got, reference)
     got, reference, full = got.masked_fill(nan, 0), reference.masked_fill(nan, 0), reference
     assert_close(got, reference, inputs[0].dtype, op.roundings, magnitude)

@@ -63,7 +63,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> None:
     glue("most", units.format_gb_per_s(read.max()))
     glue("need", kilobytes(need))
     glue("bend", kilobytes(bend))
-    glue("ratio", f"{bend / need * share.max() / share[bend]:.1f} times")  # at the same speed
+    glue("asked", f"{need * share[bend] / share.max():.1f} kB")  # by the law, at this speed
     glue("reached", f"{reached:.0f} %")
 
 

@@ -46,9 +46,7 @@ def take_apart() -> None:
     alone, ahead, pair, fixed, queue, tiled = share.values()
     claim(
         f"With a row per program, 2 programs per SM reach {units.format_share(queue)} of the speed "
-        f"of a copy, and in a loop {units.format_share(fixed)}; a second program adds less ("
-        f"{units.format_share(alone)} to {units.format_share(pair)}), and no loop is as fast as "
-        "tiled.",
+        f"of a copy, and in a loop {units.format_share(fixed)}; no loop is as fast as tiled.",
         queue - fixed > pair - alone > 0 and max(alone, ahead, pair, fixed) < tiled,
     )
     glue("counter", lab_notes.find(COUNTER)["result"].split(" of a copy")[0].replace("→", "to"))
@@ -70,7 +68,7 @@ def draw_wide() -> None:
     wins = even[even["persistent"] > 1.05 * even["tiled"]]
     claim(
         f"From 1000 to {WIDE} columns the loop is over 5 % faster than tiled at {len(wins)} of "
-        f"{len(even)} multiples of 4; where tiled has 95 % of the speed of a copy, it never is.",
+        f"{len(even)} widths; at none of these does tiled reach 95 % of the speed of a copy.",
         (wins["tiled"] < 0.95).all(),
     )
     for name in even:

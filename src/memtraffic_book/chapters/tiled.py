@@ -89,7 +89,6 @@ def draw_tiles() -> None:
         f"{len(by_rule)} widths.",
         late < 0.1 or not fast,
     )
-    glue("late", units.format_percent(late))
 
 
 def draw_narrow() -> None:

@@ -48,15 +48,15 @@ LIES = {
     "many_gpus-show_times, DTensor": (us(0.1, many_gpus.DTENSOR), "as fast as the DTensor"),
     "masked-time_the_cheat": (us(3, "block of 512"), "as fast as masked"),
     "memory_wall-draw_times": (us(2, "copy_rows"), "copy_rows reaches"),
-    "memory_wall-check_floor": (times("gb_per_s", 2, impl="tiled"), "beats its floor"),
+    "memory_wall-check_floor": (times("gb_per_s", 2, impl="tiled"), "floor; the best"),
     "naive-draw_late": (us(0.5, "naive"), "as long as a copy"),
     "naive-draw_late, lines": (times("ns", 0.5, kernel="elementwise_kernel"), "the time of exp"),
     "naive-draw_maxima": (times("instruction_read_bytes", 3), "at the loads"),
     "occupancy-compare_warps": (us(2, num_warps=32), "with 32 warps"),
     "occupancy-compare_programs": (us(3, programs=264), "four more"),
-    "persistent-take_apart": (us(1.06, "2 stages, program per tile"), "adds less"),
+    "persistent-take_apart": (us(1.06, "2 stages, program per tile"), "no loop is"),
     "persistent-take_apart, tiled": (us(1.2, "tiled"), "no loop is as fast"),
-    "persistent-draw_wide": (us(0.5, "persistent"), "it never is"),
+    "persistent-draw_wide": (us(0.5, "persistent"), "at none of these"),
     "sectors-compare": (
         times("store_sectors", 2, fn="online", shape="16x8320", dtype="float32"),
         "611 of 612",
@@ -78,7 +78,7 @@ LIES = {
     "timing-show_cold": (us(9, cache="warm"), "more than 1.1x"),
     "timing-draw_spread": (times("us us_p20 us_p80", 1.2, repeat=3), "less than 10 %"),
     "your_kernel-show_levels": (times("dram_read_bytes", 1.2), "DRAM sends"),
-    "your_kernel-show_clock": (times("us_p20", 0.5, impl=your_kernel.LOOP), "runs are slower"),
+    "your_kernel-show_clock": (times("us_p20", 0.5, impl=your_kernel.LOOP), "20th percentile"),
     "your_kernel-show_loss": (us(1.3, "cross-entropy"), "the time of a copy"),
 }  # fmt: skip
 GIVEN = {  # what makes the argument of a function
