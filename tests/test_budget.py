@@ -44,7 +44,7 @@ LIMITS = {
     "residency": (203, 163),
     "triton_adapter": (1452, 1376),
     "rest of the library": (1745, 1466),
-    "chapters": (1576, 1210),
+    "chapters": (1581, 1217),
     "rest of the book": (2750, 2399),
     "cells": (759, 732),
     "book/_ext": (645, 623),
