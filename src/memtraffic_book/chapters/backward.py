@@ -11,6 +11,7 @@ from memtraffic.op import Op
 from memtraffic.tensors import SECTOR_BYTES
 from memtraffic_book import claim, experiment, figures, glue, prove, tables, units
 
+FIRST = 10_000_000  # what answers the first exercise
 MATRIX = 4 * 4096 * 16384  # bytes, of the running example in float32
 OURS, THEIRS, LINES = "our backward", "PyTorch's backward", "one line of PyTorch"
 BOTH = ["torch.softmax", "memtraffic.softmax"]

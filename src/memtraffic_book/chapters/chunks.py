@@ -15,6 +15,7 @@ from memtraffic.residency.resources import Resources
 from memtraffic_book import claim, experiments, figures, glue, prove, tables, units
 from memtraffic_book.recording import speeds
 
+FIRST = (5, 2.5)  # what answers the first exercise
 WIDE = [2048, 4096, 6144, 8192, 8320, 12672, 16384, 24576, 32000, 32768]  # multiples of 16 bytes
 BLOCK, OWN, FORGET = "one block", "your chunks", "chunks, forget"
 WAYS: dict[str, Callable[..., Tensor]]  # the page gives its own

@@ -16,6 +16,7 @@ from memtraffic.gpus import find_gpu
 from memtraffic_book import claim, experiment, figures, glue, prove, tables, units
 from memtraffic_book.units import format_share as percent
 
+FIRST = 48  # what answers the first exercise
 WAY = ["programs", "warps", "loads", "load_bytes"]  # per SM, program, lane and load
 FULL, FEW = (8, 8, 1, 4), (4, 1, 16, 16)  # the two SMs of the first figure
 ONE, TWO, THREE, WIDE = (1, 1, 16, 16), (2, 1, 16, 16), (3, 1, 16, 16), (8, 8, 1, 16)
@@ -63,6 +64,7 @@ def draw_bend(flight: pd.DataFrame, need: float) -> None:
     glue("most", units.format_gb_per_s(read.max()))
     glue("need", kilobytes(need))
     glue("bend", kilobytes(bend))
+    glue("busy", f"{share[bend]:.0f} %")
     glue("asked", f"{need * share[bend] / share.max():.1f} kB")  # by the law, at this speed
     glue("reached", f"{reached:.0f} %")
 

@@ -15,6 +15,7 @@ from memtraffic_book import claim, experiment, glue, prove, tables, units
 from memtraffic_book.many_gpus import ALONE, COPY, DTENSOR, ONE, TWO
 from memtraffic_book.processes import run_ranks
 
+FIRST = 14  # what answers the first exercise
 N = 16384  # columns of a part, in the case of the prose
 LABELS = {COPY: COPY, ALONE: "part alone", ONE: ONE, TWO: TWO, DTENSOR: DTENSOR}
 # What exercise 2 computes, in float64; as in Triton, a NaN is no maximum.

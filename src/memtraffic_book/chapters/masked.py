@@ -14,6 +14,7 @@ from memtraffic.testing import assert_correct
 from memtraffic_book import claim, exhibits, experiment, glue, prove, tables, units
 from memtraffic_book.recording import speeds
 
+FIRST = (16384, 8193)  # what answers the first exercise
 NARROW = 1024, 512, 256, 128, 64  # columns
 
 # What the exercises compute.

@@ -16,6 +16,7 @@ from memtraffic_book.catalog import SUSPECTS
 from memtraffic_book.measurements import implementations
 from memtraffic_book.recording import PUBLISHED, speeds
 
+FIRST = (32, 128)  # what answers the first exercise
 SHAPE = 4096, 16384  # the running example
 VERSIONS = {  # by the names of the table: what was timed
     "loop": "1 stage",

@@ -15,6 +15,7 @@ from memtraffic.testing import is_correct
 from memtraffic_book import claim, experiment, experiments, figures, glue, tables, units
 from memtraffic_book.recording import speeds
 
+FIRST = ((1, 2), (5, 1.4))  # what answers the first exercise
 TYPES = ("float32", "bfloat16")
 QUIET = "lambda x: (e := (x - (m := x.amax(1, True).relu())).exp()) / ((-m).exp() + e.sum(1, True))"
 TORCH, OURS, FUSED = "torch.softmax", "memtraffic.softmax", "scaled_dot_product_attention"
@@ -104,11 +105,9 @@ def draw_map() -> None:
         (flat > len(ours) / 2).all(),
     )
     gain = statistics.geometric_mean(share["float32"][OURS] / share["float32"][TORCH])
-    lowest = ours.stack()
-    n, dtype = lowest.idxmin()
-    glue("range", f"{ours[TYPES[0]].min():.0f} % to {ours[TYPES[0]].max():.0f} %")
-    glue("lowest", f"{lowest.min():.0f} %")
-    glue("lowest_at", f"{n} columns of {dtype}")
+    single, half = (ours[dtype] for dtype in TYPES)
+    glue("range", f"{single.min():.0f} % to {single.max():.0f} %")
+    glue("lowest_at", f"{half.min():.0f} % at {half.idxmin()} columns")
     glue("over_torch", units.format_ratio(gain))
 
 

@@ -22,7 +22,7 @@ LINES = (  # causes, and what is seen and done in each of their cases
     ("a row does not fit\none program", "share the row among\nseveral programs"),
     "Too few at once",
     ("a program loads less\nthan {load}", "give it several rows:\na tile"),
-    ("less than {flight} are in\nflight on an SM", "widen the loads, or fit\na second program"),
+    ("under {flight} in flight\nwhile one computes", "widen the loads, or fit\na second program"),
     "Too late",
     ("a call takes longer\nthan its kernel", "replay a CUDA graph, or\nmake fewer, larger calls"),
 )
