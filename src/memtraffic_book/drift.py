@@ -135,5 +135,5 @@ def compare(
 
 def _text(row: dict[str, Any]) -> list[str]:
     """What a row is of: its text, but for what an absent package changes."""
-    of_package = ("version", "note", "missing")
+    of_package = ("version", "note", "missing", "refused")
     return [it for name, it in row.items() if isinstance(it, str) and name not in of_package]

@@ -6,11 +6,11 @@ import pytest
 from cases import cases
 
 from memtraffic_book import catalog, recording
-from memtraffic_book.catalog import BENCH, COUNTERS, DECIDED, Experiment
+from memtraffic_book.catalog import BENCH, COUNTERS, DECIDED, Experiment, columns
 from memtraffic_book.drift import ORIGIN, VALUES, compare, measure_again, read_drift
 from memtraffic_book.recording import DRIFT, RecordingError
 
-COLUMNS = {column.name: column for column in (*BENCH, *COUNTERS, *DECIDED)}
+COLUMNS = {it.name: it for it in (*BENCH, *COUNTERS, *DECIDED, *columns("refused"))}
 SHORT, MANY = 19.9, 10**9  # µs, bytes
 SHORT_ROW = {"us": SHORT, "gb_per_s": 100.0}
 
@@ -67,12 +67,12 @@ def test_compare_leaves_out_packages_that_are_absent():
         return [{"impl": impl, "us": us, "version": version, "note": note}]
 
     here, gone = row(50.0, "", version="1"), row(0.0, "absent: x is not installed")
-    refused, other = row(0.0, "refused: why"), row(0.0, "absent: x", impl="QuACK")
+    told, other = row(0.0, "refused: why"), row(0.0, "absent: x", impl="QuACK")
     assert compared(here, gone)[0] == compared(gone, here)[0] == []
     assert compared(here, gone)[1].empty
     assert compared(here, row(51.0, "", version="2"))[0] == []
-    assert [len(compared(*it)[0]) for it in ((here, refused), (refused, here))] == [1, 1]
-    assert len(compared(here, other)[0]) == 2
+    assert [len(compared(*it)[0]) for it in ((here, told), (told, here), (here, other))] == [1, 1, 2]
+    assert compared([{"us": 5.0, "refused": ""}], [{"us": 0.0, "refused": "absent: no x"}])[0] == []
 
 
 # ---- measured again
