@@ -160,7 +160,7 @@
       `<circle cx="${x(kernel.registers)}" cy="${y(resident)}" r="5"/>` +
       ticks.map((value) => text(left - 6, y(value) + 4, "end", value)).join("") +
       marks.map((value) => text(Math.min(x(value), width - 12), y(0) + 16, "middle", value)).join("") +
-      text(0, 11, "start", "programs") + text((left + width) / 2, height - 5, "middle", word);
+      text(left + 5, 11, "start", "programs") + text((left + width) / 2, height - 5, "middle", word);
   }
 
   window.memtrafficOccupancy = { answer };

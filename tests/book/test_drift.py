@@ -71,7 +71,7 @@ def test_compare_leaves_out_packages_that_are_absent():
     assert compared(here, gone)[0] == compared(gone, here)[0] == []
     assert compared(here, gone)[1].empty
     assert compared(here, row(51.0, "", version="2"))[0] == []
-    assert [len(compared(*it)[0]) for it in ((here, told), (told, here), (here, other))] == [1, 1, 2]
+    assert [len(compared(*p)[0]) for p in ((here, told), (told, here), (here, other))] == [1, 1, 2]
     assert compared([{"us": 5.0, "refused": ""}], [{"us": 0.0, "refused": "absent: no x"}])[0] == []
 
 

@@ -76,7 +76,7 @@ def draw_tiles() -> None:
     tiles = tiles.assign(size=size, share=100 * tiles["copy_us"] / tiles["us"])
     some = tiles[tiles["n"] <= 512]
     figures.plot_lines(
-        {f"{n} columns": part.set_index("size")["share"] for n, part in some.groupby("n")},
+        {str(n): part.set_index("size")["share"] for n, part in some.groupby("n")},
         "bytes per program",
         "% of the speed of a copy",
         title="Whatever their width, narrow rows need 2 kB per program.",
