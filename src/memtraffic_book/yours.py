@@ -23,7 +23,7 @@ from memtraffic.kernels.chunking import (
 )
 from memtraffic.kernels.launch import takes_ptx
 from memtraffic.kernels.operands import VECTOR_BYTES
-from memtraffic.kernels.softmax.rule import max_warps
+from memtraffic.kernels.softmax.rule import MAX_COLS, max_warps
 
 # ---- RMS norm
 
@@ -46,9 +46,10 @@ def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     >>> rms_norm(x, torch.ones_like(x[0]))[0, 0].item()
     0.99999...
 
-    x: a packed matrix of 1 to 32768 columns. w: as many weights as `x` has columns.
+    x: a packed matrix of 1 to 32768 columns. w: as many weights as `x` has columns. Raises
+    ValueError otherwise.
     """
-    y, (block, warps) = torch.empty_like(x), _program(x)
+    y, (block, warps) = torch.empty_like(x), _program("rms_norm", x)
     with device.device_guard(x):
         _rms_norm_kernel[(x.shape[0],)](
             y, x, w, x.shape[1], eps, BLOCK=block, num_warps=warps
@@ -71,9 +72,9 @@ def _rms_norm_loop_kernel(y_ptr, x_ptr, w_ptr, n_rows, n_cols, eps, BLOCK: tl.co
 def rms_norm_loop(x: Tensor, w: Tensor, eps: float = 1e-6, programs: int | None = None) -> Tensor:
     """`rms_norm` whose programs read the weights once and take row after row.
 
-    programs: how many; by default four per SM of the GPU.
+    programs: how many; by default four per SM of the GPU. Raises as `rms_norm` does.
     """
-    y, (block, warps) = torch.empty_like(x), _program(x)
+    y, (block, warps) = torch.empty_like(x), _program("rms_norm_loop", x)
     programs = min(x.shape[0], programs or 4 * planning_gpu(x).num_sms)
     with device.device_guard(x):
         _rms_norm_loop_kernel[(programs,)](y, x, w, *x.shape, eps, BLOCK=block, num_warps=warps)
@@ -131,8 +132,10 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     [0.25, -0.75, 0.25, 0.25]
 
     x: logits, a packed matrix of 1 to 32768 columns. target: int64, for each row the column that
-    is right. Returns the losses in float32, and the gradient in the dtype of `x`.
+    is right. Returns the losses in float32, and the gradient in the dtype of `x`. Raises ValueError
+    for other matrices.
     """
+    _check("cross_entropy", x)
     (n_rows, n_cols), gpu = x.shape, planning_gpu(x)
     # Each thread holds up to 256 bytes of the row, and loads 16 of them at a time.
     row_bytes = triton.next_power_of_2(n_cols) * x.element_size()
@@ -156,7 +159,17 @@ def torch_cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return loss, dx
 
 
-def _program(x: Tensor) -> tuple[int, int]:
-    """The block and the warps of a program that holds a row."""
-    block, gpu = triton.next_power_of_2(x.shape[1]), planning_gpu(x)
+def _program(name: str, x: Tensor) -> tuple[int, int]:
+    """The block and the warps of a program that holds a row. Raises ValueError if none can."""
+    _check(name, x)
+    block = triton.next_power_of_2(x.shape[1])
+    gpu = planning_gpu(x)
     return block, max(4, min(max_warps(gpu), block // (32 * gpu.warp_size)))
+
+
+def _check(name: str, x: Tensor) -> None:
+    if x.dim() != 2 or not x.is_contiguous() or not 0 < x.shape[1] <= MAX_COLS:
+        raise ValueError(
+            f"{name}: takes a packed matrix of 1 to {MAX_COLS} columns, not {tuple(x.shape)} "
+            f"of strides {x.stride()}"
+        )

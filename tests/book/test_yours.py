@@ -127,6 +127,17 @@ def test_rms_norm_is_vectorised():
         assert_resources(fn, "16,4096 4096,", **options)
 
 
+@pytest.mark.parametrize("shape", [(2, 32769), (2, 0), (2, 8), (8,)], ids=str)
+def test_yours_refuse_other_matrices(shape):
+    x = torch.zeros(shape)
+    x = x.T if shape == (2, 8) else x  # which is not packed
+    with pytest.raises(ValueError, match=r"cross_entropy: .* 1 to 32768 columns, not \("):
+        yours.cross_entropy(x, torch.zeros(len(x), dtype=torch.int64))
+    for fn in (yours.rms_norm, yours.rms_norm_loop):
+        with pytest.raises(ValueError, match=rf"{fn.__name__}: "):
+            fn(x, torch.ones(x.shape[-1]))
+
+
 def test_yours_hold_32_elements_per_thread():
     many = (32768, 32, "H200"), (32768, 16, "gfx942")
     for n, warps, gpu in ((8, 4, "H200"), (4096, 4, "H200"), (8192, 8, "H200"), *many):
